@@ -1,7 +1,8 @@
 """Builds the guest's disk: Debian's cloud kernel, busybox and a few scripts.
 
 The image is an MBR with one FAT partition that syslinux boots, so any BIOS
-can start it from any kind of disk, and nothing here needs a loop device.
+can start it from any kind of disk, and nothing here needs a loop device. EFI
+finds Debian's signed boot loaders there, also with secure boot.
 """
 
 from __future__ import annotations
@@ -48,6 +49,14 @@ LABEL drydock
   INITRD initrd
   APPEND {KERNEL_LINE}
 """
+# Microsoft signs shim, whose key signs GRUB and the kernel. GRUB's folder is part of it.
+EFI_PACKAGES = ("shim-signed", "grub-efi-amd64-signed")
+# With secure boot, the kernel loads only modules whose signatures the certificates verify. The second archive replaces
+# those of the first.
+EFI_MENU = f"""linux /vmlinuz {KERNEL_LINE.replace("load_system_certificate_list,", "")}
+initrd /initrd /signed
+boot
+"""
 FOLDERS = ("dev", "proc", "sys", "run", "tmp", "root", "boot", "mnt", "sbin")
 
 
@@ -57,9 +66,10 @@ def build(cache: Path, suite: str) -> Path:
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         system, of_agent = _system(cache / f"packages-{suite}", suite), _agent(cache / f"agent-{suite}", suite)
+        of_efi = _efi(cache / f"efi-{suite}", suite)
         parts = [content_key(SOURCES / name) for name in ("root", "agent.py", "beacon.rs", "disk.py", "initrd.py")]
         disks = cache / "disks"
-        archives = sorted(path.name for packages in (system, of_agent) for path in packages.glob("*.deb"))
+        archives = sorted(path.name for packages in (system, of_agent, of_efi) for path in packages.glob("*.deb"))
         folder = disks / key_of("guest", parts, archives)
         disk = folder / "disk.qcow2"
         if not disk.exists():
@@ -67,7 +77,7 @@ def build(cache: Path, suite: str) -> Path:
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             with step("guest: program, initrd and disk"):
-                _assemble(system, of_agent, scratch)
+                _assemble(system, of_agent, of_efi, scratch)
             _forget_old(disks)
             folder.mkdir(parents=True, exist_ok=True)
             (scratch / disk.name).rename(disk)
@@ -98,6 +108,11 @@ def _agent(folder: Path, suite: str) -> Path:
     return _packages(folder, suite, "QEMU guest agent", lambda mirror, scratch: list(agent.PACKAGES))
 
 
+def _efi(folder: Path, suite: str) -> Path:
+    """Download the boot loaders for EFI once."""
+    return _packages(folder, suite, "signed boot loaders", lambda mirror, scratch: list(EFI_PACKAGES))
+
+
 def _packages(folder: Path, suite: str, what: str, names: Callable[[Mirror, Path], list[str]]) -> Path:
     if not folder.exists():
         with step(f"guest: download Debian's {what}"):
@@ -117,7 +132,7 @@ def _unpack(packages: Path, folder: Path) -> Path:
     return folder
 
 
-def _assemble(system: Path, of_agent: Path, scratch: Path) -> None:
+def _assemble(system: Path, of_agent: Path, of_efi: Path, scratch: Path) -> None:
     unpacked, root = _unpack(system, scratch / "unpacked"), scratch / "root"
     busybox = next(path for path in (unpacked / "usr/bin/busybox", unpacked / "bin/busybox") if path.exists())
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
@@ -135,11 +150,22 @@ def _assemble(system: Path, of_agent: Path, scratch: Path) -> None:
     (folder / "order").write_text("".join(name + "\n" for name in loading))
     of_file_systems = initrd.modules(unpacked, agent.FILE_SYSTEMS, loading)
     agent.pack(_unpack(of_agent, scratch / "agent"), of_file_systems, scratch / "agent.tgz")
-    with (scratch / "initrd.cpio").open("wb") as output:
+    folder = scratch / "signed-root" / "lib" / "modules"
+    folder.mkdir(parents=True)
+    for name, data in initrd.modules(unpacked, signed=True).items():
+        (folder / name).write_bytes(data)
+    _compress(root, scratch / "initrd", scratch)
+    _compress(scratch / "signed-root", scratch / "signed", scratch)
+    _write_disk(kernel, _unpack(of_efi, scratch / "efi"), scratch)
+
+
+def _compress(root: Path, archive: Path, scratch: Path) -> None:
+    """Write a folder as an archive that the kernel unpacks."""
+    plain = scratch / "archive.cpio"
+    with plain.open("wb") as output:
         initrd.write(root, output, epoch())
-    command = ["zstd", "-q", "-15", str(scratch / "initrd.cpio"), "-o", str(scratch / "initrd")]
-    run(command, log=scratch / "zstd.log", what="compressing the initrd")
-    _write_disk(kernel, scratch)
+    run(["zstd", "-q", "-15", str(plain), "-o", str(archive)], log=scratch / "zstd.log", what=f"compressing {archive.name}")
+    plain.unlink()
 
 
 def _compile(target: Path, scratch: Path) -> None:
@@ -150,7 +176,7 @@ def _compile(target: Path, scratch: Path) -> None:
     run(command, log=scratch / "rustc.log", what="compiling beacon.rs", cwd=SOURCES)
 
 
-def _write_disk(kernel: Path, scratch: Path) -> None:
+def _write_disk(kernel: Path, of_efi: Path, scratch: Path) -> None:
     raw = scratch / "disk.img"
     sectors = (DISK_SIZE - PARTITION_START) // SECTOR
     entry = struct.pack(
@@ -164,6 +190,9 @@ def _write_disk(kernel: Path, scratch: Path) -> None:
         disk.write(record.ljust(446, b"\0") + entry + b"\0" * 48 + b"\x55\xaa")
     menu = scratch / "syslinux.cfg"
     menu.write_text(BOOT_MENU)
+    menu_of_efi = scratch / "grub.cfg"
+    menu_of_efi.write_text(EFI_MENU)
+    grub = of_efi / "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"
     place = f"{raw}@@{PARTITION_START}"
     # Fixed times and numbers: the same sources make the same disk.
     env = dict(os.environ) | {"MTOOLS_SKIP_CHECK": "1", "SOURCE_DATE_EPOCH": str(epoch()), "TZ": "UTC"}
@@ -192,6 +221,11 @@ def _write_disk(kernel: Path, scratch: Path) -> None:
         ["mcopy", "-i", place, str(scratch / "initrd"), "::initrd"],
         ["mcopy", "-i", place, str(menu), "::syslinux.cfg"],
         ["mcopy", "-i", place, str(scratch / "agent.tgz"), "::agent.tgz"],
+        ["mcopy", "-i", place, str(scratch / "signed"), "::signed"],
+        ["mmd", "-i", place, "::EFI", "::EFI/BOOT", "::EFI/debian"],
+        ["mcopy", "-i", place, str(of_efi / "usr/lib/shim/shimx64.efi.signed"), "::EFI/BOOT/BOOTX64.EFI"],
+        ["mcopy", "-i", place, str(grub), "::EFI/BOOT/grubx64.efi"],
+        ["mcopy", "-i", place, str(menu_of_efi), "::EFI/debian/grub.cfg"],
         ["syslinux", "--install", "--offset", str(PARTITION_START), str(raw)],
         ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / "disk.qcow2")],
     )

@@ -31,7 +31,7 @@ SIGNED = b"~Module signature appended~\n"
 def unpack_module(path: Path) -> bytes:
     """Return a module as the kernel wants it."""
     data = path.read_bytes()
-    return without_signature(lzma.decompress(data) if path.suffix == ".xz" else data)
+    return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
 def without_signature(module: bytes) -> bytes:
@@ -43,7 +43,13 @@ def without_signature(module: bytes) -> bytes:
     return module[: end - 12 - length]
 
 
-def modules(kernel: Path, wanted: Iterable[str] = WANTED, loaded_before: Iterable[str] = ()) -> dict[str, bytes]:
+def modules(
+    kernel: Path,
+    wanted: Iterable[str] = WANTED,
+    loaded_before: Iterable[str] = (),
+    *,
+    signed: bool = False,
+) -> dict[str, bytes]:
     """Return the modules of an unpacked kernel package in an order that loads, but for those that are loaded before."""
     files = {path.name.split(".ko")[0].replace("_", "-"): path for path in sorted(kernel.rglob("*.ko*"))}
     if not files:
@@ -58,7 +64,7 @@ def modules(kernel: Path, wanted: Iterable[str] = WANTED, loaded_before: Iterabl
         found = DEPENDS.search(data)
         for needed in (found[1].decode() if found else "").split(","):
             load(needed)
-        loaded[path.name.split(".ko")[0] + ".ko"] = data
+        loaded[path.name.split(".ko")[0] + ".ko"] = data if signed else without_signature(data)
 
     for name in wanted:
         load(name)

@@ -1,4 +1,4 @@
-//! A guest has the devices of its manifest, and keeps them when it moves.
+//! A guest has the devices and the firmware of its manifest, and keeps them when it moves.
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::Phase;
@@ -13,6 +13,8 @@ use kube::{ResourceExt, api::LogParams};
 const PRESENT: [&str; 4] = ["8086:25ab", "8086:293e", "1b36:000d", "1af4:1052"];
 /// The balloon, which the manifest leaves out.
 const ABSENT: &str = "1af4:1045";
+/// The Secret with the public key of the guest's users.
+const KEYS: &str = "equipped-keys";
 
 fn manifest(name: &str) -> String {
     let list =
@@ -24,10 +26,13 @@ fn manifest(name: &str) -> String {
          interfaces: [{{name: default, bridge: {{}}}}]\n      \
          inputs: [{{name: a, type: tablet, bus: usb}}, {{name: b, type: tablet, bus: virtio}}]\n      \
          watchdog: {{name: dog, i6300esb: {{action: poweroff}}}}\n      sound: {{name: card, model: ich9}}\n      \
-         autoattachMemBalloon: false\n  networks: [{{name: default, pod: {{}}}}]\n  volumes:\n  \
+         autoattachMemBalloon: false\n  \
+         accessCredentials:\n  - sshPublicKey:\n      source: {{secret: {{secretName: {KEYS}}}}}\n      \
+         propagationMethod: {{configDrive: {{}}}}\n  networks: [{{name: default, pod: {{}}}}]\n  volumes:\n  \
          - name: containerdisk\n    containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n  \
          - name: cloudinitdisk\n    cloudInitConfigDrive:\n      userData: |\n        #cloud-config\n        runcmd:\n        \
-         - while :; do echo \"devices $({list}) end\" >/dev/console; sleep 2; done &\n"
+         - mount -r -t vfat /dev/vdb /mnt\n        \
+         - while :; do echo \"devices $({list}; cat /mnt/openstack/latest/meta_data.json) end\" >/dev/console; sleep 2; done &\n"
     )
 }
 
@@ -54,6 +59,9 @@ async fn devices(cluster: &Cluster, name: &str) -> Result<String> {
 async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "equipped";
+    cluster.apply(&format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {KEYS}, namespace: {NAMESPACE}}}\nstringData: {{one: ssh-ed25519 A a}}\n"
+    ))?;
     cluster.apply(&manifest(name))?;
     cluster.until_phase(name, Phase::Running).await?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
@@ -71,9 +79,46 @@ async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
         ensure!(before.contains(device), "{device} is not among {before}");
     }
     ensure!(!before.contains(ABSENT), "{before}");
+    ensure!(before.contains(r#""public_keys":{"0":"ssh-ed25519 A a"}"#), "{before}");
 
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
     assert_eq!(devices(&cluster, name).await?, before);
+    cluster.no_guests().await
+}
+
+/// Returns the manifest of a guest that boots by EFI and prints repeatedly whether it did so securely.
+fn by_efi(name: &str, secure: bool) -> String {
+    format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
+         terminationGracePeriodSeconds: 30\n  domain:\n    resources: {{requests: {{memory: 224Mi}}}}\n    \
+         firmware: {{bootloader: {{efi: {{secureBoot: {secure}}}}}}}\n    \
+         features: {{hyperv: {{relaxed: {{}}, synictimer: {{}}}}}}\n    devices:\n      \
+         disks:\n      - {{name: containerdisk, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio}}}}\n  volumes:\n  \
+         - name: containerdisk\n    containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n  \
+         - name: cloudinitdisk\n    cloudInitNoCloud:\n      userData: |\n        #cloud-config\n        runcmd:\n        \
+         - while :; do echo \"devices $(dmesg | grep -o 'Secure boot [a-z]*$') end\" >/dev/console; sleep 2; done &\n"
+    )
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn guest_boots_by_efi_and_keeps_its_firmware_when_it_moves() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    // The disk's boot loader and kernel are signed by Debian, whose key Microsoft vouches for.
+    let guests = [
+        ("by-efi", false, "Secure boot disabled"),
+        ("signed", true, "Secure boot enabled"),
+    ];
+    for (name, secure, _) in guests {
+        cluster.apply(&by_efi(name, secure))?;
+    }
+    for (name, _, state) in guests {
+        cluster.until_phase(name, Phase::Running).await?;
+        assert_eq!(devices(&cluster, name).await?, state, "{name}");
+        let migration = cluster.migrate(name).await?;
+        cluster.until_migrated(&migration).await?;
+        assert_eq!(devices(&cluster, name).await?, state, "{name}");
+    }
     cluster.no_guests().await
 }

@@ -44,13 +44,14 @@ fn described(
     masked: &BTreeSet<String>,
     features: Option<&BTreeSet<String>>,
     disks: &[PreparedDisk],
+    virt_type: VirtType,
 ) -> String {
     domain_xml(&DomainInput {
         namespace: "test",
         name: "guest",
         uid: UID,
         spec,
-        virt_type: VirtType::Qemu,
+        virt_type,
         architecture: "x86_64",
         masked_features: masked,
         host_features: features,
@@ -59,6 +60,18 @@ fn described(
         addresses: &[],
     })
     .unwrap_or_else(|problem| panic!("{}: {problem}", problem.reason()))
+}
+
+/// Puts the features of a guest of KVM into a domain that is emulated. A libvirt without KVM defines them, though it
+/// would not start the guest.
+fn with_features_of_kvm(emulated: &str, by_kvm: &str) -> String {
+    let features = |xml: &str| {
+        let (begin, end) = (xml.find("<features>").unwrap(), xml.find("</features>").unwrap());
+        begin..end
+    };
+    let mut xml = emulated.to_owned();
+    xml.replace_range(features(emulated), &by_kvm[features(by_kvm)]);
+    xml
 }
 
 /// Elements that libvirt adds to the devices of every such machine.
@@ -110,12 +123,11 @@ fn libvirt_takes_every_spec_and_gives_back_what_was_written() {
     };
     TestRunner::new(config)
         .run(&specs::cases(), |case: Case| {
-            let xml = described(&case.spec, &case.masked, case.features.as_ref(), &case.disks);
-            assert_eq!(
-                xml,
-                described(&case.spec, &case.masked, case.features.as_ref(), &case.disks)
-            );
-            let given = host.understood(&xml);
+            let describe =
+                |virt_type| described(&case.spec, &case.masked, case.features.as_ref(), &case.disks, virt_type);
+            let xml = describe(VirtType::Qemu);
+            assert_eq!(xml, describe(VirtType::Qemu));
+            let given = host.understood(&with_features_of_kvm(&xml, &describe(VirtType::Kvm)));
             let read = host.defined(&given).unwrap_or_else(|error| panic!("{error}\n{given}"));
             assert_eq!(host.defined(&given).as_ref(), Ok(&read));
             let (written, read) = (Document::parse(&given).unwrap(), Document::parse(&read).unwrap());
@@ -244,7 +256,8 @@ fn shapes_of_guests_start() {
         let masked = shape.masked.iter().map(|&name| name.to_owned()).collect();
         let disks = host.prepare(&spec);
         // As in a pod, but in the test's own folder.
-        let xml = described(&spec, &masked, None, &disks).replace(RUN_FOLDER, host.folder().to_str().unwrap());
+        let xml = described(&spec, &masked, None, &disks, VirtType::Qemu)
+            .replace(RUN_FOLDER, host.folder().to_str().unwrap());
         let given = host.understood(&xml);
         let live = host
             .started(&given)
@@ -298,7 +311,13 @@ fn libvirt_refuses_it_too() {
         },
     }}))
     .unwrap();
-    let xml = host.understood(&described(&spec, &BTreeSet::new(), None, &host.prepare(&spec)));
+    let xml = host.understood(&described(
+        &spec,
+        &BTreeSet::new(),
+        None,
+        &host.prepare(&spec),
+        VirtType::Qemu,
+    ));
     host.defined(&xml).unwrap();
     for (good, bad) in [
         (r#"dev="sda" bus="sata"/>"#, r#"dev="sda" bus="sata"/><readonly/>"#),

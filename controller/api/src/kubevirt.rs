@@ -11,8 +11,10 @@
 //! ```
 
 pub mod amount;
+pub mod credentials;
 pub mod devices;
 pub mod domain;
+pub mod features;
 pub mod guest_agent;
 pub mod instance;
 pub mod machine;

@@ -60,6 +60,8 @@ pub const SECRETS_FOLDER: &str = "/secrets";
 pub const SECRET_USER: &str = "user";
 /// The folder of a Secret with network data.
 pub const SECRET_NETWORK: &str = "network";
+/// Beginning of the name of the folder of a Secret with public keys of SSH; a number from 0 follows.
+pub const SECRET_KEYS: &str = "keys";
 /// libvirt's socket, below the run folder.
 pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
 /// The folder, below the run folder, of the sockets for migrations. The launcher creates it.
@@ -242,6 +244,14 @@ pub struct CloudInit {
     /// `uuid` of the meta-data of a config drive; without one it is a NoCloud disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_drive_uuid: Option<String>,
+    /// Number of Secrets with public keys of SSH for the meta-data, mounted in folders [`SECRET_KEYS`] 0 and up.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub key_secrets: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// A file of data for cloud-init.

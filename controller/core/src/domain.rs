@@ -17,6 +17,8 @@ mod cpu;
 mod disks;
 mod element;
 mod extras;
+mod features;
+mod firmware;
 mod full_cpu;
 mod identity;
 mod inputs;
@@ -37,13 +39,12 @@ use drydock_api::{
 
 pub use consoles::VNC_SOCKET;
 pub use disks::{DiskTargetName, disk_alias, disk_targets};
+pub(crate) use features::HypervNeeds;
 pub use full_cpu::full_cpu;
 pub use identity::{firmware_uuid, mac_address};
 pub use interfaces::{USUAL_TCP, USUAL_UDP};
 pub use memory::guest_memory;
 pub use problem::DomainProblem;
-
-use crate::launcher_pod::TRANSLATION_CACHE;
 
 use boot::BootOrder;
 use cpu::{Mask, Topology};
@@ -91,19 +92,6 @@ pub fn domain_name(namespace: &str, name: &str) -> String {
     format!("{namespace}_{name}")
 }
 
-/// Returns the element `features`. In emulation, the cache of translated code is limited to the room for it in the
-/// pod's memory: QEMU would let it grow to 1 GiB.
-fn features(virt_type: VirtType) -> Element {
-    let cache = || {
-        let kib = (TRANSLATION_CACHE << 10).to_string();
-        Element::new("tcg").child(Element::text("tb-cache", kib).with("unit", "KiB"))
-    };
-    Element::new("features")
-        .child(Element::new("acpi"))
-        .child(Element::new("apic"))
-        .children((virt_type == VirtType::Qemu).then(cache))
-}
-
 /// Returns the domain XML.
 ///
 /// # Errors
@@ -138,9 +126,9 @@ pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
         .child(Element::text("vcpu", topology.count()?.to_string()).with("placement", "static"))
         .children(serial.map(system_serial))
         .child(os(input, serial.is_some())?)
-        .child(features(input.virt_type))
+        .child(features::element(hardware, input.virt_type))
         .child(cpu::element(input.spec, topology, input.virt_type, migratable, mask)?)
-        .child(clock::element(hardware.clock.as_ref())?)
+        .child(clock::element(features::clock(hardware, input.virt_type).as_deref())?)
         .child(Element::text("on_poweroff", "destroy"))
         .child(Element::text("on_reboot", "restart"))
         .child(Element::text("on_crash", "destroy"))
@@ -185,7 +173,8 @@ fn os(input: &DomainInput<'_>, system_information: bool) -> Result<Element, Doma
         .with("arch", input.architecture)
         .with("machine", machine);
     let smbios = system_information.then(|| Element::new("smbios").with("mode", "sysinfo"));
-    Ok(Element::new("os").child(type_).children(smbios))
+    let firmware = firmware::elements(&input.spec.domain);
+    Ok(Element::new("os").child(type_).children(firmware).children(smbios))
 }
 
 /// Disables guest-initiated suspend: a suspended guest would look stopped, and nothing would wake it.

@@ -10,9 +10,10 @@ use drydock_api::{
             InterfaceModel, Port, Protocol, Rng, Sound, SoundModel, Watchdog, WatchdogAction,
         },
         domain::{
-            Clock, ClockUtc, Cpu, CpuFeature, Domain, FeaturePolicy, Firmware, Machine, Memory, Resources, TickPolicy,
-            Timer, Timers, Track,
+            Bootloader, Clock, ClockUtc, Cpu, CpuFeature, Domain, Efi, FeaturePolicy, Firmware, Machine, Memory,
+            Resources, TickPolicy, Timer, Timers, Track,
         },
+        features::{FeatureHyperv, FeatureKvm, FeatureSpinlocks, FeatureState, FeatureVendorId, Features, SyNicTimer},
         volumes::{ContainerDisk, EmptyDisk, Volume},
     },
     launcher::{BackingImage, DEVICES_FOLDER, DISKS_FOLDER, DiskFormat, IMAGES_FOLDER, PreparedDisk, VOLUMES_FOLDER},
@@ -68,7 +69,8 @@ pub(crate) fn cases() -> impl Strategy<Value = Case> {
 
 fn domain() -> impl Strategy<Value = Domain> {
     let machine = option::of(option::of(select(&["q35", "pc-q35-6.2"][..])));
-    let firmware = option::of((option::of(any::<u128>()), option::of("[!-~]([ -~]{0,20}[!-~])?")));
+    let efi = option::of(any::<Option<bool>>().prop_map(|secure_boot| Efi { secure_boot }));
+    let firmware = option::of((option::of(any::<u128>()), option::of("[!-~]([ -~]{0,20}[!-~])?"), efi));
     (
         memory(),
         option::of(cpu()),
@@ -76,21 +78,74 @@ fn domain() -> impl Strategy<Value = Domain> {
         firmware,
         option::of(clock()),
         devices(),
+        option::of(features()),
     )
-        .prop_map(|((memory, resources), cpu, machine, firmware, clock, devices)| Domain {
-            cpu,
-            memory,
-            resources,
-            machine: machine.map(|type_| Machine {
-                type_: type_.map(str::to_owned),
-            }),
-            firmware: firmware.map(|(uuid, serial)| Firmware {
-                uuid: uuid.map(text_of_uuid),
-                serial,
-            }),
-            clock,
-            devices,
+        .prop_map(
+            |((memory, resources), cpu, machine, firmware, clock, devices, features)| Domain {
+                cpu,
+                memory,
+                resources,
+                machine: machine.map(|type_| Machine {
+                    type_: type_.map(str::to_owned),
+                }),
+                firmware: firmware.map(|(uuid, serial, efi)| Firmware {
+                    uuid: uuid.map(text_of_uuid),
+                    serial,
+                    bootloader: efi.map(|efi| Bootloader {
+                        efi: Some(efi),
+                        bios: None,
+                    }),
+                }),
+                features,
+                clock,
+                devices,
+            },
+        )
+}
+
+fn features() -> BoxedStrategy<Features> {
+    let state = || option::of(any::<Option<bool>>().prop_map(|enabled| FeatureState { enabled }));
+    let hidden = option::of(any::<Option<bool>>().prop_map(|hidden| FeatureKvm { hidden }));
+    (state(), hidden, state(), option::of(hyperv()))
+        .prop_map(|(smm, kvm, pvspinlock, hyperv)| Features {
+            smm,
+            kvm,
+            pvspinlock,
+            hyperv,
         })
+        .boxed()
+}
+
+fn hyperv() -> BoxedStrategy<FeatureHyperv> {
+    let state = || option::of(any::<Option<bool>>().prop_map(|enabled| FeatureState { enabled }));
+    let spinlocks = option::of((any::<Option<bool>>(), option::of(4095_u32..100_000)));
+    let timers = option::of((any::<Option<bool>>(), state()));
+    let vendor = option::of((any::<Option<bool>>(), "[!-+.-~]{1,12}"));
+    let first = (state(), state(), state(), state(), state());
+    let second = (state(), state(), state(), state());
+    (first, second, spinlocks, timers, vendor)
+        .prop_map(|(first, second, spinlocks, timers, vendor)| {
+            let (relaxed, vapic, vpindex, runtime, synic) = first;
+            let (reset, frequencies, tlbflush, ipi) = second;
+            FeatureHyperv {
+                relaxed,
+                vapic,
+                spinlocks: spinlocks.map(|(enabled, spinlocks)| FeatureSpinlocks { enabled, spinlocks }),
+                vpindex,
+                runtime,
+                synic,
+                synictimer: timers.map(|(enabled, direct)| SyNicTimer { enabled, direct }),
+                reset,
+                vendorid: vendor.map(|(enabled, vendorid)| FeatureVendorId {
+                    enabled,
+                    vendorid: Some(vendorid),
+                }),
+                frequencies,
+                tlbflush,
+                ipi,
+            }
+        })
+        .boxed()
 }
 
 fn text_of_uuid(number: u128) -> String {

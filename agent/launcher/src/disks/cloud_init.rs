@@ -3,10 +3,10 @@
 //! As in KubeVirt, a Secret holds user data under `userdata` or `userData` and network data under `networkdata` or
 //! `networkData`.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
-use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_NETWORK, SECRET_USER};
+use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_KEYS, SECRET_NETWORK, SECRET_USER};
 
 use super::Refusal;
 
@@ -60,14 +60,14 @@ pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, Refus
         },
         // cloud-init ignores a volume without this file.
         user_data: user_data.unwrap_or_default(),
-        meta_data: meta_data(data).into_bytes(),
+        meta_data: meta_data(data, &public_keys(data.key_secrets, secrets)?).into_bytes(),
         network_config,
     })
 }
 
 /// Formats the metadata as JSON, which is valid YAML and quotes any character of a name.
-fn meta_data(data: &CloudInit) -> String {
-    let text = match &data.config_drive_uuid {
+fn meta_data(data: &CloudInit, keys: &BTreeMap<String, String>) -> String {
+    let mut text = match &data.config_drive_uuid {
         None => serde_json::json!({ "instance-id": data.instance_id, "local-hostname": data.hostname }),
         // cloud-init reads `uuid` and `hostname`; KubeVirt writes the others too.
         Some(uuid) => serde_json::json!({
@@ -77,7 +77,41 @@ fn meta_data(data: &CloudInit) -> String {
             "local_hostname": data.hostname,
         }),
     };
+    if !keys.is_empty() {
+        // The names of KubeVirt and, before it, of EC2 and OpenStack.
+        let name = match data.config_drive_uuid {
+            None => "public-keys",
+            Some(_) => "public_keys",
+        };
+        text[name] = serde_json::json!(keys);
+    }
     format!("{text}\n")
+}
+
+/// Returns the public keys of SSH in the mounted Secrets, by numbers from 0.
+fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>, Refusal> {
+    let mut keys = BTreeMap::new();
+    for index in 0..count {
+        let folder = secrets.join(format!("{SECRET_KEYS}{index}"));
+        let cannot = |error| Refusal::unreadable(&folder, error);
+        let mut files = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(cannot)? {
+            let name = entry.map_err(cannot)?.file_name();
+            // The kubelet keeps the content in folders whose names begin so.
+            if !name.to_string_lossy().starts_with("..") {
+                files.push(folder.join(name));
+            }
+        }
+        files.sort();
+        for path in files {
+            let key = fs::read(&path).map_err(|error| Refusal::unreadable(&path, error))?;
+            let key = String::from_utf8_lossy(&key).trim().to_owned();
+            if !key.is_empty() {
+                keys.insert(keys.len().to_string(), key);
+            }
+        }
+    }
+    Ok(keys)
 }
 
 fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, Refusal> {

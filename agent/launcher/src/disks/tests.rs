@@ -380,7 +380,7 @@ fn cloud_init_finds_its_volume_and_every_byte_of_it() {
         hostname: "vm: \"1\"".into(),
         user_data: Some(CloudInitText::Plain(user_data.clone())),
         network_data: Some(CloudInitText::Base64("dmVyc2lv\nbjogMgo=".into())),
-        config_drive_uuid: None,
+        ..CloudInit::default()
     };
     let pod = Pod::new();
     let disk = pod.prepare(DiskSource::CloudInitNoCloud(data.clone())).unwrap();
@@ -414,6 +414,7 @@ fn config_drive_has_the_files_of_openstack() {
         user_data: Some(CloudInitText::Plain("#cloud-config\n".into())),
         network_data: Some(CloudInitText::Plain("{}".into())),
         config_drive_uuid: Some("5d307ca9".into()),
+        key_secrets: 0,
     };
     let disk = pod.prepare(DiskSource::CloudInitNoCloud(data)).unwrap();
     assert_eq!(blkid(&disk.path, "LABEL"), "config-2");
@@ -425,6 +426,50 @@ fn config_drive_has_the_files_of_openstack() {
         meta,
         serde_json::json!({"uuid": "5d307ca9", "instance_id": "i-1", "hostname": "vm", "local_hostname": "vm"})
     );
+}
+
+#[test]
+fn public_keys_of_secrets_are_in_the_metadata() {
+    for (config_drive_uuid, file, name) in [
+        (None, "meta-data", "public-keys"),
+        (
+            Some("5d307ca9".to_owned()),
+            "openstack/latest/meta_data.json",
+            "public_keys",
+        ),
+    ] {
+        let pod = Pod::new();
+        let secrets = pod.folders().secrets("root");
+        // As the kubelet mounts a Secret: each key is a link into a folder that it can replace at once.
+        for (index, keys) in [
+            [("b", "ssh-ed25519 B b\n"), ("a", "ssh-rsa A a")],
+            [("a", "ssh-rsa C c"), ("z", " ")],
+        ]
+        .iter()
+        .enumerate()
+        {
+            let folder = secrets.join(format!("keys{index}"));
+            fs::create_dir_all(folder.join("..2026")).unwrap();
+            symlink("..2026", folder.join("..data")).unwrap();
+            for (key, content) in keys {
+                fs::write(folder.join("..2026").join(key), content).unwrap();
+                symlink(Path::new("..data").join(key), folder.join(key)).unwrap();
+            }
+        }
+        let data = |key_secrets| CloudInit {
+            config_drive_uuid: config_drive_uuid.clone(),
+            key_secrets,
+            ..CloudInit::default()
+        };
+        let disk = pod.prepare(DiskSource::CloudInitNoCloud(data(2))).unwrap();
+        let meta: serde_json::Value = serde_json::from_slice(&mtype(&disk.path, file)).unwrap();
+        assert_eq!(
+            meta[name],
+            serde_json::json!({"0": "ssh-rsa A a", "1": "ssh-ed25519 B b", "2": "ssh-rsa C c"})
+        );
+        let refused = Pod::new().prepare(DiskSource::CloudInitNoCloud(data(1)));
+        assert_eq!(refused.unwrap_err().0, "DiskUnreadable");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Amount, devices::Devices};
+use super::{Amount, devices::Devices, features::Features};
 
 /// The hardware that a guest sees.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,9 +25,12 @@ pub struct Domain {
     /// Machine type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
-    /// Identity of the firmware.
+    /// The firmware and its identity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
+    /// Features of the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub features: Option<Features>,
     /// Clock and timers. UTC if not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
@@ -151,7 +154,7 @@ pub struct Machine {
     pub type_: Option<String>,
 }
 
-/// Identity of the firmware.
+/// The firmware and its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
@@ -164,6 +167,44 @@ pub struct Firmware {
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub serial: Option<String>,
+    /// The firmware. BIOS if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bootloader: Option<Bootloader>,
+}
+
+/// The firmware: BIOS or EFI.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Bootloader {
+    /// BIOS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bios: Option<Bios>,
+    /// EFI. Its variables are those of a new machine each time that the guest starts in a new pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub efi: Option<Efi>,
+}
+
+/// BIOS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Bios {}
+
+/// EFI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Efi {
+    /// Whether only systems boot that are signed by a key that Microsoft's certificates vouch for. Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secure_boot: Option<bool>,
+}
+
+impl Efi {
+    /// Returns whether only signed systems boot.
+    pub fn is_secure(self) -> bool {
+        self.secure_boot != Some(false)
+    }
 }
 
 /// Clock and timers.

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    credentials::AccessCredential,
     domain::Domain,
     status::VirtualMachineInstanceStatus,
     volumes::{Network, Volume},
@@ -54,6 +55,9 @@ pub struct VirtualMachineInstanceSpec {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<Volume>")]
     pub volumes: Vec<Volume>,
+    /// Credentials of accounts in the guest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub access_credentials: Vec<AccessCredential>,
     /// Labels that its node must have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub node_selector: BTreeMap<String, String>,

@@ -52,7 +52,7 @@ const NO_MEMORY_ADDED: &str = "says how much memory may be added while the guest
 const ALWAYS: &str = "guests have it anyway";
 
 /// All hints.
-pub const HINTS: [Hint; 18] = [
+pub const HINTS: [Hint; 19] = [
     any("spec.domain.cpu.maxSockets", NO_CPUS_ADDED),
     any("spec.domain.memory.maxGuest", NO_MEMORY_ADDED),
     any("spec.domain.ioThreadsPolicy", SPEED),
@@ -87,6 +87,11 @@ pub const HINTS: [Hint; 18] = [
         "false",
         "spec.domain.firmware.bootloader.bios.useSerial",
         "is how firmware is anyway",
+    ),
+    only(
+        "false",
+        "spec.domain.firmware.bootloader.efi.persistent",
+        "is what happens anyway: the variables are those of a new machine when the guest starts in a new pod",
     ),
     Hint {
         kind: Kind::Machine,

@@ -1,14 +1,17 @@
 //! Rules for values, beyond the schema.
 //!
-//! - [`cpu_and_memory`], [`hardware`]: the guest's CPU, memory, machine, firmware and clock.
+//! - [`cpu_and_memory`], [`hardware`], [`features`]: the guest's CPU, memory, machine, firmware and clock.
 //! - [`disks`], [`volumes`], [`networks`]: the guest's devices and their backends.
+//! - [`credentials`]: what accounts in the guest accept.
 //! - [`scheduling`], [`probes`]: fields that are copied to the pod, checked as the API server checks them there.
 //! - [`describable`]: whether the domain XML can be generated.
 //! - [`machine`], [`replica_set`]: the kinds that create instances.
 
 mod cpu_and_memory;
+mod credentials;
 mod describable;
 mod disks;
+mod features;
 mod hardware;
 mod machine;
 mod names;
@@ -75,6 +78,8 @@ fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
     let before = refusals.count();
     cpu_and_memory::check(&spec.domain, &domain, refusals);
     hardware::check(&spec, at, refusals);
+    features::check(&spec, at, refusals);
+    credentials::check(&spec, at, refusals);
     volumes::check(&spec.volumes, at, refusals);
     disks::check(&spec, at, refusals);
     networks::check(&spec, at, refusals);

@@ -624,3 +624,43 @@ fn watchdog_sound_and_balloon_are_as_the_spec_has_them() {
         &["watchdog", "sound", "audio", "memballoon"],
     ));
 }
+
+#[test]
+fn firmware_is_bios_or_efi_with_or_without_secure_boot() {
+    let efi = |efi: Value| json!({"firmware": {"bootloader": {"efi": efi}}});
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"firmware": {"bootloader": {"bios": {}}}}),
+            efi(json!({"secureBoot": false})),
+            efi(json!({})),
+        ],
+        &["loader", "nvram", "smm"],
+    ));
+}
+
+#[test]
+fn hyperv_features_turn_on_those_that_they_need() {
+    let hyperv = |hyperv: Value| json!({"features": {"hyperv": hyperv}});
+    insta::assert_snapshot!(shown(
+        &[
+            json!({"features": {"smm": {}, "kvm": {"hidden": true}, "pvspinlock": {"enabled": false}}}),
+            hyperv(json!({})),
+            hyperv(json!({"relaxed": {}, "vapic": {"enabled": false}, "spinlocks": {"spinlocks": 8191}})),
+            hyperv(json!({"ipi": {}})),
+            hyperv(json!({"synictimer": {"direct": {}}, "vendorid": {"vendorid": "Drydock"}})),
+        ],
+        &["features", "timer"],
+    ));
+}
+
+#[test]
+fn guests_in_emulation_have_no_features_of_kvm() {
+    let spec = spec(&json!({
+        "features": {"smm": {}, "kvm": {"hidden": true}, "pvspinlock": {}, "hyperv": {"synictimer": {}}},
+    }));
+    let xml = masked_xml(&spec, VirtType::Qemu, &[], None).unwrap();
+    assert!(xml.contains("<smm state=\"on\"/>"), "{xml}");
+    for other in ["<kvm>", "<pvspinlock", "<hyperv", "hypervclock"] {
+        assert!(!xml.contains(other), "{xml}");
+    }
+}

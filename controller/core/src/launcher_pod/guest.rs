@@ -1,7 +1,7 @@
 //! The description of the guest for its launcher.
 
 use drydock_api::{
-    kubevirt::{VirtualMachineInstance, volumes::Volume},
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, volumes::Volume},
     launcher::{CloudInit, CloudInitText, DiskSource, Guest, GuestDisk},
 };
 use k8s_openapi::api::core::v1::LocalObjectReference;
@@ -71,6 +71,7 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
                 .cloud_init_config_drive
                 .as_ref()
                 .map(|_| system_uuid(input.instance, namespace, name)),
+            key_secrets: key_secrets(&input.instance.spec, volume).count(),
         }));
     }
     if let Some(disk) = &volume.empty_disk {
@@ -82,6 +83,23 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
         Some(ClaimMode::Block) => DiskSource::Block {},
         _ => DiskSource::Filesystem {},
     })
+}
+
+/// Returns the names of the Secrets with public keys of SSH that a volume for cloud-init carries.
+pub(super) fn key_secrets<'a>(spec: &'a VirtualMachineInstanceSpec, volume: &Volume) -> impl Iterator<Item = &'a str> {
+    let (no_cloud, config_drive) = (
+        volume.cloud_init_no_cloud.is_some(),
+        volume.cloud_init_config_drive.is_some(),
+    );
+    let keys = spec
+        .access_credentials
+        .iter()
+        .filter_map(|credential| credential.ssh_public_key.as_ref());
+    let carried = keys.filter(move |keys| {
+        let by = &keys.propagation_method;
+        no_cloud && by.no_cloud.is_some() || config_drive && by.config_drive.is_some()
+    });
+    carried.filter_map(|keys| Some(keys.source.secret.as_ref()?.secret_name.as_str()))
 }
 
 /// Returns the UUID of a guest's system, by which cloud-init recognises a guest with a config drive (KubeVirt's choice).

@@ -28,6 +28,8 @@ pub const TRANSLATION_CACHE: u64 = 128;
 const EMULATION: u64 = (TRANSLATION_CACHE + 32) * MIB;
 /// Kernel memory in bytes for the open ports of an interface that lists none.
 const USUAL_PORTS: u64 = 36 * MIB;
+/// Memory of EFI's code and variables, of which QEMU keeps copies.
+const EFI: u64 = 16 * MIB;
 /// One byte of page tables for each 512 bytes of guest memory.
 const PAGE_TABLES: u64 = 512;
 /// Upper bound of the number of virtual CPUs; more than any guest has.
@@ -44,6 +46,7 @@ const CPU_REQUEST: u64 = 100;
 /// + 1/512 of the guest's memory page tables
 /// +  16 MiB with a screen       video memory
 /// +  36 MiB for each interface  the kernel's part of ports, if none are listed
+/// +  16 MiB with EFI            its code and variables, and their copies
 /// + 160 MiB in emulation        translated code
 /// ```
 ///
@@ -51,6 +54,9 @@ const CPU_REQUEST: u64 = 100;
 /// which there are more.
 pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
     let screen = spec.domain.devices.autoattach_graphics_device != Some(false);
+    let firmware = spec.domain.firmware.as_ref();
+    let loader = firmware.and_then(|firmware| firmware.bootloader.as_ref());
+    let efi = loader.is_some_and(|loader| loader.efi.is_some());
     let open = spec.domain.devices.interfaces.iter();
     let open = open.filter(|interface| interface.ports.is_empty()).count();
     let tables = guest_memory(spec).unwrap_or_default() / PAGE_TABLES;
@@ -60,6 +66,7 @@ pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
         + tables
         + USUAL_PORTS * u64::try_from(open).unwrap_or_default()
         + if screen { SCREEN } else { 0 }
+        + if efi { EFI } else { 0 }
         + if emulation { EMULATION } else { 0 }
 }
 

@@ -808,6 +808,30 @@ fn names_are_labels_and_the_same_each_time() {
 }
 
 #[test]
+fn public_keys_are_mounted_for_the_volume_that_carries_them() {
+    let keys = |secret: &str, method: &str| json!({"sshPublicKey": {"source": {"secret": {"secretName": secret}}, "propagationMethod": {(method): {}}}});
+    let spec = small(json!({
+        "accessCredentials": [keys("a", "noCloud"), keys("b", "configDrive"), keys("c", "noCloud")],
+        "volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}],
+    }));
+    let pod = made(&spec, &[]);
+    let volumes = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap();
+    let mounts = container(&pod).volume_mounts.as_ref().unwrap();
+    let secret_at = |path: &str| {
+        let name = &mounts.iter().find(|mount| mount.mount_path == path)?.name;
+        let volume = volumes.iter().find(|volume| volume.name == *name)?;
+        volume.secret.as_ref()?.secret_name.as_deref()
+    };
+    assert_eq!(secret_at("/secrets/i/keys0"), Some("a"));
+    assert_eq!(secret_at("/secrets/i/keys1"), Some("c"));
+    assert_eq!(secret_at("/secrets/i/keys2"), None);
+    let DiskSource::CloudInitNoCloud(init) = guest(&pod).disks.remove(0).source else {
+        unreachable!()
+    };
+    assert_eq!(init.key_secrets, 2);
+}
+
+#[test]
 fn instances_of_one_machine_are_one_to_cloud_init() {
     let of = |uid: &str| {
         let mut instance = instance(&small(

@@ -6,8 +6,8 @@ use drydock_api::{
         volumes::{PullPolicy, Volume as GuestVolume},
     },
     launcher::{
-        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_NETWORK, SECRET_USER,
-        SECRETS_FOLDER, VOLUMES_FOLDER,
+        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_KEYS, SECRET_NETWORK,
+        SECRET_USER, SECRETS_FOLDER, VOLUMES_FOLDER,
     },
 };
 use k8s_openapi::api::core::v1::{
@@ -15,7 +15,12 @@ use k8s_openapi::api::core::v1::{
     SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
-use super::{ClaimMode, PodInput, guest::arriving_size, names::VolumeNames, newest_images::volume_policy};
+use super::{
+    ClaimMode, PodInput,
+    guest::{arriving_size, key_secrets},
+    names::VolumeNames,
+    newest_images::volume_policy,
+};
 use crate::migratable::claim;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
@@ -100,17 +105,22 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
         if arriving_size(volume, input).is_some() {
             return;
         }
-        let secrets = [
+        let data = [
             (SECRET_USER, &data.secret_ref),
             (SECRET_NETWORK, &data.network_data_secret_ref),
         ];
-        for (part, secret) in secrets {
-            let Some(secret) = secret else { continue };
-            let name = names.beside_them(part, &volume.name);
+        let data = data
+            .into_iter()
+            .filter_map(|(part, secret)| Some((part.to_owned(), secret.as_ref()?.name.as_str())));
+        let keys = key_secrets(&input.instance.spec, volume)
+            .enumerate()
+            .map(|(index, secret)| (format!("{SECRET_KEYS}{index}"), secret));
+        for (part, secret) in data.chain(keys) {
+            let name = names.beside_them(&part, &volume.name);
             volumes.push(Volume {
                 name: name.clone(),
                 secret: Some(SecretVolumeSource {
-                    secret_name: Some(secret.name.clone()),
+                    secret_name: Some(secret.to_owned()),
                     default_mode: Some(0o440),
                     ..SecretVolumeSource::default()
                 }),

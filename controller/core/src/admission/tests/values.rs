@@ -801,3 +801,140 @@ fn replica_sets_select_what_they_make() {
         "spec.selector.matchExpressions[0].operator: `Is` is not allowed; allowed: In, NotIn, Exists, DoesNotExist"
     ));
 }
+
+#[test]
+fn access_credentials() {
+    const DRIVE: (&str, &str) = (
+        "/volumes/-",
+        r#"{"name": "drive", "cloudInitConfigDrive": {"userData": "x"}}"#,
+    );
+    check(&[
+        (
+            &[
+                DRIVE,
+                (
+                    "/accessCredentials",
+                    r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "keys"}}, "propagationMethod": {"configDrive": {}}}}]"#,
+                ),
+            ],
+            "",
+        ),
+        (
+            &[
+                DRIVE,
+                (
+                    "/accessCredentials",
+                    r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "keys"}}, "propagationMethod": {"noCloud": {}}}}]"#,
+                ),
+            ],
+            "spec.volumes must be set: spec.accessCredentials[0].sshPublicKey.propagationMethod.noCloud needs a volume \
+             with cloudInitNoCloud",
+        ),
+        (
+            &[
+                DRIVE,
+                (
+                    "/accessCredentials",
+                    r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "k"}}, "propagationMethod": {"configDrive": {}, "noCloud": {}}}}]"#,
+                ),
+            ],
+            "spec.accessCredentials[0].sshPublicKey.propagationMethod.configDrive cannot be set together with",
+        ),
+        (
+            &[("/accessCredentials", r#"[{"sshPublicKey": {"propagationMethod": {}}}]"#)],
+            "spec.accessCredentials[0].sshPublicKey.source.secret must be set",
+        ),
+        (
+            &[(
+                "/accessCredentials",
+                r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "k"}}, "propagationMethod": {"qemuGuestAgent": {}}}}]"#,
+            )],
+            "spec.accessCredentials[0].sshPublicKey.propagationMethod.qemuGuestAgent is not supported",
+        ),
+        (
+            &[("/accessCredentials", r#"[{"userPassword": {}}]"#)],
+            "spec.accessCredentials[0].userPassword is not supported",
+        ),
+        (
+            &[("/accessCredentials", "[{}]")],
+            "spec.accessCredentials[0] must be set: sshPublicKey",
+        ),
+    ]);
+}
+
+#[test]
+fn features_and_firmware() {
+    check(&[
+        (&[("/domain/firmware", r#"{"bootloader": {"efi": {}}}"#)], ""),
+        (
+            &[
+                ("/domain/firmware", r#"{"bootloader": {"efi": {"secureBoot": false}}}"#),
+                ("/domain/features", r#"{"smm": {"enabled": false}}"#),
+            ],
+            "",
+        ),
+        (
+            &[
+                ("/domain/firmware", r#"{"bootloader": {"efi": {}}}"#),
+                ("/domain/features", r#"{"smm": {"enabled": false}}"#),
+            ],
+            "spec.domain.features.smm.enabled: `false` is not allowed; allowed: true, as \
+             spec.domain.firmware.bootloader.efi.secureBoot is not false",
+        ),
+        (
+            &[("/domain/firmware", r#"{"bootloader": {"efi": {}, "bios": {}}}"#)],
+            "spec.domain.firmware.bootloader.efi",
+        ),
+        (
+            &[("/domain/firmware", r#"{"bootloader": {"efi": {"persistent": true}}}"#)],
+            "spec.domain.firmware.bootloader.efi.persistent",
+        ),
+        (
+            &[(
+                "/domain/features",
+                r#"{"hyperv": {"synictimer": {"direct": {}}, "vendorid": {"vendorid": "Drydock"}, "spinlocks": {}}}"#,
+            )],
+            "",
+        ),
+        (
+            &[(
+                "/domain/features",
+                r#"{"hyperv": {"ipi": {}, "vpindex": {"enabled": false}}}"#,
+            )],
+            "spec.domain.features.hyperv.vpindex.enabled: `false` is not allowed; allowed: true, as \
+             spec.domain.features.hyperv.ipi needs it",
+        ),
+        (
+            &[(
+                "/domain/features",
+                r#"{"hyperv": {"synictimer": {}, "synic": {"enabled": false}}}"#,
+            )],
+            "spec.domain.features.hyperv.synic.enabled: `false` is not allowed; allowed: true, as \
+             spec.domain.features.hyperv.synictimer needs it",
+        ),
+        (
+            &[
+                ("/domain/features", r#"{"hyperv": {"synictimer": {}}}"#),
+                ("/domain/clock", r#"{"timer": {"hyperv": {"present": false}}}"#),
+            ],
+            "spec.domain.clock.timer.hyperv.present: `false` is not allowed; allowed: true, as \
+             spec.domain.features.hyperv.synictimer needs it",
+        ),
+        (
+            &[("/domain/features", r#"{"hyperv": {"spinlocks": {"spinlocks": 100}}}"#)],
+            "spec.domain.features.hyperv.spinlocks.spinlocks: `100` is not allowed; allowed: 4095 or more",
+        ),
+        (
+            &[("/domain/features", r#"{"hyperv": {"vendorid": {}}}"#)],
+            "spec.domain.features.hyperv.vendorid.vendorid must be set: up to 12",
+        ),
+        (
+            &[("/domain/features", r#"{"hyperv": {"vendorid": {"vendorid": "a,b"}}}"#)],
+            "spec.domain.features.hyperv.vendorid.vendorid: `a,b` is not allowed; allowed: up to 12",
+        ),
+        (
+            &[("/domain/features", r#"{"hyperv": {"reenlightenment": {}}}"#)],
+            "spec.domain.features.hyperv.reenlightenment is not supported",
+        ),
+    ]);
+}

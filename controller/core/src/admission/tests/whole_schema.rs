@@ -195,7 +195,7 @@ fn all_fields_that_are_not_supported_are_told_in_one_answer() {
     super::put(
         &mut object,
         "/spec/domain/features",
-        json!({"acpi": {}, "hyperv": {"relaxed": {}, "vapic": {"enabled": false}}, "smm": {"enabled": true}}),
+        json!({"acpi": {}, "hyperv": {"reenlightenment": {}, "evmcs": {"enabled": false}}, "hypervPassthrough": {"enabled": true}}),
     );
     super::put(
         &mut object,
@@ -207,8 +207,8 @@ fn all_fields_that_are_not_supported_are_told_in_one_answer() {
         format!(
             "spec.domain.devices.gpus is not supported by Drydock {VERSION}; \
              spec.domain.devices.tpm is not supported by Drydock {VERSION}; \
-             spec.domain.features.hyperv.relaxed is not supported by Drydock {VERSION}; \
-             spec.domain.features.smm is not supported by Drydock {VERSION}; \
+             spec.domain.features.hyperv.reenlightenment is not supported by Drydock {VERSION}; \
+             spec.domain.features.hypervPassthrough is not supported by Drydock {VERSION}; \
              spec.volumes[0].hostDisk is not supported by Drydock {VERSION}"
         )
     );

@@ -1,0 +1,134 @@
+//! What the guest's machine offers beside its devices: system management mode, and what QEMU does for guests that know
+//! that they run on Hyper-V or KVM.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Features of the guest's machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct Features {
+    /// System management mode, which secure boot needs and turns on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub smm: Option<FeatureState>,
+    /// How the guest sees KVM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<FeatureKvm>,
+    /// Spin locks for guests of KVM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pvspinlock: Option<FeatureState>,
+    /// What Windows knows from Hyper-V. Guests that run by emulation have none of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hyperv: Option<FeatureHyperv>,
+}
+
+/// Whether the guest has a feature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FeatureState {
+    /// Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+}
+
+impl FeatureState {
+    /// Returns whether the guest has the feature.
+    pub fn is_on(self) -> bool {
+        self.enabled != Some(false)
+    }
+}
+
+/// How the guest sees KVM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FeatureKvm {
+    /// Whether KVM is hidden from the guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden: Option<bool>,
+}
+
+/// What Windows knows from Hyper-V.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FeatureHyperv {
+    /// The guest's own watchdogs are patient.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub relaxed: Option<FeatureState>,
+    /// Registers of the interrupt controller by MSRs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vapic: Option<FeatureState>,
+    /// Spin locks that report long waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spinlocks: Option<FeatureSpinlocks>,
+    /// Indexes of the virtual CPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vpindex: Option<FeatureState>,
+    /// The time that each virtual CPU has run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<FeatureState>,
+    /// The synthetic interrupt controller. Needs vpindex, and turns it on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synic: Option<FeatureState>,
+    /// Synthetic timers. Need synic, vpindex and the timer `hyperv`, and turn them on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synictimer: Option<SyNicTimer>,
+    /// Reset by an MSR.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reset: Option<FeatureState>,
+    /// The vendor's name that the guest reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vendorid: Option<FeatureVendorId>,
+    /// Frequencies of the clocks by MSRs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub frequencies: Option<FeatureState>,
+    /// Flushes of other CPUs' address translations. Need vpindex, and turn it on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tlbflush: Option<FeatureState>,
+    /// Interrupts of other CPUs. Need vpindex, and turn it on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipi: Option<FeatureState>,
+}
+
+/// Spin locks that report long waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FeatureSpinlocks {
+    /// Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// Number of tries until a wait is reported. 4096 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spinlocks: Option<u32>,
+}
+
+/// Synthetic timers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct SyNicTimer {
+    /// Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// Timers that raise interrupts without messages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub direct: Option<FeatureState>,
+}
+
+/// The vendor's name that the guest reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FeatureVendorId {
+    /// Yes if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// The name.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 12))]
+    pub vendorid: Option<String>,
+}
