@@ -54,6 +54,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "libvirt-daemon-driver-qemu",
         "qemu-system-x86",
         "qemu-utils",
+        "xorriso",
     ),
     # What benchmarks compare with.
     "bench": ("openssl", "socat"),

@@ -23,6 +23,7 @@ fn manifest(name: &str) -> String {
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  \
          terminationGracePeriodSeconds: 30\n  domain:\n    resources: {{requests: {{memory: 96Mi}}}}\n    devices:\n      \
          disks:\n      - {{name: containerdisk, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio}}}}\n      \
+         - {{name: files, disk: {{bus: virtio}}}}\n      - {{name: drive, cdrom: {{}}}}\n      \
          interfaces: [{{name: default, bridge: {{}}}}]\n      \
          inputs: [{{name: a, type: tablet, bus: usb}}, {{name: b, type: tablet, bus: virtio}}]\n      \
          watchdog: {{name: dog, i6300esb: {{action: poweroff}}}}\n      sound: {{name: card, model: ich9}}\n      \
@@ -30,9 +31,11 @@ fn manifest(name: &str) -> String {
          accessCredentials:\n  - sshPublicKey:\n      source: {{secret: {{secretName: {KEYS}}}}}\n      \
          propagationMethod: {{configDrive: {{}}}}\n  networks: [{{name: default, pod: {{}}}}]\n  volumes:\n  \
          - name: containerdisk\n    containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n  \
+         - name: files\n    secret: {{secretName: {KEYS}, volumeLabel: FILES}}\n  \
          - name: cloudinitdisk\n    cloudInitConfigDrive:\n      userData: |\n        #cloud-config\n        runcmd:\n        \
          - mount -r -t vfat /dev/vdb /mnt\n        \
-         - while :; do echo \"devices $({list}; cat /mnt/openstack/latest/meta_data.json) end\" >/dev/console; sleep 2; done &\n"
+         - mkdir /tmp/files; mount -r -t iso9660 /dev/vdc /tmp/files\n        \
+         - while :; do echo devices $({list}; cat /mnt/openstack/latest/meta_data.json; ls -d /sys/block/sr0; cat /tmp/files/one) end >/dev/console; sleep 2; done &\n"
     )
 }
 
@@ -79,6 +82,8 @@ async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
         ensure!(before.contains(device), "{device} is not among {before}");
     }
     ensure!(!before.contains(ABSENT), "{before}");
+    // The files of the Secret are on a disk, and there is a drive without a medium.
+    ensure!(before.ends_with("/sys/block/sr0 ssh-ed25519 A a"), "{before}");
     ensure!(before.contains(r#""public_keys":{"0":"ssh-ed25519 A a"}"#), "{before}");
 
     let migration = cluster.migrate(name).await?;

@@ -3,6 +3,7 @@
 //! ```text
 //! containerDisk   /images/NAME/disk/*     ◀── read-only ── /var/lib/drydock/disks/NAME.qcow2
 //! cloud-init      /secrets/NAME, manifest ───────────────▶ /var/lib/drydock/disks/NAME.img
+//! files           /secrets/NAME ─────────────────────────▶ /var/lib/drydock/disks/NAME.img
 //! emptyDisk                                                /var/lib/drydock/disks/NAME.qcow2
 //! blank           filled by a migration                    /var/lib/drydock/disks/NAME.img
 //! volume          /volumes/NAME/disk.img  as it is, created if it does not exist
@@ -16,11 +17,12 @@ pub(crate) mod cloud_init;
 pub(crate) mod container_disk;
 pub(crate) mod data_volume;
 pub(crate) mod image_format;
+pub(crate) mod iso;
 pub(crate) mod qemu_img;
 mod refusal;
 pub(crate) mod volumes;
 
-use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk};
+use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, SECRET_FILES};
 
 pub(crate) use refusal::{Refusal, RefusedDisk};
 
@@ -75,6 +77,11 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
             let files = cloud_init::files(data, &folders.secrets(&disk.name))?;
             let path = own("img");
             let size = data_volume::write(&path, &files)?;
+            Ok(raw(disk, path.display().to_string(), size))
+        }
+        DiskSource::Files { label } => {
+            let path = own("img");
+            let size = iso::write(&path, label, &folders.secrets(&disk.name).join(SECRET_FILES))?;
             Ok(raw(disk, path.display().to_string(), size))
         }
         DiskSource::Blank { size } => {

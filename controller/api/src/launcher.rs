@@ -56,6 +56,8 @@ pub const DISK_FILE: &str = "disk.img";
 pub const DEVICES_FOLDER: &str = "/devices";
 /// Folder below which Secrets are mounted, by volume name.
 pub const SECRETS_FOLDER: &str = "/secrets";
+/// The folder of a Secret or ConfigMap whose files a volume has.
+pub const SECRET_FILES: &str = "files";
 /// The folder of a Secret with user data.
 pub const SECRET_USER: &str = "user";
 /// The folder of a Secret with network data.
@@ -211,6 +213,11 @@ pub enum DiskSource {
     },
     /// Data for cloud-init.
     CloudInitNoCloud(CloudInit),
+    /// A read-only file system with the files of a Secret or ConfigMap, mounted in the folder [`SECRET_FILES`].
+    Files {
+        /// The file system's label.
+        label: String,
+    },
     /// An empty disk with the lifetime of the pod.
     EmptyDisk {
         /// Size in bytes.

@@ -89,6 +89,9 @@ pub(crate) enum Refusal {
     /// There is more data than a disk for it can hold.
     #[error("cloud-init's data has {0} bytes, more than the {1} that are possible")]
     TooMuchData(u64, u64),
+    /// xorriso failed.
+    #[error("the file system was not made: {0}")]
+    FileSystem(String),
     /// A disk cannot be written.
     #[error("{path} cannot be made")]
     Unwritable {
@@ -118,6 +121,7 @@ impl Refusal {
             Self::NoSuchKey { .. } => "SecretWithoutData",
             Self::Base64(_) => "InvalidBase64",
             Self::TooMuchData(..) => "TooMuchCloudInitData",
+            Self::FileSystem(_) => "FileSystemNotMade",
             Self::Unwritable { .. } => "DiskUnwritable",
         }
     }

@@ -428,6 +428,65 @@ fn config_drive_has_the_files_of_openstack() {
     );
 }
 
+/// Puts files into a folder as the kubelet mounts a Secret: each is a link into a folder that it can replace at once.
+fn mount(folder: &Path, files: &[(&str, &str)]) {
+    fs::create_dir_all(folder.join("..2026")).unwrap();
+    symlink("..2026", folder.join("..data")).unwrap();
+    for (name, content) in files {
+        fs::write(folder.join("..2026").join(name), content).unwrap();
+        symlink(Path::new("..data").join(name), folder.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn files_of_an_object_are_on_a_labelled_file_system() {
+    let source = || DiskSource::Files {
+        label: "unattendCfg".into(),
+    };
+    let content = "x".repeat(5000);
+    let make = || {
+        let pod = Pod::new();
+        let files = [
+            ("Unattend.xml", content.as_str()),
+            ("unattend.xml", "other"),
+            ("a.b-c_d", ""),
+        ];
+        mount(&pod.folders().secrets("root").join("files"), &files);
+        let disk = pod.prepare(source()).unwrap();
+        (pod, disk)
+    };
+    let (pod, disk) = make();
+    assert_eq!(blkid(&disk.path, "TYPE"), "iso9660");
+    assert_eq!(blkid(&disk.path, "LABEL"), "unattendCfg");
+    assert_eq!(
+        (disk.format, disk.virtual_size),
+        (DiskFormat::Raw, fs::metadata(&disk.path).unwrap().len())
+    );
+    let extracted = pod.root.path().join("extracted");
+    let status = Command::new("xorriso")
+        .args(["-osirrox", "on", "-indev", &disk.path, "-extract", "/"])
+        .arg(&extracted)
+        .output()
+        .expect("xorriso");
+    assert!(status.status.success(), "{}", String::from_utf8_lossy(&status.stderr));
+    let mut names: Vec<_> = fs::read_dir(&extracted)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["Unattend.xml", "a.b-c_d", "unattend.xml"]);
+    assert_eq!(fs::read_to_string(extracted.join("Unattend.xml")).unwrap(), content);
+    assert_eq!(fs::read_to_string(extracted.join("unattend.xml")).unwrap(), "other");
+    // The target of a migration creates the same disk if the guest cannot write to it.
+    assert!(fs::read(&disk.path).unwrap() == fs::read(make().1.path).unwrap());
+
+    // An optional object that does not exist.
+    let pod = Pod::new();
+    fs::create_dir_all(pod.folders().secrets("root").join("files")).unwrap();
+    assert_eq!(blkid(&pod.prepare(source()).unwrap().path, "LABEL"), "unattendCfg");
+    assert_eq!(Pod::new().prepare(source()).unwrap_err().0, "DiskUnreadable");
+}
+
 #[test]
 fn public_keys_of_secrets_are_in_the_metadata() {
     for (config_drive_uuid, file, name) in [
@@ -440,7 +499,6 @@ fn public_keys_of_secrets_are_in_the_metadata() {
     ] {
         let pod = Pod::new();
         let secrets = pod.folders().secrets("root");
-        // As the kubelet mounts a Secret: each key is a link into a folder that it can replace at once.
         for (index, keys) in [
             [("b", "ssh-ed25519 B b\n"), ("a", "ssh-rsa A a")],
             [("a", "ssh-rsa C c"), ("z", " ")],
@@ -448,13 +506,7 @@ fn public_keys_of_secrets_are_in_the_metadata() {
         .iter()
         .enumerate()
         {
-            let folder = secrets.join(format!("keys{index}"));
-            fs::create_dir_all(folder.join("..2026")).unwrap();
-            symlink("..2026", folder.join("..data")).unwrap();
-            for (key, content) in keys {
-                fs::write(folder.join("..2026").join(key), content).unwrap();
-                symlink(Path::new("..data").join(key), folder.join(key)).unwrap();
-            }
+            mount(&secrets.join(format!("keys{index}")), keys);
         }
         let data = |key_secrets| CloudInit {
             config_drive_uuid: config_drive_uuid.clone(),

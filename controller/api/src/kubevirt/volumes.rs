@@ -33,9 +33,75 @@ pub struct Volume {
     /// An empty disk that is gone with the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub empty_disk: Option<EmptyDisk>,
+    /// The files of a ConfigMap, as they are when the guest starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<ConfigMapVolume>,
+    /// The files of a Secret, as they are when the guest starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<SecretVolume>,
+    /// Answers for Windows' set-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sysprep: Option<SysprepVolume>,
 }
 
+/// An object whose files a volume has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VolumeFiles<'a> {
+    /// Its kind.
+    pub kind: FilesKind,
+    /// Its name.
+    pub name: &'a str,
+    /// Whether the volume is empty if the object does not exist.
+    pub optional: bool,
+    /// The label of the file system.
+    pub label: &'a str,
+}
+
+/// Kind of an object whose files a volume has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FilesKind {
+    /// ConfigMap.
+    ConfigMap,
+    /// Secret.
+    Secret,
+}
+
+/// Label of a file system unless the volume sets one (KubeVirt's).
+pub const FILES_LABEL: &str = "cfgdata";
+/// Label of the file system for Windows' set-up (KubeVirt's).
+pub const SYSPREP_LABEL: &str = "unattendCfg";
+
 impl Volume {
+    /// Returns the object whose files it has.
+    pub fn files(&self) -> Option<VolumeFiles<'_>> {
+        if let Some(map) = &self.config_map {
+            return Some(VolumeFiles {
+                kind: FilesKind::ConfigMap,
+                name: &map.name,
+                optional: map.optional.unwrap_or(false),
+                label: map.volume_label.as_deref().unwrap_or(FILES_LABEL),
+            });
+        }
+        if let Some(secret) = &self.secret {
+            return Some(VolumeFiles {
+                kind: FilesKind::Secret,
+                name: &secret.secret_name,
+                optional: secret.optional.unwrap_or(false),
+                label: secret.volume_label.as_deref().unwrap_or(FILES_LABEL),
+            });
+        }
+        let sysprep = self.sysprep.as_ref()?;
+        let map = sysprep.config_map.as_ref().map(|map| (FilesKind::ConfigMap, &map.name));
+        let secret = sysprep.secret.as_ref().map(|secret| (FilesKind::Secret, &secret.name));
+        let (kind, name) = map.or(secret)?;
+        Some(VolumeFiles {
+            kind,
+            name,
+            optional: false,
+            label: SYSPREP_LABEL,
+        })
+    }
+
     /// Returns its data for cloud-init, in whichever form.
     pub fn cloud_init(&self) -> Option<&CloudInitNoCloud> {
         self.cloud_init_no_cloud
@@ -141,6 +207,51 @@ pub struct DataVolume {
 pub struct EmptyDisk {
     /// Its size.
     pub capacity: Amount,
+}
+
+/// The files of a ConfigMap.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ConfigMapVolume {
+    /// Its name.
+    pub name: String,
+    /// Whether the volume is empty if there is no such ConfigMap; otherwise the guest does not start without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+    /// Label of the file system. cfgdata if not set.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub volume_label: Option<String>,
+}
+
+/// The files of a Secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct SecretVolume {
+    /// Its name.
+    pub secret_name: String,
+    /// Whether the volume is empty if there is no such Secret; otherwise the guest does not start without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+    /// Label of the file system. cfgdata if not set.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub volume_label: Option<String>,
+}
+
+/// Answers for Windows' set-up: a ConfigMap or a Secret with the file Autounattend.xml or Unattend.xml.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct SysprepVolume {
+    /// A ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_map: Option<LocalObjectReference>,
+    /// A Secret.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<LocalObjectReference>,
 }
 
 /// A network.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use drydock_api::kubevirt::VirtualMachineInstanceSpec;
+use drydock_api::kubevirt::{VirtualMachineInstanceSpec, devices::Disk};
 
 use super::{disks, problem::DomainProblem};
 
@@ -15,7 +15,7 @@ pub(super) struct BootOrder {
 
 impl BootOrder {
     /// Reads the order from the spec. If no device has a position, the disks are tried in the order of the manifest,
-    /// except those without a system: cloud-init's data and empty disks.
+    /// except those without a system: data for cloud-init, files of objects, empty disks and empty drives.
     ///
     /// # Errors
     /// If a position is 0 or used twice.
@@ -43,7 +43,7 @@ impl BootOrder {
         if taken.is_empty() {
             order.disks = disks::all(spec)
                 .iter()
-                .filter(|disk| may_hold_a_system(spec, &disk.name))
+                .filter(|disk| may_hold_a_system(spec, disk))
                 .map(|disk| disk.name.clone())
                 .zip(1..)
                 .collect();
@@ -52,7 +52,11 @@ impl BootOrder {
     }
 }
 
-fn may_hold_a_system(spec: &VirtualMachineInstanceSpec, name: &str) -> bool {
-    let volume = spec.volumes.iter().find(|volume| volume.name == name);
-    volume.is_none_or(|volume| volume.cloud_init().is_none() && volume.empty_disk.is_none())
+fn may_hold_a_system(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> bool {
+    let mut volumes = spec.volumes.iter();
+    match volumes.find(|volume| volume.name == disk.name) {
+        Some(volume) => volume.cloud_init().is_none() && volume.files().is_none() && volume.empty_disk.is_none(),
+        // A CD-ROM drive without a volume is empty.
+        None => disk.cdrom.is_none(),
+    }
 }

@@ -119,10 +119,13 @@ pub(super) fn elements(
             return Err(DomainProblem::DuplicateDisk(disk.name.clone()));
         }
         let shape = checked(disk)?;
-        let found = prepared
-            .iter()
-            .find(|prepared| prepared.name == disk.name)
-            .ok_or_else(|| DomainProblem::DiskNotPrepared(disk.name.clone()))?;
+        let found = prepared.iter().find(|prepared| prepared.name == disk.name);
+        let has_volume = spec.volumes.iter().any(|volume| volume.name == disk.name);
+        let source = match found {
+            Some(found) => source_elements(spec, disk, shape, found)?,
+            None if shape.cd_rom && !has_volume => empty_drive(),
+            None => return Err(DomainProblem::DiskNotPrepared(disk.name.clone())),
+        };
         let address = match shape.bus {
             DiskBus::Virtio => places.disk()?.element(),
             DiskBus::Sata => {
@@ -136,7 +139,7 @@ pub(super) fn elements(
         };
         let boot = order.disks.get(&disk.name);
         disks.push(
-            source_elements(spec, disk, shape, found)?
+            source
                 .child(
                     Element::new("target")
                         .with("dev", target.target)
@@ -201,6 +204,14 @@ fn source_elements(
         .child(driver)
         .child(Element::new("source").with(attribute, absolute(&disk.name, &prepared.path)?))
         .child(backing))
+}
+
+/// Returns a CD-ROM drive without a medium.
+fn empty_drive() -> Element {
+    Element::new("disk")
+        .with("type", "file")
+        .with("device", "cdrom")
+        .child(Element::new("driver").with("name", "qemu").with("type", "raw"))
 }
 
 fn backing_element(disk: &str, image: &BackingImage) -> Result<Element, DomainProblem> {

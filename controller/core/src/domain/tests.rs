@@ -98,18 +98,30 @@ fn described(
 ) -> Result<String, DomainProblem> {
     let (masked, host, disks) = (names(masked), host.map(names), prepared(spec));
     domain_xml(&DomainInput {
+        virt_type,
+        masked_features: &masked,
+        host_features: host.as_ref(),
+        host_passthrough_migratable: migratable,
+        ..input(spec, &disks)
+    })
+}
+
+/// Returns shop/db with these disks on a node with KVM and without a mask.
+fn input<'a>(spec: &'a VirtualMachineInstanceSpec, disks: &'a [PreparedDisk]) -> DomainInput<'a> {
+    const NONE: &BTreeSet<String> = &BTreeSet::new();
+    DomainInput {
         namespace: "shop",
         name: "db",
         uid: "7d5a3f80-0000-4000-8000-000000000001",
         spec,
-        virt_type,
+        virt_type: VirtType::Kvm,
         architecture: "x86_64",
-        masked_features: &masked,
-        host_features: host.as_ref(),
-        host_passthrough_migratable: migratable,
-        disks: &disks,
+        masked_features: NONE,
+        host_features: None,
+        host_passthrough_migratable: None,
+        disks,
         addresses: &[],
-    })
+    }
 }
 
 /// Returns the elements of those names in a domain, as serialized.
@@ -623,6 +635,33 @@ fn watchdog_sound_and_balloon_are_as_the_spec_has_them() {
         ],
         &["watchdog", "sound", "audio", "memballoon"],
     ));
+}
+
+#[test]
+fn drive_without_a_volume_is_empty_and_not_booted() {
+    let spec = spec(&json!({
+        "devices": {"disks": [{"name": "drive", "cdrom": {}}, {"name": "root", "disk": {}}]},
+        "volumes": [{"name": "root", "containerDisk": {"image": "i"}}, {"name": "files", "secret": {"secretName": "s"}}],
+    }));
+    let mut disks = prepared(&spec);
+    disks.retain(|disk| disk.name != "drive");
+    let xml = domain_xml(&input(&spec, &disks)).unwrap();
+    let document = Document::parse(&xml).unwrap();
+    let found: Vec<_> = document
+        .descendants()
+        .filter(|node| node.has_tag_name("disk"))
+        .map(|disk| {
+            let has = |name: &str| disk.children().any(|child| child.has_tag_name(name));
+            (disk.attribute("device").unwrap(), has("source"), has("boot"))
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [("cdrom", false, false), ("disk", true, true), ("disk", true, false)]
+    );
+    // The disk of a volume must have been prepared.
+    let missing = domain_xml(&input(&spec, &[]));
+    assert!(matches!(missing, Err(DomainProblem::DiskNotPrepared(name)) if name == "root"));
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
             size: arrives,
         });
     }
-    if let Some(size) = arrives.filter(|_| volume.cloud_init().is_some()) {
+    if let Some(size) = arrives.filter(|_| volume.cloud_init().is_some() || volume.files().is_some()) {
         return Some(DiskSource::Blank { size });
     }
     if let Some(data) = volume.cloud_init() {
@@ -73,6 +73,11 @@ fn source(volume: &Volume, input: &PodInput<'_>, namespace: &str, name: &str) ->
                 .map(|_| system_uuid(input.instance, namespace, name)),
             key_secrets: key_secrets(&input.instance.spec, volume).count(),
         }));
+    }
+    if let Some(files) = volume.files() {
+        return Some(DiskSource::Files {
+            label: files.label.into(),
+        });
     }
     if let Some(disk) = &volume.empty_disk {
         let capacity = quantity::bytes(&disk.capacity.0)?;

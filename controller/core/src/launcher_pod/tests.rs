@@ -808,6 +808,43 @@ fn names_are_labels_and_the_same_each_time() {
 }
 
 #[test]
+fn files_of_objects_are_mounted_and_come_with_a_guest_that_can_write_to_them() {
+    let pod = made(
+        &small(json!({"volumes": [
+            {"name": "a", "configMap": {"name": "settings", "optional": true}},
+            {"name": "b", "sysprep": {"secret": {"name": "answers"}}},
+        ]})),
+        &[],
+    );
+    let volumes = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap();
+    let volume = |name: &str| volumes.iter().find(|volume| volume.name == name).unwrap();
+    let map = volume("a").config_map.as_ref().unwrap();
+    assert_eq!((map.name.as_str(), map.optional), ("settings", Some(true)));
+    let secret = volume("b").secret.as_ref().unwrap();
+    assert_eq!(
+        (secret.secret_name.as_deref(), secret.optional),
+        (Some("answers"), Some(false))
+    );
+    let mounts = container(&pod).volume_mounts.as_ref().unwrap();
+    for (name, path) in [("a", "/secrets/a/files"), ("b", "/secrets/b/files")] {
+        assert!(
+            mounts
+                .iter()
+                .any(|mount| mount.name == name && mount.mount_path == path)
+        );
+    }
+    let labels: Vec<_> = guest(&pod)
+        .disks
+        .into_iter()
+        .map(|disk| match disk.source {
+            DiskSource::Files { label } => label,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(labels, ["cfgdata", "unattendCfg"]);
+}
+
+#[test]
 fn public_keys_are_mounted_for_the_volume_that_carries_them() {
     let keys = |secret: &str, method: &str| json!({"sshPublicKey": {"source": {"secret": {"secretName": secret}}, "propagationMethod": {(method): {}}}});
     let spec = small(json!({

@@ -3,16 +3,16 @@
 use drydock_api::{
     kubevirt::{
         VirtualMachineInstanceSpec,
-        volumes::{PullPolicy, Volume as GuestVolume},
+        volumes::{FilesKind, PullPolicy, Volume as GuestVolume},
     },
     launcher::{
-        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_KEYS, SECRET_NETWORK,
-        SECRET_USER, SECRETS_FOLDER, VOLUMES_FOLDER,
+        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_FILES, SECRET_KEYS,
+        SECRET_NETWORK, SECRET_USER, SECRETS_FOLDER, VOLUMES_FOLDER,
     },
 };
 use k8s_openapi::api::core::v1::{
-    EmptyDirVolumeSource, ImageVolumeSource, LocalObjectReference, PersistentVolumeClaimVolumeSource,
-    SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+    ConfigMapVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, LocalObjectReference,
+    PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
 };
 
 use super::{
@@ -128,6 +128,37 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
             });
             mounts.push(mount(&name, format!("{SECRETS_FOLDER}/{}/{part}", volume.name), true));
         }
+    } else if let Some(files) = volume.files() {
+        if arriving_size(volume, input).is_some() {
+            return;
+        }
+        let (mut secret, mut config_map) = (None, None);
+        match files.kind {
+            FilesKind::Secret => {
+                secret = Some(SecretVolumeSource {
+                    secret_name: Some(files.name.into()),
+                    default_mode: Some(0o440),
+                    optional: Some(files.optional),
+                    ..SecretVolumeSource::default()
+                });
+            }
+            FilesKind::ConfigMap => {
+                config_map = Some(ConfigMapVolumeSource {
+                    name: files.name.into(),
+                    default_mode: Some(0o440),
+                    optional: Some(files.optional),
+                    ..ConfigMapVolumeSource::default()
+                });
+            }
+        }
+        volumes.push(Volume {
+            name: name.clone(),
+            secret,
+            config_map,
+            ..Volume::default()
+        });
+        let path = format!("{SECRETS_FOLDER}/{}/{SECRET_FILES}", volume.name);
+        mounts.push(mount(&name, path, true));
     } else if let Some(claim) = claim(volume) {
         let read_only = volume
             .persistent_volume_claim

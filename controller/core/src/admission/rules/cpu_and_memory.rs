@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use drydock_api::kubevirt::{
-    Amount,
-    domain::{Cpu, Domain, Resources},
+use drydock_api::{
+    kubevirt::{
+        Amount,
+        domain::{Cpu, Domain, Resources},
+    },
+    launcher::KVM_RESOURCE,
 };
 
 use crate::{
@@ -78,6 +81,12 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
                     Some(_) => {}
                 },
                 "memory" | "ephemeral-storage" => {}
+                // Each guest has one.
+                KVM_RESOURCE => {
+                    if quantity::bytes(&amount.0) != Some(1) {
+                        refusals.not_allowed(&at, amount, "1, which is requested for each guest");
+                    }
+                }
                 _ => refusals.not_supported(&at),
             }
         }

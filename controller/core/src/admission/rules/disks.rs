@@ -18,7 +18,8 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         let at_disk = at_disks.index(index);
         if let Some(first) = disks[..index].iter().position(|other| other.name == disk.name) {
             refusals.duplicate(&at_disk.field("name"), &disk.name, &at_disks.index(first));
-        } else if !spec.volumes.iter().any(|volume| volume.name == disk.name) {
+        } else if disk.cdrom.is_none() && !spec.volumes.iter().any(|volume| volume.name == disk.name) {
+            // A CD-ROM drive without a volume is empty.
             let allowed = format_args!("the name of one of {}", at.field("volumes"));
             refusals.not_allowed(&at_disk.field("name"), &disk.name, allowed);
         }

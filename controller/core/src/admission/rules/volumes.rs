@@ -1,6 +1,6 @@
 //! Volumes, which back the guest's disks.
 
-use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, Volume};
+use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, SysprepVolume, Volume};
 
 use super::names::{self, DNS_LABEL, is_dns_label};
 use crate::{
@@ -16,8 +16,8 @@ const LARGEST: u64 = 2 << 50;
 /// length counts.
 const CLOUD_INIT: usize = 2048;
 
-const SOURCES: &str =
-    "one of containerDisk, cloudInitNoCloud, cloudInitConfigDrive, persistentVolumeClaim, dataVolume and emptyDisk";
+const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, cloudInitConfigDrive, persistentVolumeClaim, dataVolume, emptyDisk, \
+     configMap, secret and sysprep";
 
 pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
     let at = at.field("volumes");
@@ -72,6 +72,9 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
         ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
         ("dataVolume", volume.data_volume.is_some()),
         ("emptyDisk", volume.empty_disk.is_some()),
+        ("configMap", volume.config_map.is_some()),
+        ("secret", volume.secret.is_some()),
+        ("sysprep", volume.sysprep.is_some()),
     ];
     let set: Vec<&str> = sources
         .into_iter()
@@ -106,11 +109,44 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     if let Some(data) = &volume.data_volume {
         names::reference(&data.name, &at.field("dataVolume").field("name"), refusals);
     }
+    if let Some(map) = &volume.config_map {
+        let at = at.field("configMap");
+        names::reference(&map.name, &at.field("name"), refusals);
+        label(map.volume_label.as_deref(), &at, refusals);
+    }
+    if let Some(secret) = &volume.secret {
+        let at = at.field("secret");
+        names::reference(&secret.secret_name, &at.field("secretName"), refusals);
+        label(secret.volume_label.as_deref(), &at, refusals);
+    }
+    if let Some(sysprep) = &volume.sysprep {
+        self::sysprep(sysprep, &at.field("sysprep"), refusals);
+    }
     if let Some(disk) = &volume.empty_disk
         && quantity::bytes(&disk.capacity.0).is_none_or(|bytes| !(SECTOR..=LARGEST).contains(&bytes))
     {
         let at = at.field("emptyDisk").field("capacity");
         refusals.not_allowed(&at, &disk.capacity, "an amount of bytes such as 1Gi, from 512 to 2Pi");
+    }
+}
+
+/// Checks the label of an ISO 9660 file system.
+fn label(label: Option<&str>, at: &At, refusals: &mut Refusals) {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    if let Some(label) = label
+        && !(label.len() <= 32 && label.chars().all(good))
+    {
+        let allowed = "up to 32 letters, digits, `_`, `-` and `.`";
+        refusals.not_allowed(&at.field("volumeLabel"), label, allowed);
+    }
+}
+
+fn sysprep(volume: &SysprepVolume, at: &At, refusals: &mut Refusals) {
+    match (&volume.config_map, &volume.secret) {
+        (None, None) => refusals.required(at, "one of configMap and secret"),
+        (Some(map), None) => names::reference(&map.name, &at.field("configMap").field("name"), refusals),
+        (None, Some(secret)) => names::reference(&secret.name, &at.field("secret").field("name"), refusals),
+        (Some(_), Some(_)) => refusals.conflict(&at.field("secret"), at.field("configMap")),
     }
 }
 

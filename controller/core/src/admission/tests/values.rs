@@ -130,6 +130,20 @@ fn memory_and_requests() {
             "spec.domain.resources.limits.hugepages-2Mi is not supported by Drydock",
         ),
         (
+            &[(
+                "/domain/resources",
+                r#"{"requests": {"memory": "1Gi", "devices.kubevirt.io/kvm": "1"}}"#,
+            )],
+            "",
+        ),
+        (
+            &[(
+                "/domain/resources",
+                r#"{"limits": {"memory": "1Gi", "devices.kubevirt.io/kvm": "2"}}"#,
+            )],
+            "spec.domain.resources.limits.devices.kubevirt.io/kvm: `2` is not allowed; allowed: 1",
+        ),
+        (
             &[("/domain/resources", r#"{"limits": {"cpu": "513"}}"#)],
             "spec.domain.resources.limits.cpu: `513` is not allowed; allowed: at most 512",
         ),
@@ -331,8 +345,8 @@ fn volumes() {
         ),
         // Reported once, by name.
         (
-            &[("/volumes/0", r#"{"name": "root", "configMap": {"name": "x"}}"#)],
-            "spec.volumes[0].configMap is not supported by Drydock",
+            &[("/volumes/0", r#"{"name": "root", "hostDisk": {"path": "/x"}}"#)],
+            "spec.volumes[0].hostDisk is not supported by Drydock",
         ),
         (
             &[
@@ -800,6 +814,67 @@ fn replica_sets_select_what_they_make() {
     assert!(told(&object, Kind::ReplicaSet).starts_with(
         "spec.selector.matchExpressions[0].operator: `Is` is not allowed; allowed: In, NotIn, Exists, DoesNotExist"
     ));
+}
+
+#[test]
+fn files_of_objects_and_empty_drives() {
+    check(&[
+        (
+            &[("/volumes/-", r#"{"name": "a", "configMap": {"name": "settings"}}"#)],
+            "",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "secret": {"secretName": "s", "optional": true, "volumeLabel": "my-LABEL_1"}}"#,
+            )],
+            "",
+        ),
+        (
+            &[("/volumes/-", r#"{"name": "a", "sysprep": {"secret": {"name": "s"}}}"#)],
+            "",
+        ),
+        (
+            &[("/volumes/-", r#"{"name": "a", "sysprep": {}}"#)],
+            "spec.volumes[1].sysprep must be set: one of configMap and secret",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "sysprep": {"secret": {"name": "s"}, "configMap": {"name": "c"}}}"#,
+            )],
+            "spec.volumes[1].sysprep.secret cannot be set together with spec.volumes[1].sysprep.configMap",
+        ),
+        (
+            &[("/volumes/-", r#"{"name": "a", "configMap": {"name": "No"}}"#)],
+            "spec.volumes[1].configMap.name: `No` is not allowed",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "secret": {"secretName": "s", "volumeLabel": "a b"}}"#,
+            )],
+            "spec.volumes[1].secret.volumeLabel: `a b` is not allowed; allowed: up to 32",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "secret": {"secretName": "s"}, "emptyDisk": {"capacity": "1Gi"}}"#,
+            )],
+            "spec.volumes[1].secret cannot be set together with",
+        ),
+        (
+            &[(
+                "/domain/devices/disks/-",
+                r#"{"name": "drive", "cdrom": {"bus": "sata"}}"#,
+            )],
+            "",
+        ),
+        (
+            &[("/domain/devices/disks/-", r#"{"name": "drive", "disk": {}}"#)],
+            "spec.domain.devices.disks[1].name: `drive` is not allowed",
+        ),
+    ]);
 }
 
 #[test]
