@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn files_of_the_name_and_the_end_of_the_folder_are_told_and_nothing_else() {
+    async fn watch_reports_files_of_the_name_and_the_folders_end_only() {
         let folder = std::env::temp_dir().join(format!("drydock-folder-watch-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir(&folder).unwrap();

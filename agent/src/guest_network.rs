@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_profile_is_there_before_it_is_said_and_comes_back_whatever_is_done_to_it() {
+    async fn profile_exists_before_it_is_reported_and_is_restored() {
         let kubelet = folder("kept");
         let process = Process::new();
         let mut profiles = Profiles::start(&process, &kubelet, Path::new("/no/parser"));

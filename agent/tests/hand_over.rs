@@ -134,8 +134,8 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
 }
 
 #[tokio::test]
-async fn a_reply_that_is_lost_leaves_the_guest_at_the_source_and_it_can_move_again() {
-    if skipped("a_reply_that_is_lost_leaves_the_guest_at_the_source_and_it_can_move_again") {
+async fn lost_reply_leaves_the_guest_at_the_source_free_to_move() {
+    if skipped("lost_reply_leaves_the_guest_at_the_source_free_to_move") {
         return;
     }
     let mut world = World::new().await;
@@ -239,8 +239,8 @@ enum Death {
 }
 
 #[tokio::test]
-async fn a_libvirtd_that_dies_when_its_guest_has_left_never_lets_it_go_on() {
-    if skipped("a_libvirtd_that_dies_when_its_guest_has_left_never_lets_it_go_on") {
+async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
+    if skipped("libvirtd_killed_after_the_hand_over_resumes_no_guest") {
         return;
     }
     let mut world = World::new().await;
@@ -297,8 +297,8 @@ async fn a_libvirtd_that_dies_when_its_guest_has_left_never_lets_it_go_on() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_lost_with_the_sources_tunnel_is_not_guessed() {
-    if skipped("a_release_that_is_lost_with_the_sources_tunnel_is_not_guessed") {
+async fn release_lost_with_the_source_tunnel_is_not_assumed() {
+    if skipped("release_lost_with_the_source_tunnel_is_not_assumed") {
         return;
     }
     let mut world = World::new().await;
@@ -336,8 +336,8 @@ async fn a_release_that_is_lost_with_the_sources_tunnel_is_not_guessed() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_lost_with_the_targets_tunnel_is_left_to_agents() {
-    if skipped("a_release_that_is_lost_with_the_targets_tunnel_is_left_to_agents") {
+async fn release_lost_with_the_target_tunnel_is_left_to_agents() {
+    if skipped("release_lost_with_the_target_tunnel_is_left_to_agents") {
         return;
     }
     for _ in 0..runs() {

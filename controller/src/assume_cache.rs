@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_of_what_has_been_shown_has_gone_or_is_another() {
+    fn assumed_objects_are_dropped_once_shown_gone_or_replaced() {
         // The watch was faster than the response, or the name belongs to another object or to none by now.
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
             let objects = AssumeCache::filled(shown);

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_planner_marks_an_instance_as_it_looked_at_it_and_an_eviction_in_any_state() {
+    async fn planner_marks_the_seen_instance_an_eviction_any() {
         let instance = marked();
         let evacuation = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
         let mark = Mark {

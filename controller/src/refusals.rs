@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_tried_again_ever_later_until_it_succeeds_or_is_not_wanted() {
+    fn step_backs_off_until_it_succeeds_or_is_unwanted() {
         let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
         let (web, db) = (Key::namespaced("shop", "web"), Key::namespaced("shop", "db"));
         let mut waits = Vec::new();

@@ -128,6 +128,18 @@ def _missing_paths() -> dict[str, list[str]]:
     return {"files that documents name exist": found}
 
 
+# A name that says subject, condition and result, and still fits into a line of output.
+TEST_NAME = 60
+
+_TESTS = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:async\s+)?fn (\w+)|\bdef test_(\w+)")
+
+
+def long_test_names(text: str) -> list[str]:
+    """Names of tests, in Rust or Python, that are too long."""
+    names = (found[1] or found[2] for found in _TESTS.finditer(text))
+    return [name for name in names if len(name) > TEST_NAME]
+
+
 # What a README can hold for somebody who looks for the first time.
 README_BYTES = 6 * 1024
 
@@ -168,10 +180,13 @@ def _conventions() -> dict[str, list[str]]:
         and not re.search(r"(^|/)(tests|\w+_tests|asking)(/|\.rs)", name)
         and re.search(r"\banyhow\b", (REPOSITORY / name).read_text())
     ]
+    sources, _ = command(["git", "ls-files", "*.rs", "*.py"], quiet=True)
+    long_names = [f"{name}: {test}" for name in sources.split() for test in long_test_names((REPOSITORY / name).read_text())]
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
         "errors of programs are types": untyped,
+        f"tests have names of at most {TEST_NAME} characters": long_names,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }
 

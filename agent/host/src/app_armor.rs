@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parser_is_given_the_profile_and_its_last_word_is_the_error() {
+    fn parser_reads_the_profile_and_its_last_line_is_the_error() {
         let folder = Folder::new().unwrap();
         let script = folder.0.join("parser");
         let got = folder.0.join("got");

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_replaces_what_was_known_and_everybody_may_read_it() {
+    fn new_cache_replaces_the_old_and_is_readable_by_all() {
         let scene = Scene::new("replaces");
         scene.learned("a.xml", "old");
         scene.learned("other", "something else");

@@ -138,8 +138,8 @@ fn disk(format: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_guest_stands_still_at_its_target_until_it_may_go_on_and_moves_back() {
-    if skipped("a_guest_stands_still_at_its_target_until_it_may_go_on_and_moves_back") {
+async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
+    if skipped("guest_waits_at_its_target_for_its_release_and_moves_back") {
         return;
     }
     let Pair { mut source, mut target } = Pair::new("").await;
@@ -239,8 +239,8 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
 }
 
 #[tokio::test]
-async fn a_guest_that_is_ended_while_it_arrives_may_be_said_to_shut_down_and_never_to_run() {
-    if skipped("a_guest_that_is_ended_while_it_arrives_may_be_said_to_shut_down_and_never_to_run") {
+async fn guest_ended_while_it_arrives_never_counts_as_running() {
+    if skipped("guest_ended_while_it_arrives_never_counts_as_running") {
         return;
     }
     let Pair { source, target } = Pair::new("").await;
@@ -355,8 +355,8 @@ async fn a_migration_goes_on_without_whoever_began_it() {
 }
 
 #[tokio::test]
-async fn a_libvirtd_that_dies_ends_the_call_and_the_migration_and_not_the_guest() {
-    if skipped("a_libvirtd_that_dies_ends_the_call_and_the_migration_and_not_the_guest") {
+async fn killed_libvirtd_ends_call_and_migration_but_not_the_guest() {
+    if skipped("killed_libvirtd_ends_call_and_migration_but_not_the_guest") {
         return;
     }
     let Pair { source, mut target } = Pair::new("").await;
@@ -488,8 +488,8 @@ async fn a_whole_disk_is_copied() {
 }
 
 #[tokio::test]
-async fn a_cpu_that_the_host_does_not_have_is_refused_by_the_name_of_the_feature() {
-    if skipped("a_cpu_that_the_host_does_not_have_is_refused_by_the_name_of_the_feature") {
+async fn cpu_beyond_the_host_is_refused_with_the_missing_feature() {
+    if skipped("cpu_beyond_the_host_is_refused_with_the_missing_feature") {
         return;
     }
     let mut side = Side::new().await;

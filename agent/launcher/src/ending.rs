@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_has_left_did_not_end_here_whatever_became_of_what_is_left() {
+    fn guest_that_migrated_away_has_not_ended_in_this_pod() {
         let killed = Some(ProcessEnd::Killed(Signal::SIGKILL));
         for reason in [
             None,

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_takes_nothing_stops_nobody_and_learns_how_much_it_missed() {
+    fn stalled_reader_stops_no_one_and_reads_how_much_it_missed() {
         let (mut outlet, mut reader) = outlet();
         let line = format!("guest: {}\n", "x".repeat(1000));
         for _ in 0..10_000 {

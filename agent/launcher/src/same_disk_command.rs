@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn images_with_the_same_file_are_told_from_those_with_the_same_content() {
+    fn images_with_the_same_file_differ_from_those_with_a_copy() {
         let folder = tempfile::tempdir().unwrap();
         let [own, volume, copy, empty] = ["own", "volume", "copy", "empty"].map(|name| folder.path().join(name));
         let file = image(&own, "a.img", &[1; 4096]);

@@ -33,7 +33,7 @@ const DEAF: Manners = Manners {
 };
 
 #[test]
-fn a_guest_is_heard_on_standard_output_and_shuts_down_when_the_pod_is_told_to_end() {
+fn console_is_on_standard_output_and_sigterm_shuts_guest_down() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     assert!(pod.seen.iter().any(|line| line == "guest: hello"), "{:?}", pod.seen);
@@ -48,7 +48,7 @@ fn a_guest_is_heard_on_standard_output_and_shuts_down_when_the_pod_is_told_to_en
 }
 
 #[test]
-fn a_guest_that_does_not_listen_is_destroyed_and_cannot_speak_for_the_launcher() {
+fn unresponsive_guest_is_destroyed_and_cannot_forge_a_report() {
     let mut pod = Sandbox::start(DEAF, 3);
     pod.boot();
     pod.tell_to_end();
@@ -114,7 +114,7 @@ fn a_guest_that_ends_while_libvirtd_is_dead_has_crashed() {
 }
 
 #[test]
-fn a_guest_that_has_left_has_not_crashed_though_libvirtd_was_lost() {
+fn guest_that_migrated_has_not_crashed_though_libvirtd_did() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     let qemu = pod.child("qemu-system");
@@ -201,7 +201,7 @@ fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
 }
 
 #[test]
-fn a_guest_that_cannot_be_started_has_failed_with_qemu_s_own_words() {
+fn guest_that_cannot_start_fails_with_the_error_of_qemu() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
     // QEMU starts, but the file contains no disk.
@@ -282,7 +282,7 @@ fn a_guest_that_moves_has_not_ended() {
 }
 
 #[test]
-fn a_guest_that_could_not_move_goes_on_where_it_was_and_the_target_says_so() {
+fn failed_migration_leaves_the_guest_and_the_target_reports_it() {
     let mut source = Sandbox::start(POLITE, 60);
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
@@ -301,7 +301,7 @@ fn a_guest_that_could_not_move_goes_on_where_it_was_and_the_target_says_so() {
 }
 
 #[test]
-fn what_the_node_knows_of_its_qemu_is_not_found_out_again_if_it_is_true() {
+fn cached_capabilities_of_qemu_are_used_while_they_are_valid() {
     let learned = |pod: &mut Sandbox| {
         pod.ready();
         pod.virsh(&["domcapabilities"]);

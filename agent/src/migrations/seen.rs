@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_has_a_guest_that_runs_only_if_libvirt_says_that_it_runs() {
+    fn target_has_a_running_guest_only_if_libvirt_reports_it() {
         use TargetDomain as D;
         for (state, expected) in [
             (State::Running(RunningReason::Unpaused), D::Running),

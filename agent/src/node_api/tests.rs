@@ -269,7 +269,7 @@ async fn requests_that_cannot_be_served_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn only_controllers_of_the_bundle_are_served_and_only_this_agent_is_recognized() {
+async fn node_api_serves_controllers_of_the_bundle_only() {
     let setup = setup().await;
     let works = async |config| {
         let Ok(mut stream) = setup.connect(config).await else {

@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_guest_that_is_paused_as_by_a_user_is_complete_and_has_not_run() {
+    fn guest_is_complete_and_unstarted_only_if_paused_by_user() {
         for (state, expected) in [
             (State::Paused(PausedReason::User), GuestHere::Complete),
             (State::Paused(PausedReason::Migration), GuestHere::Incoming),

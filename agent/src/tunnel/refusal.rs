@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_reason_is_logged_once_in_a_while_with_the_number_of_those_that_were_not() {
+    fn reason_is_logged_with_the_count_of_those_left_out() {
         let (log, begin) = (RefusalLog::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
         use StreamRefusal::{BadHeader, TooSlow};

@@ -117,8 +117,8 @@ impl World {
 }
 
 #[tokio::test]
-async fn a_guest_that_may_be_switched_and_was_not_arrives_as_all_others_do() {
-    if cannot("a_guest_that_may_be_switched_and_was_not_arrives_as_all_others_do").await {
+async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
+    if cannot("guest_with_post_copy_allowed_arrives_by_pre_copy").await {
         return;
     }
     let how = Migration {
@@ -163,8 +163,8 @@ async fn a_guest_that_may_be_switched_and_was_not_arrives_as_all_others_do() {
 }
 
 #[tokio::test]
-async fn a_guest_that_is_switched_runs_at_its_target_alone_while_its_memory_follows() {
-    if cannot("a_guest_that_is_switched_runs_at_its_target_alone_while_its_memory_follows").await {
+async fn switched_guest_runs_at_its_target_alone_in_post_copy() {
+    if cannot("switched_guest_runs_at_its_target_alone_in_post_copy").await {
         return;
     }
     let mut world = World::new().await;

@@ -6,7 +6,7 @@ use drydock_api::definitions;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSchemaProps, JSONSchemaPropsOrArray};
 
 #[test]
-fn committed_definitions_are_current_and_small_enough_for_client_side_apply() {
+fn committed_crds_are_current_and_fit_client_side_apply() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds");
     for crd in definitions() {
         let name = crd.metadata.name.clone().unwrap();

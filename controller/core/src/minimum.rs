@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn other_models_come_from_the_cpu_map_and_unknown_ones_are_refused() {
+    fn other_models_are_in_the_cpu_map_or_refused() {
         let map = |name: &str| (name == "Westmere").then(|| BTreeSet::from(["aes".to_owned(), "sse4.2".to_owned()]));
         assert_eq!(Minimum::resolve("Westmere", map).unwrap().features.len(), 2);
         assert_eq!(Minimum::resolve("Westmare", map), None);

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_fifteen_and_later_ones_are_built_in_with_their_v1_aliases() {
+    fn obsolete_models_are_built_in_with_their_v1_aliases() {
         let obsolete = ObsoleteModels::default();
         for name in BUILT_IN {
             assert!(obsolete.lists(name), "{name}");

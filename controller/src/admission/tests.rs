@@ -124,7 +124,7 @@ async fn migrations_are_labelled_and_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_migration_is_created_if_its_instance_can_be_moved_and_the_asker_may_ask_for_it() {
+async fn migration_is_admitted_if_migratable_and_user_authorized() {
     let path = "/validate/virtualmachineinstancemigrations";
     let create = |user: &str, migration: &Value| asked("CREATE", user, migration, &Value::Null);
     assert!(answer(path, create("somebody", &migration("vm"))).await.allowed);

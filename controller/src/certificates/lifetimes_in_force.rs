@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_object_in_force_decides_and_a_refused_one_changes_nothing() {
+    fn object_in_force_decides_and_a_refused_one_does_not() {
         let namespaces = ["drydock".to_owned(), "kubevirt".to_owned()];
         let seconds = |spec: Value, last: Option<&Configuration>| {
             let objects = [

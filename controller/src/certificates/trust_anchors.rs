@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bundle_of_an_api_service_is_replaced_where_it_is_ours_and_differs() {
+    async fn bundle_of_own_api_services_is_replaced_where_it_differs() {
         for (namespace, bundle, held, patched) in [
             ("drydock", None, Some(&b""[..]), true),
             ("drydock", Some("old"), Some(b"old"), true),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn bundles_of_our_own_webhooks_are_read_and_replaced_where_they_differ() {
+    fn bundles_of_own_webhooks_are_replaced_where_they_differ() {
         let object = configuration();
         assert_eq!(object.bundles("drydock"), [b"".to_vec(), b"bundle".to_vec()]);
         let patch = object.patch("drydock", b"bundle").unwrap();

@@ -42,7 +42,7 @@ fn names(instances: &Instances, set: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_made_is_there_until_it_is_shown_or_a_while_has_passed() {
+async fn created_object_is_assumed_until_shown_or_expired() {
     let instances = Instances::filled([instance("a", "u1", Some("s1"))]);
     instances.made(instance("b", "u2", Some("s1")));
     instances.made(instance("c", "u3", None));

@@ -64,7 +64,7 @@ fn with_status(machine: &VirtualMachine, body: &Value, version: &str) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_is_a_status_an_instance_and_an_event_and_is_not_repeated() {
+async fn start_writes_status_instance_and_event_once() {
     let mut first = machine(RunStrategy::Always, "10");
     first.metadata.finalizers = None;
     let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
@@ -116,7 +116,7 @@ async fn a_start_is_a_status_an_instance_and_an_event_and_is_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_is_deleted_once_and_only_if_it_is_the_one_that_was_seen() {
+async fn instance_is_deleted_once_with_its_uid_as_precondition() {
     let mut halted = machine(RunStrategy::Halted, "10");
     halted.spec.template.spec.hostname = Some("x".into());
     let running = instance(&halted, "i1", Phase::Running);
@@ -191,7 +191,7 @@ async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_machine_goes_when_the_api_server_says_that_its_instance_is_gone() {
+async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
     let mut going = machine(RunStrategy::Always, "10");
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     let (task, mut server, _told) = task(vec![going.clone()], vec![]);

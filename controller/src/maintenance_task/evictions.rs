@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_pod_is_named_by_its_uid_and_has_the_time_that_was_asked_for() {
+    async fn pod_is_deleted_by_uid_with_the_requested_grace_period() {
         let (client, mut server) = api_server();
         let evictions = Evictions::new(client, WorkQueue::new("nodes", 1));
         let target = Target {

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phase_that_may_be_over_in_a_moment_is_not_told_unless_there_is_news_beside_it() {
+    fn passing_phase_is_written_only_beside_another_change() {
         use MigrationPhase::{Pending, PreparingTarget, Running, Scheduled, Scheduling, TargetReady};
         let limit = || Some(waits("SourceNodeLimit"));
         let cases: Vec<Case> = vec![

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waited_under_the_leader_before_gets_its_turn_though_nothing_of_it_is_news() {
+    fn waiter_under_an_earlier_leader_gets_its_turn() {
         let turns = SlotScheduler::default();
         let entries = vec![waiting("one"), waiting("two")];
         let limits = drydock_core::configuration::Configuration::default().migrations;

@@ -49,7 +49,7 @@ fn migrations_are_found_by_their_instance() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_was_made_counts_until_the_watch_shows_it_or_for_a_while() {
+async fn created_migration_counts_until_shown_or_expired() {
     let made = |uid: &str| {
         let mut made = migration("made", "vm1", "Pending");
         made.metadata.uid = Some(uid.into());
@@ -99,7 +99,7 @@ fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
 }
 
 #[test]
-fn what_has_succeeded_is_told_once_and_what_is_not_over_is_known() {
+fn success_is_reported_once_and_unfinished_steps_are_kept() {
     let migrations = Migrations::filled([
         migration("a", "vm1", "Succeeded"),
         migration("b", "vm1", "Failed"),

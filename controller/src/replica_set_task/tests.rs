@@ -73,7 +73,7 @@ async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, 
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_missing_is_made_in_growing_batches_and_counts_before_it_is_shown() {
+async fn missing_members_are_created_in_growing_batches() {
     let wanted = set(5);
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {

@@ -199,7 +199,7 @@ async fn written(server: &mut ApiServer, method: Method, path: &str) -> Asked {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_is_authorized_by_the_whole_path_and_patches_the_machine() {
+async fn start_is_authorized_by_its_path_and_patches_the_machine() {
     let mut setup = setup();
     let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
     let api = async {
@@ -264,7 +264,7 @@ async fn who_has_no_right_is_refused_and_nothing_is_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn patch_that_is_not_applied_is_a_conflict_if_the_machine_has_changed() {
+async fn refused_patch_is_a_conflict_if_the_machine_changed() {
     for (now, code, message) in [
         (
             machine("Manual"),
@@ -362,7 +362,7 @@ async fn cancelled_evacuation_takes_the_mark_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn port_is_forwarded_only_to_an_instance_that_exists_and_is_the_machines() {
+async fn port_forward_requires_an_instance_of_the_machine() {
     let mut setup = setup();
     let send = setup.send(Method::GET, "virtualmachineinstances/vm/portforward/22/tcp", "");
     let api = async {
@@ -418,7 +418,7 @@ async fn port(process: &Process, trust: Trust, client: Client) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn documents_are_for_everybody_and_all_else_for_users_of_the_front_proxy() {
+async fn discovery_is_open_and_all_else_needs_the_front_proxy() {
     let process = Process::new();
     let (client, mut server) = api_server();
     let (certificate, bundle) = served();

@@ -109,7 +109,7 @@ async fn reviews_get_the_verdict_of_their_handler() {
 }
 
 #[tokio::test]
-async fn whatever_is_sent_the_answer_says_what_is_wrong_and_the_next_one_is_answered() {
+async fn any_body_gets_an_error_and_the_next_request_a_response() {
     let served = served(Duration::ZERO, DEADLINE).await;
     let mut connection = served.connect().await;
     let mut old = review("1");
@@ -171,7 +171,7 @@ async fn what_is_too_large_is_not_read() {
 }
 
 #[tokio::test]
-async fn who_is_told_to_stop_finishes_what_was_begun_and_sends_others_away() {
+async fn stopping_server_finishes_requests_and_refuses_new_ones() {
     let served = served(Duration::from_millis(50), DEADLINE).await;
     let (mut idle, mut busy) = (served.connect().await, served.connect().await);
     let body = review("1").to_string();
@@ -220,7 +220,7 @@ async fn a_verdict_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn without_a_certificate_handshakes_fail_and_others_are_still_taken() {
+async fn handshake_without_a_certificate_fails_and_port_stays_open() {
     let readiness = Readiness::new();
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let process = Process::new();

@@ -97,7 +97,7 @@ class Stages(unittest.TestCase):
 
 
 class Pods(unittest.TestCase):
-    def test_a_pod_by_hand_has_the_launcher_and_nothing_that_drydock_knows_it_by(self) -> None:
+    def test_pod_by_hand_has_the_launcher_and_no_label_of_drydock(self) -> None:
         guest = {"domain": "default_vm", "hostUuid": "one", "disks": [{"name": "root", "blank": {"size": 5}}]}
         like: dict[str, Any] = {
             "metadata": {"name": "virt-launcher-vm", "labels": {"kubevirt.io": "virt-launcher"}, "ownerReferences": [{}]},

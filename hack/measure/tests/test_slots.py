@@ -25,7 +25,7 @@ SIDES = {"source": {"node": "a"}, "target": {"node": "b"}}
 
 
 class Slots(unittest.TestCase):
-    def test_a_slot_is_held_from_the_first_write_with_sides_to_the_answer_to_the_last(self) -> None:
+    def test_slot_is_held_from_first_to_last_write_with_sides(self) -> None:
         found = held(
             [
                 line("m", {"phase": "Pending"}, 1),

@@ -26,7 +26,7 @@ class Pushes(unittest.TestCase):
             with self.subTest(streams), tempfile.TemporaryDirectory() as folder, carrier(Path(folder)) as carrying:
                 self.assertGreater(push(carrying, streams, 3 * PIECE), 0)
 
-    def test_it_is_looked_at_while_streams_stand_still_and_while_they_flow(self) -> None:
+    def test_streams_are_watched_both_idle_and_flowing(self) -> None:
         looks: list[None] = []
         with tempfile.TemporaryDirectory() as folder, carrier(Path(folder)) as carrying:
             push(carrying, 2, 8 * PIECE, lambda: looks.append(None))

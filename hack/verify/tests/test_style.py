@@ -2,7 +2,7 @@
 
 import unittest
 
-from verify.style import lint_differences, missing_paths, missing_tests
+from verify.style import TEST_NAME, lint_differences, long_test_names, missing_paths, missing_tests
 
 
 class NamedTests(unittest.TestCase):
@@ -14,6 +14,14 @@ class NamedTests(unittest.TestCase):
     def test_paths_are_whole_and_of_the_repository(self) -> None:
         text = "`hack/up`, `controller/core/none.rs`, `status/x`, hack/none and `hack/up --name x`"
         self.assertEqual(missing_paths(text, lambda name: name == "hack/up"), ["controller/core/none.rs"])
+
+    def test_long_names_of_tests_are_found_in_both_languages(self) -> None:
+        longest, longer = "a" * TEST_NAME, "b" * (TEST_NAME + 1)
+        rust = "#[tokio::test(start_paused = true)]\n    #[ignore = \"slow\"]\n    async fn {}() {{}}\n#[test]\nfn {}() {{}}\n"
+        python = "    def test_{}(self) -> None:\n    def test_{}(self) -> None:\n"
+        for text in (rust, python):
+            self.assertEqual(long_test_names(text.format(longest, longer)), [longer])
+        self.assertEqual(long_test_names(f"fn {longer}() {{}}\ndef {longer}():\n"), [])
 
     def test_a_crate_has_the_lints_of_the_workspace_but_for_its_own(self) -> None:
         common = {"rust": {"unsafe_code": "forbid"}, "clippy": {"todo": "deny"}}

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_ends_the_connection_and_loses_nothing_of_what_was_taken() {
+    async fn full_queue_ends_the_connection_and_keeps_taken_events() {
         let (shared, mut events) = Shared::new();
         for _ in 0..=QUEUE {
             shared.forward(DomainEvent::Reboot);

@@ -173,7 +173,7 @@ fn myself() -> u32 {
 }
 
 #[test]
-fn a_socket_for_the_pod_is_made_in_its_folder_and_goes_with_its_listener() {
+fn socket_is_in_the_pods_folder_as_long_as_its_listener() {
     let kubelet = Kubelet::with_volume();
     let folder = kubelet.folder();
     let place = kubelet.volume().join("migration/memory.sock");

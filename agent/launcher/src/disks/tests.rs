@@ -118,7 +118,7 @@ fn a_raw_image_of_half_a_sector_is_a_disk_of_whole_ones() {
 }
 
 #[test]
-fn the_disk_of_an_image_is_its_only_file_or_the_one_that_is_named() {
+fn disk_of_an_image_is_its_only_file_or_that_of_the_path() {
     let pod = Pod::new();
     assert_eq!(pod.refusal(), "NoDiskInImage", "no such image");
     pod.in_image("/etc/a", b"");
@@ -254,7 +254,7 @@ fn an_empty_disk_takes_no_space_yet() {
 }
 
 #[test]
-fn the_disk_of_a_volume_is_taken_as_it_is_and_is_raw_whatever_is_in_it() {
+fn disk_of_a_volume_is_raw_whatever_its_content() {
     let pod = Pod::new();
     let volume = pod.folders().volume("root");
     fs::create_dir_all(&volume).unwrap();
@@ -273,7 +273,7 @@ fn the_disk_of_a_volume_is_taken_as_it_is_and_is_raw_whatever_is_in_it() {
 }
 
 #[test]
-fn the_disk_of_an_empty_volume_is_made_as_large_as_the_volume_and_sparse() {
+fn disk_of_an_empty_volume_has_its_size_and_is_sparse() {
     use std::os::unix::fs::MetadataExt;
     let pod = Pod::new();
     let volume = pod.folders().volume("root");

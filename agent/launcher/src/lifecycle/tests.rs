@@ -349,7 +349,7 @@ fn a_stale_word_does_not_end_a_guest_whose_qemu_lives() {
 }
 
 #[test]
-fn the_power_button_is_pressed_again_and_again_and_then_the_guest_destroyed() {
+fn power_button_is_repeated_before_the_guest_is_destroyed() {
     let mut story = Story::running(30);
     let mut pressed = Vec::new();
     let mut steps = story.happens(Event::ToldToEnd);
@@ -458,7 +458,7 @@ fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
 }
 
 #[test]
-fn a_guest_that_came_up_meanwhile_is_ended_and_not_called_unstarted() {
+fn guest_that_starts_during_the_stop_is_ended() {
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::ToldToEnd), [Action::KillLibvirtd]);
     story.happens(Event::QemuStarted(QEMU));
@@ -487,7 +487,7 @@ fn libvirtd_is_started_again_and_the_guest_goes_on() {
 }
 
 #[test]
-fn a_guest_that_ends_while_libvirtd_is_dead_is_asked_about_later() {
+fn end_of_a_guest_while_libvirtd_is_dead_is_read_later() {
     let mut story = Story::running(30);
     story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
     assert_eq!(

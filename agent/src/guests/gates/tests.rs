@@ -106,7 +106,7 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
 }
 
 #[tokio::test]
-async fn what_was_not_taken_is_written_again_and_a_pod_that_has_gone_has_no_gate() {
+async fn refused_gate_is_written_again_and_a_gone_pod_has_none() {
     let (gates, mut server) = gates(pod(5, None));
     let refused = Err((500, "InternalError"));
     let (set, _) = tokio::join!(gates.set(UID, true), answered(&mut server, refused));

@@ -46,7 +46,7 @@ async fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: &[u8]) {
 }
 
 #[tokio::test]
-async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
+async fn guest_is_released_only_once_the_source_read_the_reply() {
     let world = World::new().await;
     world.pair(MIGRATION, None).await;
     let guest = world.guest();
@@ -79,7 +79,7 @@ async fn the_guest_goes_on_once_the_source_has_read_the_reply_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_guest_that_may_be_switched_stands_still_at_its_target_unless_it_was() {
+async fn guest_with_post_copy_waits_at_its_target_until_switched() {
     let world = World::new().await;
     world.pair(MIGRATION, None).await;
     assert!(world.source.state(MIGRATION).unwrap().holds_last_call);
@@ -179,7 +179,7 @@ async fn missed_last_call_keeps_later_guests_from_being_switched() {
 }
 
 #[tokio::test]
-async fn a_source_that_ends_before_it_has_read_the_reply_proves_nothing() {
+async fn source_that_ends_before_the_reply_proves_nothing() {
     let world = World::new().await;
     world.pair(MIGRATION, None).await;
     let (mut source, mut target) = libvirts(&world).await;

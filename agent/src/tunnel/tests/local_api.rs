@@ -154,7 +154,7 @@ async fn a_source_needs_its_pod_and_a_hostile_one_harms_nobody() {
 }
 
 #[tokio::test]
-async fn lines_that_are_no_calls_are_answered_and_endless_ones_end_the_conversation() {
+async fn invalid_line_gets_an_error_endless_line_ends_connection() {
     let node = Node::new().await;
     let path = node.folder.0.join("tunnels/own.sock");
     let stream = UnixStream::connect(&path).await.unwrap();
@@ -191,7 +191,7 @@ async fn lines_that_are_no_calls_are_answered_and_endless_ones_end_the_conversat
 }
 
 #[tokio::test]
-async fn a_tunnel_that_drains_takes_no_new_session_and_ends_with_its_last() {
+async fn draining_tunnel_takes_no_session_and_ends_with_its_last() {
     let world = World::new().await;
     world.pair(MIGRATION, None).await;
     let node = &world.source;
@@ -223,7 +223,7 @@ async fn a_tunnel_that_drains_takes_no_new_session_and_ends_with_its_last() {
 }
 
 #[tokio::test]
-async fn a_session_that_the_peer_has_closed_keeps_no_tunnel_from_ending() {
+async fn session_closed_by_the_peer_does_not_keep_the_tunnel() {
     let world = World::new().await;
     world.pair(MIGRATION, None).await;
     world.source.until(MIGRATION, |state| state.connected).await;

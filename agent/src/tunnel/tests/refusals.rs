@@ -182,7 +182,7 @@ async fn a_source_that_dials_before_the_target_has_heard_of_it_waits() {
 }
 
 #[tokio::test]
-async fn a_session_that_is_never_told_of_a_peer_lets_nobody_wait_for_ever() {
+async fn session_without_a_peer_ends_its_waiters() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(200))).await;
     let caller = Caller::unheard_of(&node).await;
     assert!(caller.connect(&node, MIGRATION).await.is_err());

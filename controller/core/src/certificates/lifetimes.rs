@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_certificate_fits_into_the_life_of_its_authority_and_a_stage_into_both(
+        fn certificate_lifetime_fits_into_that_of_its_authority(
             ca in 0u64..u64::MAX, ca_before in 0u64..u64::MAX, server in 0u64..u64::MAX, before in 0u64..u64::MAX,
         ) {
             let Lifetimes { authority, serving, settle } = lifetimes((ca, ca_before), (server, before));

@@ -137,7 +137,7 @@ fn what_is_well_is_left_alone_until_the_first_renewal() {
 }
 
 #[test]
-fn without_webhooks_there_is_nowhere_to_publish_and_nothing_to_wait_for() {
+fn without_webhooks_nothing_is_published_or_awaited() {
     let a = authority("a", 48);
     let held = held(&[authority("b", 72), a], leaf("1", "a", 40));
     let mut nowhere = Trust::default();
@@ -268,7 +268,7 @@ fn a_lost_secret_keeps_what_is_trusted_and_served() {
 }
 
 #[test]
-fn a_secret_put_back_from_a_copy_is_not_served_before_it_is_trusted() {
+fn restored_secret_is_not_served_before_it_is_trusted() {
     let (a, copy) = (authority("a", 48), authority("copy", 47));
     let published = trust(at(0), std::slice::from_ref(&a));
     let mine = leaf("1", "a", 24);

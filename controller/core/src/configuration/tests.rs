@@ -59,7 +59,7 @@ fn the_config_map_of_the_drain_documentation_is_read() {
 }
 
 #[test]
-fn each_field_overrides_the_layer_below_and_obsolete_models_add_up() {
+fn fields_override_the_layer_below_obsolete_models_add_up() {
     let lower = config_map(&[
         ("obsolete-cpu-models", "Haswell, Broadwell"),
         ("min-cpu-model", "Westmere"),

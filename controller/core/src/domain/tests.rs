@@ -203,7 +203,7 @@ fn a_spec_that_asks_for_everything() {
 }
 
 #[test]
-fn memory_is_the_guests_else_requested_else_the_limit_and_exact_to_a_kibibyte() {
+fn memory_is_the_guests_else_the_request_else_the_limit() {
     insta::assert_snapshot!(shown(
         &[
             json!({"memory": {"guest": "96Mi"}, "resources": {"requests": {"memory": "1Gi"}}}),
@@ -307,7 +307,7 @@ fn masked_features_are_withheld_from_all_models() {
 }
 
 #[test]
-fn where_the_hosts_features_are_unknown_all_masked_ones_are_withheld() {
+fn all_masked_features_are_withheld_if_the_hosts_are_unknown() {
     let spec = spec(&json!({"cpu": {"model": "Haswell"}}));
     let xml = masked_xml(&spec, VirtType::Kvm, &["avx2", "avx512f"], None).unwrap();
     insta::assert_snapshot!(parts(&xml, &["cpu"]));
@@ -429,7 +429,7 @@ fn a_volume_without_a_disk_gets_one() {
 }
 
 #[test]
-fn disks_are_booted_as_numbered_else_in_the_order_of_the_manifest() {
+fn disks_boot_by_number_else_in_the_manifests_order() {
     let volumes = json!([
         {"name": "cloud", "cloudInitNoCloud": {"userData": "#"}},
         {"name": "scratch", "emptyDisk": {"capacity": "1Gi"}},
@@ -587,7 +587,7 @@ fn random_numbers_are_there_if_asked_for() {
 }
 
 #[test]
-fn inputs_are_on_their_buses_and_a_usb_controller_is_there_for_them() {
+fn inputs_are_on_their_buses_with_a_usb_controller() {
     let input = |name: &str, bus: &str| json!({"name": name, "type": "tablet", "bus": bus});
     let devices = |devices: Value| json!({"devices": devices});
     insta::assert_snapshot!(shown(

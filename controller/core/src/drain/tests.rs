@@ -392,7 +392,7 @@ fn a_lone_eviction_belongs_to_a_cordon_that_is_seen_soon() {
 }
 
 #[test]
-fn failures_are_counted_once_and_back_off_until_there_is_no_more() {
+fn failures_are_counted_once_and_back_off_to_a_limit() {
     let failed = |uid: &str, at: i64| {
         migration(uid, "Failed", |migration| {
             migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
@@ -644,7 +644,7 @@ fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
 }
 
 #[test]
-fn guests_are_kept_from_nodes_that_are_emptied_only_where_nothing_else_does_it() {
+fn drained_nodes_are_excluded_only_where_no_taint_does_it() {
     let node = |spec: Value| serde_json::from_value::<Node>(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap();
     let drain = json!({"key": "kubevirt.io/drain", "effect": "NoSchedule"});
     let everything: Vec<Toleration> = serde_json::from_value(json!([{"operator": "Exists"}])).unwrap();
@@ -986,7 +986,7 @@ fn refused(seconds: i64) -> Option<Refused> {
 }
 
 #[test]
-fn what_is_refused_of_a_guest_is_said_and_not_tried_again_before_its_time() {
+fn refused_guest_is_reported_and_retried_at_its_time() {
     let (plain, marked, stale) = (
         instance("web", |_| {}),
         marked("web", "Taint"),

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn both_pods_of_a_migration_are_protected_until_the_guest_has_moved() {
+    fn pods_of_a_migration_are_protected_until_it_ends() {
         let pods = [
             guarded(pod("source", "a", |_| {}), true, None),
             guarded(pod("target", "b", |_| {}), true, None),

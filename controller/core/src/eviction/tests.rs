@@ -181,7 +181,7 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
 }
 
 #[test]
-fn a_pod_is_not_let_go_by_what_was_shown_before_the_guest_came_into_it() {
+fn pod_is_not_released_by_a_state_older_than_its_guest() {
     // The guest went from a to b, and then into this pod on a. `name` is the source pod of the newest migration in the
     // cache.
     let shown = |node: &str, name: &str, completed: bool| {
@@ -286,7 +286,7 @@ fn a_budget_selects_its_own_pod_and_no_other() {
 }
 
 #[test]
-fn a_budget_is_there_as_long_as_an_eviction_would_move_the_guest() {
+fn budget_exists_while_an_eviction_would_move_the_guest() {
     let late = made() + SignedDuration::from_mins(10);
     for (strategy, migratable, now, expected) in [
         (Nothing, Some("True"), made(), false),

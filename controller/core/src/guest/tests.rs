@@ -244,7 +244,7 @@ fn readiness_by_launcher_decides_ready_and_gate() {
 }
 
 #[test]
-fn the_guests_agent_tells_of_its_system_and_its_pod_of_its_addresses() {
+fn status_has_system_from_agent_and_addresses_from_pod() {
     let mut case = Case::new(&plain(), GuestState::Running);
     case.domain.agent = Some(GuestAgent {
         os: GuestOsInfo {
@@ -317,7 +317,7 @@ fn agent_without_required_commands_is_reported_as_unsupported() {
 }
 
 #[test]
-fn frozen_file_systems_stay_reported_until_the_guest_is_thawed_or_ends() {
+fn frozen_file_systems_are_reported_until_thaw_or_end() {
     let at = Timestamp::from_second(1_000_000).ok();
     for (state, is_thawed, expected) in [
         (GuestState::Running, false, true),

@@ -120,7 +120,7 @@ fn a_pod_that_could_not_be_made_is_told() {
 }
 
 #[test]
-fn it_is_scheduling_until_its_container_runs_and_never_goes_back() {
+fn phase_is_scheduling_until_the_container_runs_once() {
     let waiting = json!({"waiting": {"reason": "ContainerCreating"}});
     for (before, node, state, after) in [
         ("Pending", None, Value::Null, Phase::Scheduling),
@@ -333,7 +333,7 @@ fn a_pod_that_vanished_proves_nothing() {
 }
 
 #[test]
-fn the_agents_word_ends_an_instance_whose_pod_was_deleted_by_force() {
+fn report_of_the_agent_ends_instance_of_a_force_deleted_pod() {
     let mut status = up();
     status["drydock"] = json!({"endedPods": ["p"]});
     let plan = at(&instance(&status), &[], true, NodeState::Ready);
@@ -388,7 +388,7 @@ fn deleted_node_proves_nothing_while_its_agent_may_live() {
 }
 
 #[test]
-fn no_reason_of_the_controller_stands_beside_the_agents_word_that_a_guest_is_ready() {
+fn ready_by_the_agent_has_no_reason_of_the_controller() {
     let with_ready = |ready: Value| {
         let mut status = up();
         status["conditions"] = json!([ready]);
@@ -404,7 +404,7 @@ fn no_reason_of_the_controller_stands_beside_the_agents_word_that_a_guest_is_rea
 }
 
 #[test]
-fn a_guest_of_a_silent_node_is_not_said_to_be_ready_until_its_agent_says_so_again() {
+fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
     let since = |time: &str| NodeState::NotReady {
         since: Some(time.parse().unwrap()),
     };
@@ -653,7 +653,7 @@ fn moved() -> Moving<'static> {
 }
 
 #[test]
-fn a_pod_that_was_deleted_by_force_keeps_nothing_once_its_side_of_a_migration_is_settled() {
+fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = deleted(instance(&status));
@@ -689,7 +689,7 @@ fn a_pod_that_was_deleted_by_force_keeps_nothing_once_its_side_of_a_migration_is
 }
 
 #[test]
-fn how_the_guest_moved_is_said_though_its_migration_has_not_written_it_down_yet() {
+fn migration_mode_is_reported_before_its_migration_has_it() {
     let state: MigrationState = serde_json::from_value(json!({
         "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "mode": "PreCopy",
     }))
@@ -811,7 +811,7 @@ fn an_instance_is_where_its_migration_has_brought_it() {
 }
 
 #[test]
-fn a_pod_that_its_guest_has_left_is_not_active_though_it_takes_a_moment_to_end() {
+fn pod_that_its_guest_has_left_is_not_active() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = instance(&status);
@@ -845,7 +845,7 @@ fn a_pod_that_its_guest_has_left_is_not_active_though_it_takes_a_moment_to_end()
 }
 
 #[test]
-fn what_an_attempt_that_failed_has_left_on_a_node_is_not_the_end_of_the_guest_that_comes_there_later() {
+fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let arrived = instance(&status);

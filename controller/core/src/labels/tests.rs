@@ -180,7 +180,7 @@ fn models_are_written_by_the_name_that_manifests_use() {
 }
 
 #[test]
-fn an_obsolete_host_model_is_named_flagged_and_no_migration_target() {
+fn obsolete_host_model_is_flagged_and_no_migration_target() {
     for (name, addition) in [("Conroe", None), ("Conroe-v1", None), ("Haswell", Some("Haswell"))] {
         let facts = kvm(VirtualizationFacts {
             host_model: Some(HostModel {
@@ -514,7 +514,7 @@ proptest! {
     }
 
     #[test]
-    fn applying_the_changes_reaches_the_goal_once_and_leaves_the_rest(
+    fn applied_changes_reach_the_goal_and_leave_other_labels(
         facts in any_facts(), policy in any_policy(), before in any_current(),
     ) {
         let desired = desired(&facts, &policy).labels;

@@ -159,7 +159,7 @@ fn moving(leaving: &[String]) -> MigrationTarget<'_> {
 }
 
 #[test]
-fn a_target_is_kept_off_nodes_that_are_being_emptied_whatever_else_it_asks_for() {
+fn target_avoids_drained_nodes_whatever_its_affinity() {
     let terms = |required: Value, leaving: &[&str]| {
         let mut spec = everything();
         spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
@@ -438,7 +438,7 @@ fn claims_are_files_or_devices() {
 }
 
 #[test]
-fn scheduling_is_passed_on_and_every_term_gets_what_the_cpu_needs() {
+fn scheduling_fields_are_kept_and_each_term_gets_cpu_needs() {
     let terms = json!([
         {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]},
         {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
@@ -808,7 +808,7 @@ fn names_are_labels_and_the_same_each_time() {
 }
 
 #[test]
-fn files_of_objects_are_mounted_and_come_with_a_guest_that_can_write_to_them() {
+fn files_of_objects_are_mounted_with_their_labels() {
     let pod = made(
         &small(json!({"volumes": [
             {"name": "a", "configMap": {"name": "settings", "optional": true}},

@@ -332,7 +332,7 @@ fn halted_machine_starts_paused_by_a_request_of_its_own_time() {
 }
 
 #[test]
-fn a_request_about_an_instance_that_is_not_seen_is_confirmed_before_it_is_dropped() {
+fn request_for_an_unseen_instance_is_confirmed_first() {
     let mut machine = machine(RunStrategy::Manual);
     machine.status.as_mut().unwrap().state_change_requests = vec![request(StateChange::Stop, Some("i2"))];
     let present = instance(&machine, "i1", Phase::Running);
@@ -359,7 +359,7 @@ fn a_request_about_an_instance_that_is_not_seen_is_confirmed_before_it_is_droppe
 }
 
 #[test]
-fn a_new_run_strategy_starts_even_if_the_last_instance_is_still_leaving() {
+fn new_run_strategy_applies_while_the_last_instance_ends() {
     let mut machine = machine(RunStrategy::RerunOnFailure);
     machine.status.as_mut().unwrap().run_strategy = Some(RunStrategy::Halted);
     let going = leaving(instance(&machine, "i1", Phase::Running));
@@ -396,7 +396,7 @@ fn an_instance_is_the_template_under_the_machines_name() {
 }
 
 #[test]
-fn a_change_of_the_template_asks_for_a_restart_and_one_of_the_run_strategy_does_not() {
+fn template_change_requires_a_restart_run_strategy_does_not() {
     let machine = machine(RunStrategy::Always);
     let running = ran(instance(&machine, "i1", Phase::Running));
     let asks = |machine: &VirtualMachine, running: &VirtualMachineInstance| {
@@ -425,7 +425,7 @@ fn a_change_of_the_template_asks_for_a_restart_and_one_of_the_run_strategy_does_
 }
 
 #[test]
-fn an_instance_that_is_not_the_machines_own_is_refused_and_left_alone() {
+fn instance_of_another_owner_is_refused_and_left_alone() {
     let machine = machine(RunStrategy::Always);
     let mut other = foreign(instance(&machine, "i1", Phase::Running));
     for uid in [None, Some("another-vm")] {

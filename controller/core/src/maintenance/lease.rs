@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_counts_transitions_and_what_is_renewed_does_not() {
+    fn acquisition_counts_as_transition_and_renewal_does_not() {
         let node: Node =
             serde_json::from_value(serde_json::json!({"metadata": {"name": "Node1", "uid": "u"}})).unwrap();
         let group = Group::Medik8s;

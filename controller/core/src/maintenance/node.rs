@@ -361,7 +361,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn closing_ends_after_one_patch_and_opening_puts_everything_back(
+        fn cordon_is_one_patch_and_uncordon_restores_everything(
             label in prop::option::of(Just("false")),
             foreign in prop::collection::vec("[a-c]", 0..3),
             cordoned: bool,

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reservation_is_taken_over_when_it_has_expired_or_by_its_own_object() {
+    fn reservation_is_taken_over_if_expired_or_by_its_object() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let later = now + SignedDuration::from_secs(DURATION_SECONDS.into());
         let lease = of("n", "g/a", "uid", now);

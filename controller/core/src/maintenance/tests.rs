@@ -373,7 +373,7 @@ fn a_cordon_from_before_stays() {
 }
 
 #[test]
-fn one_that_another_implementation_began_goes_on_and_is_uncordoned() {
+fn maintenance_of_another_operator_is_continued_and_ended() {
     let mut world = World::new(&json!({}), true);
     world.edit(|object| {
         object.metadata.finalizers = Some(vec![FINALIZER.into()]);
@@ -416,7 +416,7 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
 }
 
 #[test]
-fn a_blocked_pod_is_named_until_it_goes_and_its_error_is_cleared() {
+fn blocked_pod_is_reported_until_it_is_gone() {
     let mut world = World::new(&json!({}), false);
     world.blocked = true;
     world.add_pod("a");
@@ -442,7 +442,7 @@ fn a_blocked_pod_is_named_until_it_goes_and_its_error_is_cleared() {
 }
 
 #[test]
-fn a_maintenance_that_takes_too_long_fails_and_gives_the_node_back() {
+fn maintenance_over_its_time_fails_and_uncordons_the_node() {
     let mut world = World::new(&json!({"timeout": "1m30s"}), false);
     world.blocked = true;
     world.add_pod("a");
@@ -472,7 +472,7 @@ fn a_maintenance_that_takes_too_long_fails_and_gives_the_node_back() {
 }
 
 #[test]
-fn a_lease_that_another_holds_is_waited_for_before_and_loses_the_maintenance_later() {
+fn foreign_lease_delays_a_start_and_ends_a_running_one() {
     let mut world = World::new(&json!({}), false);
     world.steal_lease();
     world.settle();
@@ -511,7 +511,7 @@ fn a_lease_that_another_holds_is_waited_for_before_and_loses_the_maintenance_lat
 }
 
 #[test]
-fn a_lease_that_cannot_be_renewed_is_lost_by_time_not_by_attempts() {
+fn lease_is_lost_by_time_not_by_failed_renewals() {
     let mut world = World::new(&json!({}), false);
     world.settle();
     world.lease_fails = true;

@@ -203,7 +203,7 @@ fn skip_node_freezes_cpu_labels_both_ways_and_nothing_else() {
 }
 
 #[test]
-fn before_the_first_inspection_labels_stay_and_no_guest_is_accepted() {
+fn labels_stay_before_the_first_inspection_unschedulable() {
     let mut scene = Scene {
         facts: None,
         ..Scene::default()
@@ -375,7 +375,7 @@ fn no_kvm_and_no_emulation_means_no_guests_and_says_why() {
 }
 
 #[test]
-fn a_node_without_network_for_guests_says_so_even_where_cpu_labels_are_frozen() {
+fn missing_guest_network_is_labelled_despite_skip_node() {
     let mut scene = Scene::default();
     scene.annotations.insert(annotations::SKIP_NODE.into(), "true".into());
     scene.settle();

@@ -193,7 +193,7 @@ fn one_that_cannot_start_is_not_made_anew_without_rest() {
 }
 
 #[test]
-fn what_was_deleted_a_moment_ago_does_not_count_though_it_is_still_seen() {
+fn deleted_member_does_not_count_while_the_cache_has_it() {
     let all: Vec<_> = ["a", "b", "c"]
         .iter()
         .map(|name| Arc::new(instance(name, Phase::Running, true, 9)))

@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_that_of_the_first_interface_unless_guest_is_paused() {
+    fn address_is_of_the_first_interface_unless_paused() {
         let interfaces = |object: &mut Value| {
             object["status"]["interfaces"] = json!([{"ipAddress": "10.0.0.1"}, {"ipAddress": "::1"}]);
         };

@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_may_be_sent_twice_is_asked_once_more_when_its_connection_was_closed() {
+    async fn idempotent_request_is_repeated_once_on_a_closed_connection() {
         for (name, method, content) in [
             ("get", Method::GET, "application/json"),
             ("apply", Method::PATCH, "application/apply-patch+yaml"),

@@ -80,7 +80,7 @@ async fn an_event_says_who_saw_what() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_repeated_becomes_a_series_that_is_written_once_a_minute() {
+async fn repeated_event_becomes_a_series_written_each_minute() {
     let (events, mut server, _process, metrics) = setup();
     let start = Instant::now();
     for _ in 0..5 {
@@ -132,7 +132,7 @@ async fn failures_and_overflow_are_counted_and_hold_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_queued_is_still_written_when_the_process_stops_but_not_for_ever() {
+async fn queued_events_are_written_at_the_stop_within_a_limit() {
     let (events, mut server, process, _) = setup();
     events.publish(event("n1", "last words"));
     process.stop();

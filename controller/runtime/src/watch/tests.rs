@@ -456,7 +456,7 @@ async fn watch_ends_after_the_tasks_of_a_stopped_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_wanted_for_a_while_holds_nothing_back_and_ends_alone() {
+async fn temporary_watch_delays_nothing_and_ends_alone() {
     let mut setup = setup();
     let wanted = CancellationToken::new();
     let cache = setup.watches.start_until(setup.watch(), wanted.clone());

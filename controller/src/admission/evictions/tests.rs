@@ -95,7 +95,7 @@ const TRIGGERED: &str = r#"Eviction triggered evacuation of VMI "shop/web""#;
 const IN_PROGRESS: &str = r#"Evacuation in progress: Eviction triggered evacuation of VMI "shop/web""#;
 
 #[tokio::test(start_paused = true)]
-async fn the_first_eviction_marks_the_instance_once_and_says_no_time_to_retry_after() {
+async fn first_eviction_marks_the_instance_without_retry_after() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
@@ -160,7 +160,7 @@ async fn a_repeat_asks_the_api_server_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_pod_ends() {
+async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
     let own = budget::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
     let question = asked(|_| {});
@@ -176,7 +176,7 @@ async fn an_eviction_of_a_guest_that_has_moved_is_granted_and_its_pod_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_of_a_guest_that_may_be_shut_down_is_granted_and_a_budget_goes_first() {
+async fn budget_is_deleted_before_an_eviction_that_shuts_down() {
     let may_go = instance(|instance| instance["spec"]["evictionStrategy"] = json!("None"));
     let own = budget::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![may_go], vec![pod()], vec![own]);
@@ -224,7 +224,7 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_eviction_is_not_held_for_a_guest_that_will_not_have_moved_by_then() {
+async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
     let sized = |mut instance: VirtualMachineInstance| {
         let status = instance.status.as_mut().unwrap();
         status.memory = serde_json::from_value(json!({"guestCurrent": "1Gi"})).unwrap();
@@ -254,7 +254,7 @@ async fn an_eviction_is_not_held_for_a_guest_that_will_not_have_moved_by_then() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
+async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
     let (question, began) = (asked(|_| {}), clock::Instant::now());
     let (response, ()) = tokio::join!(evictions.review(&question), async {
@@ -280,7 +280,7 @@ async fn the_pod_of_a_held_eviction_is_told_to_end_when_its_guest_has_moved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_was_left_is_not_waited_for_by_the_descheduler_nor_by_more_than_a_few() {
+async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
     let by_descheduler = asked(|request| {
         request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
     });
@@ -311,7 +311,7 @@ async fn a_dry_run_marks_nothing_for_good() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn absence_is_believed_when_the_api_server_says_so_and_not_before() {
+async fn absence_is_confirmed_by_the_api_server() {
     for (pods, code, allowed) in [
         (vec![], 404, true),
         (vec![], 500, false),

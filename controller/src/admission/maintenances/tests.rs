@@ -169,7 +169,7 @@ async fn one_that_the_caches_still_show_but_is_gone_is_in_nobodys_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_loser_of_two_is_refused_by_the_reservation_or_by_what_is_stored() {
+async fn second_maintenance_is_refused_by_reservation_or_storage() {
     let taken = "invalid nodeName, a NodeMaintenance for node n already exists";
     let question = || asked("CREATE", &object("m", "n"), &Value::Null, false);
     let reserved = || (Method::GET, format!("{LEASES}/maintenance-n"), Ok(lease("else/x", 3)));
@@ -193,7 +193,7 @@ async fn the_loser_of_two_is_refused_by_the_reservation_or_by_what_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reservation_that_is_over_or_of_the_same_object_is_taken_over() {
+async fn expired_or_own_reservation_is_taken_over() {
     for there in [lease("else/x", 76), lease("nodemaintenance.medik8s.io/m", 1)] {
         let (review, server) = review(&[]);
         let question = asked("CREATE", &object("m", "n"), &Value::Null, false);

@@ -72,7 +72,7 @@ async fn nobody_is_asked_where_the_caches_have_nothing_against_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_caches_have_against_it_is_said_only_if_it_is_still_so() {
+async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
     let missing = "the VMI \"vm\" does not exist under the cluster";
     let ended = "Cannot migrate VMI in finalized state.";
     let busy = "in-flight migration detected. Active migration job (now) is currently already in progress for VMI vm.";

@@ -256,7 +256,7 @@ fn only_the_controller_says_that_a_migration_empties_a_node() {
 }
 
 #[test]
-fn a_migration_is_labelled_with_its_instance_and_held_until_it_is_over() {
+fn migration_has_its_instances_label_and_finalizer() {
     let bare = json!({"metadata": {"name": "move", "finalizers": ["example.com/mine"]}, "spec": {"vmiName": "vm"}});
     let whole = prepared(&bare).unwrap();
     assert_eq!(whole["metadata"]["labels"][INSTANCE_LABEL], "vm");

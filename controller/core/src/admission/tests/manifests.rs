@@ -25,7 +25,7 @@ fn a_virtual_machine_of_it_is_admitted_for_each_strategy() {
 }
 
 #[test]
-fn words_of_the_documentation_that_are_no_strategy_are_answered_with_the_right_one() {
+fn misspelt_strategy_is_refused_with_the_right_one() {
     let allowed = "allowed: Always, RerunOnFailure, Manual, Once, Halted";
     for (word, expected) in [
         (

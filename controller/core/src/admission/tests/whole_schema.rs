@@ -156,7 +156,7 @@ fn read_and_written<T: DeserializeOwned + Serialize>(spec: &Value) -> Value {
 }
 
 #[test]
-fn what_is_carried_out_is_read_by_the_types_that_everything_else_uses() {
+fn supported_fields_are_read_by_the_api_types() {
     let everything = manifest(EVERYTHING);
     for (kind, read_and_written) in [
         (
@@ -219,7 +219,7 @@ fn all_fields_that_are_not_supported_are_told_in_one_answer() {
 }
 
 #[test]
-fn what_a_virtual_machine_is_made_of_elsewhere_is_refused_by_name() {
+fn unsupported_parts_of_machines_are_refused_by_name() {
     let mut object = super::machine(super::instance());
     put_all(
         &mut object,
@@ -300,7 +300,7 @@ fn unknown_fields_are_refused_with_the_name_that_may_be_meant() {
 }
 
 #[test]
-fn the_manual_names_every_hint_and_every_field_that_is_carried_out() {
+fn manual_names_every_hint_and_every_supported_field() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/docs/supported-fields.md");
     let text = fs::read_to_string(file).unwrap();
     // Field names are in backquotes, alone or as the end of a path.

@@ -72,7 +72,7 @@ fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
 }
 
 #[test]
-fn what_would_never_end_is_paused_or_goes_on_at_its_target_long_before_its_time_is_over() {
+fn endless_migration_is_paused_or_switched_before_its_timeout() {
     for (post_copy, disruption, act, end) in [
         (false, true, Act::Pause, End::MovedPaused),
         (true, true, Act::StartPostCopy, End::MovedByPostCopy),
@@ -118,7 +118,7 @@ fn post_copy_alone_is_not_begun_without_leave_to_disturb() {
 }
 
 #[test]
-fn where_nothing_is_allowed_it_is_told_and_aborted_only_at_its_limits() {
+fn migration_without_remedies_is_aborted_at_its_limits() {
     let story = moves(&busy(), limits(&busy()), &[]);
     let told: Vec<_> = story
         .reasons()
@@ -154,7 +154,7 @@ fn what_libvirt_refuses_is_followed_by_the_next_means() {
 }
 
 #[test]
-fn a_guest_that_qemu_slows_down_is_not_disturbed_while_that_helps() {
+fn throttled_guest_is_not_paused_while_throttling_helps() {
     let guest = Guest {
         auto_converge: true,
         dirty: 140 * MIB,
@@ -217,7 +217,7 @@ fn copied_disks_are_progress_and_memory_after_them_is_too() {
 
 /// Before memory is sent, only a pause would be possible.
 #[test]
-fn a_guest_that_may_be_post_copied_is_paused_for_its_disks_only_after_twice_the_time() {
+fn guest_with_post_copy_is_paused_for_disks_after_twice_time() {
     let guest = |disks| Guest {
         memory: 100 * MIB,
         disks: disks * MIB,
@@ -369,7 +369,7 @@ fn the_summary_is_short_and_round() {
 }
 
 #[test]
-fn progress_is_written_every_five_seconds_or_when_the_mode_changes() {
+fn progress_is_written_each_five_seconds_or_on_mode_change() {
     let written = |seconds: i64, mode, left| Written {
         at: NOW + jiff::SignedDuration::from_secs(seconds),
         mode,

@@ -163,7 +163,7 @@ fn an_instance_of_the_same_name_is_another_one() {
 }
 
 #[test]
-fn pods_are_known_by_their_uid_and_end_by_what_their_launcher_says() {
+fn pods_are_matched_by_uid_and_end_by_launcher_report() {
     let migration = named("Running", None, None);
     let instance = instance("i", &up());
     for (source, target, expected) in [
@@ -220,7 +220,7 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
 }
 
 #[test]
-fn a_target_pod_that_vanishes_is_only_believed_to_when_the_api_server_says_so() {
+fn vanished_target_pod_is_confirmed_by_the_api_server() {
     let migration = migration(&json!({"phase": "Scheduling"}));
     let instance = instance("i", &up());
     let mut facts = facts(&migration, Some(&instance), &[]);

@@ -311,7 +311,7 @@ fn switched() -> SourceView {
 }
 
 #[test]
-fn what_is_left_of_a_guest_that_was_switched_stays_until_the_target_has_all_of_it() {
+fn source_of_a_switched_guest_stays_until_post_copy_ends() {
     let release = &[Do::Release(Proof::SourceGone)];
     let end = &[Do::Release(Proof::SourceGone), Do::Destroy];
     let nothing = &[];
@@ -502,7 +502,7 @@ fn overtaken() -> SourceView {
 }
 
 #[test]
-fn what_moves_before_libvirt_was_asked_is_left_to_another_migration() {
+fn guest_moving_before_the_call_is_left_to_another_migration() {
     const STAYED: &[Do] = &[Do::Say(S::Stayed)];
     check(
         overtaken,

@@ -61,7 +61,7 @@ fn under_way() -> VirtualMachineInstanceMigration {
 }
 
 #[test]
-fn each_phase_is_recorded_once_also_those_that_are_passed_through() {
+fn phases_are_recorded_once_including_skipped_ones() {
     let change = Change {
         enter: vec![MigrationPhase::Pending, MigrationPhase::Scheduling],
         ..Change::default()

@@ -265,7 +265,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn nodes_fit_where_the_scheduler_puts_the_pod_and_the_full_sets_agree((manifest, _) in manifests(), node in candidate()) {
+    fn fitting_nodes_are_those_of_the_scheduler((manifest, _) in manifests(), node in candidate()) {
         let found = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &[node.view()]);
         prop_assert_eq!(!found.fits.is_empty(), scheduled(&manifest, &node) && can(&manifest, &node), "{}", found);
         // Every node that does not fit has a reason.

@@ -93,7 +93,7 @@ fn a_free_lease_is_taken_at_once() {
 }
 
 #[test]
-fn a_held_lease_is_taken_when_it_has_not_changed_for_its_duration() {
+fn held_lease_is_acquired_once_unchanged_for_its_duration() {
     let mut test = Test::new();
     test.ask(&Action::Read, is("other", "7"));
     for _ in 0..3 {
@@ -143,7 +143,7 @@ fn who_lost_the_race_for_it_waits_again() {
 }
 
 #[test]
-fn without_a_confirmed_renewal_it_leads_no_longer_than_its_time_after_sending() {
+fn leadership_ends_in_time_without_a_confirmed_renewal() {
     let mut test = Test::new();
     test.ask(&Action::Read, Answer::Missing);
     let sent = test.now;
@@ -196,7 +196,7 @@ fn it_stops_when_it_sees_another_holder() {
 }
 
 #[test]
-fn it_stops_when_the_lease_was_deleted_and_waits_as_if_it_had_been_renewed() {
+fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);

@@ -110,7 +110,7 @@ async fn a_leader_without_answers_stops_before_another_can_lead() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_the_process_stops_the_lease_is_free_once_the_work_has_ended() {
+async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
     let (mut leadership, mut server, process) = setup();
     wins(&mut server).await;
     let term = leadership.elected().await;

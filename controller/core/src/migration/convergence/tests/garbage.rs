@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn the_guest_is_disturbed_only_if_that_is_allowed_and_the_downtime_stays_within_its_limit(
+    fn guest_is_paused_only_if_allowed_and_downtime_is_bounded(
         guest in guest(),
         allowed in allowed(),
         most in 1u64..3000,
