@@ -134,7 +134,7 @@ mod tests {
         let node = json!({"metadata": {"name": "n1"}});
         for (items, exists) in [(json!([node]), true), (json!([]), false)] {
             let answer = async {
-                let asked = server.asked().await;
+                let asked = server.next_request().await;
                 assert!(
                     asked.line.contains("fieldSelector=metadata.name%3Dn1"),
                     "{}",
@@ -153,7 +153,7 @@ mod tests {
             assert_eq!(found.unwrap(), exists);
         }
         let (found, ()) = tokio::join!(writes.node_exists(), async {
-            server.asked().await.refuse(401, "Unauthorized");
+            server.next_request().await.refuse(401, "Unauthorized");
         });
         assert!(found.is_err(), "a token that is invalid proves nothing");
     }

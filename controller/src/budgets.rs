@@ -286,11 +286,11 @@ mod tests {
         let budgets = Budgets::filled(&client, []);
         // A PDB of this name is about to be deleted with its pod, and is created again after that.
         let (there, ()) = tokio::join!(budgets.create(&pod), async {
-            server.asked().await.refuse(409, "AlreadyExists");
+            server.next_request().await.refuse(409, "AlreadyExists");
         });
         there.unwrap();
         let (made, ()) = tokio::join!(budgets.create(&pod), async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             let body = asked.body.clone();
             assert_eq!(body["metadata"]["ownerReferences"][0]["uid"], "1");
             asked.with(&body);
@@ -301,7 +301,7 @@ mod tests {
         assert!(server.is_left_alone().await);
         tokio::time::advance(MADE_COUNTS_FOR).await;
         let (again, ()) = tokio::join!(budgets.create(&pod), async {
-            server.asked().await.refuse(500, "InternalError");
+            server.next_request().await.refuse(500, "InternalError");
         });
         assert!(again.is_err());
     }

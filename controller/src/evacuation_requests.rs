@@ -154,7 +154,7 @@ mod tests {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
         let answers = async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert!(
                 asked.query().contains("fieldManager=drydock-evacuation"),
                 "{}",
@@ -213,7 +213,7 @@ mod tests {
     async fn a_mark_that_has_changed_is_a_conflict() {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
-        let answer = async { server.asked().await.refuse(422, "Invalid") };
+        let answer = async { server.next_request().await.refuse(422, "Invalid") };
         let (done, ()) = tokio::join!(take_away(&api, &instance), answer);
         assert!(matches!(done, Err(kube::Error::Api(refused)) if refused.is_conflict()));
     }
@@ -230,7 +230,7 @@ mod tests {
             let (client, mut server) = api_server();
             let api = Api::namespaced(client, "shop");
             let answers = async {
-                let asked = server.asked().await;
+                let asked = server.next_request().await;
                 assert_eq!(asked.body["metadata"]["uid"], "1");
                 assert_eq!(asked.body["metadata"]["resourceVersion"], version);
                 assert_eq!(asked.body["status"]["evacuationNodeName"], "a");

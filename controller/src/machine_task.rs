@@ -150,7 +150,7 @@ impl MachineTask {
             migrating,
             failed_create: Some(&failure),
         });
-        self.tell_all(&machine, &told);
+        self.notify_all(&machine, &told);
         if let Some(status) = &told.status {
             self.write_status(key, &mut machine, status).await?;
         }
@@ -174,7 +174,7 @@ impl MachineTask {
         if let Some(status) = &todo.status {
             self.write_status(key, machine, status).await?;
         }
-        self.tell_all(machine, todo);
+        self.notify_all(machine, todo);
         if todo.run {
             self.run_always(key, machine).await?;
         }
@@ -334,7 +334,7 @@ impl MachineTask {
         }
     }
 
-    fn tell_all(&self, machine: &VirtualMachine, todo: &Plan) {
+    fn notify_all(&self, machine: &VirtualMachine, todo: &Plan) {
         for event in &todo.events {
             self.record_event(machine, severity(event), event.reason, event.message.clone());
         }

@@ -376,18 +376,24 @@ mod tests {
         let (client, mut server) = drydock_runtime::fake::api_server();
         let mut nodes = Nodes::filled(&client, []);
         let not_found = || async { nodes.state("a").await.unwrap() };
-        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        let (state, ()) = tokio::join!(not_found(), async {
+            server.next_request().await.refuse(404, "NotFound")
+        });
         assert_eq!(state, NodeState::Deleted, "nothing is known of its agent");
         nodes.silent_agents = SilentAgents::without_leases();
         let not_found = || async { nodes.state("a").await.unwrap() };
-        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        let (state, ()) = tokio::join!(not_found(), async {
+            server.next_request().await.refuse(404, "NotFound")
+        });
         assert_eq!(state, NodeState::Deleted, "its agent may make its Lease again");
         tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
-        let (state, ()) = tokio::join!(not_found(), async { server.asked().await.refuse(404, "NotFound") });
+        let (state, ()) = tokio::join!(not_found(), async {
+            server.next_request().await.refuse(404, "NotFound")
+        });
         assert_eq!(state, NodeState::Gone);
         // An error response proves nothing about the node.
         let (state, ()) = tokio::join!(nodes.state("a"), async {
-            server.asked().await.refuse(500, "InternalError");
+            server.next_request().await.refuse(500, "InternalError");
         });
         assert!(state.is_err());
     }

@@ -156,7 +156,7 @@ mod tests {
         ] {
             let (client, mut server) = api_server();
             let owners = Api::all(client);
-            let answer = async { server.asked().await.with(owner) };
+            let answer = async { server.next_request().await.with(owner) };
             let (change, ()) = tokio::join!(change(&owners, &shown, "drydock"), answer);
             let wanted = expected.then(|| configuration("drydock", SERVICE, "u1"));
             assert_eq!(change.unwrap(), wanted, "{name}");

@@ -114,7 +114,7 @@ pub fn inspect(options: &Options) -> Report {
             };
             let until = start + options.deadline;
             match &options.libvirt {
-                LibvirtSource::Private { libvirtd } => ask_private(libvirtd, options, &question, until),
+                LibvirtSource::Private { libvirtd } => query_private_libvirtd(libvirtd, options, &question, until),
                 LibvirtSource::Uri(uri) => question.ask(uri, until),
             }
             .unwrap_or_else(|TimedOut| Problem::timed_out(options.deadline).into())
@@ -213,7 +213,12 @@ impl Question {
 }
 
 /// Starts a libvirtd, queries it and stops it.
-fn ask_private(libvirtd: &Path, options: &Options, question: &Question, until: Instant) -> Result<Answers, TimedOut> {
+fn query_private_libvirtd(
+    libvirtd: &Path,
+    options: &Options,
+    question: &Question,
+    until: Instant,
+) -> Result<Answers, TimedOut> {
     let daemon = match PrivateLibvirtd::start(libvirtd, &options.scratch) {
         Ok(daemon) => daemon,
         Err(problem) => return Ok(problem.into()),

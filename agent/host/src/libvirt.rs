@@ -192,7 +192,7 @@ impl Libvirt {
             )
         };
         // SAFETY: libvirt returned null or a newly allocated string that it does not keep.
-        unsafe { answered_text(CALL, answer) }
+        unsafe { owned_text(CALL, answer) }
     }
 }
 
@@ -202,7 +202,7 @@ impl Libvirt {
 /// `answer` must be null, or a string that ends with a zero byte, was allocated by libvirt (malloc), and has no other
 /// users.
 #[expect(unsafe_code, reason = "libvirt gives strings that the caller has to free")]
-pub(crate) unsafe fn answered_text(call: &'static str, answer: *mut c_char) -> Result<String, LibvirtError> {
+pub(crate) unsafe fn owned_text(call: &'static str, answer: *mut c_char) -> Result<String, LibvirtError> {
     if answer.is_null() {
         return Err(LibvirtError::last(call));
     }

@@ -226,7 +226,7 @@ impl Lifecycle {
     }
 
     /// Returns whether termination was requested, by SIGTERM or by a failed liveness probe.
-    pub(crate) fn told_to_end(&self) -> bool {
+    pub(crate) fn is_end_requested(&self) -> bool {
         self.stop.is_some()
     }
 

@@ -83,7 +83,7 @@ fn can_be_opened(device: &Path) -> bool {
 ///
 /// # Errors
 /// If the file cannot be renamed.
-pub(crate) fn say_ready(folders: &Folders) -> io::Result<()> {
+pub(crate) fn write_ready(folders: &Folders) -> io::Result<()> {
     fs::rename(unsaid(folders), folders.ready())
 }
 

@@ -131,7 +131,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
     let (ending, asked) = match Supervisor::new(guest, root) {
         Ok(mut supervisor) => {
             let ending = supervisor.serve();
-            let asked = supervisor.lifecycle.told_to_end();
+            let asked = supervisor.lifecycle.is_end_requested();
             supervisor.farewell();
             (ending, asked)
         }
@@ -389,7 +389,7 @@ impl Supervisor {
                     processes::signal(pid, signal);
                 }
             }
-            Action::SayReady => match prepare_command::say_ready(&self.folders) {
+            Action::SayReady => match prepare_command::write_ready(&self.folders) {
                 Ok(()) => self.say("ready for the guest"),
                 Err(error) => {
                     let why = format!("The pod cannot be said to be ready: {error}.");

@@ -311,11 +311,10 @@ impl SourceTask {
                     .and_then(Option::as_ref);
                 self.measure(handle, &migration, *state, info).await;
             }
-            self.tell_whether_paused(&uid, &migration, state.as_ref(), tunnel)
+            self.report_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written =
-                    status_patch::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Source).await?;
+                let written = status_patch::report_broken_post_copy(&self.shared, &migration, Role::Source).await?;
                 self.written = written.or(self.written.take());
             }
             let steps = step(&view);
@@ -407,7 +406,7 @@ impl SourceTask {
     }
 
     /// Passes to the tunnel whether the guest is to stay paused at its target.
-    async fn tell_whether_paused(
+    async fn report_whether_paused(
         &mut self,
         uid: &str,
         migration: &VirtualMachineInstanceMigration,

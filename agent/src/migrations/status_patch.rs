@@ -82,7 +82,7 @@ pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigrati
 ///
 /// # Errors
 /// If the request to the API server fails.
-pub(super) async fn tell_that_post_copy_is_broken(
+pub(super) async fn report_broken_post_copy(
     shared: &Shared,
     migration: &VirtualMachineInstanceMigration,
     role: Role,

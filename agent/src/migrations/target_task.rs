@@ -263,8 +263,7 @@ impl TargetTask {
                 .or_else(|| state.as_ref().map(seen::target_domain))
                 .unwrap_or(TargetDomain::Unknown);
             if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written =
-                    status_patch::tell_that_post_copy_is_broken(&self.shared, &migration, Role::Target).await?;
+                let written = status_patch::report_broken_post_copy(&self.shared, &migration, Role::Target).await?;
                 self.written = written.or(self.written.take());
             }
             // The tunnel may have received the release and resumed the guest, which ran and ended meanwhile.

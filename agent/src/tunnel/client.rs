@@ -211,7 +211,7 @@ async fn converse(
                     Err(error) => {
                         warn!(error = %chain(&error), "a tunnel said something that is not understood");
                         // The known states of its sessions are out of date.
-                        if tells_of_sessions(&line) {
+                        if lists_sessions(&line) {
                             return;
                         }
                     }
@@ -227,7 +227,7 @@ async fn converse(
 }
 
 /// Returns whether a line that is not understood concerns the tunnel's sessions, or is no JSON at all.
-fn tells_of_sessions(line: &str) -> bool {
+fn lists_sessions(line: &str) -> bool {
     serde_json::from_str(line).map_or(true, |said: Value| said.get("sessions").is_some())
 }
 
@@ -251,7 +251,7 @@ mod tests {
             ("[]", false),
         ] {
             assert!(serde_json::from_str::<Said>(line).is_err(), "{line}");
-            assert_eq!(tells_of_sessions(line), expected, "{line}");
+            assert_eq!(lists_sessions(line), expected, "{line}");
         }
     }
 }

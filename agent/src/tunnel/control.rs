@@ -160,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 /// Runs the source's side of the protocol over one connection.
 pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) -> Left {
     let mut channel = Channel::new(stream);
-    let left = speak_as_source(session, &mut channel).await;
+    let left = serve_source(session, &mut channel).await;
     let was_connected = session.update(|facts| {
         if let Some(trouble) = broken(&left) {
             facts.trouble = Some(trouble);
@@ -180,7 +180,7 @@ fn broken(left: &Result<Left, LinesCodecError>) -> Option<String> {
     }
 }
 
-async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
+async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
     session: &Session,
     channel: &mut Channel<S>,
 ) -> Result<Left, LinesCodecError> {
@@ -213,14 +213,14 @@ async fn speak_as_source<S: AsyncRead + AsyncWrite + Unpin>(
             word = channel.hear() => match word? {
                 Some(Word::Closed {}) => return Ok(ended(session)),
                 Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
-                Some(word) => heard_from_target(session, &word),
+                Some(word) => apply_target_message(session, &word),
                 None => return Ok(Left::Broken),
             },
         }
     }
 }
 
-fn heard_from_target(session: &Session, word: &Word) {
+fn apply_target_message(session: &Session, word: &Word) {
     let refused = session.update(|facts| {
         facts.connected = true;
         match word {
@@ -260,7 +260,7 @@ pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
     let mine = session.take_control();
     session.update(|facts| facts.connected = true);
     let mut channel = Channel::new(stream);
-    let left = speak_as_target(session, &mut channel, &mine).await;
+    let left = serve_target(session, &mut channel, &mine).await;
     if mine.is_cancelled() && !session.closed.is_cancelled() {
         // Another channel has replaced this one.
         return;
@@ -269,7 +269,7 @@ pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
     conclude(session, left, &mut channel, true).await;
 }
 
-async fn speak_as_target<S: AsyncRead + AsyncWrite + Unpin>(
+async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
     session: &Session,
     channel: &mut Channel<S>,
     mine: &CancellationToken,

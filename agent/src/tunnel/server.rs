@@ -100,7 +100,7 @@ async fn converse(sessions: &Sessions, stream: UnixStream, drained: &Cancellatio
                 };
                 let (id, result) = answer(sessions, &line);
                 // Changes caused by the call are sent before its response.
-                sessions.tell_now();
+                sessions.publish_states();
                 if told.has_changed().unwrap_or(false) {
                     tell(&mut lines, &mut told).await?;
                 }

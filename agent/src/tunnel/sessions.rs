@@ -82,7 +82,7 @@ impl Sessions {
             told: watch::channel(Vec::new()).0,
             drained: CancellationToken::new(),
         }));
-        process.spawn("telling of sessions", sessions.clone().tell());
+        process.spawn("telling of sessions", sessions.clone().report_changes());
         sessions
     }
 
@@ -275,7 +275,7 @@ impl Sessions {
     }
 
     /// Updates the reported states. Returns whether that changed anything.
-    pub(super) fn tell_now(&self) -> bool {
+    pub(super) fn publish_states(&self) -> bool {
         self.0.changes.telling();
         let states: Vec<SessionState> = lock(&self.0.table).values().map(|session| session.state()).collect();
         self.0.told.send_if_modified(|told| {
@@ -286,7 +286,7 @@ impl Sessions {
     }
 
     /// Reports changes until the process has drained.
-    async fn tell(self) {
+    async fn report_changes(self) {
         let (changes, stopping) = (&self.0.changes, self.0.process.stopping());
         let mut bytes_at = Instant::now();
         let mut more_bytes = false;
@@ -299,7 +299,7 @@ impl Sessions {
                 }
                 () = tokio::time::sleep_until(bytes_at), if more_bytes => {}
                 () = stopping.cancelled(), if !self.0.drained.is_cancelled() && self.is_empty() => {
-                    self.tell_now();
+                    self.publish_states();
                     self.0.drained.cancel();
                     // Sessions that the other side has closed end here too.
                     lock(&self.0.table).values().for_each(|session| session.closed.cancel());
@@ -308,7 +308,7 @@ impl Sessions {
             }
             more_bytes = false;
             bytes_at = Instant::now() + TELL_BYTES_EVERY;
-            self.tell_now();
+            self.publish_states();
             // Returns the memory that the last session needed.
             if lock(&self.0.table).is_empty() {
                 drydock_host::memory::trim();

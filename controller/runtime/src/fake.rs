@@ -45,7 +45,7 @@ pub fn api_server() -> (Client, ApiServer) {
 
 impl ApiServer {
     /// Returns the next request. Panics if none arrives for an hour (of the paused clock).
-    pub async fn asked(&mut self) -> Asked {
+    pub async fn next_request(&mut self) -> Asked {
         let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
         let (request, answer) = next
             .expect("nothing was asked for an hour")

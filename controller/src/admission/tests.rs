@@ -130,7 +130,7 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
     assert!(answer(path, create("somebody", &migration("vm"))).await.allowed);
 
     let (client, mut server) = api_server();
-    let served = async { server.asked().await.refuse(404, "NotFound") };
+    let served = async { server.next_request().await.refuse(404, "NotFound") };
     let missing = migration("db");
     let (response, ()) = tokio::join!(answered_with(path, create("somebody", &missing), client), served);
     assert!(!response.allowed);

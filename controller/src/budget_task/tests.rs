@@ -55,11 +55,11 @@ async fn budget_refusal_is_reported_and_throttling_is_not() {
     ] {
         let (task, mut server) = task();
         let served = async {
-            let create = server.asked().await;
+            let create = server.next_request().await;
             assert_eq!(create.method, Method::POST);
             create.refuse(code, reason);
             if reported {
-                let status = server.asked().await;
+                let status = server.next_request().await;
                 assert!(status.path().ends_with("/virtualmachineinstances/web/status"));
                 assert_eq!(
                     status.body["status"]["conditions"][0]["message"]

@@ -172,7 +172,7 @@ mod tests {
                 if !patched {
                     return;
                 }
-                let asked = server.asked().await;
+                let asked = server.next_request().await;
                 assert!(
                     asked.path().ends_with("/apiservices/v1.subresources.kubevirt.io"),
                     "{}",

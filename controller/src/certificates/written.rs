@@ -52,7 +52,7 @@ mod tests {
         let api = Api::<Secret>::namespaced(client, "drydock");
         let data = Data::from([("tls.crt".to_owned(), ByteString(b"x".to_vec()))]);
         let answer = async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
             asked.with(&seen.2);
             seen

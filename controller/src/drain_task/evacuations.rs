@@ -130,7 +130,7 @@ mod tests {
     async fn answered(server: &mut ApiServer, taken: &[Option<&str>]) -> Vec<String> {
         let mut names = Vec::new();
         for taken in taken {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert_eq!(asked.method, Method::POST);
             let mut body: Value = asked.body.clone();
             assert_eq!(body["spec"]["vmiName"], "db");
@@ -139,7 +139,7 @@ mod tests {
                 None => asked.with(&body),
                 Some(of) => {
                     asked.refuse(409, "AlreadyExists");
-                    let asked = server.asked().await;
+                    let asked = server.next_request().await;
                     assert_eq!(asked.method, Method::GET);
                     assert!(asked.path().ends_with(&name), "{}", asked.path());
                     body["spec"]["vmiName"] = json!(of);

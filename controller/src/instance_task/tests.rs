@@ -49,10 +49,10 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
 
 /// Refuses the creation of the instance's pod with this code.
 async fn refuse_pod(server: &mut ApiServer, code: u16, reason: &str) {
-    let list = server.asked().await;
+    let list = server.next_request().await;
     assert_eq!((&list.method, list.path()), (&Method::GET, PODS));
     list.list("1", &[]);
-    let create = server.asked().await;
+    let create = server.next_request().await;
     assert_eq!((&create.method, create.path()), (&Method::POST, PODS));
     create.refuse(code, reason);
 }
@@ -76,7 +76,7 @@ async fn refused_pod_is_reported_on_the_instance() {
     let (task, mut server, mut recorded) = task();
     let served = async {
         refuse_pod(&mut server, 403, "Forbidden").await;
-        let status = server.asked().await;
+        let status = server.next_request().await;
         assert_eq!(status.path(), format!("{INSTANCE}/status"));
         let conditions = status.body["status"]["conditions"].as_array().unwrap().clone();
         let failure = conditions.iter().find(|condition| condition["type"] == "Synchronized");
@@ -87,7 +87,7 @@ async fn refused_pod_is_reported_on_the_instance() {
     };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(matches!(looked, Err(ReconcileError::NoPod(_))), "{looked:?}");
-    assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
+    assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
 }
 
 #[tokio::test(start_paused = true)]
@@ -102,7 +102,7 @@ async fn image_probe_is_repeated_unless_it_is_refused() {
     ] {
         let probe = task.ask_for_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
         let (probed, ()) = tokio::join!(probe, async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert_eq!(asked.path(), format!("{PODS}/web-pod/ephemeralcontainers"));
             asked.refuse(code, reason);
         });

@@ -63,7 +63,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
 
 /// Accepts any status patch of the instance.
 async fn accept_status(server: &mut ApiServer) {
-    let status = server.asked().await;
+    let status = server.next_request().await;
     assert_eq!(
         (&status.method, status.path()),
         (&Method::PATCH, &*format!("{INSTANCE}/status"))
@@ -78,7 +78,7 @@ async fn accept_status(server: &mut ApiServer) {
 async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
     let (task, mut server) = task(pod(None));
     let serving = async {
-        let deletion = server.asked().await;
+        let deletion = server.next_request().await;
         assert_eq!((&deletion.method, deletion.path()), (&Method::DELETE, POD));
         assert_eq!(
             deletion.body["preconditions"],
@@ -98,11 +98,11 @@ async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
 async fn a_bound_pod_stays_whatever_it_requires() {
     let (task, mut server) = task(pod(Some("a")));
     let serving = async {
-        let node = server.asked().await;
+        let node = server.next_request().await;
         assert_eq!((&node.method, node.path()), (&Method::GET, "/api/v1/nodes/a"));
         node.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}}));
-        let label = server.asked().await;
+        let label = server.next_request().await;
         assert_eq!((&label.method, label.path()), (&Method::PATCH, INSTANCE));
         label.with(&json!(instance()));
         accept_status(&mut server).await;

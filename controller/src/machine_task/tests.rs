@@ -69,7 +69,7 @@ async fn start_writes_status_instance_and_event_once() {
     first.metadata.finalizers = None;
     let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
     let served = async {
-        let finalizers = server.asked().await;
+        let finalizers = server.next_request().await;
         assert_eq!((&finalizers.method, finalizers.path()), (&Method::PATCH, MACHINE));
         let metadata = &finalizers.body["metadata"];
         assert_eq!(metadata["finalizers"], json!([VM_FINALIZER]));
@@ -78,7 +78,7 @@ async fn start_writes_status_instance_and_event_once() {
             (&json!("vm-uid"), &json!("10"))
         );
         finalizers.with(&json!(machine(RunStrategy::Always, "11")));
-        let status = server.asked().await;
+        let status = server.next_request().await;
         assert_eq!(status.path(), format!("{MACHINE}/status"));
         assert_eq!(status.body["metadata"]["resourceVersion"], "11");
         assert_eq!(status.body["status"]["printableStatus"], "Starting");
@@ -89,14 +89,14 @@ async fn start_writes_status_instance_and_event_once() {
         );
         let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "12");
         status.with(&answer);
-        let create = server.asked().await;
+        let create = server.next_request().await;
         assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
         assert_eq!(create.body["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
         let mut made = create.body.clone();
         made["metadata"]["uid"] = json!("i1");
         create.with(&made);
         // The watch has shown nothing yet, but the created instance counts.
-        let status = server.asked().await;
+        let status = server.next_request().await;
         assert_eq!(status.body["status"]["created"], true);
         let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
         status.with(&answer);
@@ -107,7 +107,7 @@ async fn start_writes_status_instance_and_event_once() {
         }
     };
     tokio::join!(looked, served);
-    let event = told.asked().await;
+    let event = told.next_request().await;
     assert_eq!(
         (&event.body["reason"], &event.body["regarding"]["name"]),
         (&json!("SuccessfulCreate"), &json!("vm1"))
@@ -122,11 +122,11 @@ async fn instance_is_deleted_once_with_its_uid_as_precondition() {
     let running = instance(&halted, "i1", Phase::Running);
     let (task, mut server, _told) = task(vec![halted.clone()], vec![running]);
     let served = async {
-        let status = server.asked().await;
+        let status = server.next_request().await;
         assert_eq!(status.body["status"]["printableStatus"], "Stopping");
         let answer = with_status(&halted, &status.body, "11");
         status.with(&answer);
-        let delete = server.asked().await;
+        let delete = server.next_request().await;
         assert_eq!(
             (&delete.method, delete.path()),
             (&Method::DELETE, format!("{INSTANCES}/vm1").as_str())
@@ -149,11 +149,11 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
     let first = machine(RunStrategy::Always, "10");
     let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
     let served = async {
-        let status = server.asked().await;
+        let status = server.next_request().await;
         let answer = with_status(&first, &status.body, "11");
         status.with(&answer);
-        server.asked().await.refuse(403, "Forbidden");
-        let status = server.asked().await;
+        server.next_request().await.refuse(403, "Forbidden");
+        let status = server.next_request().await;
         assert_eq!(status.body["metadata"]["resourceVersion"], "11");
         let conditions = status.body["status"]["conditions"].as_array().unwrap();
         let failure = conditions
@@ -167,7 +167,7 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
         let answer = with_status(&first, &status.body, "12");
         status.with(&answer);
         // The retry has nothing new to report.
-        server.asked().await.refuse(403, "Forbidden");
+        server.next_request().await.refuse(403, "Forbidden");
     };
     let looked = async {
         for _ in 0..2 {
@@ -176,7 +176,7 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
         }
     };
     tokio::join!(looked, served);
-    assert_eq!(told.asked().await.body["reason"], "FailedCreate");
+    assert_eq!(told.next_request().await.body["reason"], "FailedCreate");
     assert!(server.is_left_alone().await);
 }
 
@@ -184,7 +184,7 @@ async fn a_refusal_is_told_on_the_machine_and_tried_again() {
 async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
     let first = machine(RunStrategy::Always, "10");
     let (task, mut server, _told) = task(vec![first], vec![]);
-    let served = async { server.asked().await.refuse(409, "Conflict") };
+    let served = async { server.next_request().await.refuse(409, "Conflict") };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert_eq!(looked.unwrap(), Requeue::OnChange);
     assert!(server.is_left_alone().await);
@@ -196,13 +196,13 @@ async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     let (task, mut server, _told) = task(vec![going.clone()], vec![]);
     let served = async {
-        let get = server.asked().await;
+        let get = server.next_request().await;
         assert_eq!(
             (&get.method, get.path()),
             (&Method::GET, format!("{INSTANCES}/vm1").as_str())
         );
         get.refuse(404, "NotFound");
-        let finalizers = server.asked().await;
+        let finalizers = server.next_request().await;
         assert_eq!(finalizers.body["metadata"]["finalizers"], json!([]));
         finalizers.with(&json!(going));
     };
@@ -221,7 +221,7 @@ async fn a_start_that_has_to_wait_says_until_when() {
     .unwrap();
     let (task, mut server, _told) = task(vec![waiting.clone()], vec![]);
     let served = async {
-        let status = server.asked().await;
+        let status = server.next_request().await;
         assert_eq!(status.body["status"]["printableStatus"], "CrashLoopBackOff");
         let answer = with_status(&waiting, &status.body, "11");
         status.with(&answer);
@@ -237,10 +237,10 @@ async fn throttled_instance_leaves_no_failure_and_is_retried() {
         let first = machine(RunStrategy::Always, "10");
         let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
         let served = async {
-            let status = server.asked().await;
+            let status = server.next_request().await;
             let answer = with_status(&first, &status.body, "11");
             status.with(&answer);
-            let create = server.asked().await;
+            let create = server.next_request().await;
             assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
             create.refuse(code, reason);
         };

@@ -222,7 +222,7 @@ mod tests {
         assert!(attempt().asking && evictions.asking().len() == 1);
         let key = Key::namespaced("d", "p");
         let answers = async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert_eq!(asked.path(), "/api/v1/namespaces/d/pods/p/eviction");
             assert_eq!(asked.body["apiVersion"], "policy/v1");
             let options = &asked.body["deleteOptions"];

@@ -62,7 +62,7 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
 
 /// Accepts a status patch of the migration, and returns the status.
 async fn apply_status(server: &mut ApiServer, version: &str) -> Value {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(asked.path(), format!("{MIGRATION}/status"), "{:?}", asked.body);
     let mut answer = migration();
     answer["status"] = asked.body["status"].clone();
@@ -72,7 +72,7 @@ async fn apply_status(server: &mut ApiServer, version: &str) -> Value {
 }
 
 async fn pod_request(server: &mut ApiServer) -> Asked {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!((&asked.method, asked.path()), (&Method::POST, PODS));
     asked
 }
@@ -106,7 +106,11 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
             create(pod_request(&mut server).await);
         });
         assert!(matches!(looked, Ok(Requeue::At(_))), "{code}: {looked:?}");
-        assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate", "{code}");
+        assert_eq!(
+            recorded.next_request().await.body["reason"],
+            "SuccessfulCreate",
+            "{code}"
+        );
     }
 }
 
@@ -128,7 +132,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(matches!(looked, Ok(Requeue::At(_))), "{looked:?}");
-    assert_eq!(recorded.asked().await.body["reason"], "FailedCreate");
+    assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
     assert!(!task.turns.may_place(UID), "others may have its place");
 
     // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
@@ -157,7 +161,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(looked.is_ok() && task.refusals.of(&key()).is_none());
-    assert_eq!(recorded.asked().await.body["reason"], "SuccessfulCreate");
+    assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
 }
 
 /// Returns the migration's target pod, on node b, with this status.
@@ -185,7 +189,7 @@ async fn stuck_target_pod_is_explained_by_its_events() {
     let stuck = json!({"phase": "Pending", "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}]});
     let (task, mut server, _recorded) = task(&waiting, vec![target_pod(&stuck)]);
     let served = async {
-        let events = server.asked().await;
+        let events = server.next_request().await;
         assert_eq!(events.path(), "/api/v1/namespaces/shop/events");
         assert!(
             events.query().contains("involvedObject.uid%3Duid-q"),

@@ -35,10 +35,10 @@ fn pod(name: &str) -> Value {
 
 /// Responds to the initial list of a watch. Returns the watch request, which stays open while it lives.
 async fn listed(server: &mut ApiServer, pods: &[Value]) -> Asked {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(asked.path(), "/api/v1/pods");
     asked.streams("Pod", pods, "7");
-    server.asked().await
+    server.next_request().await
 }
 
 #[tokio::test(start_paused = true)]

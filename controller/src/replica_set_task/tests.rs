@@ -62,7 +62,7 @@ fn made(body: &Value) -> Value {
 
 /// Responds to the next request, which has to be a status patch, with the set in that state.
 async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, version: &str) -> Value {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(asked.path(), format!("{SET}/status"));
     let mut answer = json!(set);
     answer["status"] = asked.body["status"].clone();
@@ -78,7 +78,7 @@ async fn missing_members_are_created_in_growing_batches() {
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {
         for _ in 0..5 {
-            let create = server.asked().await;
+            let create = server.next_request().await;
             assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
             let answer = made(&create.body);
             create.with(&answer);
@@ -104,12 +104,12 @@ async fn a_set_that_can_have_none_costs_one_request_and_says_why() {
     let wanted = set(100);
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {
-        server.asked().await.refuse(403, "Forbidden");
+        server.next_request().await.refuse(403, "Forbidden");
         let told = status(&mut server, &wanted, "11").await;
         assert_eq!(told["conditions"][0]["reason"], "FailedCreate");
         assert_eq!(told["conditions"][0]["message"], "refused with 403");
         // The retry has nothing new to report.
-        server.asked().await.refuse(403, "Forbidden");
+        server.next_request().await.refuse(403, "Forbidden");
     };
     let looked = async {
         for _ in 0..2 {
@@ -125,7 +125,7 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
     let wanted = set(2);
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {
-        server.asked().await.refuse(409, "AlreadyExists");
+        server.next_request().await.refuse(409, "AlreadyExists");
         status(&mut server, &wanted, "11").await;
     };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
@@ -134,10 +134,10 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
 
 /// Responds to the reads of a set and its instances.
 async fn confirm(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, names: &[&str]) {
-    let get = server.asked().await;
+    let get = server.next_request().await;
     assert_eq!((&get.method, get.path()), (&Method::GET, SET));
     get.with(&json!(set));
-    let list = server.asked().await;
+    let list = server.next_request().await;
     assert_eq!((&list.method, list.path()), (&Method::GET, INSTANCES));
     assert!(list.query().contains("labelSelector=app%3Dweb"), "{}", list.query());
     let mut items: Vec<_> = names.iter().map(|name| instance(name)).collect();
@@ -166,7 +166,7 @@ async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
     }
     // The set was deleted.
     let (task, mut server) = task(set(0), vec![instance("a")]);
-    let gone = async { server.asked().await.refuse(404, "NotFound") };
+    let gone = async { server.next_request().await.refuse(404, "NotFound") };
     let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, gone);
     looked.unwrap();
     assert!(server.is_left_alone().await);
@@ -180,7 +180,7 @@ async fn what_is_too_much_is_deleted_once() {
         confirm(&mut server, &wanted, &["a", "b", "c"]).await;
         let mut deleted = Vec::new();
         for _ in 0..2 {
-            let delete = server.asked().await;
+            let delete = server.next_request().await;
             assert_eq!(delete.method, Method::DELETE);
             let name = delete.path().rsplit('/').next().unwrap().to_owned();
             assert_eq!(delete.body["preconditions"]["uid"], format!("uid-{name}"));
@@ -215,7 +215,7 @@ async fn an_instance_that_is_let_go_keeps_its_other_owners() {
     );
     let (task, mut server) = task(wanted.clone(), vec![stranger]);
     let served = async {
-        let release = server.asked().await;
+        let release = server.next_request().await;
         assert_eq!(
             (&release.method, release.path()),
             (&Method::PATCH, format!("{INSTANCES}/a").as_str())

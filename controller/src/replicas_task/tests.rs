@@ -38,7 +38,7 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
         let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
         let mut moves = Moves::new();
         let answer = async {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert_eq!(
                 (&asked.method, asked.path()),
                 (&Method::DELETE, "/api/v1/namespaces/drydock/pods/standby")

@@ -140,7 +140,7 @@ impl Setup {
 
 /// Answers the review of the user's right; returns what is reviewed.
 async fn review(server: &mut ApiServer, allowed: bool) -> Value {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(asked.path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
     let spec = asked.body["spec"].clone();
     let status = json!({"allowed": allowed, "reason": "no role"});
@@ -168,7 +168,7 @@ fn instance() -> Value {
 }
 
 async fn read(server: &mut ApiServer, plural: &str, object: Option<&Value>) {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(
         (&asked.method, asked.path()),
         (
@@ -190,7 +190,7 @@ async fn found(server: &mut ApiServer, machine: &Value, instance: Option<&Value>
 }
 
 async fn written(server: &mut ApiServer, method: Method, path: &str) -> Asked {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(
         (&asked.method, asked.path()),
         (&method, format!("/apis/kubevirt.io/v1/namespaces/ns/{path}").as_str())
@@ -350,7 +350,7 @@ async fn cancelled_evacuation_takes_the_mark_away() {
     );
     let api = async {
         found(&mut setup.server, &machine("Always"), Some(&instance())).await;
-        let asked = setup.server.asked().await;
+        let asked = setup.server.next_request().await;
         assert_eq!(asked.path(), "/api/v1/nodes/node");
         asked.with(&json!({"metadata": {"name": "node"}, "spec": {"unschedulable": true}}));
         let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm/status").await;

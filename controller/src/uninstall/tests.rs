@@ -19,7 +19,7 @@ fn uninstall(client: Client) -> Uninstall {
 /// Responds to the six lists of objects that need Drydock. A kind without a response here is not served.
 async fn lists(server: &mut ApiServer, answers: &[(&str, Value)]) {
     for _ in 0..6 {
-        let asked = server.asked().await;
+        let asked = server.next_request().await;
         assert_eq!(asked.method, "GET", "{}", asked.line);
         let path = asked.path().to_owned();
         match answers.iter().find(|(of, _)| *of == path) {
@@ -77,8 +77,8 @@ async fn refused_request_is_repeated_until_the_time_is_over() {
     let uninstall = uninstall(client);
     let answers = async {
         // The webhook has not seen yet that the last virtual machine was deleted.
-        server.asked().await.refuse(403, "Forbidden");
-        server.asked().await.with(&json!({"items": [], "metadata": {}}));
+        server.next_request().await.refuse(403, "Forbidden");
+        server.next_request().await.with(&json!({"items": [], "metadata": {}}));
     };
     let nodes = kube::Api::<k8s_openapi::api::core::v1::Node>::all(uninstall.client.clone());
     let listed = uninstall.persist("list nodes", async || nodes.list(&Default::default()).await);
@@ -87,7 +87,7 @@ async fn refused_request_is_repeated_until_the_time_is_over() {
 
     let refuse = async {
         loop {
-            server.asked().await.refuse(403, "Forbidden");
+            server.next_request().await.refuse(403, "Forbidden");
         }
     };
     let listed = uninstall.persist("list nodes", async || nodes.list(&Default::default()).await);
@@ -112,15 +112,15 @@ async fn only_api_services_of_drydock_are_deleted() {
     let base = "/apis/apiregistration.k8s.io/v1/apiservices";
     let responses = async {
         let ours = service("v1.subresources.kubevirt.io", "drydock");
-        server.asked().await.with(&ours);
-        let asked = server.asked().await;
+        server.next_request().await.with(&ours);
+        let asked = server.next_request().await;
         assert_eq!(
             (asked.method.as_str(), asked.path()),
             ("DELETE", format!("{base}/v1.subresources.kubevirt.io").as_str())
         );
         asked.with(&ours);
         server
-            .asked()
+            .next_request()
             .await
             .with(&service("v1alpha3.subresources.kubevirt.io", "elsewhere"));
     };
@@ -136,8 +136,8 @@ async fn only_drydocks_finalizer_of_a_migration_is_removed() {
     let mut list = metadata(&[("a", "ours"), ("a", "free")], 0);
     list["items"][0]["metadata"]["finalizers"] = json!(["kubevirt.io/migrationJobFinalize", "example.org/other"]);
     let answers = async {
-        server.asked().await.with(&list);
-        let asked = server.asked().await;
+        server.next_request().await.with(&list);
+        let asked = server.next_request().await;
         let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
         asked.with(&list["items"][0]);
         seen
@@ -170,10 +170,10 @@ async fn labels_and_conditions_of_a_node_are_removed() {
     );
     let clean = node("b", json!({"x": "y"}), json!([{"type": "Ready", "status": "True"}]));
     let answers = async {
-        server.asked().await.list("1", &[marked.clone(), clean]);
+        server.next_request().await.list("1", &[marked.clone(), clean]);
         let mut seen = Vec::new();
         for _ in 0..2 {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             seen.push((asked.path().to_owned(), asked.content_type.clone(), asked.body.clone()));
             asked.with(&marked);
         }

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     document::{MAX_BYTES, MAX_LIST, MAX_NAME},
-    libvirt::{LibvirtError, Version, answered_text, c_string},
+    libvirt::{LibvirtError, Version, c_string, owned_text},
 };
 use drydock_api::facts::VirtType;
 
@@ -225,7 +225,7 @@ impl Calls for Connection {
         let domain = self.found(CALL)?;
         // SAFETY: the domain is one of this open connection; libvirt returns null or a newly allocated string that it
         // does not keep.
-        unsafe { answered_text(CALL, sys::virDomainGetXMLDesc(domain.0, flags)) }
+        unsafe { owned_text(CALL, sys::virDomainGetXMLDesc(domain.0, flags)) }
     }
 
     fn destroy(&self) -> Result<(), LibvirtError> {
@@ -320,7 +320,7 @@ impl Calls for Connection {
         // newly allocated string that it does not keep.
         unsafe {
             let reply = sys::virDomainQemuAgentCommand(domain.0, command.as_ptr(), AGENT_SECONDS, 0);
-            answered_text(CALL, reply)
+            owned_text(CALL, reply)
         }
     }
 
@@ -344,7 +344,7 @@ impl Calls for Connection {
         let stream = Stream::new(CALL, self.raw)?;
         // SAFETY: domain and stream are of this open connection; libvirt returns null or a newly allocated string that it
         // does not keep.
-        let media_type = unsafe { answered_text(CALL, sys::virDomainScreenshot(domain.0, stream.0, 0, 0)) }?;
+        let media_type = unsafe { owned_text(CALL, sys::virDomainScreenshot(domain.0, stream.0, 0, 0)) }?;
         let bytes = stream.read_to_end(CALL)?;
         Ok(Screenshot { media_type, bytes })
     }

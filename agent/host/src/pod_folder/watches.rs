@@ -128,7 +128,7 @@ impl Watches {
                 Ok(events) => {
                     let mut state = self.lock();
                     for event in &events {
-                        state.tell(event);
+                        state.dispatch(event);
                     }
                 }
                 Err(Errno::EAGAIN) => readable.clear_ready(),
@@ -136,7 +136,7 @@ impl Watches {
                 Err(error) => {
                     // Reading fails only if the kernel is out of memory. All waiters are notified to check again.
                     tracing::warn!(%error, "a watch of pods' folders cannot be read");
-                    self.lock().tell_all();
+                    self.lock().notify_all();
                     readable.clear_ready();
                 }
             }
@@ -149,9 +149,9 @@ impl Watches {
 }
 
 impl State {
-    fn tell(&mut self, event: &InotifyEvent) {
+    fn dispatch(&mut self, event: &InotifyEvent) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            self.tell_all();
+            self.notify_all();
         } else if event.mask.contains(AddWatchFlags::IN_IGNORED) {
             // The folder was removed, and its watch with it.
             for waiter in self.folders.remove(&event.wd).into_iter().flatten() {
@@ -167,7 +167,7 @@ impl State {
         }
     }
 
-    fn tell_all(&self) {
+    fn notify_all(&self) {
         for waiter in self.folders.values().flatten() {
             waiter.wake.notify_one();
         }

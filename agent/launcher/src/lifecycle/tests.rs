@@ -130,7 +130,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     assert_eq!(outcome, Outcome::Failed);
     assert!(message.contains("liveness probe failed 3 times in a row"), "{message}");
     assert!(
-        story.lifecycle.told_to_end(),
+        story.lifecycle.is_end_requested(),
         "its exit code says what the message says"
     );
 
@@ -147,7 +147,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     // Without a guest the failure is ignored.
     let mut story = Story::ready(30);
     assert_eq!(story.happens(unhealthy()), []);
-    assert!(!story.lifecycle.told_to_end());
+    assert!(!story.lifecycle.is_end_requested());
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn a_guest_that_shuts_down_when_asked_has_shut_down() {
     story.says(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
     assert_eq!(story.requested, Some(true));
-    assert!(story.lifecycle.told_to_end());
+    assert!(story.lifecycle.is_end_requested());
 }
 
 #[test]

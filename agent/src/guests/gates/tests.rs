@@ -49,7 +49,7 @@ fn gates(shown: Pod) -> (Gates, ApiServer) {
 
 /// Returns the gate's status in the next request, and responds with the pod as it is then, or with an error.
 async fn answered(server: &mut ApiServer, answer: Result<Pod, (u16, &str)>) -> String {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     assert_eq!(asked.method, Method::PATCH);
     assert_eq!(asked.path(), "/api/v1/namespaces/vms/pods/virt-launcher-a/status");
     assert_eq!(asked.body["metadata"]["uid"], UID);
@@ -68,7 +68,7 @@ async fn unasked<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T 
     tokio::select! {
         biased;
         result = work => result,
-        asked = server.asked() => panic!("asked for {}", asked.line),
+        asked = server.next_request() => panic!("asked for {}", asked.line),
     }
 }
 

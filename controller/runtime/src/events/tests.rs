@@ -45,7 +45,7 @@ fn count(metrics: &EventMetrics, result: &'static str) -> u64 {
 
 /// Responds to a request with success.
 async fn accept(server: &mut ApiServer) -> (Method, String, serde_json::Value) {
-    let asked = server.asked().await;
+    let asked = server.next_request().await;
     let (method, line, body) = (asked.method.clone(), asked.line.clone(), asked.body.clone());
     let full = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z",
@@ -111,7 +111,7 @@ async fn an_event_that_has_expired_is_written_anew() {
     events.publish(event("n1", "same"));
     accept(&mut server).await;
     events.publish(event("n1", "same"));
-    let series = server.asked().await;
+    let series = server.next_request().await;
     assert_eq!(series.method, Method::PATCH);
     series.refuse(404, "NotFound");
     events.publish(event("n1", "same"));
@@ -125,7 +125,7 @@ async fn failures_and_overflow_are_counted_and_hold_nobody_up() {
         events.publish(event(&format!("n{index}"), "many"));
     }
     assert_eq!(count(&metrics, "dropped"), 7);
-    server.asked().await.refuse(403, "Forbidden");
+    server.next_request().await.refuse(403, "Forbidden");
     accept(&mut server).await;
     tokio::task::yield_now().await;
     assert_eq!(count(&metrics, "failed"), 1);
@@ -143,7 +143,7 @@ async fn queued_events_are_written_at_the_stop_within_a_limit() {
     process.stop();
     let start = Instant::now();
     let lost = async {
-        let _lost = server.asked().await.lose();
+        let _lost = server.next_request().await.lose();
         std::future::pending::<()>().await;
     };
     tokio::select! {

@@ -101,7 +101,7 @@ async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
     setup
         .watches
         .start(setup.watch().fields("metadata.name=a").labels("tier=x"));
-    let list = setup.server.asked().await;
+    let list = setup.server.next_request().await;
     let path = "/api/v1/namespaces/drydock/configmaps";
     let selected = "labelSelector=tier%3Dx&fieldSelector=metadata.name%3Da";
     let (query, cached) = (
@@ -118,7 +118,7 @@ async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
         "no limit: with one the API server reads from its store"
     );
     list.list("7", &[]);
-    let watch = setup.server.asked().await;
+    let watch = setup.server.next_request().await;
     for part in [
         "watch=true",
         "resourceVersion=7",
@@ -133,7 +133,7 @@ async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
 async fn a_large_set_is_streamed() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
-    let watch = setup.server.asked().await;
+    let watch = setup.server.next_request().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
     let open = watch.open();
     open.send("ADDED", &config_map("a", "3", "one"));
@@ -146,7 +146,7 @@ async fn a_large_set_is_streamed() {
 async fn a_list_that_is_not_streamed_is_read_whole() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
-    let watch = setup.server.asked().await;
+    let watch = setup.server.next_request().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
     // The response of Kubernetes 1.36 with `--feature-gates=WatchList=false`.
     let refusal = json!({
@@ -155,7 +155,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
                     for watch unless the WatchList feature gate is enabled",
     });
     watch.refuse_with(&refusal);
-    let list = setup.server.asked().await;
+    let list = setup.server.next_request().await;
     assert!(list.line.contains("resourceVersion=0"), "{}", list.line);
     list.list("5", &[config_map("a", "4", "one")]);
     assert!(cache.wait_until_synced().await.is_clear());
@@ -166,7 +166,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
 async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
-    let open = setup.server.asked().await.open();
+    let open = setup.server.next_request().await.open();
     open.send("ADDED", &config_map("a", "3", "one"));
     open.end_of_list("3");
     assert!(cache.wait_until_synced().await.is_clear());
@@ -174,10 +174,10 @@ async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
         "ERROR",
         &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
     );
-    setup.server.asked().await.refuse(500, "InternalError");
+    setup.server.next_request().await.refuse(500, "InternalError");
     settled(&setup.signal).await;
     assert!(!cache.sync_state().is_clear());
-    let again = setup.server.asked().await;
+    let again = setup.server.next_request().await;
     assert!(again.line.contains("sendInitialEvents=true"), "{}", again.line);
     let open = again.open();
     let lists = setup
@@ -202,7 +202,7 @@ async fn metadata_alone_is_fetched_where_that_is_wanted() {
     let cache = setup
         .watches
         .start(Watch::<PartialObjectMeta<Pod>>::all(setup.client.clone(), "pods"));
-    let list = setup.server.asked().await;
+    let list = setup.server.next_request().await;
     assert!(list.line.starts_with("/api/v1/pods?"), "{}", list.line);
     let pod = json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "p"}});
     list.list("1", &[pod]);
@@ -234,14 +234,18 @@ async fn changes_are_told(packed: bool) {
     });
     let cache = setup.watches.start(watch);
     assert_eq!(setup.readiness.waiting(), ["config"]);
-    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    setup
+        .server
+        .next_request()
+        .await
+        .list("5", &[config_map("a", "4", "one")]);
     cache.wait_until_synced().await;
     assert!(setup.readiness.is_ready());
     let stored = cache.get(&key("a")).unwrap();
     assert_eq!(stored.metadata.managed_fields, None);
     assert_eq!(stored.data.as_ref().unwrap().len(), 1);
 
-    let open = setup.server.asked().await.open();
+    let open = setup.server.next_request().await.open();
     open.send("MODIFIED", &config_map("a", "6", "two"));
     open.send("ADDED", &config_map("b", "7", "new"));
     open.send("DELETED", &config_map("a", "8", "two"));
@@ -268,13 +272,17 @@ async fn bookmarks_and_reconnects_wake_nobody() {
 async fn reconnects_are_quiet(packed: bool) {
     let mut setup = setup();
     let cache = setup.watches.start(kept(setup.watch(), packed));
-    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
-    let open = setup.server.asked().await.open();
+    setup
+        .server
+        .next_request()
+        .await
+        .list("5", &[config_map("a", "4", "one")]);
+    let open = setup.server.next_request().await.open();
     woken(&setup.signal).await;
     open.bookmark("90");
     assert!(is_asleep(&setup.signal).await);
     drop(open);
-    let again = setup.server.asked().await;
+    let again = setup.server.next_request().await;
     assert!(again.line.contains("resourceVersion=90"), "{}", again.line);
     let open = again.open();
     assert!(is_asleep(&setup.signal).await);
@@ -284,8 +292,12 @@ async fn reconnects_are_quiet(packed: bool) {
         "ERROR",
         &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
     );
-    setup.server.asked().await.list("95", &[config_map("a", "4", "one")]);
-    let open = setup.server.asked().await.open();
+    setup
+        .server
+        .next_request()
+        .await
+        .list("95", &[config_map("a", "4", "one")]);
+    let open = setup.server.next_request().await.open();
     assert!(is_asleep(&setup.signal).await);
     assert_eq!(setup.errors("expired"), 1);
     assert_eq!(
@@ -297,7 +309,7 @@ async fn reconnects_are_quiet(packed: bool) {
         "ERROR",
         &json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "old"}),
     );
-    setup.server.asked().await.list("99", &[]);
+    setup.server.next_request().await.list("99", &[]);
     woken(&setup.signal).await;
     assert!(cache.is_empty());
 }
@@ -310,7 +322,7 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
     let mut waits = Vec::new();
     for _ in 0..10 {
         let before = Instant::now();
-        setup.server.asked().await.refuse(500, "InternalError");
+        setup.server.next_request().await.refuse(500, "InternalError");
         waits.push(before.elapsed());
     }
     for (wait, whole) in waits[1..]
@@ -332,13 +344,17 @@ async fn errors_are_waited_out_longer_and_longer_until_it_works() {
     );
     assert!(!setup.readiness.is_ready());
 
-    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    setup
+        .server
+        .next_request()
+        .await
+        .list("5", &[config_map("a", "4", "one")]);
     assert!(cache.wait_until_synced().await.is_clear());
     assert!(setup.readiness.is_ready());
     // The next retry follows quickly: the success has reset the back-off.
-    setup.server.asked().await.refuse(500, "InternalError");
+    setup.server.next_request().await.refuse(500, "InternalError");
     let before = Instant::now();
-    let again = setup.server.asked().await;
+    let again = setup.server.next_request().await;
     assert!(
         before.elapsed() <= Duration::from_millis(1001),
         "{:?}",
@@ -365,14 +381,14 @@ async fn others_are_read(packed: bool) {
     bad["data"] = json!(7);
     setup
         .server
-        .asked()
+        .next_request()
         .await
         .list("5", &[bad.clone(), config_map("a", "4", "one")]);
     assert!(cache.wait_until_synced().await.is_clear());
     assert_eq!(value(&cache, "a").as_deref(), Some("one"));
     assert!(cache.unreadable()[&key("bad")].contains("invalid type"));
 
-    let open = setup.server.asked().await.open();
+    let open = setup.server.next_request().await.open();
     woken(&setup.signal).await;
     let mut worse = config_map("a", "6", "");
     worse["data"] = json!("nothing");
@@ -400,14 +416,18 @@ async fn others_are_read(packed: bool) {
 async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().optional());
-    setup.server.asked().await.refuse(404, "NotFound");
+    setup.server.next_request().await.refuse(404, "NotFound");
     let sight = cache.wait_until_synced().await;
     assert_eq!((sight.synced, sight.problem), (false, Some(Problem::KindMissing)));
     woken(&setup.signal).await;
     assert!(setup.readiness.is_ready(), "an optional kind is not waited for");
-    setup.server.asked().await.refuse(404, "NotFound");
+    setup.server.next_request().await.refuse(404, "NotFound");
     assert!(is_asleep(&setup.signal).await, "the same state is no news");
-    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    setup
+        .server
+        .next_request()
+        .await
+        .list("5", &[config_map("a", "4", "one")]);
     woken(&setup.signal).await;
     assert!(cache.sync_state().is_clear());
 }
@@ -416,7 +436,7 @@ async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
 async fn a_kind_that_is_needed_is_waited_for() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch());
-    setup.server.asked().await.refuse(404, "NotFound");
+    setup.server.next_request().await.refuse(404, "NotFound");
     cache.wait_until_synced().await;
     assert_eq!(setup.readiness.waiting(), ["config"]);
 }
@@ -425,10 +445,10 @@ async fn a_kind_that_is_needed_is_waited_for() {
 async fn a_watch_that_is_cut_at_once_does_not_become_a_flood() {
     let mut setup = setup();
     setup.watches.start(setup.watch());
-    setup.server.asked().await.list("5", &[]);
+    setup.server.next_request().await.list("5", &[]);
     let start = Instant::now();
     for _ in 0..60 {
-        drop(setup.server.asked().await.open());
+        drop(setup.server.next_request().await.open());
     }
     assert!(start.elapsed() >= Duration::from_secs(59), "{:?}", start.elapsed());
 }
@@ -441,10 +461,10 @@ async fn watch_ends_after_the_tasks_of_a_stopped_process() {
     setup.process.spawn("held request", async move {
         let _ = finished.await;
     });
-    let list = setup.server.asked().await;
+    let list = setup.server.next_request().await;
     setup.process.stop();
     list.list("5", &[]);
-    let open = setup.server.asked().await.open();
+    let open = setup.server.next_request().await.open();
     finish.send(()).unwrap();
     let run = setup
         .process
@@ -461,9 +481,13 @@ async fn temporary_watch_delays_nothing_and_ends_alone() {
     let wanted = CancellationToken::new();
     let cache = setup.watches.start_until(setup.watch(), wanted.clone());
     assert!(setup.readiness.is_ready());
-    setup.server.asked().await.list("5", &[config_map("a", "4", "one")]);
+    setup
+        .server
+        .next_request()
+        .await
+        .list("5", &[config_map("a", "4", "one")]);
     woken(&setup.signal).await;
-    let _open = setup.server.asked().await.open();
+    let _open = setup.server.next_request().await.open();
     assert_eq!(setup.process.running_tasks(), ["watching config"]);
     wanted.cancel();
     while !setup.process.running_tasks().is_empty() {

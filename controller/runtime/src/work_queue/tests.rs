@@ -185,7 +185,7 @@ fn candidate() -> (Leadership, ApiServer, Process) {
 
 async fn wins(server: &mut ApiServer) {
     for (holder, version) in [("", "1"), ("pod-1", "2")] {
-        server.asked().await.with(&json!({
+        server.next_request().await.with(&json!({
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
@@ -228,7 +228,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
             assert_eq!(looked.next().await.unwrap(), "later");
         }
         // The API server stops responding: the term expires.
-        let _lost = server.asked().await.lose();
+        let _lost = server.next_request().await.lose();
         tokio::time::sleep(Duration::from_secs(60)).await;
         work.add(key("after"));
         assert!(work.is_empty(), "{work:?}");

@@ -99,7 +99,7 @@ async fn first_eviction_marks_the_instance_without_retry_after() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        let patch = server.asked().await;
+        let patch = server.next_request().await;
         assert_eq!(patch.method, Method::PATCH);
         assert_eq!(
             patch.path(),
@@ -165,7 +165,7 @@ async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        let delete = server.asked().await;
+        let delete = server.next_request().await;
         assert_eq!(delete.method, Method::DELETE);
         assert!(delete.path().ends_with("/pods/virt-launcher-web-1"));
         delete.with(&serde_json::to_value(pod()).unwrap());
@@ -182,7 +182,7 @@ async fn budget_is_deleted_before_an_eviction_that_shuts_down() {
     let (evictions, mut server, _changed) = evictions(vec![may_go], vec![pod()], vec![own]);
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        let delete = server.asked().await;
+        let delete = server.next_request().await;
         assert_eq!(delete.method, Method::DELETE);
         assert!(delete.path().ends_with("/poddisruptionbudgets/virt-launcher-web-1"));
         delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
@@ -244,7 +244,10 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
         let began = clock::Instant::now();
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             if marks {
-                server.asked().await.with(&serde_json::to_value(marked()).unwrap());
+                server
+                    .next_request()
+                    .await
+                    .with(&serde_json::to_value(marked()).unwrap());
             }
         });
         let said = if marks { TRIGGERED } else { IN_PROGRESS };
@@ -260,10 +263,10 @@ async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         // The cache does not have the instance, so each review reads it from the API server.
         for now in [marked(), moved()] {
-            server.asked().await.with(&serde_json::to_value(now).unwrap());
+            server.next_request().await.with(&serde_json::to_value(now).unwrap());
             changed.send_modify(|number| *number += 1);
         }
-        let delete = server.asked().await;
+        let delete = server.next_request().await;
         assert_eq!(delete.method, Method::DELETE);
         assert!(
             delete.path().ends_with("/pods/virt-launcher-web-1"),
@@ -289,7 +292,7 @@ async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
         let _others = evictions.held.try_acquire_many((HELD_AT_ONCE - places) as u32).unwrap();
         let began = clock::Instant::now();
         let (response, ()) = tokio::join!(evictions.review(&question), async {
-            let delete = server.asked().await;
+            let delete = server.next_request().await;
             assert_eq!(delete.method, Method::DELETE);
             delete.with(&serde_json::to_value(pod()).unwrap());
         });
@@ -303,7 +306,7 @@ async fn a_dry_run_marks_nothing_for_good() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let question = asked(|request| request["dryRun"] = json!(true));
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        let patch = server.asked().await;
+        let patch = server.next_request().await;
         assert!(patch.query().contains("dryRun=All"), "{}", patch.query());
         patch.with(&serde_json::to_value(marked()).unwrap());
     });
@@ -321,7 +324,7 @@ async fn absence_is_confirmed_by_the_api_server() {
         let (evictions, mut server, _changed) = evictions(vec![], pods, vec![]);
         let question = asked(|_| {});
         let (response, ()) = tokio::join!(evictions.review(&question), async {
-            let get = server.asked().await;
+            let get = server.next_request().await;
             assert_eq!(get.method, Method::GET);
             get.refuse(code, if code == 404 { "NotFound" } else { "InternalError" });
         });
@@ -359,17 +362,17 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
         let (evictions, mut server, _changed) = evictions(vec![shown], vec![pod()], vec![]);
         let question = asked(|request| request["dryRun"] = json!(true));
         let (response, ()) = tokio::join!(evictions.review(&question), async {
-            let get = server.asked().await;
+            let get = server.next_request().await;
             assert!(get.method == Method::GET && get.path().ends_with("/pods/virt-launcher-web-1"));
             get.with(&serde_json::to_value(pod()).unwrap());
-            let get = server.asked().await;
+            let get = server.next_request().await;
             assert!(get.method == Method::GET && get.path().ends_with("/virtualmachineinstances/web"));
             match &said {
                 Ok(instance) => get.with(instance),
                 Err(code) => get.refuse(*code, "InternalError"),
             }
             if marks {
-                let patch = server.asked().await;
+                let patch = server.next_request().await;
                 assert_eq!(patch.method, Method::PATCH);
                 patch.with(&serde_json::to_value(marked()).unwrap());
             }
@@ -397,7 +400,7 @@ async fn what_cannot_be_read_or_marked_is_said() {
     );
     let question = asked(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
-        server.asked().await.refuse(403, "Forbidden");
+        server.next_request().await.refuse(403, "Forbidden");
     });
     assert!(
         response
@@ -431,7 +434,7 @@ async fn eviction_of_another_pod_conflicts_and_does_nothing() {
         let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
         let question = with(preconditions);
         let (response, ()) = tokio::join!(evictions.review(&question), async {
-            let get = server.asked().await;
+            let get = server.next_request().await;
             assert_eq!(get.method, Method::GET);
             get.with(&current());
         });

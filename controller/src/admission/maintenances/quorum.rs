@@ -162,7 +162,7 @@ mod tests {
             let (client, mut server) = api_server();
             let master = node(MASTER);
             let reply = async {
-                let request = server.asked().await;
+                let request = server.next_request().await;
                 assert!(
                     request
                         .path()

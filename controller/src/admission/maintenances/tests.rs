@@ -74,7 +74,7 @@ async fn with_answers(
     let mut seen = Vec::new();
     let serve = async {
         loop {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             let what = (asked.method.clone(), asked.path().to_owned());
             seen.push(format!("{} {}", what.0, what.1));
             match answers.get(&what) {
@@ -214,7 +214,7 @@ async fn without_an_answer_nothing_is_admitted() {
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
     let answer = review.answer(&question);
     let silent = async {
-        let _asked = server.asked().await;
+        let _asked = server.next_request().await;
         std::future::pending::<()>().await;
     };
     let response = tokio::select! { response = answer => response, () = silent => unreachable!() };

@@ -43,7 +43,7 @@ async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exch
     let (state, mut server) = state(instances, migrations);
     let served = async move {
         for (path, answer) in exchanges {
-            let asked = server.asked().await;
+            let asked = server.next_request().await;
             assert_eq!((&asked.method, asked.path()), (&Method::GET, path.as_str()));
             match answer {
                 Some(object) => asked.with(&object),
@@ -124,13 +124,13 @@ async fn what_cannot_be_confirmed_is_left_to_the_controller() {
     let key = Key::namespaced("shop", "vm");
     for code in [403, 500] {
         let (state, mut server) = state(&[], &[]);
-        let served = async { server.asked().await.refuse(code, "Broken") };
+        let served = async { server.next_request().await.refuse(code, "Broken") };
         let (refusal, ()) = tokio::join!(state.review(&key), served);
         assert_eq!(refusal, None, "{code}");
     }
     // Nor does it keep the API server waiting.
     let (state, mut server) = state(&[], &[]);
-    let served = async { server.asked().await };
+    let served = async { server.next_request().await };
     let (refusal, _unanswered) = tokio::join!(state.review(&key), served);
     assert_eq!(refusal, None);
 }

@@ -34,8 +34,8 @@ fn lease(holder: &str, version: &str) -> Value {
 }
 
 async fn wins(server: &mut ApiServer) {
-    server.asked().await.with(&lease("", "1"));
-    server.asked().await.with(&lease("pod-1", "2"));
+    server.next_request().await.with(&lease("", "1"));
+    server.next_request().await.with(&lease("pod-1", "2"));
 }
 
 fn holder(asked: &Asked) -> &Value {
@@ -46,13 +46,13 @@ fn holder(asked: &Asked) -> &Value {
 async fn the_first_one_makes_the_lease() {
     let (mut leadership, mut server, _process) = setup();
     let url = "/apis/coordination.k8s.io/v1/namespaces/drydock/leases";
-    let read = server.asked().await;
+    let read = server.next_request().await;
     assert_eq!(
         (read.method.clone(), read.line.as_str()),
         (Method::GET, format!("{url}/drydock-controller").as_str())
     );
     read.refuse(404, "NotFound");
-    let create = server.asked().await;
+    let create = server.next_request().await;
     assert_eq!(create.method, Method::POST);
     assert_eq!(create.line, format!("{url}?&fieldManager=drydock-controller"));
     assert_eq!(
@@ -72,7 +72,7 @@ async fn a_renewal_is_one_small_request_every_two_seconds() {
     let term = leadership.elected().await;
     let start = Instant::now();
     for version in 2..12 {
-        let renewal = server.asked().await;
+        let renewal = server.next_request().await;
         assert_eq!(
             (renewal.method.clone(), renewal.content_type.as_str()),
             (Method::PATCH, "application/merge-patch+json")
@@ -97,7 +97,7 @@ async fn a_leader_without_answers_stops_before_another_can_lead() {
     let silent = async {
         let mut lost = Vec::new();
         loop {
-            lost.push(server.asked().await.lose());
+            lost.push(server.next_request().await.lose());
         }
     };
     tokio::select! {
@@ -122,7 +122,7 @@ async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
         "somebody still acts"
     );
     drop(term);
-    let release = server.asked().await;
+    let release = server.next_request().await;
     assert_eq!((release.method.clone(), holder(&release)), (Method::PATCH, &json!("")));
     assert_eq!(release.body["metadata"]["resourceVersion"], "2");
     release.with(&lease("", "3"));
@@ -153,11 +153,11 @@ async fn standby_leads_as_soon_as_the_lease_is_released() {
         field_manager: "drydock-controller",
     };
     let mut leadership = Leadership::stand(&process, client, candidacy, released.clone());
-    server.asked().await.with(&lease("pod-2", "1"));
+    server.next_request().await.with(&lease("pod-2", "1"));
     let before = Instant::now();
     released.notify();
-    server.asked().await.with(&lease("", "2"));
-    server.asked().await.with(&lease("pod-1", "3"));
+    server.next_request().await.with(&lease("", "2"));
+    server.next_request().await.with(&lease("pod-1", "3"));
     assert!(leadership.elected().await.is_valid());
     assert_eq!(before.elapsed(), Duration::ZERO, "it waited for its next turn");
 }

@@ -63,7 +63,7 @@ async fn taking_and_each_renewal_is_one_request() {
     holder.take_over();
     assert_eq!(holder.held(), Held::Taking);
     let start = Instant::now();
-    let take = server.asked().await;
+    let take = server.next_request().await;
     assert_eq!(take.method, Method::PATCH);
     assert_eq!(take.line, format!("{URL}&force=true&fieldManager=drydock-agent"));
     assert!(is_take(&take));
@@ -75,7 +75,7 @@ async fn taking_and_each_renewal_is_one_request() {
     assert_eq!(holder.held(), Held::Ours);
 
     for version in ["7", "8", "9"] {
-        let renewal = server.asked().await;
+        let renewal = server.next_request().await;
         assert_eq!(
             (renewal.method.clone(), renewal.line.as_str()),
             (Method::PATCH, format!("{URL}&fieldManager=drydock-agent").as_str())
@@ -103,17 +103,17 @@ async fn taking_and_each_renewal_is_one_request() {
 async fn a_deleted_lease_is_made_again_at_once() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
-    server.asked().await.with(&lease("pod-1", "7"));
-    server.asked().await.refuse(404, "NotFound");
+    server.next_request().await.with(&lease("pod-1", "7"));
+    server.next_request().await.refuse(404, "NotFound");
     let before = Instant::now();
-    let make = server.asked().await;
+    let make = server.next_request().await;
     assert_eq!(
         (make.method.clone(), &make.body["spec"]["holderIdentity"]),
         (Method::POST, &json!("pod-1"))
     );
     assert!(before.elapsed() < Duration::from_millis(5));
     make.with(&lease("pod-1", "9"));
-    assert_eq!(server.asked().await.body["metadata"]["resourceVersion"], "9");
+    assert_eq!(server.next_request().await.body["metadata"]["resourceVersion"], "9");
     assert_eq!(holder.held(), Held::Ours);
 }
 
@@ -121,10 +121,10 @@ async fn a_deleted_lease_is_made_again_at_once() {
 async fn a_deleted_lease_is_left_to_who_made_it_first() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
-    server.asked().await.with(&lease("pod-1", "7"));
-    server.asked().await.refuse(404, "NotFound");
-    server.asked().await.refuse(409, "AlreadyExists");
-    server.asked().await.with(&lease("pod-2", "9"));
+    server.next_request().await.with(&lease("pod-1", "7"));
+    server.next_request().await.refuse(404, "NotFound");
+    server.next_request().await.refuse(409, "AlreadyExists");
+    server.next_request().await.with(&lease("pod-2", "9"));
     settle().await;
     assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
 }
@@ -133,10 +133,10 @@ async fn a_deleted_lease_is_left_to_who_made_it_first() {
 async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
     let (holder, mut server, changed) = setup();
     holder.take_over();
-    server.asked().await.with(&lease("pod-1", "7"));
+    server.next_request().await.with(&lease("pod-1", "7"));
     changed.notified().await;
-    server.asked().await.refuse(409, "Conflict");
-    let look = server.asked().await;
+    server.next_request().await.refuse(409, "Conflict");
+    let look = server.next_request().await;
     assert_eq!(
         (look.method.clone(), look.line.as_str()),
         (Method::GET, &URL[..URL.len() - 1])
@@ -147,20 +147,20 @@ async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
     assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
 
     holder.take_over();
-    assert!(is_take(&server.asked().await));
+    assert!(is_take(&server.next_request().await));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_whose_answer_is_lost_is_found_out() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
-    server.asked().await.with(&lease("pod-1", "7"));
-    let lost = server.asked().await.lose();
-    let again = server.asked().await;
+    server.next_request().await.with(&lease("pod-1", "7"));
+    let lost = server.next_request().await.lose();
+    let again = server.next_request().await;
     assert_eq!(again.body["metadata"]["resourceVersion"], "7");
     again.refuse(409, "Conflict");
-    server.asked().await.with(&lease("pod-1", "8"));
-    let renewal = server.asked().await;
+    server.next_request().await.with(&lease("pod-1", "8"));
+    let renewal = server.next_request().await;
     assert_eq!(renewal.body["metadata"]["resourceVersion"], "8");
     assert_eq!(holder.held(), Held::Ours);
     drop(lost);
@@ -170,7 +170,7 @@ async fn a_renewal_whose_answer_is_lost_is_found_out() {
 async fn let_go_it_is_renewed_no_more() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
-    server.asked().await.with(&lease("pod-1", "7"));
+    server.next_request().await.with(&lease("pod-1", "7"));
     settle().await;
     holder.let_go();
     assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
