@@ -277,7 +277,7 @@ impl Keeper {
     fn connected(&self, stream: UnixStream) {
         let (process, closing, plugin) = (self.process.clone(), self.closing.clone(), Arc::clone(&self.plugin));
         let served = async move {
-            let answer = move |request| calls::answer(Arc::clone(&plugin), request);
+            let answer = move |request| calls::serve(Arc::clone(&plugin), request);
             wire::serve(&process, stream, &closing, answer).await;
         };
         self.process

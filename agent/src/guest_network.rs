@@ -136,7 +136,7 @@ impl SeccompKeeper {
             let error = match self.install_and_watch() {
                 Ok(mut watch) => {
                     self.backoff.reset();
-                    self.tell(Profile::Installed);
+                    self.publish(Profile::Installed);
                     match watch.next().await {
                         Ok(_) => continue,
                         Err(error) => error,
@@ -145,7 +145,7 @@ impl SeccompKeeper {
                 Err(error) => error,
             };
             warn!(%error, file = %self.file.display(), "the seccomp profile of launchers cannot be kept");
-            self.tell(Profile::Missing(format!("{}: {error}", self.file.display())));
+            self.publish(Profile::Missing(format!("{}: {error}", self.file.display())));
             tokio::time::sleep(self.backoff.delay()).await;
         }
     }
@@ -164,7 +164,7 @@ impl SeccompKeeper {
         Ok(watch)
     }
 
-    fn tell(&self, profile: Profile) {
+    fn publish(&self, profile: Profile) {
         self.found.send_if_modified(|before| {
             let differs = *before != profile;
             *before = profile;

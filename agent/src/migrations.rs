@@ -134,7 +134,7 @@ impl Migrations {
                     pod,
                     host: Arc::clone(host),
                 };
-                self.tell(key, role, seen);
+                self.notify(key, role, seen);
             }
         }
         self.running.retain(|key, task| {
@@ -167,7 +167,7 @@ impl Migrations {
         }
     }
 
-    fn tell(&mut self, key: (String, bool), role: Role, seen: Seen) {
+    fn notify(&mut self, key: (String, bool), role: Role, seen: Seen) {
         if let Some(task) = self.running.get(&key) {
             task.seen.send_if_modified(|before| {
                 let changed = differs(before, &seen);

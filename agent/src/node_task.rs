@@ -391,7 +391,7 @@ impl NodeTask {
             self.written_node = Some(self.writes.labels(&plan.labels).await?);
             self.metrics.wrote("labels");
         }
-        self.tell(&node, plan.events);
+        self.record_events(&node, plan.events);
         if plan.status != previous {
             self.report(&plan.status).await?;
         }
@@ -455,7 +455,7 @@ impl NodeTask {
         Ok(())
     }
 
-    fn tell(&self, node: &PartialObjectMeta<Node>, events: Vec<Event>) {
+    fn record_events(&self, node: &PartialObjectMeta<Node>, events: Vec<Event>) {
         for Event {
             warning,
             reason,

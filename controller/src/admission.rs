@@ -115,7 +115,7 @@ fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> Admission
 }
 
 fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
-    answered(asked, &refusals(asked, kind))
+    response(asked, &refusals(asked, kind))
 }
 
 /// Validates a migration like any other kind, and by the requester. A new migration is also refused if its instance
@@ -135,7 +135,7 @@ async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionRes
             refusals.extend(state.review(&instance).await);
         }
     }
-    answered(asked, &refusals)
+    response(asked, &refusals)
 }
 
 fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
@@ -152,7 +152,7 @@ fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
     }
 }
 
-fn answered(asked: &Asked, refusals: &[Refusal]) -> AdmissionResponse {
+fn response(asked: &Asked, refusals: &[Refusal]) -> AdmissionResponse {
     let response = AdmissionResponse::from(asked);
     if refusals.is_empty() {
         response

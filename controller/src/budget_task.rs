@@ -110,7 +110,7 @@ impl BudgetTask {
                 Some(conflict) => json!({"conditions": [conflict]}),
                 None => json!({}),
             };
-            self.say(key, &instance, status).await?;
+            self.patch_status(key, &instance, status).await?;
         }
         match refused {
             // The status of the instance reports the reason; the queue retries with back-off.
@@ -123,7 +123,12 @@ impl BudgetTask {
         }
     }
 
-    async fn say(&self, key: &Key, instance: &VirtualMachineInstance, status: serde_json::Value) -> kube::Result<()> {
+    async fn patch_status(
+        &self,
+        key: &Key,
+        instance: &VirtualMachineInstance,
+        status: serde_json::Value,
+    ) -> kube::Result<()> {
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",

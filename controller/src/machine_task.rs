@@ -60,7 +60,7 @@ pub(crate) fn watch_machines(client: &Client, watches: &Watches, works: [WorkQue
         .listing(Listing::Streamed)
         .packed();
     AssumeCache::start(watches, machines, prune, move |change| {
-        works.iter().for_each(|work| work.hear(change));
+        works.iter().for_each(|work| work.apply(change));
     })
 }
 

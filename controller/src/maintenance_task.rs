@@ -367,7 +367,7 @@ impl MaintenanceTask {
 
     fn evict(&self, node: &str, targets: Vec<Target>) {
         for target in targets {
-            self.evictions.ask(node, target);
+            self.evictions.request(node, target);
         }
     }
 

@@ -377,18 +377,18 @@ mod tests {
         let mut nodes = Nodes::filled(&client, []);
         let not_found = || async { nodes.state("a").await.unwrap() };
         let (state, ()) = tokio::join!(not_found(), async {
-            server.next_request().await.refuse(404, "NotFound")
+            server.next_request().await.refuse(404, "NotFound");
         });
         assert_eq!(state, NodeState::Deleted, "nothing is known of its agent");
         nodes.silent_agents = SilentAgents::without_leases();
         let not_found = || async { nodes.state("a").await.unwrap() };
         let (state, ()) = tokio::join!(not_found(), async {
-            server.next_request().await.refuse(404, "NotFound")
+            server.next_request().await.refuse(404, "NotFound");
         });
         assert_eq!(state, NodeState::Deleted, "its agent may make its Lease again");
         tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
         let (state, ()) = tokio::join!(not_found(), async {
-            server.next_request().await.refuse(404, "NotFound")
+            server.next_request().await.refuse(404, "NotFound");
         });
         assert_eq!(state, NodeState::Gone);
         // An error response proves nothing about the node.

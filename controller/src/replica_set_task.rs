@@ -81,7 +81,7 @@ impl ReplicaSetTask {
         let queue = work.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
         Self {
-            sets: AssumeCache::start(watches, sets, prune, move |change| queue.hear(change)),
+            sets: AssumeCache::start(watches, sets, prune, move |change| queue.apply(change)),
             client,
             instances,
             events,

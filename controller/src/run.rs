@@ -155,7 +155,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         for instance in instances_of(change) {
             of_instances.add(instance);
         }
-        of_migrations.hear(change);
+        of_migrations.apply(change);
         drains.notify();
     });
     migration_metrics.watch(all_migrations.clone(), leadership.clone());
@@ -166,12 +166,12 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         if let Change::Object { old, new, .. } = change
             && drain_task::concerns(old.as_deref(), new.as_deref())
         {
-            of_budgets.hear(change);
+            of_budgets.apply(change);
             drains.notify();
             news.send_modify(|number| *number = number.wrapping_add(1));
         }
-        of_instances.hear(change);
-        of_machines.hear(change);
+        of_instances.apply(change);
+        of_machines.apply(change);
         if let Change::Object { key, new, .. } = change {
             known.add_of(key, new.is_none(), &of_migrations);
         }

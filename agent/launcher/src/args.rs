@@ -61,7 +61,7 @@ impl Args {
             (Err(why), _) => {
                 if let Ok(stderr) = supervisor::standard(&io::stderr()) {
                     let ending = bounded(Outcome::Failed, &format!("The launcher cannot begin: {why}."), false);
-                    supervisor::tell(&ending, &termination_log, &mut Outlet::new(stderr, "of the launcher"));
+                    supervisor::report_ending(&ending, &termination_log, &mut Outlet::new(stderr, "of the launcher"));
                 }
                 ExitCode::FAILURE
             }

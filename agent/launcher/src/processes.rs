@@ -110,7 +110,7 @@ impl ShortCommand {
     }
 
     /// Returns stdout and stderr of the ended command. Does not wait for processes that inherited its output.
-    pub(crate) fn said(self) -> (String, String) {
+    pub(crate) fn into_output(self) -> (String, String) {
         (all_of(self.stdout), all_of(self.stderr))
     }
 }

@@ -140,21 +140,21 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
             false,
         ),
     };
-    tell(&ending, termination_log, &mut own);
+    report_ending(&ending, termination_log, &mut own);
     exit_code(ending.outcome, asked)
 }
 
 /// Writes the termination message, and logs it to the launcher's own output.
-pub(crate) fn tell(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
+pub(crate) fn report_ending(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
     let text = serde_json::to_string(ending).unwrap_or_default();
     let mut lines = ConsoleLines::new("launcher: ");
-    let mut say = |text: &str| {
+    let mut log = |text: &str| {
         lines.feed(text.as_bytes(), |line| own.line(line));
         lines.finish(|line| own.line(line));
     };
-    say(&format!("{}: {}", ending.outcome.as_str(), ending.message));
+    log(&format!("{}: {}", ending.outcome.as_str(), ending.message));
     if let Err(error) = fs::write(termination_log, text) {
-        say(&format!(
+        log(&format!(
             "the termination message cannot be written to {}: {error}",
             termination_log.display()
         ));
@@ -196,7 +196,7 @@ impl Supervisor {
     }
 
     fn serve(&mut self) -> Ending {
-        self.say(&format!("guest {}", self.guest.domain));
+        self.log(&format!("guest {}", self.guest.domain));
         match prepare_command::command(&self.guest, &self.root, &self.folders)
             .and_then(|command| ShortCommand::start(command, Instant::now() + DISKS))
         {
@@ -267,7 +267,7 @@ impl Supervisor {
                     });
                 }
             }
-            Err(error) => self.say(&format!("libvirt's folders cannot be watched: {error}")),
+            Err(error) => self.log(&format!("libvirt's folders cannot be watched: {error}")),
         }
     }
 
@@ -283,7 +283,7 @@ impl Supervisor {
         let now = self.started.elapsed();
         let verdicts = self.probes.as_mut().map(|probes| probes.work(now)).unwrap_or_default();
         for (kind, verdict) in verdicts {
-            self.say(&format!("the guest's {kind} probe {verdict}"));
+            self.log(&format!("the guest's {kind} probe {verdict}"));
             match (kind, &verdict) {
                 (Kind::Readiness, _) => self.publish_readiness(&verdict),
                 (Kind::Liveness, Verdict::Fails { .. }) => self.happened(Event::Unhealthy(verdict.to_string())),
@@ -305,7 +305,7 @@ impl Supervisor {
             .and_then(|text| fs::write(&unfinished, text))
             .and_then(|()| fs::rename(&unfinished, &file));
         if let Err(error) = written {
-            self.say(&format!("the guest's readiness cannot be written: {error}"));
+            self.log(&format!("the guest's readiness cannot be written: {error}"));
         }
     }
 
@@ -317,14 +317,14 @@ impl Supervisor {
             self.read_signs();
             self.happened(Event::LibvirtdEnded(end.to_string()));
         } else if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
-            let (answer, complaint) = command.said();
+            let (answer, complaint) = command.into_output();
             self.answered(question, end.is_success(), &answer, &complaint);
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
             // A failure will show up again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
-            self.say(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
+            self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
-            let (_, complaint) = command.said();
+            let (_, complaint) = command.into_output();
             self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
             if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
@@ -383,14 +383,14 @@ impl Supervisor {
                 }
             }
             Action::SignalQemu(pid, signal) => {
-                self.say(&format!("sends {signal} to QEMU"));
+                self.log(&format!("sends {signal} to QEMU"));
                 // Checked, because another process may have got the PID meanwhile.
                 if self.qemu == Some(pid) {
                     processes::signal(pid, signal);
                 }
             }
             Action::SayReady => match prepare_command::write_ready(&self.folders) {
-                Ok(()) => self.say("ready for the guest"),
+                Ok(()) => self.log("ready for the guest"),
                 Err(error) => {
                     let why = format!("The pod cannot be said to be ready: {error}.");
                     self.happened(Event::Prepared(Err(why)));
@@ -404,7 +404,7 @@ impl Supervisor {
                     has_left: self.folders.left().exists(),
                 }));
             }
-            Action::Say(text) => self.say(&text),
+            Action::Say(text) => self.log(&text),
             Action::End(ending) => self.ending = Some(ending),
         }
     }
@@ -459,7 +459,7 @@ impl Supervisor {
         }
     }
 
-    fn say(&mut self, text: &str) {
+    fn log(&mut self, text: &str) {
         // The text may quote untrusted output.
         let mut lines = ConsoleLines::new("launcher: ");
         lines.feed(text.as_bytes(), |line| self.own.line(line));

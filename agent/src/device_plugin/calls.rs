@@ -46,7 +46,7 @@ pub(super) struct Plugin {
 type Answer<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
 
 /// Handles one call.
-pub(super) async fn answer(plugin: Arc<Plugin>, request: Request<Incoming>) -> Response<Body> {
+pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
         paths::OPTIONS => unary(request, |_: Empty| Ok(Options::default())).await,
         paths::LIST_AND_WATCH => {

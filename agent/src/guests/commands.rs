@@ -12,7 +12,7 @@ use drydock_runtime::{Events, Severity, chain};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{directory::CommandRequest, report::tell};
+use super::{directory::CommandRequest, report::publish_event};
 
 /// What is done with the file systems of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) async fn carry_out(
         Ok(()) => {
             info!(vmi, command = command.as_str(), "command carried out");
             if let Some((reason, note)) = event(command) {
-                tell(target.events, target.instance, Severity::Normal, reason, note.into());
+                publish_event(target.events, target.instance, Severity::Normal, reason, note.into());
             }
         }
         Err(refusal) => warn!(

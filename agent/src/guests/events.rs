@@ -4,7 +4,7 @@ use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_host::domain::{DomainEvent, DomainEvents, Lifecycle, StoppedDetail, SuspendedDetail};
 use drydock_runtime::{Events, Severity};
 
-use super::report::tell;
+use super::report::publish_event;
 
 /// Records a Kubernetes event for a libvirt event. `has_left` is whether the guest stands still in order to move,
 /// according to the events so far.
@@ -14,12 +14,12 @@ pub(super) fn record_event(
     event: &DomainEvent,
     has_left: &mut bool,
 ) {
-    let say = |severity, reason, note: String| tell(events, instance, severity, reason, note);
+    let publish = |severity, reason, note: String| publish_event(events, instance, severity, reason, note);
     match event {
         DomainEvent::Agent(_) => {}
-        DomainEvent::Reboot => say(Severity::Normal, "Rebooted", "The guest has restarted itself.".into()),
+        DomainEvent::Reboot => publish(Severity::Normal, "Rebooted", "The guest has restarted itself.".into()),
         DomainEvent::IoError { disk, reason, .. } => {
-            say(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
+            publish(Severity::Warning, "IOerror", format!("disk {disk} failed: {reason}"));
         }
         // The state of a migration is queried when something else has happened.
         DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
@@ -30,11 +30,11 @@ pub(super) fn record_event(
             Lifecycle::Suspended(SuspendedDetail::Migrated) => *has_left = true,
             Lifecycle::Shutdown(_) => {
                 let note = "The VirtualMachineInstance is shutting down.".to_owned();
-                say(Severity::Normal, "ShuttingDown", note);
+                publish(Severity::Normal, "ShuttingDown", note);
             }
             Lifecycle::Stopped(_) => {
                 let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
-                say(Severity::Normal, "Stopped", note);
+                publish(Severity::Normal, "Stopped", note);
             }
             Lifecycle::Started(_) | Lifecycle::Resumed(_) => *has_left = false,
             _ => {}

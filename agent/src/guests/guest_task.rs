@@ -44,7 +44,7 @@ use super::{
     directory::GuestRequest,
     events::{alongside, record_event},
     facts, readiness,
-    report::{self, tell},
+    report::{self, publish_event},
 };
 
 /// Pause after a failure: first and maximum.
@@ -375,14 +375,14 @@ impl GuestTask {
         handle.create(start).await?;
         info!(instance = %format!("{namespace}/{name}"), "its guest is started");
         let events = &self.shared.events;
-        tell(
+        publish_event(
             events,
             instance,
             Severity::Normal,
             "Created",
             "VirtualMachineInstance defined.".into(),
         );
-        tell(
+        publish_event(
             events,
             instance,
             Severity::Normal,
@@ -481,7 +481,7 @@ impl GuestTask {
         }
         if first {
             let events = &self.shared.events;
-            tell(events, &instance, Severity::Warning, "SyncFailed", message.clone());
+            publish_event(events, &instance, Severity::Warning, "SyncFailed", message.clone());
         }
         let wanted = guest::failed_to_start(&before, trouble.reason(), &message, clock::now());
         let written = self.write(&instance, &wanted).await;

@@ -56,7 +56,7 @@ pub(super) async fn launcher_exists(
 }
 
 /// Records an event on a VMI.
-pub(super) fn tell(
+pub(super) fn publish_event(
     events: &Events,
     instance: &VirtualMachineInstance,
     severity: Severity,

@@ -168,14 +168,14 @@ impl SourceTask {
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return },
                 _ = sessions.changed() => {}
-                event = hear(&mut guest) => match event {
+                event = next_event(&mut guest) => match event {
                     Some(event) => self.take_in(&event),
                     None => {
                         guest = None;
                         self.stood_still = false;
                     }
                 },
-                result = moved(&mut self.moving) => self.answered(result),
+                result = moved(&mut self.moving) => self.end_call(result),
                 () = clock::sleep_until_instant(wake) => {}
             }
         }
@@ -233,7 +233,7 @@ impl SourceTask {
         }
     }
 
-    fn answered(&mut self, result: Option<Result<(), CallError>>) {
+    fn end_call(&mut self, result: Option<Result<(), CallError>>) {
         let error = match result {
             Some(Ok(())) => {
                 self.call = Call::Succeeded;
@@ -359,7 +359,7 @@ impl SourceTask {
                 };
                 session.tunnel.pair(&uid, peer).await?;
             }
-            SourceStep::Say(state) => self.say(state, migration, handle).await?,
+            SourceStep::Say(state) => self.report(state, migration, handle).await?,
             SourceStep::Start => {
                 if let Some(handle) = handle {
                     self.start(migration, handle.clone()).await;
@@ -459,7 +459,7 @@ fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
 }
 
 /// Waits for the next event of a connected guest.
-async fn hear(guest: &mut Option<Guest>) -> Option<DomainEvent> {
+async fn next_event(guest: &mut Option<Guest>) -> Option<DomainEvent> {
     match guest {
         Some(guest) => guest.events.recv().await,
         None => std::future::pending().await,

@@ -341,7 +341,7 @@ impl TargetTask {
                 };
                 session()?.tunnel.pair(&uid, peer).await?;
             }
-            TargetStep::Say(state) => self.say(state, migration).await?,
+            TargetStep::Say(state) => self.report(state, migration).await?,
             TargetStep::Show => {
                 self.taken_over_since.get_or_insert_with(clock::Instant::now);
                 self.open_gate().await;
@@ -354,7 +354,7 @@ impl TargetTask {
                     .unwrap_or_default();
                 if source.keep_paused {
                     // The guest stays paused, so nothing else is to be done.
-                    self.say(TargetState::Running, migration).await?;
+                    self.report(TargetState::Running, migration).await?;
                 } else if let Some(handle) = handle {
                     match handle.resume().await {
                         // The tunnel has already resumed it.
@@ -441,7 +441,7 @@ impl TargetTask {
     }
 
     /// Reports the state of the target.
-    async fn say(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
+    async fn report(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
         let before = migration
             .status
             .as_ref()

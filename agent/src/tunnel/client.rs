@@ -114,7 +114,7 @@ impl TunnelClient {
     /// `Draining` if the tunnel is about to end; `OtherSession` if the migration has a session for another role, pod
     /// or domain; `TooManySessions`; and failures to create the sockets in the pod.
     pub(crate) async fn prepare(&self, spec: SessionSpec) -> Result<Prepared, TunnelError> {
-        match self.ask(Call::Prepare(spec)).await? {
+        match self.call(Call::Prepare(spec)).await? {
             Answer::Prepared(prepared) => Ok(prepared),
             _ => Err(TunnelError::NotUnderstood),
         }
@@ -159,13 +159,13 @@ impl TunnelClient {
     }
 
     async fn done(&self, call: Call) -> Result<(), TunnelError> {
-        match self.ask(call).await? {
+        match self.call(call).await? {
             Answer::Done {} => Ok(()),
             _ => Err(TunnelError::NotUnderstood),
         }
     }
 
-    async fn ask(&self, call: Call) -> Result<Answer, TunnelError> {
+    async fn call(&self, call: Call) -> Result<Answer, TunnelError> {
         let (answered, answer) = oneshot::channel();
         let asking = async {
             self.calls.send((call, answered)).await.map_err(|_| TunnelError::Gone)?;

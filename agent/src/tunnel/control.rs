@@ -120,7 +120,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 
     /// Receives the next message; `None` at the end. Cancel safe: no message is lost if the future is dropped.
-    async fn hear(&mut self) -> Result<Option<Word>, LinesCodecError> {
+    async fn receive(&mut self) -> Result<Option<Word>, LinesCodecError> {
         let Some(line) = self.lines.next().await.transpose()? else {
             return Ok(None);
         };
@@ -136,10 +136,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
                 word, "the other tunnel says something that is not understood: it may be of a later version"
             );
         }
-        self.say(Word::NotUnderstood { word }).await
+        self.send(Word::NotUnderstood { word }).await
     }
 
-    async fn say(&mut self, word: Word) -> Result<(), LinesCodecError> {
+    async fn send(&mut self, word: Word) -> Result<(), LinesCodecError> {
         let line = serde_json::to_string(&word).map_err(io::Error::from)?;
         let said = timeout(SILENT, self.lines.send(line)).await;
         said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
@@ -148,7 +148,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     /// Notifies the other side that the session is over here, if it still reads.
     async fn farewell(&mut self) {
         let saying = async {
-            self.say(Word::Closed {}).await?;
+            self.send(Word::Closed {}).await?;
             SinkExt::<String>::close(&mut self.lines).await
         };
         if !matches!(timeout(FAREWELL, saying).await, Ok(Ok(()))) {
@@ -186,7 +186,7 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
     // Only a response from the target shows that it accepts this side.
-    channel.say(Word::Ping { version: VERSION }).await?;
+    channel.send(Word::Ping { version: VERSION }).await?;
     let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
     let mut said = None;
     loop {
@@ -199,18 +199,18 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
                 proof = release.proof.as_str(),
                 "telling the target"
             );
-            channel.say(Word::Release(release)).await?;
+            channel.send(Word::Release(release)).await?;
         }
         tokio::select! {
             () = session.closed.cancelled() => return Ok(Left::Over),
             _ = facts.changed() => {}
             () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
             _ = tick.tick() => {
-                channel.say(Word::Ping { version: VERSION }).await?;
+                channel.send(Word::Ping { version: VERSION }).await?;
                 // Send the same release again.
                 said = None;
             }
-            word = channel.hear() => match word? {
+            word = channel.receive() => match word? {
                 Some(Word::Closed {}) => return Ok(ended(session)),
                 Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
                 Some(word) => apply_target_message(session, &word),
@@ -280,16 +280,16 @@ async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
         let target = facts.borrow_and_update().target;
         if let (Some(taken_over), false) = (target.taken_over(), said) {
             said = true;
-            channel.say(Word::TakenOver(taken_over)).await?;
+            channel.send(Word::TakenOver(taken_over)).await?;
         }
         tokio::select! {
             () = mine.cancelled() => return Ok(Left::Over),
             _ = facts.changed() => {}
             () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
-            word = channel.hear() => match word? {
+            word = channel.receive() => match word? {
                 Some(Word::Ping { version }) => {
                     session.update(|facts| facts.peer_version = Some(version));
-                    channel.say(Word::Pong { version: VERSION }).await?;
+                    channel.send(Word::Pong { version: VERSION }).await?;
                 }
                 Some(Word::Release(release)) => {
                     // A repeated release gets another response.

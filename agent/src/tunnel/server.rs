@@ -84,13 +84,13 @@ type Lines = Framed<UnixStream, LinesCodec>;
 async fn converse(sessions: &Sessions, stream: UnixStream, drained: &CancellationToken) -> Result<(), LinesCodecError> {
     let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
     let mut told = sessions.told();
-    tell(&mut lines, &mut told).await?;
+    send_sessions(&mut lines, &mut told).await?;
     loop {
         tokio::select! {
             biased;
             changed = told.changed() => {
                 if changed.is_ok() {
-                    tell(&mut lines, &mut told).await?;
+                    send_sessions(&mut lines, &mut told).await?;
                 }
             }
             () = drained.cancelled() => return Ok(()),
@@ -98,19 +98,19 @@ async fn converse(sessions: &Sessions, stream: UnixStream, drained: &Cancellatio
                 let Some(line) = line.transpose()? else {
                     return Ok(());
                 };
-                let (id, result) = answer(sessions, &line);
+                let (id, result) = respond(sessions, &line);
                 // Changes caused by the call are sent before its response.
                 sessions.publish_states();
                 if told.has_changed().unwrap_or(false) {
-                    tell(&mut lines, &mut told).await?;
+                    send_sessions(&mut lines, &mut told).await?;
                 }
-                say(&mut lines, &Said::Answer { id, result }).await?;
+                send(&mut lines, &Said::Answer { id, result }).await?;
             }
         }
     }
 }
 
-fn answer(sessions: &Sessions, line: &str) -> (u64, Answer) {
+fn respond(sessions: &Sessions, line: &str) -> (u64, Answer) {
     let (id, called) = match serde_json::from_str::<Request>(line) {
         Ok(Request { id, call }) => (id, sessions.call(call)),
         Err(error) => (id_of(line), Err(CallRefusal::NotUnderstood(error.to_string()))),
@@ -128,12 +128,15 @@ fn id_of(line: &str) -> u64 {
     value["id"].as_u64().unwrap_or_default()
 }
 
-async fn tell(lines: &mut Lines, told: &mut watch::Receiver<Vec<SessionState>>) -> Result<(), LinesCodecError> {
+async fn send_sessions(
+    lines: &mut Lines,
+    told: &mut watch::Receiver<Vec<SessionState>>,
+) -> Result<(), LinesCodecError> {
     let sessions = told.borrow_and_update().clone();
-    say(lines, &Said::Sessions(sessions)).await
+    send(lines, &Said::Sessions(sessions)).await
 }
 
-async fn say(lines: &mut Lines, said: &Said) -> Result<(), LinesCodecError> {
+async fn send(lines: &mut Lines, said: &Said) -> Result<(), LinesCodecError> {
     let line = serde_json::to_string(said).map_err(io::Error::from)?;
     lines.send(line).await
 }

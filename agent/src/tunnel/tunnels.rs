@@ -135,7 +135,7 @@ impl Follower {
                 let is_own = name == self.own;
                 connections.spawn(follow_one(name, path, is_own, Arc::clone(&news)));
             }
-            self.tell();
+            self.publish();
             tokio::select! {
                 happened = watch.next() => {
                     if let Err(error) = happened {
@@ -185,7 +185,7 @@ impl Follower {
             .collect()
     }
 
-    fn tell(&self) {
+    fn publish(&self) {
         let mut known = KnownSessions {
             is_complete: self.tunnels.contains_key(&self.own),
             ..KnownSessions::default()

@@ -106,7 +106,7 @@ impl WorkQueue {
     }
 
     /// Enqueues the key of an object that a watch event reported; for [`Watch::on_change`](crate::Watch::on_change).
-    pub fn hear<K>(&self, change: &Change<K>) {
+    pub fn apply<K>(&self, change: &Change<K>) {
         if let Change::Object { key, .. } = change {
             self.add(key.clone());
         }

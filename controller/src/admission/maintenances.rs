@@ -91,12 +91,12 @@ impl MaintenanceReview {
     pub(crate) fn handlers(self) -> Handlers {
         let handler = Handler::from(move |asked: Asked| {
             let review = self.clone();
-            async move { review.answer(&asked).await }
+            async move { review.respond(&asked).await }
         });
         Handlers::from_iter([(PATH, handler)])
     }
 
-    async fn answer(&self, asked: &Asked) -> AdmissionResponse {
+    async fn respond(&self, asked: &Asked) -> AdmissionResponse {
         let response = AdmissionResponse::from(asked);
         let Some(group) = Group::named(&asked.kind.group) else {
             return refused(

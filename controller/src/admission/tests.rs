@@ -69,7 +69,7 @@ async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, cl
     let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
     let handlers = handlers(ConfigurationInForce::default(), state, evictions);
     let (_, handler) = handlers.get(path).unwrap();
-    handler.answer(question).await
+    handler.review(question).await
 }
 
 #[tokio::test]

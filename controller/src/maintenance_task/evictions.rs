@@ -60,7 +60,7 @@ impl Evictions {
     }
 
     /// Requests an eviction, unless one is in progress.
-    pub(super) fn ask(&self, node: &str, target: Target) {
+    pub(super) fn request(&self, node: &str, target: Target) {
         let key = Key::namespaced(&target.namespace, &target.name);
         let mut entries = self.lock();
         let entry = entries.entry(target.uid.clone()).or_insert_with(|| Entry {
@@ -136,7 +136,7 @@ impl Evictions {
         };
         for target in targets {
             let answer = self.evict(&target).await;
-            self.answered(&target, answer);
+            self.record(&target, answer);
         }
         Ok(())
     }
@@ -174,7 +174,7 @@ impl Evictions {
         }
     }
 
-    fn answered(&self, target: &Target, answer: Answer) {
+    fn record(&self, target: &Target, answer: Answer) {
         let (pod, said) = (format!("{}/{}", target.namespace, target.name), answer.text());
         let mut entries = self.lock();
         // The pod or its node was forgotten in the meantime.
@@ -217,7 +217,7 @@ mod tests {
             uid: "u".into(),
             grace_period_seconds: Some(7),
         };
-        evictions.ask("n", target);
+        evictions.request("n", target);
         let attempt = || evictions.attempt("u").unwrap();
         assert!(attempt().asking && evictions.asking().len() == 1);
         let key = Key::namespaced("d", "p");

@@ -51,7 +51,7 @@ impl MaintenanceTask {
         let patched = api.patch_status(&key.name, &merging(), &Patch::Merge(patch)).await;
         let done = self.took(group, key, patched).await?;
         if done == Done::Yes {
-            say(key, group, object, &before, status);
+            log(key, group, object, &before, status);
         }
         Ok(done)
     }
@@ -141,7 +141,7 @@ pub(super) fn changed(before: &Value, after: &Value) -> Value {
 }
 
 /// Logs phases and errors, which people search for when something goes wrong.
-fn say(
+fn log(
     key: &Key,
     group: Group,
     object: &NodeMaintenance,

@@ -64,7 +64,7 @@ impl WebhookMetrics {
         metrics
     }
 
-    pub(super) fn answered(&self, path: &'static str, verdict: &'static str, after: Duration) {
+    pub(super) fn count_response(&self, path: &'static str, verdict: &'static str, after: Duration) {
         self.requests.get_or_create(&RequestLabels { path, verdict }).inc();
         self.duration
             .get_or_create(&PathLabel { path })

@@ -28,7 +28,7 @@ where
 
 impl Handler {
     /// Calls the handler.
-    pub(crate) fn answer(&self, asked: Asked) -> Answer {
+    pub(crate) fn review(&self, asked: Asked) -> Answer {
         (self.0)(asked)
     }
 }

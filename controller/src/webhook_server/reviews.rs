@@ -125,12 +125,12 @@ impl Reviews {
     }
 
     pub(super) fn router(self) -> Router {
-        Router::new().fallback(answer).with_state(Arc::new(self))
+        Router::new().fallback(serve).with_state(Arc::new(self))
     }
 }
 
 /// Responds to one request.
-async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Response {
+async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Response {
     let began = Instant::now();
     let found = reviews.handlers.get(request.uri().path());
     let path = found.map_or(NO_PATH, |(path, _)| path);
@@ -155,7 +155,7 @@ async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Respon
             (word, written(verdict))
         }
         Err(Refused(refusal, detail)) => {
-            tell(path, refusal, detail.as_deref());
+            log(path, refusal, detail.as_deref());
             let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
             let text = format!("{}: {}{detail}\n", refusal.reason(), refusal.sentence());
             (refusal.reason(), (refusal.status(), text).into_response())
@@ -166,7 +166,7 @@ async fn answer(State(reviews): State<Arc<Reviews>>, request: Request) -> Respon
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    reviews.metrics.answered(path, word, began.elapsed());
+    reviews.metrics.count_response(path, word, began.elapsed());
     response
 }
 
@@ -182,7 +182,7 @@ fn written(verdict: AdmissionResponse) -> Response {
 }
 
 /// Logs a refusal at a level that reflects whether it needs attention.
-fn tell(path: &str, refusal: Refusal, detail: Option<&str>) {
+fn log(path: &str, refusal: Refusal, detail: Option<&str>) {
     let reason = refusal.reason();
     match refusal {
         Refusal::Failed => error!(path, reason, "{}", refusal.sentence()),
@@ -201,7 +201,7 @@ async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse,
     }
     let asked = read(request).await?;
     let uid = asked.uid.clone();
-    let mut verdict = handler.answer(asked).await;
+    let mut verdict = handler.review(asked).await;
     verdict.uid = uid;
     Ok(verdict)
 }

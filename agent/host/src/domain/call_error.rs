@@ -30,7 +30,7 @@ pub enum CallError {
         within: Duration,
     },
     /// The connection ended, during the call or before it.
-    #[error("the connection to libvirtd was lost when {call}: {reason}{}", said(error.as_ref()))]
+    #[error("the connection to libvirtd was lost when {call}: {reason}{}", detail(error.as_ref()))]
     Lost {
         /// The call, in readable form.
         call: &'static str,
@@ -50,7 +50,7 @@ pub enum CallError {
     },
 }
 
-fn said(error: Option<&LibvirtError>) -> String {
+fn detail(error: Option<&LibvirtError>) -> String {
     error.map_or_else(String::new, |error| format!(" ({})", error.message))
 }
 

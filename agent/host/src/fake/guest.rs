@@ -119,10 +119,10 @@ impl FakeLibvirt {
 
 impl Inner {
     pub(super) fn happen(&self, event: Lifecycle) {
-        self.tell(&DomainEvent::Lifecycle(event));
+        self.emit(&DomainEvent::Lifecycle(event));
     }
 
-    pub(super) fn tell(&self, event: &DomainEvent) {
+    pub(super) fn emit(&self, event: &DomainEvent) {
         for connection in &self.connections {
             connection.forward(event.clone());
         }
@@ -273,7 +273,7 @@ impl Calls for Connection {
             match by {
                 ShutdownBy::Agent => Err(no_agent(CALL)),
                 ShutdownBy::PowerButton => {
-                    inner.tell(&DomainEvent::Reboot);
+                    inner.emit(&DomainEvent::Reboot);
                     Ok(())
                 }
             }
@@ -284,7 +284,7 @@ impl Calls for Connection {
         const CALL: &str = "reset";
         self.change(CALL, |inner| {
             inner.guest(CALL)?;
-            inner.tell(&DomainEvent::Reboot);
+            inner.emit(&DomainEvent::Reboot);
             Ok(())
         })
     }

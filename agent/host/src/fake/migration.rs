@@ -61,7 +61,7 @@ impl FakeLibvirt {
 
     /// Emits the event for the next pass over the memory.
     pub fn migration_iterates(&self, iteration: i32) {
-        self.lock().tell(&DomainEvent::MigrationIteration(iteration));
+        self.lock().emit(&DomainEvent::MigrationIteration(iteration));
     }
 
     /// Returns the limits set by the last calls: downtime in milliseconds, and bandwidth in MiB/s.
@@ -83,7 +83,7 @@ impl FakeLibvirt {
         inner.state = Some(State::ShutOff(ShutOffReason::Migrated));
         inner.happen(Lifecycle::Stopped(StoppedDetail::Migrated));
         let job = inner.job_completes(JobOperation::OutgoingMigration);
-        inner.tell(&DomainEvent::JobCompleted(Some(Box::new(job))));
+        inner.emit(&DomainEvent::JobCompleted(Some(Box::new(job))));
         inner.migrations.end.send_replace(Some(Ok(())));
     }
 

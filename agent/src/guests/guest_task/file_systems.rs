@@ -16,7 +16,7 @@ use kube::ResourceExt;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::{GuestTask, Known, report, tell};
+use super::{GuestTask, Known, publish_event, report};
 use crate::guests::commands::{FileSystems, failed};
 
 /// Pause before a thaw that has failed is tried again.
@@ -92,7 +92,7 @@ impl GuestTask {
                     "file systems thawed at the end of their time"
                 );
                 let note = "The guest's file systems were thawed at the end of their time.";
-                tell(&self.shared.events, &instance, Severity::Normal, "Thawed", note.into());
+                publish_event(&self.shared.events, &instance, Severity::Normal, "Thawed", note.into());
             }
             Err(refusal) => {
                 known.thaw_again = Some(clock::Instant::now() + THAW_AGAIN);
@@ -103,7 +103,7 @@ impl GuestTask {
                         error = refusal.message,
                         "file systems not thawed"
                     );
-                    tell(&self.shared.events, &instance, Severity::Warning, "ThawFailed", note);
+                    publish_event(&self.shared.events, &instance, Severity::Warning, "ThawFailed", note);
                 }
             }
         }

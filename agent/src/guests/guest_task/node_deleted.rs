@@ -23,7 +23,7 @@ use kube::ResourceExt;
 use tracing::{info, warn};
 
 use super::{GuestTask, READY_BYTES, Then, Trouble};
-use crate::{folder_watch::FolderWatch, guests::report::tell};
+use crate::{folder_watch::FolderWatch, guests::report::publish_event};
 
 impl GuestTask {
     /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when the deletion
@@ -128,7 +128,7 @@ impl GuestTask {
         let node = &self.shared.node;
         warn!(vmi, node, "the guest is shut down, as its Node was deleted");
         let note = format!("Node {node} was deleted: the guest is shut down, and may start elsewhere then.");
-        tell(&self.shared.events, instance, Severity::Warning, "NodeDeleted", note);
+        publish_event(&self.shared.events, instance, Severity::Warning, "NodeDeleted", note);
     }
 }
 

@@ -18,7 +18,7 @@ use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
     /// Reports the state of the source.
-    pub(super) async fn say(
+    pub(super) async fn report(
         &mut self,
         state: SourceState,
         migration: &VirtualMachineInstanceMigration,

@@ -90,7 +90,7 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
     let kubelet = kubelets_message(pod);
     let by_kubelet = status.and_then(|status| status.reason.as_deref()) == Some(KUBELETS_REASON);
     if let Some(terminated) = terminated {
-        let mut ended = said(terminated, disrupted, had_to_go(pod));
+        let mut ended = reported(terminated, disrupted, had_to_go(pod));
         ended.by_kubelet = by_kubelet && ended.evicted;
         // Why a kubelet evicted it, for example because memory or disk ran out.
         if ended.evicted && !kubelet.is_empty() {
@@ -167,7 +167,7 @@ fn had_to_go(pod: &Pod) -> bool {
 }
 
 /// Returns the end that a terminated container reports. `disrupted` and `had_to_go` describe its pod.
-fn said(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> Ended {
+fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> Ended {
     let text = terminated.message.as_deref().unwrap_or_default();
     if let Ok(Ending {
         outcome,

@@ -242,21 +242,21 @@ impl Monitor {
             // It is unknown whether post-copy has begun until it is seen or refused.
             let overdue = (action.act == Act::Pause).then(|| self.overdue(sample)).flatten();
             if let Some(cause) = overdue {
-                return vec![self.ask(self.action(Act::Abort, cause, sample))];
+                return vec![self.request(self.action(Act::Abort, cause, sample))];
             }
             return match self.elapsed.saturating_sub(since) >= ASK_AGAIN {
-                true => vec![self.ask(action)],
+                true => vec![self.request(action)],
                 false => Vec::new(),
             };
         }
         if let Some(cause) = self.overdue(sample) {
             let helps = cause == Cause::CompletionTimeExceeded;
             let act = self.disruption(sample).filter(|_| helps).unwrap_or(Act::Abort);
-            return vec![self.ask(self.action(act, cause, sample))];
+            return vec![self.request(self.action(act, cause, sample))];
         }
         if self.is_hopeless() {
             if let Some(act) = self.disruption(sample) {
-                return vec![self.ask(self.action(act, Cause::DoesNotConverge, sample))];
+                return vec![self.request(self.action(act, Cause::DoesNotConverge, sample))];
             }
             if !std::mem::replace(&mut self.told.hopeless, true) {
                 return vec![self.action(Act::Tell, Cause::DoesNotConverge, sample)];
@@ -462,7 +462,7 @@ impl Monitor {
         next.max(Duration::from_millis(1)).min(most)
     }
 
-    fn ask(&mut self, action: Action) -> Action {
+    fn request(&mut self, action: Action) -> Action {
         self.asked = Some((action.clone(), self.elapsed));
         action
     }

@@ -159,7 +159,7 @@ impl Election {
     }
 
     /// Processes the response to `action`, which was sent at `sent` and whose response arrived at `now`.
-    pub(super) fn answered(&mut self, action: &Action, answer: Answer, sent: Instant, now: Instant) {
+    pub(super) fn complete(&mut self, action: &Action, answer: Answer, sent: Instant, now: Instant) {
         let later = now + self.terms.retry_every;
         match answer {
             Answer::Is(record) => {

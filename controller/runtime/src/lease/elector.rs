@@ -186,17 +186,17 @@ impl Elector {
                     }
                 }
                 Step::Ask(action) => {
-                    let asking = ask(&self.api, &self.candidacy, &action);
+                    let asking = execute(&self.api, &self.candidacy, &action);
                     let Some(answer) = stopping.run_until_cancelled(self.unless_the_term_ends(asking)).await else {
                         break;
                     };
                     // The term ended while the request was in flight: it may still have been executed.
                     let answer = answer.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
                     let answer = self.log(answer);
-                    self.election.answered(&action, answer, now, Instant::now());
+                    self.election.complete(&action, answer, now, Instant::now());
                 }
             }
-            self.tell(Instant::now());
+            self.publish(Instant::now());
         }
         self.resign().await;
     }
@@ -216,7 +216,7 @@ impl Elector {
     }
 
     /// Publishes whether this process leads.
-    fn tell(&self, now: Instant) {
+    fn publish(&self, now: Instant) {
         let current = self.current.borrow().clone();
         match (self.election.leads_until(now), current) {
             (Some(until), Some(term)) => term.extend(until),
@@ -261,7 +261,7 @@ impl Elector {
             return;
         }
         if let Some(release) = self.election.resign(Instant::now()) {
-            match ask(&self.api, &self.candidacy, &release).await {
+            match execute(&self.api, &self.candidacy, &release).await {
                 Outcome::Done(_) => tracing::info!(lease = self.candidacy.name, "gave the lease back"),
                 Outcome::Missing | Outcome::Conflict => {}
                 Outcome::Unknown(reason) => {
@@ -293,7 +293,7 @@ impl Elector {
     }
 }
 
-async fn ask(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Outcome<Record> {
+async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Outcome<Record> {
     let Candidacy { name, identity, .. } = candidacy;
     let now = MicroTime(clock::now());
     let field_manager = Some(candidacy.field_manager.to_owned());

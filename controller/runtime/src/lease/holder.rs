@@ -211,7 +211,7 @@ impl Keeper {
                 continue;
             }
             let began = Instant::now();
-            let answer = self.ask(&phase).await;
+            let answer = self.execute(&phase).await;
             self.log(&phase, &answer);
             let when;
             (phase, when) = next(phase, answer, &self.holding.identity);
@@ -224,7 +224,7 @@ impl Keeper {
         }
     }
 
-    async fn ask(&mut self, phase: &Phase) -> Answer {
+    async fn execute(&mut self, phase: &Phase) -> Answer {
         let Holding {
             name,
             renew_every,

@@ -168,7 +168,7 @@ impl<K: Resource> Observer<K> {
         self.cache.replace(objects, unreadable);
         for (key, kept) in changed {
             let [old, new] = kept.map(|kept| kept.and_then(|kept| kept.open()));
-            self.tell(&Change::Object { key, old, new });
+            self.dispatch(&Change::Object { key, old, new });
         }
         for (key, reason) in bad {
             self.unreadable(key, &reason);
@@ -183,7 +183,7 @@ impl<K: Resource> Observer<K> {
                 let key = Key::of(object.as_ref());
                 let new: Arc<K> = Arc::from(object);
                 let old = self.cache.insert(key.clone(), new.clone());
-                self.tell(&Change::Object {
+                self.dispatch(&Change::Object {
                     key,
                     old,
                     new: Some(new),
@@ -201,7 +201,7 @@ impl<K: Resource> Observer<K> {
     fn deleted(&mut self, object: &TolerantDecode<K>) {
         let key = Key::of(object);
         let old = self.cache.remove(&key);
-        self.tell(&Change::Object { key, old, new: None });
+        self.dispatch(&Change::Object { key, old, new: None });
     }
 
     fn unreadable(&mut self, key: Key, reason: &str) {
@@ -210,7 +210,7 @@ impl<K: Resource> Observer<K> {
             .unreadable
             .get_or_create(&NameLabel { watch: self.name })
             .inc();
-        self.tell(&Change::Unreadable { key });
+        self.dispatch(&Change::Unreadable { key });
     }
 
     /// Clears the problem: an event has arrived.
@@ -237,7 +237,7 @@ impl<K: Resource> Observer<K> {
             (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch is back"),
             (None, None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watching"),
         }
-        self.tell(&Change::SyncState(after));
+        self.dispatch(&Change::SyncState(after));
     }
 
     fn release(&mut self) {
@@ -246,7 +246,7 @@ impl<K: Resource> Observer<K> {
         }
     }
 
-    fn tell(&mut self, change: &Change<K>) {
+    fn dispatch(&mut self, change: &Change<K>) {
         for told in &mut self.on_change {
             told(change);
         }

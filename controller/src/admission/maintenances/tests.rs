@@ -116,7 +116,7 @@ fn answers(
 async fn a_new_one_reserves_its_node_and_asks_past_the_caches() {
     let (review, server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
-    let (response, seen) = with_answers(server, answers([]), review.answer(&question)).await;
+    let (response, seen) = with_answers(server, answers([]), review.respond(&question)).await;
     assert!(response.allowed, "{response:?}");
     assert_eq!(
         seen,
@@ -132,7 +132,7 @@ async fn a_new_one_reserves_its_node_and_asks_past_the_caches() {
 async fn a_dry_run_writes_nothing_and_is_told_what_would_happen() {
     let (review, server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, true);
-    let (response, seen) = with_answers(server, BTreeMap::new(), review.answer(&question)).await;
+    let (response, seen) = with_answers(server, BTreeMap::new(), review.respond(&question)).await;
     assert_eq!(response.warnings.unwrap(), ["n would be emptied"]);
     assert!(response.allowed && seen.is_empty());
 }
@@ -142,20 +142,20 @@ async fn the_texts_are_those_that_clients_know() {
     let (review, server) = review(&[object("old", "n")]);
     let question = asked("CREATE", &object("m", "missing"), &Value::Null, false);
     let gone = BTreeMap::from([((Method::GET, "/api/v1/nodes/missing".to_owned()), Err(404))]);
-    let (response, _) = with_answers(server, gone, review.answer(&question)).await;
+    let (response, _) = with_answers(server, gone, review.respond(&question)).await;
     assert_eq!(text(&response), "invalid nodeName, no node with name missing found");
 
     let taken = "invalid nodeName, a NodeMaintenance for node n already exists";
     let (review, server) = self::review(&[object("old", "n")]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
     let there = BTreeMap::from([((Method::GET, format!("{MEDIK8S}/old")), Ok(object("old", "n")))]);
-    let (response, _) = with_answers(server, there, review.answer(&question)).await;
+    let (response, _) = with_answers(server, there, review.respond(&question)).await;
     assert_eq!(text(&response), taken);
 
     let (review, server) = self::review(&[]);
     let (old, new) = (object("m", "n"), object("m", "o"));
     let question = asked("UPDATE", &new, &old, false);
-    let (response, _) = with_answers(server, BTreeMap::new(), review.answer(&question)).await;
+    let (response, _) = with_answers(server, BTreeMap::new(), review.respond(&question)).await;
     assert_eq!(text(&response), "updating spec.NodeName isn't allowed");
 }
 
@@ -164,7 +164,7 @@ async fn one_that_the_caches_still_show_but_is_gone_is_in_nobodys_way() {
     let (review, server) = review(&[object("old", "n")]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
     let gone = answers([(Method::GET, format!("{MEDIK8S}/old"), Err(404))]);
-    let (response, _) = with_answers(server, gone, review.answer(&question)).await;
+    let (response, _) = with_answers(server, gone, review.respond(&question)).await;
     assert!(response.allowed, "{response:?}");
 }
 
@@ -175,7 +175,7 @@ async fn second_maintenance_is_refused_by_reservation_or_storage() {
     let reserved = || (Method::GET, format!("{LEASES}/maintenance-n"), Ok(lease("else/x", 3)));
     let conflict = (Method::POST, LEASES.to_owned(), Err(409));
     let (review, server) = review(&[]);
-    let (response, _) = with_answers(server, answers([conflict, reserved()]), review.answer(&question())).await;
+    let (response, _) = with_answers(server, answers([conflict, reserved()]), review.respond(&question())).await;
     assert_eq!(text(&response), taken);
 
     let (review, server) = self::review(&[]);
@@ -183,7 +183,7 @@ async fn second_maintenance_is_refused_by_reservation_or_storage() {
         (Method::GET, MEDIK8S.to_owned(), Ok(list(&[object("other", "n")]))),
         (Method::DELETE, format!("{LEASES}/maintenance-n"), Ok(lease("o", 0))),
     ]);
-    let (response, seen) = with_answers(server, stored, review.answer(&question())).await;
+    let (response, seen) = with_answers(server, stored, review.respond(&question())).await;
     assert_eq!(text(&response), taken);
     assert_eq!(
         seen.last().unwrap(),
@@ -203,7 +203,7 @@ async fn expired_or_own_reservation_is_taken_over() {
             (Method::GET, path.clone(), Ok(there.clone())),
             (Method::PUT, path, Ok(there)),
         ]);
-        let (response, _) = with_answers(server, all, review.answer(&question)).await;
+        let (response, _) = with_answers(server, all, review.respond(&question)).await;
         assert!(response.allowed, "{response:?}");
     }
 }
@@ -212,7 +212,7 @@ async fn expired_or_own_reservation_is_taken_over() {
 async fn without_an_answer_nothing_is_admitted() {
     let (review, mut server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
-    let answer = review.answer(&question);
+    let answer = review.respond(&question);
     let silent = async {
         let _asked = server.next_request().await;
         std::future::pending::<()>().await;

@@ -213,7 +213,7 @@ impl World {
                             body: Body::Reply(answer),
                         });
                     } else if let Some((_, action, sent)) = candidate.waits.take_if(|waits| waits.0 == number) {
-                        candidate.election.answered(&action, answer, sent, clock);
+                        candidate.election.complete(&action, answer, sent, clock);
                     }
                 }
             }
@@ -246,7 +246,7 @@ impl World {
         }
         let candidate = &mut self.candidates[index];
         if let Some((_, action, sent)) = candidate.waits.take_if(|waits| clock >= waits.2 + GIVES_UP) {
-            candidate.election.answered(&action, Answer::Unknown, sent, clock);
+            candidate.election.complete(&action, Answer::Unknown, sent, clock);
         }
         if candidate.waits.is_none()
             && let Step::Ask(action) = candidate.election.step(clock)

@@ -37,7 +37,7 @@ impl Test {
         assert_eq!(self.asks().as_ref(), Some(action));
         let sent = self.now;
         self.wait(100);
-        self.election.answered(action, answer, sent, self.now);
+        self.election.complete(action, answer, sent, self.now);
     }
 
     fn leads(&self) -> bool {
