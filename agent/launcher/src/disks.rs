@@ -22,6 +22,11 @@ pub(crate) mod qemu_img;
 mod refusal;
 pub(crate) mod volumes;
 
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
 use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, SECRET_FILES};
 
 pub(crate) use refusal::{Refusal, RefusedDisk};
@@ -99,6 +104,24 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
             Ok(raw(disk, path.display().to_string(), size))
         }
     }
+}
+
+/// Returns the files of a mounted Secret or ConfigMap, by name.
+///
+/// # Errors
+/// If its folder cannot be read.
+fn mounted_files(folder: &Path) -> Result<Vec<PathBuf>, Refusal> {
+    let cannot = |error| Refusal::unreadable(folder, error);
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let name = entry.map_err(cannot)?.file_name();
+        // The kubelet keeps the content in folders whose names begin so.
+        if !name.to_string_lossy().starts_with("..") {
+            files.push(folder.join(name));
+        }
+    }
+    files.sort();
+    Ok(files)
 }
 
 fn raw(disk: &GuestDisk, path: String, virtual_size: u64) -> PreparedDisk {

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_KEYS, SECRET_NETWORK, SECRET_USER};
 
-use super::Refusal;
+use super::{Refusal, mounted_files};
 
 /// Maximum size in bytes of a file. A Secret holds at most 1 MiB.
 const MOST: u64 = 4 * 1024 * 1024;
@@ -93,17 +93,7 @@ fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>,
     let mut keys = BTreeMap::new();
     for index in 0..count {
         let folder = secrets.join(format!("{SECRET_KEYS}{index}"));
-        let cannot = |error| Refusal::unreadable(&folder, error);
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(cannot)? {
-            let name = entry.map_err(cannot)?.file_name();
-            // The kubelet keeps the content in folders whose names begin so.
-            if !name.to_string_lossy().starts_with("..") {
-                files.push(folder.join(name));
-            }
-        }
-        files.sort();
-        for path in files {
+        for path in mounted_files(&folder)? {
             let key = fs::read(&path).map_err(|error| Refusal::unreadable(&path, error))?;
             let key = String::from_utf8_lossy(&key).trim().to_owned();
             if !key.is_empty() {

@@ -8,33 +8,29 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::Refusal;
+use super::{Refusal, mounted_files};
 
-/// Time that all files have, in seconds since 1970: the same files result in the same bytes.
-const TIME: &str = "0";
+/// Time that all files have, in seconds since 1970: the same files result in the same bytes. It is the beginning of 1980;
+/// xorriso takes 0 for no time.
+const TIME: &str = "315532800";
 
 /// Writes the files of a folder to a new file system, and returns its size in bytes.
 ///
 /// # Errors
 /// If the folder cannot be read, or xorriso fails.
 pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, Refusal> {
-    let cannot = |error| Refusal::unreadable(folder, error);
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(cannot)? {
-        let name = entry.map_err(cannot)?.file_name();
-        // The kubelet keeps the content in folders whose names begin so.
-        if !name.to_string_lossy().starts_with("..") {
-            let mut graft = OsString::from("/");
-            graft.push(&name);
-            graft.push("=");
-            graft.push(folder.join(&name));
-            files.push(graft);
-        }
-    }
-    files.sort();
+    let files = mounted_files(folder)?;
+    let grafts = files.iter().filter_map(|path| {
+        let mut graft = OsString::from("/");
+        graft.push(path.file_name()?);
+        graft.push("=");
+        graft.push(path);
+        Some(graft)
+    });
     let mut command = Command::new("xorrisofs");
     command
         .args(["-quiet", "-follow-links", "-joliet", "-rational-rock", "-volid", label])
+        .args(["--set_all_file_dates", &format!("={TIME}")])
         .arg("-output")
         .arg(path)
         .env("SOURCE_DATE_EPOCH", TIME)
@@ -47,7 +43,7 @@ pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, Refu
         fs::remove_dir(&empty).map_err(|error| Refusal::unwritable(&empty, error))?;
         output
     } else {
-        command.arg("-graft-points").args(files).output()
+        command.arg("-graft-points").args(grafts).output()
     };
     let output = output.map_err(|error| Refusal::FileSystem(error.to_string()))?;
     if !output.status.success() {

@@ -38,6 +38,13 @@ pub struct Domain {
     pub devices: Devices,
 }
 
+impl Domain {
+    /// Returns the guest's EFI; `None` if it boots by BIOS.
+    pub fn efi(&self) -> Option<Efi> {
+        self.firmware.as_ref()?.bootloader.as_ref()?.efi
+    }
+}
+
 /// CPU topology, model and features.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]

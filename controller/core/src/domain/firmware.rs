@@ -22,16 +22,12 @@ const VARIABLES: &str = "firmware.fd";
 
 /// Returns whether the guest boots signed systems only.
 pub(super) fn is_secure(domain: &Domain) -> bool {
-    efi(domain).is_some_and(Efi::is_secure)
-}
-
-fn efi(domain: &Domain) -> Option<Efi> {
-    domain.firmware.as_ref()?.bootloader.as_ref()?.efi
+    domain.efi().is_some_and(Efi::is_secure)
 }
 
 /// Returns the elements of the firmware: none for BIOS.
 pub(super) fn elements(domain: &Domain) -> Vec<Element> {
-    let Some(efi) = efi(domain) else {
+    let Some(efi) = domain.efi() else {
         return Vec::new();
     };
     let (secure, [code, variables]) = if efi.is_secure() {

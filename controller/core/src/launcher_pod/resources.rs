@@ -54,9 +54,6 @@ const CPU_REQUEST: u64 = 100;
 /// which there are more.
 pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
     let screen = spec.domain.devices.autoattach_graphics_device != Some(false);
-    let firmware = spec.domain.firmware.as_ref();
-    let loader = firmware.and_then(|firmware| firmware.bootloader.as_ref());
-    let efi = loader.is_some_and(|loader| loader.efi.is_some());
     let open = spec.domain.devices.interfaces.iter();
     let open = open.filter(|interface| interface.ports.is_empty()).count();
     let tables = guest_memory(spec).unwrap_or_default() / PAGE_TABLES;
@@ -66,7 +63,7 @@ pub fn overhead(spec: &VirtualMachineInstanceSpec, emulation: bool) -> u64 {
         + tables
         + USUAL_PORTS * u64::try_from(open).unwrap_or_default()
         + if screen { SCREEN } else { 0 }
-        + if efi { EFI } else { 0 }
+        + if spec.domain.efi().is_some() { EFI } else { 0 }
         + if emulation { EMULATION } else { 0 }
 }
 

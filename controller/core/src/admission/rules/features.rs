@@ -22,7 +22,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         .as_ref()
         .and_then(|firmware| firmware.bootloader.as_ref());
     let at_loader = domain.field("firmware").field("bootloader");
-    let efi = loader.and_then(|loader| loader.efi);
+    let efi = spec.domain.efi();
     if efi.is_some() && loader.is_some_and(|loader| loader.bios.is_some()) {
         refusals.conflict(&at_loader.field("efi"), at_loader.field("bios"));
     }
