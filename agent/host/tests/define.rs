@@ -302,14 +302,24 @@ fn libvirt_refuses_it_too() {
         return;
     }
     let host = Host::start();
-    let spec: VirtualMachineInstanceSpec = serde_json::from_value(json!({"domain": {
-        "memory": {"guest": "64Mi"},
-        "clock": {"timer": {"rtc": {"tickPolicy": "catchup"}, "pit": {"tickPolicy": "delay"}}},
-        "devices": {
-            "disks": [{"name": "a", "disk": {"bus": "sata"}, "serial": "A1"}, {"name": "b", "cdrom": {"bus": "scsi"}}],
-            "interfaces": [{"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01"}],
+    let spec: VirtualMachineInstanceSpec = serde_json::from_value(json!({
+        "domain": {
+            "memory": {"guest": "64Mi"},
+            "clock": {"timer": {"rtc": {"tickPolicy": "catchup"}, "pit": {"tickPolicy": "delay"}}},
+            "devices": {
+                "disks": [
+                    {"name": "a", "disk": {"bus": "sata"}, "serial": "A1"},
+                    {"name": "b", "cdrom": {"bus": "scsi"}},
+                ],
+                "interfaces": [{"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01"}],
+            },
         },
-    }}))
+        // A drive without a volume has no place in the order of booting, nor has an empty disk.
+        "volumes": [
+            {"name": "a", "persistentVolumeClaim": {"claimName": "a"}},
+            {"name": "b", "persistentVolumeClaim": {"claimName": "b"}},
+        ],
+    }))
     .unwrap();
     let xml = host.understood(&described(
         &spec,
