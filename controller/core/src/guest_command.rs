@@ -2,7 +2,8 @@
 //!
 //! A command is carried out only on the node that the instance names, and never while a migration has the guest: during the
 //! hand-over a guest that is paused on the target must not run before the source has proven that it stopped
-//! (`migration/PROTOCOL.md`). So no command changes which side of a migration runs.
+//! (`migration/PROTOCOL.md`). So no command changes which side of a migration runs; the search of migrations
+//! (`tests/migration_search`) tries an unpause in every state.
 
 use std::num::NonZeroU32;
 

@@ -22,7 +22,7 @@
 //!
 //! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, the deletion of a Node
 //! object whose agent is alive, a broken connection, an end of the guest on either side, an agent that receives all
-//! updates late, a deletion of the object, of the VMI or of the target pod, or a deadline. The ignored test goes
+//! updates late, a deletion of the object, of the VMI or of the target pod, a user's unpause, or a deadline. The ignored test goes
 //! further.
 //!
 //! To run it alone:
@@ -30,6 +30,7 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
+mod commands;
 mod laws;
 mod moves;
 mod mutants;

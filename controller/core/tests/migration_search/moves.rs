@@ -10,6 +10,7 @@ use drydock_core::migration::{
 };
 
 use super::{
+    commands,
     laws::Broken,
     mutants::Mutant,
     world::{Move, Node, Order, SourceAgent, TargetAgent, World},
@@ -59,6 +60,7 @@ pub(crate) enum Event {
     GuestIsEnded(Side),
     // Faults, and actions of users.
     Deleted,
+    Unpaused,
     DeadlinePasses,
     InstanceEnds,
     TargetPodDeleted,
@@ -136,12 +138,20 @@ impl Out<'_, '_> {
 
     /// A fault, which need not happen.
     fn strikes(&mut self, event: Event, change: impl FnOnce(&mut World)) {
+        self.strikes_or_breaks(event, |world| {
+            change(world);
+            Ok(())
+        });
+    }
+
+    /// A fault or an action of a user that may violate an invariant by itself.
+    fn strikes_or_breaks(&mut self, event: Event, change: impl FnOnce(&mut World) -> Result<(), Broken>) {
         let mut next = *self.world;
-        change(&mut next);
+        let result = change(&mut next);
         self.settle(&mut next);
-        if next != *self.world {
+        if result.is_err() || next != *self.world {
             next.faults -= 1;
-            (self.visit)(event, true, Ok(next));
+            (self.visit)(event, true, result.map(|()| next));
         }
     }
 
@@ -601,6 +611,9 @@ impl Out<'_, '_> {
                 }
                 end_there(w);
             });
+            if commands::resumes_there(world, self.how.mutant) {
+                self.strikes_or_breaks(Event::Unpaused, resume_there);
+            }
             self.strikes(Event::AgentIsLate(Side::Target), |w| w.target.late = true);
             self.strikes(Event::AgentCrashes(Side::Target), |w| {
                 w.target = TargetAgent {
@@ -627,6 +640,9 @@ impl Out<'_, '_> {
             });
         }
         if world.source_node == Node::Up {
+            if commands::resumes_here(world, self.how.mutant) {
+                self.strikes(Event::Unpaused, |w| w.here = SourceDomain::Running);
+            }
             self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
             self.strikes(Event::AgentCrashes(Side::Source), |w| {
                 w.source = SourceAgent {

@@ -70,11 +70,13 @@ pub(crate) enum Mutant {
     SaysThatItRunsBeforeItIsThere,
     /// The target destroys a switched guest when the migration is aborted.
     DiscardsWhatWasSwitched,
+    /// An agent carries out a user's command for a guest that the instance names on another node.
+    CommandsReachEitherNode,
 }
 
 impl Mutant {
     /// All mutants.
-    pub(crate) const ALL: [Self; 29] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::ReleasesWithoutProof,
         Self::HandsOverWithoutHearing,
         Self::HandsOverWhatHasNotLeft,
@@ -104,6 +106,7 @@ impl Mutant {
         Self::DestroysWhatIsToFollow,
         Self::SaysThatItRunsBeforeItIsThere,
         Self::DiscardsWhatWasSwitched,
+        Self::CommandsReachEitherNode,
     ];
 
     /// Returns whether the mutant shows only where a guest may be switched to post-copy.
@@ -117,7 +120,10 @@ impl Mutant {
     /// Returns the number of faults that the mutant needs to show.
     pub(crate) fn faults(self) -> u8 {
         match self {
-            Self::FailsWhenTheSourceEnded | Self::SaysThatItLeftWithoutProof | Self::PairsThoughGivenUp => 2,
+            Self::FailsWhenTheSourceEnded
+            | Self::SaysThatItLeftWithoutProof
+            | Self::PairsThoughGivenUp
+            | Self::CommandsReachEitherNode => 2,
             _ => 1,
         }
     }
