@@ -323,6 +323,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use axum::extract::Request;
+    use proptest::prelude::*;
     use tokio::io::{DuplexStream, duplex};
 
     use super::*;
@@ -543,5 +544,82 @@ mod tests {
         let end = async { relay.await.unwrap().0 };
         let (end, ()) = tokio::join!(end, sent);
         assert_eq!(end, End::Client);
+    }
+
+    /// A frame of a client, which is masked (RFC 6455, 5.2), and the data that reaches the guest if it is one with data.
+    fn frame() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
+        let kind = prop::sample::select(vec![1_u8, 2, 9, 10]);
+        (kind, prop::collection::vec(b' '..=b'~', 0..200), any::<[u8; 4]>()).prop_map(|(kind, mut data, mask)| {
+            // Control frames have at most 125 bytes.
+            if kind > 2 {
+                data.truncate(125);
+            }
+            let mut frame = vec![0x80 | kind];
+            match u8::try_from(data.len()) {
+                Ok(length @ 0..=125) => frame.push(0x80 | length),
+                _ => frame.extend([0x80 | 126, 0, u8::try_from(data.len()).unwrap()]),
+            }
+            frame.extend(mask);
+            frame.extend(data.iter().zip(mask.iter().cycle()).map(|(byte, mask)| byte ^ mask));
+            (frame, if kind > 2 { Vec::new() } else { data })
+        })
+    }
+
+    /// Feeds a relay with bytes of a client in pieces of this size, and returns what the guest has received when the client
+    /// is gone.
+    fn received(bytes: &[u8], piece: usize) -> Vec<u8> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let (mut client, server) = duplex(64 << 10);
+            let (mut guest, peer) = duplex(64 << 10);
+            let socket = WebSocket::new(Box::new(server)).await;
+            let stopping = CancellationToken::new();
+            let relay = socket.relay(Peer::Bytes(Box::new(peer)), &stopping, StreamTimeouts::default());
+            let send = async {
+                for piece in bytes.chunks(piece) {
+                    // The relay has ended for bytes that are no frame.
+                    if client.write_all(piece).await.is_err() {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+                drop(client);
+            };
+            let ((end, _), ()) = tokio::join!(relay, send);
+            assert_eq!(end, End::Client);
+            let mut data = Vec::new();
+            guest.read_to_end(&mut data).await.unwrap();
+            data
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_frames_gives_the_guest_the_same_bytes(
+            frames in prop::collection::vec(frame(), 0..8), piece in 1_usize..64, lost in 0_usize..300
+        ) {
+            let bytes: Vec<u8> = frames.iter().flat_map(|(frame, _)| frame.clone()).collect();
+            let expected: Vec<u8> = frames.iter().flat_map(|(_, data)| data.clone()).collect();
+            prop_assert_eq!(&received(&bytes, piece), &expected);
+            // Of a stream that is cut the guest has whole messages only.
+            let cut = received(&bytes[..bytes.len().saturating_sub(lost)], piece);
+            prop_assert!(expected.starts_with(&cut));
+            let ends = (0..=frames.len()).map(|count| frames[..count].iter().map(|(_, data)| data.len()).sum::<usize>());
+            prop_assert!(ends.into_iter().any(|end| end == cut.len()), "{}", cut.len());
+        }
+
+        #[test]
+        fn bytes_that_are_no_frames_end_the_relay(
+            frames in prop::collection::vec(frame(), 0..4), noise in prop::collection::vec(any::<u8>(), 0..64), at in any::<prop::sample::Index>()
+        ) {
+            let mut bytes: Vec<u8> = frames.iter().flat_map(|(frame, _)| frame.clone()).collect();
+            let at = at.index(bytes.len() + 1);
+            bytes.splice(at..at, noise);
+            // No more reaches the guest than was sent.
+            prop_assert!(received(&bytes, 16).len() <= bytes.len());
+        }
     }
 }

@@ -123,6 +123,8 @@ fn percent_decoded(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn data(change: impl Fn(&mut BTreeMap<String, String>)) -> FrontProxy {
@@ -185,5 +187,53 @@ mod tests {
         assert_eq!(proxy.user(&[("x-remote-group", "dev")]), None);
         assert_eq!(proxy.user(&[("x-remote-user", "")]), None);
         assert_eq!(FrontProxy::default().user(&headers), None);
+    }
+
+    /// Names of headers: those that count, and what may be taken for them.
+    const NAMES: [&str; 9] = [
+        "x-remote-user",
+        "x-remote-uid",
+        "x-remote-group",
+        "x-remote-extra-scopes",
+        "x-remote-extra-%2e%zz%",
+        "x-remote-extra-",
+        "x-remote-userx",
+        "x-remote-groups",
+        "impersonate-user",
+    ];
+
+    proptest! {
+        #[test]
+        fn forged_headers_add_no_user_and_no_group(
+            headers in prop::collection::vec((prop::sample::select(&NAMES[..]), "[ -~]{0,12}"), 0..12)
+        ) {
+            let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+            let of = |name: &str| -> Vec<String> {
+                let found = headers.iter().filter(|(header, value)| *header == name && !value.is_empty());
+                found.map(|(_, value)| (*value).to_owned()).collect()
+            };
+            let user = data(|_| {}).user(&headers);
+            let name = user.as_ref().map(|user| user.name.clone());
+            prop_assert_eq!(name, of("x-remote-user").into_iter().next());
+            let Some(user) = user else { return Ok(()) };
+            prop_assert_eq!(user.groups, of("x-remote-group"));
+            prop_assert_eq!(user.uid, of("x-remote-uid").into_iter().next());
+            let extra: usize = user.extra.values().map(Vec::len).sum();
+            let sent = headers.iter().filter(|(name, _)| name.len() > "x-remote-extra-".len() && name.starts_with("x-remote-extra-"));
+            prop_assert_eq!(extra, sent.count());
+        }
+
+        #[test]
+        fn config_map_that_is_garbled_trusts_nobody_more(names in ".{0,40}", header in ".{0,20}") {
+            let proxy = data(|data| {
+                data.insert("requestheader-allowed-names".into(), names.clone());
+                data.insert("requestheader-username-headers".into(), header.clone());
+            });
+            let readable = serde_json::from_str::<Vec<String>>(&names).is_ok();
+            prop_assert_eq!(proxy.authorities.is_empty(), !readable);
+            if serde_json::from_str::<Vec<String>>(&header).is_err() {
+                prop_assert_eq!(proxy.user(&[("x-remote-user", "ann")]), None);
+            }
+        }
     }
 }

@@ -133,6 +133,8 @@ pub fn is_dry_run(dry_run: Option<&[String]>) -> Result<bool, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -160,5 +162,75 @@ mod tests {
                 .map_err(|failure| failure.code);
             assert_eq!(result, expected, "{timeout:?}");
         }
+    }
+
+    /// Pieces of bodies in JSON and YAML.
+    fn body() -> impl Strategy<Value = Vec<u8>> {
+        let pieces = [
+            "{",
+            "}",
+            "[",
+            "]",
+            ":",
+            ",",
+            "\"",
+            "'",
+            "- ",
+            "\n",
+            "  ",
+            "&a ",
+            "*a",
+            "!!binary ",
+            "|",
+            "dryRun",
+            "All",
+            "paused",
+            "gracePeriod",
+            "true",
+            "-1",
+            "1e999",
+            "null",
+            "~",
+            "addedNodeSelector",
+            "<<",
+            "\u{0}",
+            "\u{feff}",
+            "x",
+        ];
+        let text = prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..24)
+            .prop_map(|parts| parts.concat().into_bytes());
+        prop_oneof![4 => text, 1 => prop::collection::vec(any::<u8>(), 0..40)]
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_has_options_or_is_refused_with_400(body in body()) {
+            let codes = [
+                read::<Start>(&body).err(),
+                read::<Stop>(&body).err(),
+                read::<Restart>(&body).err(),
+                read::<Migrate>(&body).err(),
+                read::<CancelEvacuation>(&body).err(),
+                read::<Freeze>(&body).err(),
+            ];
+            for failure in codes.into_iter().flatten() {
+                prop_assert_eq!(failure.code, 400);
+                // virtctl reads 1,024 bytes of a refusal.
+                prop_assert!(failure.to_status().to_string().len() <= 1024, "{}", failure.message);
+            }
+        }
+    }
+
+    #[test]
+    fn body_that_expands_without_end_is_refused() {
+        let mut body = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..12 {
+            let before = level - 1;
+            let list = vec![format!("*a{before}"); 9].join(", ");
+            body += &format!("a{level}: &a{level} [{list}]\n");
+        }
+        assert_eq!(read::<Start>(body.as_bytes()).unwrap_err().code, 400);
+        let deep = "[".repeat(100_000);
+        assert_eq!(read::<Start>(deep.as_bytes()).unwrap_err().code, 400);
     }
 }

@@ -153,3 +153,47 @@ pub fn verb(method: &str, has_name: bool) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Parts of paths.
+    const PARTS: [&str; 16] = [
+        "apis",
+        "subresources.kubevirt.io",
+        "v1",
+        "v1alpha3",
+        "namespaces",
+        "ns",
+        "virtualmachines",
+        "virtualmachineinstances",
+        "vm",
+        "portforward",
+        "expand-vm-spec",
+        "",
+        "..",
+        "%2e%2e",
+        "console",
+        "vnc",
+    ];
+
+    proptest! {
+        #[test]
+        fn target_of_any_path_is_part_of_it(parts in prop::collection::vec(prop::sample::select(&PARTS[..]), 0..10)) {
+            // Most begin like a path that means something.
+            for beginning in ["", "/apis/subresources.kubevirt.io/v1/namespaces/ns"] {
+                let path = format!("{beginning}/{}", parts.join("/"));
+                let Path::Target(target) = Path::parse(&path) else { continue };
+                prop_assert!(!target.namespace.is_empty() && !target.namespace.contains('/'));
+                prop_assert_eq!(target.name.is_empty(), target.resource == Resource::ExpandSpec);
+                let mut words = vec!["", "apis", GROUP, target.version, "namespaces", &target.namespace, target.resource.plural()];
+                words.extend([target.name.as_str(), &target.subresource].into_iter().filter(|word| !word.is_empty()));
+                words.extend(target.rest.iter().map(String::as_str));
+                prop_assert_eq!(words.join("/"), path.strip_suffix('/').unwrap_or(&path));
+            }
+        }
+    }
+}
