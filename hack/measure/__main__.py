@@ -4,6 +4,7 @@
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
   drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
+  streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
   scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything
 
@@ -41,6 +42,7 @@ from . import (
     migration_time,
     reactions,
     scale,
+    streams,
     tunnel_throughput,
 )
 from .api import Api
@@ -64,6 +66,7 @@ def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
             functools.partial(tunnel_throughput.measure, samples=samples),
         ),
         "drain": (functools.partial(drain_time.measure, samples=samples), eviction_time.measure),
+        "streams": (functools.partial(streams.measure, samples=samples),),
     }
 
 
@@ -109,7 +112,7 @@ def main(argv: list[str]) -> int:
     )
     known = benchmarks(SAMPLES)
     parser.add_argument("benchmark", choices=[*known, SCALE, "all"])
-    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration` and `drain` (default {SAMPLES})")
+    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration`, `drain` and `streams` (default {SAMPLES})")
     size = Size()
     parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
     parser.add_argument("--machines", type=at_least_one, default=size.machines, help=f"of `scale` (default {size.machines})")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from embedded.cluster import Cluster
@@ -121,6 +122,13 @@ def instances(api: Api) -> Iterator[Watch]:
         finally:
             for found in api.get(INSTANCES)["items"]:
                 api.request("DELETE", f"{INSTANCES}/{found['metadata']['name']}")
+
+
+def run_folder(made: Cluster, pod: dict[str, Any]) -> Path:
+    """The folder that launcher and agent share, as this machine sees it."""
+    nodes: Any = made.description["nodes"]
+    (root,) = (f"/proc/{node['pid']}/root" for node in nodes if node["name"] == pod["spec"]["nodeName"])
+    return Path(f"{root}/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~empty-dir/run")
 
 
 def printed(line: str) -> tuple[datetime, str | None]:

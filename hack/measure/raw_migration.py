@@ -26,7 +26,7 @@ from embedded.errors import Failure
 
 from .api import PATIENCE, Api
 from .guest_start import VIRSH, raw_pod
-from .guests import NAMESPACE, PODS, in_pod
+from .guests import NAMESPACE, PODS, in_pod, run_folder
 from .movers import Job, Moved, around, job_of, log_of
 from .pods import the_process
 from .standstill import Tick
@@ -141,7 +141,7 @@ class ByHand:
 
     def _migrate(self) -> tuple[Times, float]:
         source, target = self._pods[-2:]
-        with relay(self._folder(source), self._folder(target), self._group_of_tunnel(source)):
+        with relay(run_folder(self._made, source), run_folder(self._made, target), self._group_of_tunnel(source)):
             begun = time.monotonic()
             output = in_pod(self._made, source["metadata"]["name"], MIGRATE, self._domain, self._disks, self._copy, check=False)
             lasted, now = time.monotonic() - begun, time.time()
@@ -177,13 +177,6 @@ class ByHand:
         node = pod["spec"]["nodeName"]
         pid = the_process(self._made, node, "drydock-agent", "tunnel")
         return processors_group(self._made.in_node(node, ["cat", f"/proc/{pid}/cgroup"]))
-
-    def _folder(self, pod: dict[str, Any]) -> Path:
-        """The folder that launcher and agent share, as this machine sees it."""
-        nodes: Any = self._made.description["nodes"]
-        (root,) = (f"/proc/{node['pid']}/root" for node in nodes if node["name"] == pod["spec"]["nodeName"])
-        uid = pod["metadata"]["uid"]
-        return Path(f"{root}/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/run")
 
 
 def times(output: str, now: float) -> tuple[float, float]:
