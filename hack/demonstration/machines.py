@@ -27,7 +27,7 @@ kind: VirtualMachine
 metadata:
   name: lasting
 spec:
-  runStrategy: Always
+  runStrategy: Halted
   template:
     metadata:
       labels: {app: lasting}
@@ -106,15 +106,18 @@ def _pod(stage: Stage, name: str) -> str:
 def _boot(stage: Stage) -> None:
     stage.scene(
         "Virtual machines",
-        """Manifests as KubeVirt's documents have them: an instance, which runs once, and a machine, which always runs. Each
-        gets a pod without any privilege, whose log is the guest's console.""",
+        """Manifests as KubeVirt's documents have them: an instance, which runs once, and a machine, which runs always once
+        it is started, by an unmodified virtctl. Each gets a pod without any privilege, whose log is what the guest prints.""",
     )
     stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name="once", cpu="{model: host-model}"))
     stage.kubectl("apply", "-f", "-", input=MACHINE)
+    stage.virtctl("start", "lasting")
     for name, kind in (("once", "an instance"), ("lasting", "a machine")):
         stage.until(f"{name} to run", lambda name=name: _ready(stage, name), f"{kind} was started")  # type: ignore[misc]
     stage.kubectl("get", "vm,vmi", "-o", "wide")
     stage.follow(_pod(stage, "lasting"), "drydock-guest ready", "a guest booted, with its console in the pod's log")
+    dialogue = [("login: ", "fedora"), ("assword: ", "fedora"), ("$ ", "uname -sr; hostname"), ("$ ", "exit"), ("login: ", "")]
+    stage.console("lasting", dialogue, "a user logged in by virtctl console")
 
 
 def _service(stage: Stage) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from embedded import build
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
@@ -18,10 +22,11 @@ PATIENCE = 90
 
 
 class Stage:
-    """Says what is done, does it with kubectl in plain sight, and waits with live progress."""
+    """Says what is done, does it with kubectl and virtctl in plain sight, and waits with live progress."""
 
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
+        self._virtctl = build.virtctl(progress)
         self.progress = progress
         self._achieved: list[str] = []
 
@@ -44,6 +49,53 @@ class Stage:
                 print(f"  ... and {len(shown) - lines} lines more")
             sys.stdout.flush()
         return output
+
+    def virtctl(self, *arguments: str) -> None:
+        """Run KubeVirt's command line as the audience would and show what it prints."""
+        print(f"\n$ virtctl {' '.join(arguments)}", flush=True)
+        argv = [self._virtctl, *arguments]
+        done = subprocess.run(
+            argv, env=self.cluster.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        print(textwrap.indent(done.stdout.rstrip(), "  "), flush=True)
+        if done.returncode != 0:
+            raise Failure(f"virtctl {arguments[0]} failed", done.stdout)
+
+    def console(self, guest: str, dialogue: Sequence[tuple[str, str]], done: str) -> None:
+        """Log in to a guest by `virtctl console`: wait for each prompt and type the line that follows it."""
+        begun = time.monotonic()
+        print(f"\n$ virtctl console {guest}", flush=True)
+        ours, theirs = pty.openpty()
+        argv = [self._virtctl, "console", guest]
+        with subprocess.Popen(argv, env=self.cluster.environment(), stdin=theirs, stdout=theirs, stderr=theirs) as running:
+            os.close(theirs)
+            try:
+                heard = ""
+                # The guest shows its prompt again for whoever presses Enter.
+                typed = begun
+                for prompt, line in dialogue:
+                    while prompt not in heard:
+                        if time.monotonic() - begun > PATIENCE:
+                            raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", heard)
+                        if select.select([ours], [], [], 1)[0]:
+                            piece = os.read(ours, 4096).decode(errors="replace").replace("\r", "")
+                            sys.stdout.write(piece.replace("\n", "\n  "))
+                            sys.stdout.flush()
+                            heard += piece
+                        elif not line or time.monotonic() - typed > 2:
+                            os.write(ours, b"\n")
+                            typed = time.monotonic()
+                    heard = heard.split(prompt, 1)[1]
+                    os.write(ours, f"{line}\n".encode())
+                    typed = time.monotonic()
+                # Ctrl-] leaves.
+                os.write(ours, b"\x1d")
+                running.wait(PATIENCE)
+            finally:
+                running.kill()
+                os.close(ours)
+        print(flush=True)
+        self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
 
     def read(self, *arguments: str) -> dict[str, object]:
         """An object as the API server has it, without showing the question."""
