@@ -214,6 +214,7 @@ fn domain() -> Domain {
         libvirt_version: Some("11.3.0".into()),
         agent: None,
         is_thawed: false,
+        credentials: None,
     }
 }
 

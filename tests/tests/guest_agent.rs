@@ -7,11 +7,14 @@ use anyhow::{Result, ensure};
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions as types};
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, condition, instance},
+    guests::{NAMESPACE, condition, instance, spec},
     migrations::node_of,
-    watching::until,
+    watching::{until, until_some},
 };
-use kube::ResourceExt;
+use kube::{
+    ResourceExt,
+    api::{LogParams, Patch, PatchParams},
+};
 use serde_json::{Value, json};
 
 /// Returns whether the status contains the guest agent's data.
@@ -198,5 +201,103 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     cluster
         .until_events("VirtualMachineInstance", name, &["Frozen", "Thawed"])
         .await?;
+    cluster.no_guests().await
+}
+
+/// Returns the manifest of a machine whose guest agent sets the keys and the password of root; the guest prints both.
+fn with_credentials(name: &str) -> String {
+    let credential = |kind: &str, secret: &str, by: &str| {
+        format!(
+            "- {kind}:\n    source: {{secret: {{secretName: {secret}}}}}\n    propagationMethod: {{qemuGuestAgent: {{{by}}}}}\n"
+        )
+    };
+    let keys = credential("sshPublicKey", "agent-keys", "users: [root]");
+    let passwords = credential("userPassword", "agent-passwords", "");
+    let spec = spec("agent: on\ncount: 1s", 0)
+        .replace("memory: 96Mi", "memory: 128Mi")
+        .replace("\nvolumes:\n", &format!("\naccessCredentials:\n{keys}{passwords}volumes:\n"))
+        .replace(
+            "      drydock:\n",
+            "      runcmd:\n      - while :; do echo keys $(cat /root/.ssh/authorized_keys) of $(sed -n 's/^root:\\([^:]*\\).*/\\1/p' /etc/passwd) end \
+             >/dev/console; sleep 2; done &\n      drydock:\n",
+        );
+    let spec: String = spec.lines().map(|line| format!("      {line}\n")).collect();
+    format!(
+        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
+         spec:\n  runStrategy: Always\n  template:\n    spec:\n{spec}"
+    )
+}
+
+/// Returns the manifests of its Secrets.
+fn secrets(key: &str, password: &str) -> String {
+    [("agent-keys", "one", key), ("agent-passwords", "root", password)]
+        .map(|(name, file, content)| {
+            format!(
+                "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\nstringData: {{{file}: {content}}}\n"
+            )
+        })
+        .join("---\n")
+}
+
+/// Returns whether the guest has the credentials, according to its status.
+fn is_synchronized(instance: &VirtualMachineInstance) -> bool {
+    condition(instance, types::ACCESS_CREDENTIALS_SYNCHRONIZED).0 == "True"
+}
+
+/// Waits until the guest prints this key, and returns the hash of its password.
+async fn hash_beside(cluster: &Cluster, name: &str, key: &str) -> Result<String> {
+    until_some("the guest's credentials", || async {
+        let pod = cluster.launcher(name).await?.name_any();
+        let parameters = LogParams {
+            container: Some("compute".into()),
+            ..LogParams::default()
+        };
+        let log = cluster.pods().logs(&pod, &parameters).await.unwrap_or_default();
+        let last = log
+            .lines()
+            .filter_map(|line| line.split_once("keys ")?.1.strip_suffix(" end"));
+        let last = last.filter_map(|line| line.split_once(" of ")).next_back();
+        Ok(last.filter(|(keys, _)| *keys == key).map(|(_, hash)| hash.to_owned()))
+    })
+    .await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn credentials_set_by_the_agent_follow_their_secrets() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let name = "trusted";
+    cluster.apply(&secrets("ssh-ed25519 A a", "first"))?;
+    cluster.apply(&with_credentials(name))?;
+    cluster.until_console(name, "drydock-guest ready").await?;
+    until(cluster.instances(), name, "its credentials", is_synchronized).await?;
+    let first = hash_beside(&cluster, name, "ssh-ed25519 A a").await?;
+    ensure!(!first.is_empty(), "root has no password");
+
+    let migration = cluster.migrate(name).await?;
+    cluster.until_migrated(&migration).await?;
+    hash_beside(&cluster, name, "ssh-ed25519 A a").await?;
+    until(
+        cluster.instances(),
+        name,
+        "its credentials on the other node",
+        is_synchronized,
+    )
+    .await?;
+
+    // virtctl refuses to change Secrets that are not the machine's, unless it is forced.
+    let of_root = ["--user", "root", "--force", name];
+    let credentials = |words: &[&str]| cluster.virtctl(&[&["credentials"], words, &of_root].concat());
+    credentials(&["add-ssh-key", "--value", "ssh-ed25519 B b"])?;
+    credentials(&["remove-ssh-key", "--value", "ssh-ed25519 A a"])?;
+    credentials(&["set-password", "--password", "second"])?;
+    // The kubelet updates the Secrets in a pod when it synchronizes the pod, which a change of the pod causes.
+    let pod = cluster.launcher(name).await?.name_any();
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {"drydock.test/secrets": "changed"}}}));
+    cluster.pods().patch(&pod, &PatchParams::default(), &patch).await?;
+    let second = hash_beside(&cluster, name, "ssh-ed25519 B b").await?;
+    assert_ne!(first, second);
+    until(cluster.instances(), name, "its new credentials", is_synchronized).await?;
+    cluster.kubectl(&["delete", "vm", name])?;
     cluster.no_guests().await
 }

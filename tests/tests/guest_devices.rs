@@ -8,6 +8,7 @@ use drydock_tests::{
     watching::until_some,
 };
 use kube::{ResourceExt, api::LogParams};
+use serde_json::{Value, json};
 
 /// Vendor and device of each PCI device of the manifest: 6300ESB, ICH9 HDA, xHCI, virtio input.
 const PRESENT: [&str; 4] = ["8086:25ab", "8086:293e", "1b36:000d", "1af4:1052"];
@@ -15,6 +16,8 @@ const PRESENT: [&str; 4] = ["8086:25ab", "8086:293e", "1b36:000d", "1af4:1052"];
 const ABSENT: &str = "1af4:1045";
 /// The Secret with the public key of the guest's users.
 const KEYS: &str = "equipped-keys";
+/// The service account whose token the guest has.
+const ACCOUNT: &str = "equipped";
 
 fn manifest(name: &str) -> String {
     let list =
@@ -24,6 +27,7 @@ fn manifest(name: &str) -> String {
          terminationGracePeriodSeconds: 30\n  domain:\n    resources: {{requests: {{memory: 96Mi}}}}\n    devices:\n      \
          disks:\n      - {{name: containerdisk, disk: {{bus: virtio}}}}\n      - {{name: cloudinitdisk, disk: {{bus: virtio}}}}\n      \
          - {{name: files, disk: {{bus: virtio}}}}\n      - {{name: drive, cdrom: {{}}}}\n      \
+         - {{name: token, disk: {{bus: virtio}}}}\n      - {{name: facts, disk: {{bus: virtio}}}}\n      \
          interfaces: [{{name: default, bridge: {{}}}}]\n      \
          inputs: [{{name: a, type: tablet, bus: usb}}, {{name: b, type: tablet, bus: virtio}}]\n      \
          watchdog: {{name: dog, i6300esb: {{action: poweroff}}}}\n      sound: {{name: card, model: ich9}}\n      \
@@ -32,16 +36,28 @@ fn manifest(name: &str) -> String {
          propagationMethod: {{configDrive: {{}}}}\n  networks: [{{name: default, pod: {{}}}}]\n  volumes:\n  \
          - name: containerdisk\n    containerDisk: {{image: {IMAGE}, imagePullPolicy: IfNotPresent}}\n  \
          - name: files\n    secret: {{secretName: {KEYS}, volumeLabel: FILES}}\n  \
+         - name: token\n    serviceAccount: {{serviceAccountName: {ACCOUNT}}}\n  \
+         - name: facts\n    downwardAPI:\n      fields:\n      \
+         - {{path: namespace, fieldRef: {{fieldPath: metadata.namespace}}}}\n      \
+         - {{path: label, fieldRef: {{fieldPath: \"metadata.labels['kubevirt.io']\"}}}}\n  \
          - name: cloudinitdisk\n    cloudInitConfigDrive:\n      userData: |\n        #cloud-config\n        runcmd:\n        \
          - mount -r -t vfat /dev/vdb /mnt\n        \
-         - mkdir /tmp/files; mount -r -t iso9660 /dev/vdc /tmp/files\n        \
-         - while :; do echo devices $({list}; cat /mnt/openstack/latest/meta_data.json; ls -d /sys/block/sr0; cat /tmp/files/one) end >/dev/console; sleep 2; done &\n"
+         - mkdir /tmp/files /tmp/token /tmp/facts; mount -r -t iso9660 /dev/vdc /tmp/files\n        \
+         - mount -r -t iso9660 /dev/vde /tmp/facts\n        \
+         - while :; do echo devices $({list}; cat /mnt/openstack/latest/meta_data.json; ls -d /sys/block/sr0; cat /tmp/files/one /tmp/facts/namespace /tmp/facts/label) end >/dev/console; \
+         mount -r -t iso9660 /dev/vdd /tmp/token && echo token $(cat /tmp/token/token) end >/dev/console; umount /tmp/token; \
+         sleep 2; done &\n"
     )
 }
 
 /// Waits until the guest has listed its devices in its present pod.
 async fn devices(cluster: &Cluster, name: &str) -> Result<String> {
-    until_some("the guest's list of devices", || async {
+    printed(cluster, name, "devices ").await
+}
+
+/// Waits until the guest has printed a line with this word in its present pod, and returns what follows.
+async fn printed(cluster: &Cluster, name: &str, word: &str) -> Result<String> {
+    until_some("the guest's lines", || async {
         let pod = cluster.launcher(name).await?.name_any();
         let parameters = LogParams {
             container: Some("compute".into()),
@@ -51,10 +67,26 @@ async fn devices(cluster: &Cluster, name: &str) -> Result<String> {
         // The login prompt may be on the same line.
         let mut lists = log
             .lines()
-            .filter_map(|line| line.split_once("devices ")?.1.strip_suffix(" end"));
+            .filter_map(|line| line.split_once(word)?.1.strip_suffix(" end"));
         Ok(lists.next_back().map(str::to_owned))
     })
     .await
+}
+
+/// Returns the name of the pod for which the guest's token is valid, by the API server.
+async fn pod_of_token(cluster: &Cluster, name: &str) -> Result<Option<String>> {
+    let token = printed(cluster, name, "token ").await?;
+    let review = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}});
+    let reviewed = cluster.kubectl_with(&["create", "-o", "json"], &review.to_string())?;
+    let reviewed: Value = serde_json::from_str(&reviewed)?;
+    let user = &reviewed["status"]["user"];
+    ensure!(
+        user["username"] == format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
+        "{}",
+        reviewed["status"]
+    );
+    let pod = &user["extra"]["authentication.kubernetes.io/pod-name"][0];
+    Ok(pod.as_str().map(str::to_owned))
 }
 
 #[tokio::test]
@@ -63,7 +95,8 @@ async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "equipped";
     cluster.apply(&format!(
-        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {KEYS}, namespace: {NAMESPACE}}}\nstringData: {{one: ssh-ed25519 A a}}\n"
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {KEYS}, namespace: {NAMESPACE}}}\nstringData: {{one: ssh-ed25519 A a}}\n\
+         ---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: {ACCOUNT}, namespace: {NAMESPACE}}}\n"
     ))?;
     cluster.apply(&manifest(name))?;
     cluster.until_phase(name, Phase::Running).await?;
@@ -82,13 +115,23 @@ async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
         ensure!(before.contains(device), "{device} is not among {before}");
     }
     ensure!(!before.contains(ABSENT), "{before}");
-    // The files of the Secret are on a disk, and there is a drive without a medium.
-    ensure!(before.ends_with("/sys/block/sr0 ssh-ed25519 A a"), "{before}");
+    // The files of the Secret and those about the pod are on disks, and there is a drive without a medium.
+    let expected = format!("/sys/block/sr0 ssh-ed25519 A a{NAMESPACE}virt-launcher");
+    ensure!(before.ends_with(&expected), "{before}");
+    assert_eq!(
+        pod_of_token(&cluster, name).await?,
+        Some(cluster.launcher(name).await?.name_any())
+    );
     ensure!(before.contains(r#""public_keys":{"0":"ssh-ed25519 A a"}"#), "{before}");
 
     let migration = cluster.migrate(name).await?;
     cluster.until_migrated(&migration).await?;
     assert_eq!(devices(&cluster, name).await?, before);
+    // That of its first pod is not valid any more.
+    assert_eq!(
+        pod_of_token(&cluster, name).await?,
+        Some(cluster.launcher(name).await?.name_any())
+    );
     cluster.no_guests().await
 }
 

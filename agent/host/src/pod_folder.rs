@@ -1,4 +1,4 @@
-//! An emptyDir of a pod on this machine. Its content is controlled by the pod.
+//! A volume of a pod on this machine: an emptyDir, whose content is controlled by the pod, or a Secret.
 //!
 //! ```text
 //!  /var/lib/kubelet/pods / <uid>/volumes/kubernetes.io~empty-dir/<volume> / libvirt/libvirt-sock
@@ -11,6 +11,7 @@
 
 mod appearing;
 mod listening;
+mod secret;
 mod watches;
 
 use std::{
@@ -30,12 +31,15 @@ use tokio::net::UnixStream;
 
 pub use appearing::Watched;
 pub use listening::PodListener;
+pub use secret::PodSecret;
 
 /// Maximum size in bytes of a small file that a pod writes for the agent.
 pub const SMALL_FILE: u64 = 64 * 1024;
 
 /// Name of the folder of emptyDirs in a pod's folder.
 const EMPTY_DIRS: &str = "kubernetes.io~empty-dir";
+/// Name of the folder of Secrets in a pod's folder.
+const SECRETS: &str = "kubernetes.io~secret";
 
 /// Why a file in a pod's folder cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -126,6 +130,10 @@ impl PodFolder {
     /// # Errors
     /// If the UID or the volume is not a name that Kubernetes allows.
     pub fn new(kubelet: &Path, pod_uid: &str, volume: &str) -> Result<Self, FolderError> {
+        Self::of_kind(kubelet, pod_uid, EMPTY_DIRS, volume)
+    }
+
+    fn of_kind(kubelet: &Path, pod_uid: &str, kind: &str, volume: &str) -> Result<Self, FolderError> {
         // Static pods have a hash instead of a UUID.
         if !is_name(pod_uid, |byte| byte.is_ascii_hexdigit() || byte == b'-') {
             return Err(bad_name("the UID of a pod", pod_uid));
@@ -137,7 +145,7 @@ impl PodFolder {
         }
         Ok(Self {
             pods: kubelet.join("pods"),
-            names: [pod_uid, "volumes", EMPTY_DIRS, volume].map(str::to_owned),
+            names: [pod_uid, "volumes", kind, volume].map(str::to_owned),
         })
     }
 
@@ -147,8 +155,13 @@ impl PodFolder {
     /// If it does not exist, is not a regular file, or is larger than `limit` bytes.
     pub fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         let found = self.open(path)?;
+        self.read_found(&found, path, limit)
+    }
+
+    /// Reads a file that was opened with O_PATH.
+    fn read_found(&self, found: &OwnedFd, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         let refused = |refusal| Err(self.refused(path, refusal));
-        if kind(&found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFREG {
+        if kind(found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFREG {
             return refused(Refusal::NotFile);
         }
         // Opens the same file again for reading, even if another one has taken its place meanwhile.

@@ -9,6 +9,7 @@
 //! A guest is started only if the controller has named this node and pod, and only while the VMI has never been
 //! Running. If anything is lost on the way, the task starts over and continues from what it finds.
 
+mod credentials;
 mod file_systems;
 mod node_deleted;
 
@@ -38,6 +39,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
+use self::credentials::Credentials;
 use super::{
     Host, Seen, Shared,
     commands::{self, Target},
@@ -123,6 +125,8 @@ struct Known {
     is_thawed: bool,
     /// When a thaw that has failed is tried again.
     thaw_again: Option<clock::Instant>,
+    /// What its agent sets.
+    credentials: Credentials,
 }
 
 impl GuestTask {
@@ -219,6 +223,7 @@ impl GuestTask {
     ) -> Result<Then, Trouble> {
         let mut known = Known {
             versions: Some(handle.versions().await?),
+            credentials: Credentials::of(&self.shared.kubelet, pod_uid, &self.seen.borrow().instance.spec)?,
             ..Known::default()
         };
         // Whether the guest stands still in order to move, and was not resumed here.
@@ -234,6 +239,7 @@ impl GuestTask {
                 .probes_readiness
                 .then(|| folder.watch(READINESS_FILE))
                 .transpose()?;
+            let secrets = known.credentials.watch()?;
             known.readiness = watched.as_ref().and_then(|_| readiness::read(folder));
             let (sink, instance) = (self.shared.events.clone(), self.instance());
             let mut outdated = Outdated::default();
@@ -265,6 +271,8 @@ impl GuestTask {
                 changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
                 () = readiness::changed(watched.as_ref()) => {}
+                () = credentials::changed(&secrets) => {}
+                () = clock::sleep_until_instant(known.credentials.retry()) => {}
                 () = clock::sleep_until_instant(thaw_due) => self.thaw_at_last(handle, &mut known).await,
                 Some(request) = self.requests.recv() => self.serve_request(handle, &known, request).await,
             }
@@ -338,6 +346,11 @@ impl GuestTask {
                 }
                 Err(_) => None,
             };
+        }
+        if running == GuestState::Running {
+            self.synchronize_credentials(handle, known).await;
+        } else {
+            known.credentials.postpone();
         }
         let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
@@ -540,6 +553,7 @@ impl Known {
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
             self.ask_agent = is_there;
+            self.credentials.forget();
             if !is_there {
                 self.agent = None;
             }
@@ -587,5 +601,6 @@ fn described(state: GuestState, known: &mut Known, host: &Host, instance: &Virtu
         libvirt_version: known.versions.map(|versions| versions.libvirt.to_string()),
         agent: known.agent.clone(),
         is_thawed,
+        credentials: known.credentials.result(),
     }
 }

@@ -64,6 +64,9 @@ pub const SECRET_USER: &str = "user";
 pub const SECRET_NETWORK: &str = "network";
 /// Beginning of the name of the folder of a Secret with public keys of SSH; a number from 0 follows.
 pub const SECRET_KEYS: &str = "keys";
+/// Folder below which the Secrets are mounted that the guest's agent sets, by number from 0. The node's agent reads them
+/// from the kubelet's folder; the kubelet mounts only volumes that a container uses.
+pub const CREDENTIALS_FOLDER: &str = "/credentials";
 /// libvirt's socket, below the run folder.
 pub const LIBVIRT_SOCKET: &str = "libvirt/libvirt-sock";
 /// The folder, below the run folder, of the sockets for migrations. The launcher creates it.

@@ -51,6 +51,8 @@ pub struct Domain {
     pub agent: Option<GuestAgent>,
     /// Whether its file systems are certainly not frozen any more: it was restarted, or its agent reports it.
     pub is_thawed: bool,
+    /// Whether its users have the credentials that its agent sets, and if not, why; `None` if it sets none.
+    pub credentials: Option<Result<(), String>>,
 }
 
 /// Data from a guest agent.
@@ -137,14 +139,18 @@ pub struct Observed<'a> {
 /// Reason of the condition [`AGENT_VERSION_NOT_SUPPORTED`](types::AGENT_VERSION_NOT_SUPPORTED).
 const UNSUPPORTED: &str = "RequiredCommandsMissing";
 
-/// Condition types that the agent writes.
-pub const OWN_CONDITIONS: [&str; 6] = [
+/// Reason of the condition [`ACCESS_CREDENTIALS_SYNCHRONIZED`](types::ACCESS_CREDENTIALS_SYNCHRONIZED) if it is false.
+const NOT_SYNCHRONIZED: &str = "NotSynchronized";
+
+/// Condition types that the agent writes; the admission policy for agents permits these.
+pub const OWN_CONDITIONS: [&str; 7] = [
     types::READY,
     types::PAUSED,
     types::LIVE_MIGRATABLE,
     types::STORAGE_LIVE_MIGRATABLE,
     types::AGENT_CONNECTED,
     types::AGENT_VERSION_NOT_SUPPORTED,
+    types::ACCESS_CREDENTIALS_SYNCHRONIZED,
 ];
 
 /// Returns the agent's complete part of the status.
@@ -358,6 +364,12 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
             let message = "the guest agent lacks commands that are required".to_owned();
             say(types::AGENT_VERSION_NOT_SUPPORTED, Status::True, UNSUPPORTED, message);
         }
+    }
+    let synchronized = types::ACCESS_CREDENTIALS_SYNCHRONIZED;
+    match &observed.domain.credentials {
+        None => {}
+        Some(Ok(())) => say(synchronized, Status::True, "", String::new()),
+        Some(Err(why)) => say(synchronized, Status::False, NOT_SYNCHRONIZED, why.clone()),
     }
     conditions
 }

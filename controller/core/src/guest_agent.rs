@@ -6,6 +6,8 @@
 //!
 //! Replies come from inside the guest. Whatever does not fit is left out, and lists are cut.
 
+use std::collections::BTreeSet;
+
 use drydock_api::{
     kubevirt::{
         guest_agent::{
@@ -95,12 +97,12 @@ impl Replies {
         document.unwrap_or_default()
     }
 
-    /// Returns whether the agent supports what KubeVirt requires; `None` if it has not replied.
-    pub fn is_supported(&self) -> Option<bool> {
+    /// Returns whether the agent supports what KubeVirt requires, and these commands; `None` if it has not replied.
+    pub fn is_supported(&self, also: &BTreeSet<&str>) -> Option<bool> {
         self.of(INFO)?;
         let known = self.supported_commands();
         let supports = |name: &str| known.iter().any(|command| command.enabled && command.name == name);
-        Some(REQUIRED.iter().all(|name| supports(name)))
+        Some(REQUIRED.iter().chain(also).all(|name| supports(name)))
     }
 
     /// Returns whether the file systems are frozen; `None` if the agent has not replied.
@@ -300,12 +302,13 @@ mod tests {
             let mut replies = Replies::default();
             let reply = json!({"return": {"version": "1", "supported_commands": commands}});
             replies.add(INFO, &reply.to_string());
-            replies.is_supported()
+            replies.is_supported(&BTreeSet::from(["guest-ping"]))
         };
         assert_eq!(with(&REQUIRED, true), Some(true));
         assert_eq!(with(&REQUIRED, false), Some(false));
         assert_eq!(with(&REQUIRED[1..], true), Some(false));
-        assert_eq!(Replies::default().is_supported(), None);
+        assert_eq!(with(&REQUIRED[..9], true), Some(false));
+        assert_eq!(Replies::default().is_supported(&BTreeSet::new()), None);
     }
 
     #[test]

@@ -61,6 +61,7 @@ pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
 pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
 pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, carry_labels, made_for, target_pod};
+pub use volumes::credential_volumes;
 
 /// Input for a launcher pod.
 #[derive(Clone, Copy, Debug)]
@@ -207,6 +208,7 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
             }]),
             restart_policy: Some("Never".into()),
             termination_grace_period_seconds: Some(grace.max(LEAST_GRACE_PERIOD)),
+            service_account_name: volumes::service_account(spec),
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
             security_context: Some(security::pod(app_armor)),

@@ -19,11 +19,12 @@
 //! - [`subresources`]: KubeVirt's API that `virtctl` calls.
 //! - [`replicas`]: which replica of the controller moves to a node of its own.
 //! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
-//! - [`guest_agent`]: what guest agents reply.
+//! - [`guest_agent`], [`access_credentials`]: what guest agents reply, and the credentials that they set.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 
 #![forbid(unsafe_code)]
 
+pub mod access_credentials;
 pub mod admission;
 pub mod aliases;
 pub mod certificates;

@@ -203,6 +203,9 @@ mod tests {
             "volumes": [{"name": "root", "containerDisk": {"image": "i"}}],
         }));
         assert_eq!(method(&pods_own), MigrationMethod::BlockMigration);
+        // It is valid as long as its pod exists.
+        let token = spec(json!({"volumes": [{"name": "token", "serviceAccount": {"serviceAccountName": "guest"}}]}));
+        assert_eq!(method(&token), MigrationMethod::LiveMigration);
         assert_eq!(
             method(&VirtualMachineInstanceSpec::default()),
             MigrationMethod::LiveMigration

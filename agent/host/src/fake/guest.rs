@@ -39,6 +39,8 @@ pub(super) struct Inner {
     /// Errors that the next calls return instead of their normal result.
     refusals: VecDeque<LibvirtError>,
     calls: Vec<&'static str>,
+    /// The commands that the guest agent has carried out, if there is one.
+    agent: Option<Vec<String>>,
     connections: Vec<Arc<Shared>>,
     pub(super) migrations: Migrations,
 }
@@ -93,6 +95,16 @@ impl FakeLibvirt {
     /// Makes the next call fail with this error. Several errors are queued.
     pub fn refuse_next(&self, error: LibvirtError) {
         self.lock().refusals.push_back(error);
+    }
+
+    /// Simulates a guest agent that carries out each command.
+    pub fn connect_agent(&self) {
+        self.lock().agent.get_or_insert_default();
+    }
+
+    /// Returns the commands that the guest agent has carried out.
+    pub fn agent_commands(&self) -> Vec<String> {
+        self.lock().agent.clone().unwrap_or_default()
     }
 
     /// Simulates that the guest stops by itself.
@@ -329,8 +341,12 @@ impl Calls for Connection {
         self.question(|_| Err(no_agent("guest info")))
     }
 
-    fn agent_command(&self, _: &str) -> Result<String, LibvirtError> {
-        self.question(|_| Err(no_agent("agent command")))
+    fn agent_command(&self, command: &str) -> Result<String, LibvirtError> {
+        self.question(|_| Ok(()))?;
+        let mut inner = self.libvirt.lock();
+        let commands = inner.agent.as_mut().ok_or_else(|| no_agent("agent command"))?;
+        commands.push(command.to_owned());
+        Ok(r#"{"return": {}}"#.to_owned())
     }
 
     fn freeze(&self) -> Result<(), LibvirtError> {

@@ -49,6 +49,14 @@ impl PodFolder {
         self.walk(path).map(Watched)
     }
 
+    /// Watches an entry of the folder, which may be a link.
+    ///
+    /// # Errors
+    /// As for [`appeared`](Self::appeared).
+    pub(super) fn watch_entry(&self, name: &str) -> Result<Watched, FolderError> {
+        self.walk_to(name, true).map(Watched)
+    }
+
     /// Waits until `path` exists, with any file type. The pod's folder need not exist yet. There is no time limit;
     /// drop the future to give up.
     ///
@@ -66,14 +74,19 @@ impl PodFolder {
 
     /// Walks the path as far as folders exist, and watches them.
     pub(crate) fn walk(&self, path: &str) -> Result<Way, FolderError> {
+        self.walk_to(path, false)
+    }
+
+    /// Walks the path, at whose end there may be a link if `link` is set.
+    fn walk_to(&self, path: &str, link: bool) -> Result<Way, FolderError> {
         checked(path)?;
         let watches = watches().map_err(|error| self.unreadable(path, &error))?;
         let wake = Arc::new(Notify::new());
         let mut watching = Vec::new();
         let mut folder = self.open_pods()?;
-        let names = self.names.iter().map(String::as_str).chain(path.split('/'));
+        let mut names = self.names.iter().map(String::as_str).chain(path.split('/')).peekable();
         let mut is_complete = true;
-        for name in names {
+        while let Some(name) = names.next() {
             let found = watches
                 .watch(folder.as_fd(), OsStr::new(name), &wake)
                 .and_then(|watch| {
@@ -87,6 +100,7 @@ impl PodFolder {
                     is_complete = false;
                     break;
                 }
+                Err(Errno::ELOOP) if link && names.peek().is_none() => break,
                 Err(errno) => return Err(self.failed(path, errno)),
             }
         }

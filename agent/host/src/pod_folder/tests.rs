@@ -1,18 +1,20 @@
 //! Folders of hostile pods, and of pods that are still being created.
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::{
         fd::AsRawFd,
         unix::{fs::symlink, net::UnixListener},
     },
+    path::Path,
     time::Duration,
 };
 
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use tokio::task::JoinSet;
 
-use super::{FolderError, PodFolder, Refusal, SMALL_FILE, watches::waiters_for};
+use super::{FolderError, PodFolder, PodSecret, Refusal, SMALL_FILE, watches::waiters_for};
 
 const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
@@ -37,6 +39,14 @@ impl Kubelet {
             .join("volumes/kubernetes.io~empty-dir/run")
     }
 
+    /// Returns a Secret that is not mounted yet, and its folder.
+    fn secret(&self) -> (PodSecret, std::path::PathBuf) {
+        let volumes = self.0.join("pods").join(UID).join("volumes");
+        let folder = volumes.join("kubernetes.io~secret/credentials-0");
+        fs::create_dir_all(&folder).unwrap();
+        (PodSecret::new(&self.0, UID, "credentials-0").unwrap(), folder)
+    }
+
     fn with_volume() -> Self {
         let kubelet = Self::new();
         fs::create_dir_all(kubelet.volume()).unwrap();
@@ -59,7 +69,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, FolderError>) -> Refusal {
 
 #[test]
 fn names_are_kubernetes_own() {
-    let root = std::path::Path::new("/var/lib/kubelet");
+    let root = Path::new("/var/lib/kubelet");
     for uid in ["", ".", "..", "../..", "a/b", "x", &"0".repeat(64), "0\0"] {
         let error = PodFolder::new(root, uid, "run").unwrap_err();
         assert_eq!(error.reason(), "PodFolderBadName", "{uid:?}");
@@ -367,10 +377,10 @@ async fn what_cannot_become_right_is_not_awaited() {
     symlink("/etc/shadow", kubelet.volume().join("late")).unwrap();
     assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), Refusal::Link);
     // The kubelet has no pods folder.
-    let nowhere = PodFolder::new(std::path::Path::new("/nowhere"), UID, "run").unwrap();
+    let nowhere = PodFolder::new(Path::new("/nowhere"), UID, "run").unwrap();
     assert!(matches!(
         nowhere.appeared("x").await,
-        Err(FolderError::NotThere { path }) if path == std::path::Path::new("/nowhere/pods")
+        Err(FolderError::NotThere { path }) if path == Path::new("/nowhere/pods")
     ));
 }
 
@@ -396,4 +406,51 @@ async fn watches_end_with_the_wait() {
     way.changed().await;
     drop(way);
     assert_eq!(waiters_for(OWN), 0);
+}
+
+/// Writes a version of a Secret as the kubelet does.
+fn publish(folder: &Path, version: &str, files: &[(&str, &[u8])]) {
+    fs::create_dir(folder.join(version)).unwrap();
+    for (name, content) in files {
+        fs::write(folder.join(version).join(name), content).unwrap();
+    }
+    symlink(version, folder.join("..data_tmp")).unwrap();
+    fs::rename(folder.join("..data_tmp"), folder.join("..data")).unwrap();
+}
+
+#[tokio::test]
+async fn secret_is_read_and_its_next_version_is_noticed() {
+    let kubelet = Kubelet::new();
+    let (secret, folder) = kubelet.secret();
+    assert!(matches!(secret.read(), Err(FolderError::NotThere { .. })));
+    let mut watched = secret.watch().unwrap();
+    for (version, content) in [("..1", b"one".to_vec()), ("..2", b"\xff".to_vec())] {
+        publish(&folder, version, &[("root", &content), ("guest", b"")]);
+        watched.changed().await;
+        watched = secret.watch().unwrap();
+        let expected = BTreeMap::from([("guest".to_owned(), Vec::new()), ("root".to_owned(), content)]);
+        assert_eq!(secret.read().unwrap(), expected);
+    }
+}
+
+#[test]
+fn links_out_of_a_secret_are_not_followed() {
+    let kubelet = Kubelet::new();
+    let (secret, folder) = kubelet.secret();
+    fs::write(kubelet.0.join("host"), "host").unwrap();
+    publish(&folder, "..1", &[]);
+    symlink(kubelet.0.join("host"), folder.join("..1/key")).unwrap();
+    assert_eq!(refusal(secret.read()), Refusal::Link);
+    fs::remove_file(folder.join("..data")).unwrap();
+    symlink(&kubelet.0, folder.join("..data")).unwrap();
+    assert_eq!(refusal(secret.read()), Refusal::Link);
+}
+
+#[test]
+fn secret_that_is_too_large_is_refused() {
+    let kubelet = Kubelet::new();
+    let (secret, folder) = kubelet.secret();
+    let half = vec![0; 600 << 10];
+    publish(&folder, "..1", &[("a", &half), ("b", &half)]);
+    assert!(matches!(refusal(secret.read()), Refusal::TooLarge(_)));
 }

@@ -7,6 +7,7 @@ use drydock_api::{
     node_api::{Refusal, RefusalReason},
 };
 use drydock_core::{
+    access_credentials,
     guest::{freeze, own_part},
     guest_agent::{self, Replies},
 };
@@ -112,7 +113,8 @@ impl GuestTask {
     /// Reads from the guest agent whether it has the commands that KubeVirt requires and, if the file systems are recorded
     /// as frozen, whether they still are.
     pub(super) async fn inquire(&self, handle: &DomainHandle, known: &mut Known) -> Option<bool> {
-        let frozen = self.instance().status.as_ref().is_some_and(freeze::is_frozen);
+        let instance = self.instance();
+        let frozen = instance.status.as_ref().is_some_and(freeze::is_frozen);
         let mut replies = Replies::default();
         for command in [Some(guest_agent::INFO), frozen.then_some(guest_agent::FREEZE_STATUS)] {
             let Some(command) = command else { continue };
@@ -121,7 +123,7 @@ impl GuestTask {
             }
         }
         known.is_thawed |= replies.is_frozen() == Some(false);
-        replies.is_supported()
+        replies.is_supported(&access_credentials::required_commands(&instance.spec))
     }
 
     /// Writes the agent's part of the status, changed by `change`.

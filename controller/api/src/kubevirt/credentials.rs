@@ -11,6 +11,26 @@ pub struct AccessCredential {
     /// Public keys of SSH.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_public_key: Option<SshPublicKey>,
+    /// Passwords.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user_password: Option<UserPassword>,
+}
+
+impl AccessCredential {
+    /// Returns the name of its Secret.
+    pub fn secret(&self) -> Option<&str> {
+        let keys = self.ssh_public_key.as_ref().map(|keys| &keys.source);
+        let source = keys.or(self.user_password.as_ref().map(|passwords| &passwords.source))?;
+        Some(source.secret.as_ref()?.secret_name.as_str())
+    }
+
+    /// Returns whether the guest agent sets it.
+    pub fn is_by_agent(&self) -> bool {
+        let keys = self.ssh_public_key.as_ref();
+        let passwords = self.user_password.as_ref();
+        keys.is_some_and(|keys| keys.propagation_method.qemu_guest_agent.is_some())
+            || passwords.is_some_and(|passwords| passwords.propagation_method.qemu_guest_agent.is_some())
+    }
 }
 
 /// Public keys of SSH.
@@ -44,7 +64,7 @@ pub struct CredentialSecret {
 }
 
 /// How the guest gets public keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct PropagationMethod {
@@ -54,7 +74,46 @@ pub struct PropagationMethod {
     /// By the metadata of the volume cloudInitConfigDrive, when the guest starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_drive: Option<ByMetadata>,
+    /// By the guest agent, while the guest runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu_guest_agent: Option<KeysByAgent>,
 }
+
+/// Whose keys the guest agent sets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct KeysByAgent {
+    /// Users of the guest.
+    #[schemars(length(max = 64))]
+    pub users: Vec<String>,
+}
+
+/// Passwords of users of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct UserPassword {
+    /// Where the passwords are: each key of the Secret is a user, its value the password.
+    pub source: CredentialSource,
+    /// How the guest gets them.
+    pub propagation_method: PasswordMethod,
+}
+
+/// How the guest gets passwords.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct PasswordMethod {
+    /// By the guest agent, while the guest runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qemu_guest_agent: Option<PasswordsByAgent>,
+}
+
+/// The guest agent sets the passwords.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct PasswordsByAgent {}
 
 /// The guest reads the keys when it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -69,6 +69,8 @@ pub mod conditions {
     pub const AGENT_CONNECTED: &str = "AgentConnected";
     /// The guest agent lacks commands that KubeVirt requires.
     pub const AGENT_VERSION_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
+    /// VMI: the users of the guest have the credentials that its guest agent sets.
+    pub const ACCESS_CREDENTIALS_SYNCHRONIZED: &str = "AccessCredentialsSynchronized";
     /// The instance's pod was scheduled, or the reason why not.
     pub const POD_SCHEDULED: &str = "PodScheduled";
     /// Whether the instance's pod could be created and its images pulled.

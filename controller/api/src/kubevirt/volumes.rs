@@ -42,28 +42,44 @@ pub struct Volume {
     /// Answers for Windows' set-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sysprep: Option<SysprepVolume>,
+    /// A token of a service account, as it is when the guest starts or arrives in a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account: Option<ServiceAccountVolume>,
+    /// Facts about the guest's pod, as they are when the guest starts.
+    #[serde(default, rename = "downwardAPI", skip_serializing_if = "Option::is_none")]
+    pub downward_api: Option<DownwardApiVolume>,
 }
 
-/// An object whose files a volume has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The source of the files that a volume has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FilesSource<'a> {
+    /// A ConfigMap.
+    ConfigMap {
+        /// Its name.
+        name: &'a str,
+        /// Whether the volume is empty if there is no such ConfigMap.
+        optional: bool,
+    },
+    /// A Secret.
+    Secret {
+        /// Its name.
+        name: &'a str,
+        /// Whether the volume is empty if there is no such Secret.
+        optional: bool,
+    },
+    /// A token of the pod's service account.
+    ServiceAccount,
+    /// Facts about the pod.
+    DownwardApi(&'a [DownwardApiField]),
+}
+
+/// The files that a volume has.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VolumeFiles<'a> {
-    /// Its kind.
-    pub kind: FilesKind,
-    /// Its name.
-    pub name: &'a str,
-    /// Whether the volume is empty if the object does not exist.
-    pub optional: bool,
+    /// Their source.
+    pub source: FilesSource<'a>,
     /// The label of the file system.
     pub label: &'a str,
-}
-
-/// Kind of an object whose files a volume has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FilesKind {
-    /// ConfigMap.
-    ConfigMap,
-    /// Secret.
-    Secret,
 }
 
 /// Label of a file system unless the volume sets one (KubeVirt's).
@@ -72,33 +88,54 @@ pub const FILES_LABEL: &str = "cfgdata";
 pub const SYSPREP_LABEL: &str = "unattendCfg";
 
 impl Volume {
-    /// Returns the object whose files it has.
+    /// Returns the files that it has.
     pub fn files(&self) -> Option<VolumeFiles<'_>> {
+        let source = self.files_source()?;
+        let label = [
+            self.config_map.as_ref().and_then(|map| map.volume_label.as_deref()),
+            self.secret.as_ref().and_then(|secret| secret.volume_label.as_deref()),
+            self.downward_api
+                .as_ref()
+                .and_then(|facts| facts.volume_label.as_deref()),
+            self.sysprep.as_ref().map(|_| SYSPREP_LABEL),
+        ];
+        Some(VolumeFiles {
+            source,
+            label: label.into_iter().flatten().next().unwrap_or(FILES_LABEL),
+        })
+    }
+
+    fn files_source(&self) -> Option<FilesSource<'_>> {
         if let Some(map) = &self.config_map {
-            return Some(VolumeFiles {
-                kind: FilesKind::ConfigMap,
+            return Some(FilesSource::ConfigMap {
                 name: &map.name,
                 optional: map.optional.unwrap_or(false),
-                label: map.volume_label.as_deref().unwrap_or(FILES_LABEL),
             });
         }
         if let Some(secret) = &self.secret {
-            return Some(VolumeFiles {
-                kind: FilesKind::Secret,
+            return Some(FilesSource::Secret {
                 name: &secret.secret_name,
                 optional: secret.optional.unwrap_or(false),
-                label: secret.volume_label.as_deref().unwrap_or(FILES_LABEL),
             });
         }
+        if self.service_account.is_some() {
+            return Some(FilesSource::ServiceAccount);
+        }
+        if let Some(facts) = &self.downward_api {
+            return Some(FilesSource::DownwardApi(&facts.fields));
+        }
+        let optional = false;
         let sysprep = self.sysprep.as_ref()?;
-        let map = sysprep.config_map.as_ref().map(|map| (FilesKind::ConfigMap, &map.name));
-        let secret = sysprep.secret.as_ref().map(|secret| (FilesKind::Secret, &secret.name));
-        let (kind, name) = map.or(secret)?;
-        Some(VolumeFiles {
-            kind,
-            name,
-            optional: false,
-            label: SYSPREP_LABEL,
+        if let Some(map) = &sysprep.config_map {
+            return Some(FilesSource::ConfigMap {
+                name: &map.name,
+                optional,
+            });
+        }
+        let secret = sysprep.secret.as_ref()?;
+        Some(FilesSource::Secret {
+            name: &secret.name,
+            optional,
         })
     }
 
@@ -239,6 +276,70 @@ pub struct SecretVolume {
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32))]
     pub volume_label: Option<String>,
+}
+
+/// A token of a service account.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ServiceAccountVolume {
+    /// Its name.
+    pub service_account_name: String,
+}
+
+/// Facts about the guest's pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct DownwardApiVolume {
+    /// The facts, a file each.
+    #[schemars(length(max = 64))]
+    pub fields: Vec<DownwardApiField>,
+    /// Label of the file system. cfgdata if not set.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    pub volume_label: Option<String>,
+}
+
+/// A file with a fact about the guest's pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct DownwardApiField {
+    /// The name of the file.
+    pub path: String,
+    /// A field of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub field_ref: Option<FieldRef>,
+    /// A resource of the pod's container.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_field_ref: Option<ResourceFieldRef>,
+}
+
+/// A field of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct FieldRef {
+    /// Version of the API. v1 if not set.
+    #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
+    pub api_version: Option<String>,
+    /// Path of the field, such as metadata.labels.
+    pub field_path: String,
+}
+
+/// A resource of a pod's container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+pub struct ResourceFieldRef {
+    /// Name of the container, which is compute.
+    pub container_name: String,
+    /// The resource, such as limits.memory.
+    pub resource: String,
+    /// The unit of the file's number, such as 1Mi. 1 if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divisor: Option<Amount>,
 }
 
 /// Answers for Windows' set-up: a ConfigMap or a Secret with the file Autounattend.xml or Unattend.xml.

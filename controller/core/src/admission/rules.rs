@@ -16,6 +16,7 @@ mod hardware;
 mod machine;
 mod names;
 mod networks;
+mod pod_facts;
 mod probes;
 mod replica_set;
 mod scheduling;

@@ -41,7 +41,7 @@ pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
     all(spec)
         .iter()
         .map(|disk| {
-            let shape = Shape::of(disk);
+            let shape = Shape::of(spec, disk);
             let (prefix, next) = match shape.bus {
                 DiskBus::Virtio => ("vd", &mut virtio),
                 DiskBus::Sata | DiskBus::Scsi => ("sd", &mut others),
@@ -88,7 +88,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn of(disk: &Disk) -> Self {
+    fn of(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Self {
         if let Some(target) = &disk.cdrom {
             return Self {
                 bus: target.bus.unwrap_or(DiskBus::Sata),
@@ -100,9 +100,16 @@ impl Shape {
         Self {
             bus: target.bus.unwrap_or(DiskBus::Virtio),
             cd_rom: false,
-            read_only: target.read_only.unwrap_or(false),
+            read_only: target.read_only.unwrap_or(false) || is_token(spec, disk),
         }
     }
+}
+
+/// Returns whether the disk has a token of a service account. It is valid as long as its pod exists; so a migration does
+/// not copy it, and the guest gets that of its new pod.
+fn is_token(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> bool {
+    let mut volumes = spec.volumes.iter();
+    volumes.any(|volume| volume.name == disk.name && volume.service_account.is_some())
 }
 
 /// Returns the disks and the controllers that they need.
@@ -118,7 +125,7 @@ pub(super) fn elements(
         if !names.insert(disk.name.as_str().to_owned()) {
             return Err(DomainProblem::DuplicateDisk(disk.name.clone()));
         }
-        let shape = checked(disk)?;
+        let shape = checked(spec, disk)?;
         let found = prepared.iter().find(|prepared| prepared.name == disk.name);
         let has_volume = spec.volumes.iter().any(|volume| volume.name == disk.name);
         let source = match found {
@@ -160,11 +167,11 @@ pub(super) fn elements(
 }
 
 /// Returns how a disk appears to the guest, or an error if that is impossible.
-fn checked(disk: &Disk) -> Result<Shape, DomainProblem> {
+fn checked(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Result<Shape, DomainProblem> {
     if disk.disk.is_some() && disk.cdrom.is_some() {
         return Err(DomainProblem::AmbiguousDisk(disk.name.clone()));
     }
-    let shape = Shape::of(disk);
+    let shape = Shape::of(spec, disk);
     match shape.bus {
         DiskBus::Virtio if shape.cd_rom => Err(DomainProblem::BadCdRomBus(disk.name.clone())),
         DiskBus::Sata if shape.read_only && !shape.cd_rom => Err(DomainProblem::ReadOnlySataDisk(disk.name.clone())),

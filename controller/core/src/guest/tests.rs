@@ -1,5 +1,7 @@
 //! Every state of a guest, and its report.
 
+use std::{fs, path::Path};
+
 use drydock_api::launcher::{BackingImage, DiskFormat, PreparedDisk};
 use serde_json::{Value, json};
 
@@ -48,6 +50,7 @@ fn domain(state: GuestState) -> Domain {
         libvirt_version: Some("11.3.0".into()),
         agent: None,
         is_thawed: false,
+        credentials: None,
     }
 }
 
@@ -353,4 +356,30 @@ fn agent_that_does_not_reply_keeps_the_data_of_its_last_report() {
         GuestAgent::of_report(&VirtualMachineInstanceStatus::default()),
         GuestAgent::default()
     );
+}
+
+#[test]
+fn credentials_of_the_agent_are_reported() {
+    let mut case = Case::new(&plain(), GuestState::Running);
+    assert_eq!(case.condition("AccessCredentialsSynchronized"), None);
+    for (result, expected) in [
+        (Ok(()), words("True", "")),
+        (
+            Err("Guest agent is offline".to_owned()),
+            words("False", "NotSynchronized"),
+        ),
+    ] {
+        case.domain.credentials = Some(result);
+        assert_eq!(case.condition("AccessCredentialsSynchronized"), expected);
+    }
+}
+
+#[test]
+fn policy_for_agents_permits_their_conditions() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/policies/agent-instances.yaml");
+    let text = fs::read_to_string(file).unwrap();
+    let list = text.split_once("ownConditions\n").unwrap().1;
+    let list = &list[list.find('[').unwrap()..=list.find(']').unwrap()];
+    let permitted: Vec<&str> = list.split('\'').skip(1).step_by(2).collect();
+    assert_eq!(permitted, OWN_CONDITIONS);
 }

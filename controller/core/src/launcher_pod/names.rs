@@ -76,6 +76,11 @@ impl VolumeNames {
         }
     }
 
+    /// Reserves a name.
+    pub(super) fn take(&mut self, name: &str) {
+        self.taken.insert(name.into());
+    }
+
     /// Returns an unused name.
     pub(super) fn beside_them(&mut self, kind: &str, volume: &str) -> String {
         let mut name = cut(&format!("{kind}-{volume}"), LONGEST);

@@ -813,8 +813,17 @@ fn files_of_objects_are_mounted_with_their_labels() {
         &small(json!({"volumes": [
             {"name": "a", "configMap": {"name": "settings", "optional": true}},
             {"name": "b", "sysprep": {"secret": {"name": "answers"}}},
+            {"name": "c", "serviceAccount": {"serviceAccountName": "guest"}},
+            {"name": "d", "downwardAPI": {"volumeLabel": "FACTS", "fields": [
+                {"path": "all", "fieldRef": {"fieldPath": "metadata.labels"}},
+                {"path": "memory", "resourceFieldRef": {"containerName": "compute", "resource": "limits.memory", "divisor": "1Mi"}},
+            ]}},
         ]})),
         &[],
+    );
+    assert_eq!(
+        pod.spec.as_ref().unwrap().service_account_name.as_deref(),
+        Some("guest")
     );
     let volumes = pod.spec.as_ref().unwrap().volumes.as_ref().unwrap();
     let volume = |name: &str| volumes.iter().find(|volume| volume.name == name).unwrap();
@@ -825,8 +834,19 @@ fn files_of_objects_are_mounted_with_their_labels() {
         (secret.secret_name.as_deref(), secret.optional),
         (Some("answers"), Some(false))
     );
+    let token = volume("c").projected.as_ref().unwrap().sources.as_ref().unwrap();
+    let token = token
+        .iter()
+        .find_map(|source| source.service_account_token.as_ref())
+        .unwrap();
+    assert_eq!((token.path.as_str(), token.audience.as_ref()), ("token", None));
+    let facts = volume("d").downward_api.as_ref().unwrap().items.as_ref().unwrap();
+    assert_eq!(facts[0].field_ref.as_ref().unwrap().field_path, "metadata.labels");
+    let memory = facts[1].resource_field_ref.as_ref().unwrap();
+    assert_eq!(memory.divisor.as_ref().unwrap().0, "1Mi");
     let mounts = container(&pod).volume_mounts.as_ref().unwrap();
-    for (name, path) in [("a", "/secrets/a/files"), ("b", "/secrets/b/files")] {
+    for name in ["a", "b", "c", "d"] {
+        let path = format!("/secrets/{name}/files");
         assert!(
             mounts
                 .iter()
@@ -841,7 +861,7 @@ fn files_of_objects_are_mounted_with_their_labels() {
             other => panic!("{other:?}"),
         })
         .collect();
-    assert_eq!(labels, ["cfgdata", "unattendCfg"]);
+    assert_eq!(labels, ["cfgdata", "unattendCfg", "cfgdata", "FACTS"]);
 }
 
 #[test]

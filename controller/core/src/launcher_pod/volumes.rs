@@ -3,16 +3,21 @@
 use drydock_api::{
     kubevirt::{
         VirtualMachineInstanceSpec,
-        volumes::{FilesKind, PullPolicy, Volume as GuestVolume},
+        volumes::{DownwardApiField, FilesSource, PullPolicy, Volume as GuestVolume},
     },
     launcher::{
-        DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME, SECRET_FILES, SECRET_KEYS,
-        SECRET_NETWORK, SECRET_USER, SECRETS_FOLDER, VOLUMES_FOLDER,
+        CREDENTIALS_FOLDER, DEVICES_FOLDER, DISKS_FOLDER, DISKS_VOLUME, IMAGES_FOLDER, RUN_FOLDER, RUN_VOLUME,
+        SECRET_FILES, SECRET_KEYS, SECRET_NETWORK, SECRET_USER, SECRETS_FOLDER, VOLUMES_FOLDER,
     },
 };
-use k8s_openapi::api::core::v1::{
-    ConfigMapVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, LocalObjectReference,
-    PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeDevice, VolumeMount,
+use k8s_openapi::{
+    api::core::v1::{
+        ConfigMapProjection, ConfigMapVolumeSource, DownwardAPIProjection, DownwardAPIVolumeFile,
+        DownwardAPIVolumeSource, EmptyDirVolumeSource, ImageVolumeSource, KeyToPath, LocalObjectReference,
+        ObjectFieldSelector, PersistentVolumeClaimVolumeSource, ProjectedVolumeSource, ResourceFieldSelector,
+        SecretVolumeSource, ServiceAccountTokenProjection, Volume, VolumeDevice, VolumeMount, VolumeProjection,
+    },
+    apimachinery::pkg::api::resource::Quantity,
 };
 
 use super::{
@@ -21,7 +26,11 @@ use super::{
     names::VolumeNames,
     newest_images::volume_policy,
 };
-use crate::migratable::claim;
+use crate::{access_credentials, migratable::claim};
+
+/// Lifetime of a service account's token, in seconds. By default kube-apiserver extends tokens of exactly this lifetime to a
+/// year (`--service-account-extend-token-expiration`), which a guest needs, since its disk does not change.
+const TOKEN_SECONDS: i64 = 3607;
 
 type Parts = (Vec<Volume>, Vec<VolumeMount>, Vec<VolumeDevice>);
 
@@ -39,6 +48,20 @@ pub(super) fn of(input: &PodInput<'_>) -> Parts {
     let spec = &input.instance.spec;
     let (mut names, launcher) = names(spec);
     let witnesses = input.arriving.is_none() && spec.volumes.iter().any(|volume| volume.container_disk.is_some());
+    for (index, (secret, name)) in credential_volumes(spec).into_iter().enumerate() {
+        // Reserved, so that no other volume gets it.
+        names.take(&name);
+        parts
+            .1
+            .push(mount(&name, format!("{CREDENTIALS_FOLDER}/{index}"), true));
+        parts.0.push(files_volume(
+            name,
+            FilesSource::Secret {
+                name: &secret,
+                optional: false,
+            },
+        ));
+    }
     for volume in &spec.volumes {
         add(&mut parts, &mut names, volume, input);
     }
@@ -56,6 +79,16 @@ fn names(spec: &VirtualMachineInstanceSpec) -> (VolumeNames, String) {
     let mut names = VolumeNames::beside(spec.volumes.iter().map(|volume| volume.name.as_str()));
     let launcher = names.beside_them("launcher", "image");
     (names, launcher)
+}
+
+/// Returns the Secrets with credentials that the guest's agent sets, each with the name of its volume in the pod.
+pub fn credential_volumes(spec: &VirtualMachineInstanceSpec) -> Vec<(String, String)> {
+    let (mut names, _) = names(spec);
+    access_credentials::secrets(spec)
+        .into_iter()
+        .enumerate()
+        .map(|(index, secret)| (secret.to_owned(), names.beside_them("credentials", &index.to_string())))
+        .collect()
 }
 
 /// Returns the name of the volume with the launcher's image, in pods whose guests have containerDisks.
@@ -132,31 +165,7 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
         if arriving_size(volume, input).is_some() {
             return;
         }
-        let (mut secret, mut config_map) = (None, None);
-        match files.kind {
-            FilesKind::Secret => {
-                secret = Some(SecretVolumeSource {
-                    secret_name: Some(files.name.into()),
-                    default_mode: Some(0o440),
-                    optional: Some(files.optional),
-                    ..SecretVolumeSource::default()
-                });
-            }
-            FilesKind::ConfigMap => {
-                config_map = Some(ConfigMapVolumeSource {
-                    name: files.name.into(),
-                    default_mode: Some(0o440),
-                    optional: Some(files.optional),
-                    ..ConfigMapVolumeSource::default()
-                });
-            }
-        }
-        volumes.push(Volume {
-            name: name.clone(),
-            secret,
-            config_map,
-            ..Volume::default()
-        });
+        volumes.push(files_volume(name.clone(), files.source));
         let path = format!("{SECRETS_FOLDER}/{}/{SECRET_FILES}", volume.name);
         mounts.push(mount(&name, path, true));
     } else if let Some(claim) = claim(volume) {
@@ -184,6 +193,107 @@ fn add((volumes, mounts, devices): &mut Parts, names: &mut VolumeNames, volume: 
             )),
         }
     }
+}
+
+/// Returns the pod's volume with the files of a guest's volume, which the launcher's group can read.
+fn files_volume(name: String, source: FilesSource<'_>) -> Volume {
+    let default_mode = Some(0o440);
+    let mut volume = Volume {
+        name,
+        ..Volume::default()
+    };
+    match source {
+        FilesSource::Secret { name, optional } => {
+            volume.secret = Some(SecretVolumeSource {
+                secret_name: Some(name.into()),
+                default_mode,
+                optional: Some(optional),
+                ..SecretVolumeSource::default()
+            });
+        }
+        FilesSource::ConfigMap { name, optional } => {
+            volume.config_map = Some(ConfigMapVolumeSource {
+                name: name.into(),
+                default_mode,
+                optional: Some(optional),
+                ..ConfigMapVolumeSource::default()
+            });
+        }
+        FilesSource::ServiceAccount => {
+            volume.projected = Some(ProjectedVolumeSource {
+                default_mode,
+                sources: Some(service_account_files()),
+            });
+        }
+        FilesSource::DownwardApi(fields) => {
+            volume.downward_api = Some(DownwardAPIVolumeSource {
+                default_mode,
+                items: Some(fields.iter().map(downward_file).collect()),
+            });
+        }
+    }
+    volume
+}
+
+/// Returns the files that a pod gets for its service account by default: `token`, `ca.crt` and `namespace` (the admission
+/// controller ServiceAccount of kube-apiserver).
+fn service_account_files() -> Vec<VolumeProjection> {
+    let token = VolumeProjection {
+        service_account_token: Some(ServiceAccountTokenProjection {
+            path: "token".into(),
+            expiration_seconds: Some(TOKEN_SECONDS),
+            audience: None,
+        }),
+        ..VolumeProjection::default()
+    };
+    let authority = VolumeProjection {
+        config_map: Some(ConfigMapProjection {
+            name: "kube-root-ca.crt".into(),
+            items: Some(vec![KeyToPath {
+                key: "ca.crt".into(),
+                path: "ca.crt".into(),
+                mode: None,
+            }]),
+            optional: None,
+        }),
+        ..VolumeProjection::default()
+    };
+    let namespace = VolumeProjection {
+        downward_api: Some(DownwardAPIProjection {
+            items: Some(vec![DownwardAPIVolumeFile {
+                path: "namespace".into(),
+                field_ref: Some(ObjectFieldSelector {
+                    api_version: Some("v1".into()),
+                    field_path: "metadata.namespace".into(),
+                }),
+                ..DownwardAPIVolumeFile::default()
+            }]),
+        }),
+        ..VolumeProjection::default()
+    };
+    vec![token, authority, namespace]
+}
+
+fn downward_file(field: &DownwardApiField) -> DownwardAPIVolumeFile {
+    DownwardAPIVolumeFile {
+        path: field.path.clone(),
+        field_ref: field.field_ref.as_ref().map(|field| ObjectFieldSelector {
+            api_version: field.api_version.clone(),
+            field_path: field.field_path.clone(),
+        }),
+        resource_field_ref: field.resource_field_ref.as_ref().map(|field| ResourceFieldSelector {
+            container_name: Some(field.container_name.clone()),
+            resource: field.resource.clone(),
+            divisor: field.divisor.as_ref().map(|divisor| Quantity(divisor.0.clone())),
+        }),
+        mode: None,
+    }
+}
+
+/// Returns the service account whose token a volume of the guest has.
+pub(super) fn service_account(spec: &VirtualMachineInstanceSpec) -> Option<String> {
+    let accounts = spec.volumes.iter().filter_map(|volume| volume.service_account.as_ref());
+    accounts.map(|account| account.service_account_name.clone()).next()
 }
 
 /// Returns the pull secrets for the registries of containerDisks.

@@ -2,7 +2,10 @@
 
 use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, SysprepVolume, Volume};
 
-use super::names::{self, DNS_LABEL, is_dns_label};
+use super::{
+    names::{self, DNS_LABEL, is_dns_label},
+    pod_facts,
+};
 use crate::{
     admission::{At, Refusals},
     quantity,
@@ -17,7 +20,7 @@ const LARGEST: u64 = 2 << 50;
 const CLOUD_INIT: usize = 2048;
 
 const SOURCES: &str = "one of containerDisk, cloudInitNoCloud, cloudInitConfigDrive, persistentVolumeClaim, dataVolume, emptyDisk, \
-     configMap, secret and sysprep";
+     configMap, secret, sysprep, serviceAccount and downwardAPI";
 
 pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
     let at = at.field("volumes");
@@ -30,6 +33,17 @@ pub(super) fn check(volumes: &[Volume], at: &At, refusals: &mut Refusals) {
             refusals.duplicate(&at_volume.field("name"), &volume.name, &at.index(first));
         }
         source(volume, &at_volume, refusals);
+        if volume.service_account.is_some()
+            && let Some(first) = volumes[..index]
+                .iter()
+                .position(|other| other.service_account.is_some())
+        {
+            // A pod has one service account.
+            refusals.conflict(
+                &at_volume.field("serviceAccount"),
+                at.index(first).field("serviceAccount"),
+            );
+        }
         if let Some((field, claim)) = claim(volume) {
             let first = volumes[..index]
                 .iter()
@@ -75,6 +89,8 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
         ("configMap", volume.config_map.is_some()),
         ("secret", volume.secret.is_some()),
         ("sysprep", volume.sysprep.is_some()),
+        ("serviceAccount", volume.service_account.is_some()),
+        ("downwardAPI", volume.downward_api.is_some()),
     ];
     let set: Vec<&str> = sources
         .into_iter()
@@ -122,6 +138,13 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     if let Some(sysprep) = &volume.sysprep {
         self::sysprep(sysprep, &at.field("sysprep"), refusals);
     }
+    if let Some(account) = &volume.service_account {
+        let at = at.field("serviceAccount").field("serviceAccountName");
+        names::reference(&account.service_account_name, &at, refusals);
+    }
+    if let Some(facts) = &volume.downward_api {
+        pod_facts::check(facts, &at.field("downwardAPI"), refusals);
+    }
     if let Some(disk) = &volume.empty_disk
         && quantity::bytes(&disk.capacity.0).is_none_or(|bytes| !(SECTOR..=LARGEST).contains(&bytes))
     {
@@ -131,7 +154,7 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
 }
 
 /// Checks the label of an ISO 9660 file system.
-fn label(label: Option<&str>, at: &At, refusals: &mut Refusals) {
+pub(super) fn label(label: Option<&str>, at: &At, refusals: &mut Refusals) {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if let Some(label) = label
         && !(label.len() <= 32 && label.chars().all(good))

@@ -846,6 +846,88 @@ fn files_of_objects_and_empty_drives() {
             "spec.volumes[1].sysprep.secret cannot be set together with spec.volumes[1].sysprep.configMap",
         ),
         (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "serviceAccount": {"serviceAccountName": "s"}}"#,
+            )],
+            "",
+        ),
+        (
+            &[
+                (
+                    "/volumes/-",
+                    r#"{"name": "a", "serviceAccount": {"serviceAccountName": "s"}}"#,
+                ),
+                ("/domain/devices/disks/-", r#"{"name": "a", "disk": {"bus": "sata"}}"#),
+            ],
+            "spec.domain cannot be had: disk `a` cannot be read-only on bus sata; virtio and scsi are possible",
+        ),
+        (
+            &[("/volumes/-", r#"{"name": "a", "serviceAccount": {}}"#)],
+            "spec.volumes[1].serviceAccount.serviceAccountName: `` is not allowed",
+        ),
+        (
+            &[
+                (
+                    "/volumes/-",
+                    r#"{"name": "a", "serviceAccount": {"serviceAccountName": "s"}}"#,
+                ),
+                (
+                    "/volumes/-",
+                    r#"{"name": "b", "serviceAccount": {"serviceAccountName": "s"}}"#,
+                ),
+            ],
+            "spec.volumes[2].serviceAccount cannot be set together with spec.volumes[1].serviceAccount",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [
+                    {"path": "all/labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "one", "fieldRef": {"fieldPath": "metadata.annotations['a.example/b']"}},
+                    {"path": "cpu", "resourceFieldRef": {"containerName": "compute", "resource": "limits.cpu", "divisor": "1m"}},
+                    {"path": "memory", "resourceFieldRef": {"containerName": "compute", "resource": "limits.memory", "divisor": 1}}]}}"#,
+            )],
+            "",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [{"path": "x"}]}}"#,
+            )],
+            "spec.volumes[1].downwardAPI.fields[0] must be set: one of fieldRef and resourceFieldRef",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [{"path": "../x", "fieldRef": {"fieldPath": "metadata.name"}}]}}"#,
+            )],
+            "spec.volumes[1].downwardAPI.fields[0].path: `../x` is not allowed",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [{"path": "x", "fieldRef": {"fieldPath": "status.podIP"}}]}}"#,
+            )],
+            "spec.volumes[1].downwardAPI.fields[0].fieldRef.fieldPath: `status.podIP` is not allowed; allowed: one of metadata.name",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [
+                    {"path": "x", "resourceFieldRef": {"containerName": "compute", "resource": "limits.memory", "divisor": "1m"}}]}}"#,
+            )],
+            "spec.volumes[1].downwardAPI.fields[0].resourceFieldRef.divisor: `1m` is not allowed; allowed: one of 1, 1k",
+        ),
+        (
+            &[(
+                "/volumes/-",
+                r#"{"name": "a", "downwardAPI": {"fields": [
+                    {"path": "x", "resourceFieldRef": {"containerName": "other", "resource": "limits.memory"}}]}}"#,
+            )],
+            "spec.volumes[1].downwardAPI.fields[0].resourceFieldRef.containerName: `other` is not allowed; allowed: compute",
+        ),
+        (
             &[("/volumes/-", r#"{"name": "a", "configMap": {"name": "No"}}"#)],
             "spec.volumes[1].configMap.name: `No` is not allowed",
         ),
@@ -924,15 +1006,44 @@ fn access_credentials() {
                 "/accessCredentials",
                 r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "k"}}, "propagationMethod": {"qemuGuestAgent": {}}}}]"#,
             )],
-            "spec.accessCredentials[0].sshPublicKey.propagationMethod.qemuGuestAgent is not supported",
+            "spec.accessCredentials[0].sshPublicKey.propagationMethod.qemuGuestAgent.users must be set: at least one",
+        ),
+        (
+            &[(
+                "/accessCredentials",
+                r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "k"}}, "propagationMethod": {"qemuGuestAgent": {"users": ["root", "a/b"]}}}}]"#,
+            )],
+            "spec.accessCredentials[0].sshPublicKey.propagationMethod.qemuGuestAgent.users[1]: `a/b` is not allowed",
+        ),
+        (
+            &[(
+                "/accessCredentials",
+                r#"[{"sshPublicKey": {"source": {"secret": {"secretName": "k"}}, "propagationMethod": {"qemuGuestAgent": {"users": ["root"]}}}},
+                    {"userPassword": {"source": {"secret": {"secretName": "p"}}, "propagationMethod": {"qemuGuestAgent": {}}}}]"#,
+            )],
+            "",
+        ),
+        (
+            &[(
+                "/accessCredentials",
+                r#"[{"userPassword": {"source": {"secret": {"secretName": "p"}}}}]"#,
+            )],
+            "spec.accessCredentials[0].userPassword.propagationMethod.qemuGuestAgent must be set",
+        ),
+        (
+            &[(
+                "/accessCredentials",
+                r#"[{"userPassword": {"propagationMethod": {"qemuGuestAgent": {}}}}]"#,
+            )],
+            "spec.accessCredentials[0].userPassword.source.secret must be set",
         ),
         (
             &[("/accessCredentials", r#"[{"userPassword": {}}]"#)],
-            "spec.accessCredentials[0].userPassword is not supported",
+            "spec.accessCredentials[0].userPassword.source.secret must be set",
         ),
         (
             &[("/accessCredentials", "[{}]")],
-            "spec.accessCredentials[0] must be set: sshPublicKey",
+            "spec.accessCredentials[0] must be set: one of sshPublicKey and userPassword",
         ),
     ]);
 }

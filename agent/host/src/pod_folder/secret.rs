@@ -1,0 +1,86 @@
+//! A Secret that the kubelet has mounted for a pod.
+//!
+//! ```text
+//!  pods/<uid>/volumes/kubernetes.io~secret/<volume> / <key>      ─▶ ..data/<key>
+//!                                                   / ..data     ─▶ ..2026_11_27_01_49_16.123
+//!                                                   / ..2026_11_27_01_49_16.123 / <key>
+//! ```
+//!
+//! The kubelet replaces `..data` by renaming, so all files are from one version of the Secret
+//! (`pkg/volume/util/atomic_writer.go` of Kubernetes). The pod cannot write there.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::fd::{AsFd, AsRawFd},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
+};
+
+use super::{FolderError, PodFolder, Refusal, SECRETS, Watched, find};
+
+/// The link to the folder with the present content.
+const DATA: &str = "..data";
+/// Maximum size of a Secret in bytes (Kubernetes' `MaxSecretSize`).
+const LARGEST: u64 = 1 << 20;
+
+/// A Secret of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodSecret(PodFolder);
+
+impl PodSecret {
+    /// Returns the Secret of the `volume` of the pod with this UID. `kubelet` is the kubelet's root (`/var/lib/kubelet`).
+    ///
+    /// # Errors
+    /// If the UID or the volume is not a name that Kubernetes allows.
+    pub fn new(kubelet: &Path, pod_uid: &str, volume: &str) -> Result<Self, FolderError> {
+        PodFolder::of_kind(kubelet, pod_uid, SECRETS, volume).map(Self)
+    }
+
+    /// Reads all its files, which are of the same version.
+    ///
+    /// # Errors
+    /// If it is not mounted, or is larger than a Secret can be.
+    pub fn read(&self) -> Result<BTreeMap<String, Vec<u8>>, FolderError> {
+        let folder = &self.0;
+        let failed = |errno| folder.failed(DATA, errno);
+        let pods = folder.open_pods()?;
+        let volume = find(pods.as_fd(), &folder.names.iter().collect::<PathBuf>()).map_err(failed)?;
+        // The link, which the kubelet makes, leads to a folder beside it.
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+        let data = loop {
+            match openat2(volume.as_fd(), DATA, how) {
+                // A component was renamed during the lookup.
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                found => break found.map_err(failed)?,
+            }
+        };
+        let failed_read = |error: io::Error| folder.unreadable(DATA, &error);
+        let entries = fs::read_dir(format!("/proc/self/fd/{}", data.as_raw_fd())).map_err(failed_read)?;
+        let (mut files, mut left) = (BTreeMap::new(), LARGEST);
+        for entry in entries {
+            let name = entry.map_err(failed_read)?.file_name().to_string_lossy().into_owned();
+            let found = find(data.as_fd(), Path::new(&name)).map_err(|errno| folder.failed(&name, errno))?;
+            let content = folder.read_found(&found, &name, left)?;
+            left = left
+                .checked_sub(content.len() as u64)
+                .ok_or_else(|| folder.refused(&name, Refusal::TooLarge(LARGEST)))?;
+            files.insert(name, content);
+        }
+        Ok(files)
+    }
+
+    /// Watches its content.
+    ///
+    /// # Errors
+    /// If something on the path to it is not a folder, or the kubelet has no pods folder.
+    pub fn watch(&self) -> Result<Watched, FolderError> {
+        self.0.watch_entry(DATA)
+    }
+}
