@@ -20,6 +20,8 @@ CRATES = (
     "drydock-api",
     "drydock-core",
     "drydock-runtime",
+    "drydock-view",
+    "drydock-cli",
     "drydock-host",
     "drydock-launcher",
     "drydock-controller",

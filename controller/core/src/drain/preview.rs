@@ -2,9 +2,10 @@
 
 use drydock_api::{
     annotations::DRAIN_PREVIEW,
-    hypervisor::RemainingState,
+    hypervisor::{RemainingGuest, RemainingState},
     kubevirt::{VirtualMachineInstance, names::conditions as types, status::DrainRequest},
 };
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 
 use super::{
@@ -36,19 +37,37 @@ pub fn taint_note(key: &str) -> String {
     )
 }
 
-/// Returns what would happen to each guest of a node if it were drained now, one line per guest, and when the node
-/// would be empty.
-pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
-    let told: Vec<(&Guest<'_>, Situation)> = node
+/// What would happen to the guests of a node if it were drained now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Forecast<'a> {
+    /// The guests that are not finished, each with what it would do.
+    pub guests: Vec<(&'a VirtualMachineInstance, RemainingGuest)>,
+    /// When the last of those that move would have moved; `None` if nothing moves, or it cannot be estimated.
+    pub end: Option<Timestamp>,
+}
+
+/// Returns what would happen to the guests of a node if it were drained now.
+pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &Cluster<'_>) -> Forecast<'a> {
+    let left: Vec<(&Guest<'a>, RemainingGuest)> = node
         .guests
         .iter()
         .filter(|guest| !is_finished(guest.instance))
-        .map(|guest| (guest, would_be(guest, cluster)))
+        .filter_map(|guest| Some((guest, would_be(guest, cluster).remaining(guest)?)))
         .collect();
-    let left: Vec<_> = told
+    let moving = left
         .iter()
-        .filter_map(|(guest, situation)| Some((*guest, situation.remaining(guest)?)))
-        .collect();
+        .filter(|(_, guest)| guest.state != RemainingState::ShuttingDown);
+    let moving: Vec<_> = moving.cloned().collect();
+    let end = (!moving.is_empty()).then(|| estimate::end(&moving, cluster)).flatten();
+    Forecast {
+        guests: left.into_iter().map(|(guest, told)| (guest.instance, told)).collect(),
+        end: end.map(|end| end.0),
+    }
+}
+
+/// Returns the same as lines for people: one about all guests, one about the end, and one for each guest.
+pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
+    let Forecast { guests: left, end } = forecast(node, cluster);
     if left.is_empty() {
         return vec![format!("no virtual machine is on {}", node.name)];
     }
@@ -61,17 +80,11 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         count(RemainingState::Moving) + count(RemainingState::Waiting),
         count(RemainingState::ShuttingDown),
     )];
-    let moving = left
-        .iter()
-        .filter(|(_, guest)| guest.state != RemainingState::ShuttingDown);
-    let moving: Vec<_> = moving.cloned().collect();
-    if !moving.is_empty()
-        && let Some(end) = estimate::end(&moving, cluster)
-    {
-        let seconds = end.0.duration_since(cluster.now).as_secs();
+    if let Some(end) = end {
+        let seconds = end.duration_since(cluster.now).as_secs();
         lines.push(format!("the last of them would have moved in about {seconds} s"));
     }
-    let mut sorted: Vec<_> = left.iter().map(|(guest, told)| (guest.instance, told)).collect();
+    let mut sorted: Vec<_> = left.iter().map(|(instance, told)| (*instance, told)).collect();
     sorted.sort_by(|(_, one), (_, other)| {
         (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
     });

@@ -1,0 +1,183 @@
+//! The command line.
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use crate::failure::Failure;
+
+/// Plans and carries out the maintenance of nodes with virtual machines.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl drydock",
+    bin_name = "kubectl drydock",
+    version,
+    after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block; 6 not allowed; 7 API server not \
+                  reached; 10 nothing blocks, but something would be shut down."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// How the API server is reached: kubectl's options.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Connection {
+    /// Path of the kubeconfig.
+    #[arg(long, global = true, value_name = "FILE")]
+    kubeconfig: Option<std::path::PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    context: Option<String>,
+    /// Cluster of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    cluster: Option<String>,
+    /// User of the kubeconfig.
+    #[arg(long, global = true, value_name = "NAME")]
+    user: Option<String>,
+    /// User to act as.
+    #[arg(long = "as", global = true, value_name = "USER")]
+    act_as: Option<String>,
+    /// Groups to act as.
+    #[arg(long = "as-group", global = true, value_name = "GROUP")]
+    as_groups: Vec<String>,
+    /// Seconds that a request may take.
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30)]
+    request_timeout: u64,
+}
+
+impl Connection {
+    /// Returns a client.
+    ///
+    /// # Errors
+    /// If the kubeconfig cannot be read or used.
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            cluster: self.cluster.clone(),
+            user: self.user.clone(),
+        };
+        let config = match &self.kubeconfig {
+            Some(path) => {
+                let file = Kubeconfig::read_from(path).map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+                Config::from_custom_kubeconfig(file, &options).await
+            }
+            None => Config::from_kubeconfig(&options).await,
+        };
+        let mut config = config.map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+        config.connect_timeout = Some(Duration::from_secs(self.request_timeout));
+        config.read_timeout = Some(Duration::from_secs(self.request_timeout));
+        if self.act_as.is_some() {
+            config.auth_info.impersonate.clone_from(&self.act_as);
+            config.auth_info.impersonate_groups = (!self.as_groups.is_empty()).then(|| self.as_groups.clone());
+        }
+        Client::try_from(config).map_err(Failure::Request)
+    }
+}
+
+/// A command.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show what draining nodes would do: which virtual machines move, stop or block, and which pods wait.
+    ///
+    /// Several nodes are one question: none of their guests goes to another one of them. Nothing is written.
+    #[command(alias = "preview")]
+    Plan(Question),
+    /// Put nodes into maintenance and take them out of it.
+    #[command(subcommand)]
+    Maintenance(Maintenance),
+}
+
+/// What a plan is about.
+#[derive(Debug, Args)]
+pub(crate) struct Question {
+    /// Names of nodes, as NODE or node/NODE.
+    #[arg(required_unless_present = "selector", value_name = "NODE", value_parser = node_name)]
+    pub(crate) nodes: Vec<String>,
+    /// Nodes with these labels.
+    #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "nodes")]
+    pub(crate) selector: Option<String>,
+    /// How the plan is printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+/// How a result is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Output {
+    /// For people.
+    Text,
+    /// A JSON object.
+    Json,
+}
+
+/// A command about maintenance.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Maintenance {
+    /// Drain a node and keep it empty.
+    Start {
+        /// The node, as NODE or node/NODE.
+        #[arg(value_name = "NODE", value_parser = node_name)]
+        node: String,
+        /// Why, for people.
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+        /// How long emptying the node may take, such as 45m; then the node is given back.
+        #[arg(long, value_name = "DURATION")]
+        timeout: Option<String>,
+    },
+    /// End the maintenance of a node: pods may run on it again. Nothing moves back.
+    Stop {
+        /// The node, as NODE or node/NODE.
+        #[arg(value_name = "NODE", value_parser = node_name)]
+        node: String,
+    },
+    /// List nodes in maintenance, and how far each is.
+    List,
+}
+
+/// Returns the name of a node.
+fn node_name(text: &str) -> Result<String, String> {
+    let name = text
+        .strip_prefix("node/")
+        .or_else(|| text.strip_prefix("nodes/"))
+        .unwrap_or(text);
+    let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    if !name.is_empty() && name.len() <= 253 && name.chars().all(good) {
+        Ok(name.to_owned())
+    } else {
+        Err("a node has up to 253 lower case letters, digits, `-` and `.`".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_named_as_kubectl_names_them() {
+        for (text, expected) in [
+            ("worker-1", Some("worker-1")),
+            ("node/worker-1", Some("worker-1")),
+            ("nodes/a.example", Some("a.example")),
+            ("", None),
+            ("node/", None),
+            ("pod/a", None),
+            ("A", None),
+        ] {
+            assert_eq!(node_name(text).ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Arguments::command().debug_assert();
+    }
+}

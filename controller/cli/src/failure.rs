@@ -1,0 +1,94 @@
+//! Why a command fails, and exit codes.
+
+use std::io;
+
+use thiserror::Error;
+
+/// The exit code of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It is done, or everything would move.
+    Done,
+    /// An error.
+    Error,
+    /// The command line is wrong.
+    Usage,
+    /// Something would block.
+    Blocked,
+    /// The user lacks a right.
+    NotAllowed,
+    /// The API server was not reached.
+    NotReached,
+    /// Nothing would block, but something would be shut down.
+    WouldStop,
+}
+
+impl Exit {
+    /// Returns the code.
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Error => 1,
+            Self::Usage => 2,
+            Self::Blocked => 3,
+            Self::NotAllowed => 6,
+            Self::NotReached => 7,
+            Self::WouldStop => 10,
+        }
+    }
+}
+
+/// Why a command fails.
+#[derive(Debug, Error)]
+pub(crate) enum Failure {
+    #[error("the kubeconfig cannot be used")]
+    Kubeconfig(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("the request has failed")]
+    Request(#[source] kube::Error),
+    #[error("{resource} cannot be read")]
+    Read {
+        resource: &'static str,
+        group: String,
+        #[source]
+        error: kube::Error,
+    },
+    #[error("there is no node {0}")]
+    NoSuchNode(String),
+    #[error("no node has the labels {0}")]
+    NoNodes(String),
+    #[error("node {0} is not in maintenance")]
+    NotInMaintenance(String),
+    #[error("the output cannot be written")]
+    Output(#[from] io::Error),
+}
+
+impl Failure {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Request(error) | Self::Read { error, .. } => match error {
+                kube::Error::Api(status) if matches!(status.code, 401 | 403) => Exit::NotAllowed,
+                kube::Error::Api(_) => Exit::Error,
+                _ => Exit::NotReached,
+            },
+            _ => Exit::Error,
+        }
+    }
+
+    /// Returns what would help.
+    pub(crate) fn hint(&self) -> Option<String> {
+        match self {
+            Self::Read { resource, group, .. } if self.exit() == Exit::NotAllowed => {
+                let group = if group.is_empty() {
+                    String::new()
+                } else {
+                    format!(" of {group}")
+                };
+                Some(format!(
+                    "hint: a ClusterRole with the verb list for {resource}{group} is needed"
+                ))
+            }
+            Self::NoSuchNode(_) => Some("hint: kubectl get nodes".into()),
+            _ => None,
+        }
+    }
+}

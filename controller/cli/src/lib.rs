@@ -1,0 +1,127 @@
+//! `kubectl drydock`: what draining a node would do, and maintenance of nodes.
+//!
+//! ```text
+//!  arguments ─▶ kubeconfig ─▶ lists of objects ─▶ drydock_view ─▶ text or JSON on standard output, and an exit code
+//! ```
+//!
+//! Data is printed on standard output; errors and hints on standard error. Nothing but `maintenance start` and `stop` writes
+//! to the cluster.
+
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod failure;
+mod maintenance;
+mod plan;
+mod read;
+
+use std::{ffi::OsString, io::Write};
+
+use clap::Parser;
+use drydock_runtime::{chain, clock};
+
+pub use failure::Exit;
+
+use arguments::{Arguments, Command};
+use failure::Failure;
+
+/// Where the output goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Terminal {
+    /// Width in columns.
+    pub width: usize,
+}
+
+impl Terminal {
+    /// Returns the terminal of this process; 80 columns if there is none.
+    pub fn present() -> Self {
+        let size = terminal_size::terminal_size();
+        Self {
+            width: size.map_or(drydock_view::text::WIDTH, |(width, _)| usize::from(width.0).max(40)),
+        }
+    }
+}
+
+/// Carries out a command line, of which the first word is the program.
+pub fn run<T: Into<OsString> + Clone>(
+    words: impl IntoIterator<Item = T>,
+    terminal: &Terminal,
+    out: &mut dyn Write,
+) -> Exit {
+    let arguments = match Arguments::try_parse_from(words) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and the version are no errors, and go to standard output.
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            if exit == Exit::Done {
+                let _ = write!(out, "{error}");
+            } else {
+                eprint!("{error}");
+            }
+            return exit;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = match runtime {
+        Ok(runtime) => runtime.block_on(execute(&arguments, terminal, out)),
+        Err(error) => Err(Failure::Output(error)),
+    };
+    match result {
+        Ok(exit) => exit,
+        Err(failure) => {
+            eprintln!("error: {}", chain(&failure));
+            if let Some(hint) = failure.hint() {
+                eprintln!("{hint}");
+            }
+            failure.exit()
+        }
+    }
+}
+
+async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let client = arguments.connection.client().await?;
+    match &arguments.command {
+        Command::Plan(question) => plan::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), out).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, net::TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn api_server_that_is_not_reached_has_its_own_exit_code() {
+        let kubeconfig = std::env::temp_dir().join(format!("drydock-cli-{}.yaml", std::process::id()));
+        // A port on which nothing listens any more.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let text = format!(
+            "apiVersion: v1\nkind: Config\ncurrent-context: a\n\
+             clusters: [{{name: a, cluster: {{server: \"http://127.0.0.1:{port}\"}}}}]\nusers: [{{name: a, user: {{}}}}]\n\
+             contexts: [{{name: a, context: {{cluster: a, user: a}}}}]\n"
+        );
+        fs::write(&kubeconfig, text).unwrap();
+        let path = kubeconfig.display().to_string();
+        let mut out = Vec::new();
+        let words = ["kubectl-drydock", "plan", "a", "--kubeconfig", &path];
+        let exit = run(words, &Terminal { width: 80 }, &mut out);
+        fs::remove_file(&kubeconfig).unwrap();
+        assert_eq!((exit, out), (Exit::NotReached, Vec::new()));
+    }
+
+    #[test]
+    fn help_and_version_are_printed_and_mistakes_are_not() {
+        for (words, expected, printed) in [
+            (&["kubectl-drydock", "--help"][..], Exit::Done, true),
+            (&["kubectl-drydock", "--version"], Exit::Done, true),
+            (&["kubectl-drydock"], Exit::Usage, false),
+            (&["kubectl-drydock", "plan", "node/"], Exit::Usage, false),
+        ] {
+            let mut out = Vec::new();
+            let exit = run(words.iter().copied(), &Terminal { width: 80 }, &mut out);
+            assert_eq!((exit, !out.is_empty()), (expected, printed), "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `kubectl drydock maintenance`: NodeMaintenance objects by the names of their nodes.
+
+use std::io::Write;
+
+use drydock_api::maintenance::{Group, KIND, NodeMaintenance, NodeMaintenanceSpec, PLURAL, VERSION};
+use drydock_view::text::{seconds, table};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use serde_json::json;
+
+use crate::{
+    arguments::Maintenance,
+    failure::{Exit, Failure},
+};
+
+/// Carries out a command.
+///
+/// # Errors
+/// If the API server refuses it, or there is no such node.
+pub(crate) async fn execute(
+    client: &Client,
+    command: &Maintenance,
+    now: Timestamp,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    match command {
+        Maintenance::Start { node, reason, timeout } => {
+            let spec = NodeMaintenanceSpec {
+                node_name: node.clone(),
+                reason: reason.clone(),
+                timeout: timeout.clone(),
+                grace_period_seconds: None,
+            };
+            start(client, spec, out).await
+        }
+        Maintenance::Stop { node } => stop(client, node, out).await,
+        Maintenance::List => list(client, now, out).await,
+    }
+}
+
+async fn start(client: &Client, spec: NodeMaintenanceSpec, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let name = spec.node_name.clone();
+    if let Some((group, object)) = of_node(client, &name).await?.into_iter().next() {
+        writeln!(
+            out,
+            "node {name} is in maintenance already, by nodemaintenances.{}/{}",
+            group.as_str(),
+            object.name_any()
+        )?;
+        return Ok(Exit::Done);
+    }
+    let nodes = Api::<Node>::all(client.clone());
+    if nodes.get_metadata_opt(&name).await.map_err(Failure::Request)?.is_none() {
+        return Err(Failure::NoSuchNode(name));
+    }
+    let kind = GroupVersionKind::gvk(Group::Medik8s.as_str(), VERSION, KIND);
+    let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
+    let object = DynamicObject::new(&name, &resource).data(json!({"spec": spec}));
+    let api = Api::all_with(client.clone(), &resource);
+    api.create(&PostParams::default(), &object)
+        .await
+        .map_err(Failure::Request)?;
+    writeln!(out, "maintenance of node {name} started")?;
+    eprintln!("To end it: kubectl drydock maintenance stop {name}");
+    Ok(Exit::Done)
+}
+
+async fn stop(client: &Client, node: &str, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let found = of_node(client, node).await?;
+    if found.is_empty() {
+        return Err(Failure::NotInMaintenance(node.to_owned()));
+    }
+    for (group, object) in found {
+        let api = Api::<NodeMaintenance>::all_with(client.clone(), &group);
+        let deleted = api.delete(&object.name_any(), &DeleteParams::default()).await;
+        deleted.map_err(Failure::Request)?;
+    }
+    writeln!(out, "maintenance of node {node} stopped; nothing moves back")?;
+    Ok(Exit::Done)
+}
+
+async fn list(client: &Client, now: Timestamp, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let mut found = all(client).await?;
+    found.sort_by(|(_, one), (_, other)| one.spec.node_name.cmp(&other.spec.node_name));
+    if found.is_empty() {
+        writeln!(out, "no node is in maintenance")?;
+        return Ok(Exit::Done);
+    }
+    write!(out, "{}", listed(&found, now))?;
+    Ok(Exit::Done)
+}
+
+/// Returns nodes in maintenance as a table.
+fn listed(found: &[(Group, NodeMaintenance)], now: Timestamp) -> String {
+    let heading = ["NODE", "PHASE", "DRAINED", "AGE", "REASON", "WHY"].map(str::to_owned);
+    let mut rows = vec![Vec::from(heading)];
+    for (_, object) in found {
+        let status = object.status.clone().unwrap_or_default();
+        let created = object.metadata.creation_timestamp.as_ref();
+        let age = created.and_then(|created| u64::try_from(now.duration_since(created.0).as_secs()).ok());
+        let dash = || "-".to_owned();
+        rows.push(vec![
+            object.spec.node_name.clone(),
+            status.phase.unwrap_or_else(dash),
+            status
+                .drain_progress
+                .map_or_else(dash, |progress| format!("{progress} %")),
+            age.map_or_else(dash, seconds),
+            object.spec.reason.clone().unwrap_or_else(dash),
+            status.last_error.unwrap_or_default(),
+        ]);
+    }
+    table(&rows)
+}
+
+/// Returns the maintenances of a node, of both groups.
+async fn of_node(client: &Client, node: &str) -> Result<Vec<(Group, NodeMaintenance)>, Failure> {
+    let mut found = all(client).await?;
+    found.retain(|(_, object)| object.spec.node_name == node);
+    Ok(found)
+}
+
+async fn all(client: &Client) -> Result<Vec<(Group, NodeMaintenance)>, Failure> {
+    let mut found = Vec::new();
+    for group in Group::ALL {
+        let api = Api::<NodeMaintenance>::all_with(client.clone(), &group);
+        match api.list(&ListParams::default()).await {
+            Ok(list) => found.extend(list.items.into_iter().map(|object| (group, object))),
+            // The cluster does not have this group.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => {
+                return Err(Failure::Read {
+                    resource: "nodemaintenances",
+                    group: group.as_str().into(),
+                    error,
+                });
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maintenances_are_listed_with_what_holds_them_up() {
+        let object = |node: &str, status: serde_json::Value| {
+            let object = json!({"metadata": {"name": node, "creationTimestamp": "2026-11-27T14:00:00Z"},
+                "spec": {"nodeName": node, "reason": "new disk"}, "status": status});
+            (Group::Medik8s, serde_json::from_value(object).unwrap())
+        };
+        let found = [
+            object(
+                "worker-1",
+                json!({"phase": "Running", "drainProgress": 40, "lastError": "shop/cache blocks"}),
+            ),
+            object("worker-22", json!({})),
+        ];
+        let text = listed(&found, "2026-11-27T14:05:00Z".parse().unwrap());
+        assert_eq!(
+            text,
+            "NODE       PHASE    DRAINED  AGE    REASON    WHY\n\
+             worker-1   Running  40 %     5 min  new disk  shop/cache blocks\n\
+             worker-22  -        -        5 min  new disk\n"
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! `kubectl drydock plan`.
+
+use std::io::Write;
+
+use drydock_view::plan::{self, NoSuchNode, Verdicts, text};
+use jiff::{Timestamp, tz::TimeZone};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, ResourceExt, api::ListParams};
+use serde_json::json;
+
+use crate::{
+    Terminal,
+    arguments::{Output, Question},
+    failure::{Exit, Failure},
+    read,
+};
+
+/// Version of the JSON output.
+const API_VERSION: &str = "cli.drydock.dev/v1";
+
+/// Prints what draining the nodes would do.
+///
+/// # Errors
+/// If nodes or instances cannot be read, or a node does not exist.
+pub(crate) async fn answer(
+    client: &Client,
+    question: &Question,
+    now: Timestamp,
+    terminal: &Terminal,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    let mut names = question.nodes.clone();
+    if let Some(selector) = &question.selector {
+        names = selected(client, selector).await?;
+    }
+    names.dedup();
+    let snapshot = read::snapshot(client, now).await?;
+    let plan = plan::plan(&snapshot, &names).map_err(|NoSuchNode(name)| Failure::NoSuchNode(name))?;
+    match question.output {
+        Output::Text => {
+            let clock = now.to_zoned(TimeZone::system()).strftime("%H:%M:%S").to_string();
+            write!(out, "{}", text(&plan, &clock, terminal.width))?;
+        }
+        Output::Json => {
+            let mut document = json!({"apiVersion": API_VERSION, "kind": "DrainPlan"});
+            if let (Some(all), Ok(serde_json::Value::Object(fields))) =
+                (document.as_object_mut(), serde_json::to_value(&plan))
+            {
+                all.extend(fields);
+            }
+            writeln!(out, "{document}")?;
+        }
+    }
+    Ok(match plan.verdict() {
+        Verdicts::AllMove => Exit::Done,
+        Verdicts::SomeStop => Exit::WouldStop,
+        Verdicts::SomeBlock => Exit::Blocked,
+    })
+}
+
+/// Returns the names of the nodes with these labels.
+async fn selected(client: &Client, selector: &str) -> Result<Vec<String>, Failure> {
+    let api = Api::<Node>::all(client.clone());
+    let found = api.list_metadata(&ListParams::default().labels(selector)).await;
+    let found = found.map_err(|error| Failure::Read {
+        resource: "nodes",
+        group: String::new(),
+        error,
+    })?;
+    if found.items.is_empty() {
+        return Err(Failure::NoNodes(selector.to_owned()));
+    }
+    Ok(found.items.iter().map(ResourceExt::name_any).collect())
+}

@@ -1,0 +1,16 @@
+//! What people are shown, as pure functions: objects of the API go in, plans and tables come out, as text or for JSON.
+//!
+//! ```text
+//!  lists of objects ─▶ Snapshot ─▶ drydock_core's rules ─▶ DrainPlan ─┬─▶ text, for a terminal of any width
+//!  what could not be read ─┘                                          └─▶ JSON
+//! ```
+//!
+//! - [`snapshot`]: the objects that a question is answered from, and those that could not be read.
+//! - [`plan`]: what draining nodes would do.
+//! - [`text`]: columns, wrapped lines and amounts.
+
+#![forbid(unsafe_code)]
+
+pub mod plan;
+pub mod snapshot;
+pub mod text;

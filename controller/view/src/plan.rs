@@ -1,0 +1,429 @@
+//! What draining nodes would do, to all of their guests and pods together. Nothing is written for it.
+//!
+//! ```text
+//!  nodes to be drained ─▶ cordoned in a copy ─▶ their guests, packed together onto the others ─▶ moves, stops, blocks
+//!                                            └▶ their other pods, and the PodDisruptionBudgets ─▶ leave, wait
+//! ```
+
+mod remedy;
+mod render;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_api::{
+    hypervisor::{RemainingGuest, RemainingState},
+    kubevirt::VirtualMachineInstance,
+};
+use drydock_core::{
+    drain::{
+        Cluster, DrainingNode, Guest, NodeMarks, competing,
+        guest::memory,
+        preview::{Forecast, forecast},
+    },
+    eviction::{self, is_launcher},
+    launcher_pod::MIGRATION_UID,
+    maintenance::{
+        budgets::{blocker, guards},
+        pods::{Verdict, verdict},
+    },
+    migration::deadlines::Attempts,
+    placement::{Leaving, NodeView, Outlook, name_of, pack},
+    pod_state::is_final,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde::Serialize;
+
+pub use remedy::Remedy;
+pub use render::text;
+
+use crate::snapshot::{Snapshot, Unread, World};
+
+/// What draining nodes would do.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DrainPlan {
+    /// When the objects were read.
+    pub at: Timestamp,
+    /// Each node, in the order of the question.
+    pub nodes: Vec<NodePlan>,
+    /// What is left on the other nodes.
+    pub room: Room,
+    /// What was not considered.
+    pub unread: Vec<Unread>,
+}
+
+/// What draining would do on one node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodePlan {
+    /// Its name.
+    pub name: String,
+    /// Guests that stay until somebody does something.
+    pub blocks: Vec<GuestPlan>,
+    /// Guests that are shut down.
+    pub stops: Vec<GuestPlan>,
+    /// Guests that move.
+    pub moves: Vec<GuestPlan>,
+    /// When the last of these would have moved.
+    pub end: Option<Timestamp>,
+    /// Number of guests that leave the node at the same time.
+    pub parallel: u64,
+    /// Number of other pods that leave.
+    pub pods_leaving: usize,
+    /// Pods that wait for their PodDisruptionBudget.
+    pub pods_waiting: Vec<PodPlan>,
+}
+
+/// What a drain would do to a guest.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GuestPlan {
+    /// Namespace of the instance.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+    /// Why, in one CamelCase word.
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+    /// A node that has room for it.
+    pub target: Option<String>,
+    /// What would help, if it blocks.
+    pub remedy: Option<Remedy>,
+}
+
+/// A pod that waits for its PodDisruptionBudget.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodPlan {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The budget that allows the fewest disruptions.
+    pub budget: String,
+    /// Number of pods that are ready.
+    pub ready: i32,
+    /// Number of pods that must be.
+    pub required: i32,
+}
+
+/// What is left on the nodes that are not drained, by requests of memory.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Room {
+    /// Free bytes on all of them once the guests have moved.
+    pub free_bytes: u64,
+    /// Bytes that are missing if the node whose guests need the most is lost too; 0: there is enough.
+    pub missing_bytes: u64,
+    /// That node, if something is missing.
+    pub lost: Option<String>,
+}
+
+/// What a question is about that cannot be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchNode(pub String);
+
+/// The result in one word, for exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdicts {
+    /// All guests would move, and all pods leave.
+    AllMove,
+    /// Nothing blocks, and something is shut down.
+    SomeStop,
+    /// Something blocks.
+    SomeBlock,
+}
+
+impl DrainPlan {
+    /// Returns the result in one word.
+    pub fn verdict(&self) -> Verdicts {
+        let any = |list: fn(&NodePlan) -> bool| self.nodes.iter().any(list);
+        if any(|node| !node.blocks.is_empty() || !node.pods_waiting.is_empty()) {
+            Verdicts::SomeBlock
+        } else if any(|node| !node.stops.is_empty()) {
+            Verdicts::SomeStop
+        } else {
+            Verdicts::AllMove
+        }
+    }
+}
+
+/// Returns what draining these nodes together would do.
+///
+/// # Errors
+/// If one of them does not exist.
+pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNode> {
+    let is_named = |node: &Node| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
+    for name in names {
+        if !snapshot
+            .nodes
+            .iter()
+            .any(|node| node.metadata.name.as_ref() == Some(name))
+        {
+            return Err(NoSuchNode(name.clone()));
+        }
+    }
+    let world = World::of(snapshot);
+    let mut after = snapshot.nodes.clone();
+    for node in after.iter_mut().filter(|node| is_named(node)) {
+        node.spec.get_or_insert_default().unschedulable = Some(true);
+    }
+    let views = world.views(&snapshot.nodes);
+    let open = world.views(&after);
+    let mut drained: Vec<DrainingNode<'_>> = names
+        .iter()
+        .map(|name| DrainingNode {
+            name,
+            marks: NodeMarks::default(),
+            guests: guests(&world, name),
+            arriving: 0,
+            evictable: None,
+            before: None,
+        })
+        .collect();
+    let outlooks = outlooks(&world, &drained, &views, &open);
+    for guest in drained.iter_mut().flat_map(|node| &mut node.guests) {
+        guest.outlook = outlooks.get(&key(guest.instance)).cloned().unwrap_or_default();
+    }
+    let cluster = Cluster {
+        now: snapshot.at,
+        nodes: &[],
+        limits: &world.configuration.migrations,
+        attempts: Attempts::default(),
+        rate: world.rate,
+    };
+    let nodes: Vec<NodePlan> = drained.iter().map(|node| node_plan(&world, node, &cluster)).collect();
+    Ok(DrainPlan {
+        at: snapshot.at,
+        room: room(&open, &nodes, &world),
+        nodes,
+        unread: snapshot.unread.clone(),
+    })
+}
+
+fn key(instance: &VirtualMachineInstance) -> (String, String) {
+    let metadata = &instance.metadata;
+    (
+        metadata.namespace.clone().unwrap_or_default(),
+        metadata.name.clone().unwrap_or_default(),
+    )
+}
+
+/// Returns the guests on a node.
+fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
+    let instances = world.snapshot.instances.iter();
+    let here = instances.filter(|instance| {
+        let status = instance.status.as_ref();
+        status.and_then(|status| status.node_name.as_deref()) == Some(node)
+    });
+    here.map(|instance| {
+        let pods = world.pods_of(instance);
+        let of = |migration: &&Arc<_>| is_of(migration, instance);
+        let is_here = |pod: &&&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
+        Guest {
+            instance,
+            strategy: world.strategy(instance),
+            made: pods.iter().filter_map(|pod| eviction::made(pod)).min(),
+            migrations: world.snapshot.migrations.iter().filter(of).cloned().collect(),
+            refused: None,
+            outlook: Outlook::Unknown,
+            circumstances: None,
+            held_by: pods.iter().filter(is_here).find_map(|pod| held_by(world, pod)),
+        }
+    })
+    .collect()
+}
+
+fn is_of(
+    migration: &drydock_api::kubevirt::VirtualMachineInstanceMigration,
+    instance: &VirtualMachineInstance,
+) -> bool {
+    migration.metadata.namespace == instance.metadata.namespace
+        && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
+}
+
+/// Returns the name of a budget of another owner that allows no eviction of a guest's pod.
+fn held_by(world: &World<'_>, pod: &Pod) -> Option<String> {
+    let mut holding = world.snapshot.budgets.iter().filter(|budget| {
+        let status = budget.status.as_ref();
+        status.is_some_and(|status| status.disruptions_allowed == 0)
+            && !eviction::budget::is_ours(budget)
+            && eviction::budget::selects(budget, pod)
+    });
+    holding.next().and_then(|budget| budget.metadata.name.clone())
+}
+
+/// Places the guests of all these nodes together onto the nodes that are `open`.
+fn outlooks(
+    world: &World<'_>,
+    drained: &[DrainingNode<'_>],
+    views: &[NodeView<'_>],
+    open: &[NodeView<'_>],
+) -> BTreeMap<(String, String), Outlook> {
+    let mut leaving = Vec::new();
+    for guest in drained.iter().flat_map(|node| &node.guests) {
+        let instance = guest.instance;
+        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+        let pods = world.pods_of(instance);
+        let has_place = pods.iter().any(|pod| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            node.is_some() && node != here
+        });
+        let Some(competing) = competing(guest, has_place) else {
+            continue;
+        };
+        let source = views.iter().find(|view| Some(view.name) == here).cloned();
+        let mut labels = pods
+            .first()
+            .and_then(|pod| pod.metadata.labels.clone())
+            .unwrap_or_default();
+        labels.remove(MIGRATION_UID);
+        leaving.push(Leaving {
+            instance,
+            needs: world.requirements(instance, source.as_ref(), views),
+            source,
+            has_migration: competing.has_migration,
+            failures: competing.failures,
+            pods: pods.iter().map(|pod| name_of(&pod.metadata)).collect(),
+            labels,
+            excluded: Vec::new(),
+        });
+    }
+    let outlooks = pack(&leaving, open, &|newcomer, moves| world.rules(newcomer, moves, open));
+    leaving.iter().map(|guest| key(guest.instance)).zip(outlooks).collect()
+}
+
+fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> NodePlan {
+    let Forecast { guests, end } = forecast(node, cluster);
+    let outlook = |instance: &VirtualMachineInstance| {
+        let mut all = node.guests.iter();
+        all.find(|guest| std::ptr::eq(guest.instance, instance))
+            .map(|guest| &guest.outlook)
+    };
+    let mut plan = NodePlan {
+        name: node.name.to_owned(),
+        blocks: Vec::new(),
+        stops: Vec::new(),
+        moves: Vec::new(),
+        end,
+        parallel: cluster.limits.outbound_per_node.min(cluster.limits.per_cluster).into(),
+        pods_leaving: 0,
+        pods_waiting: Vec::new(),
+    };
+    for (instance, told) in guests {
+        let target = match outlook(instance) {
+            Some(Outlook::Fits(node)) => Some(node.clone()),
+            _ => None,
+        };
+        let list = match told.state {
+            RemainingState::Blocked => &mut plan.blocks,
+            RemainingState::ShuttingDown => &mut plan.stops,
+            RemainingState::Waiting | RemainingState::Moving | RemainingState::Unknown => &mut plan.moves,
+        };
+        list.push(guest_plan(instance, told, target));
+    }
+    for list in [&mut plan.blocks, &mut plan.stops, &mut plan.moves] {
+        list.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    }
+    let pods = world.snapshot.pods.iter().filter(|pod| {
+        let spec = pod.spec.as_ref();
+        spec.and_then(|spec| spec.node_name.as_deref()) == Some(node.name) && !is_launcher(pod) && !is_final(pod)
+    });
+    for pod in pods.filter(|pod| verdict(pod, &|_, _| false) == Verdict::Leaves) {
+        match waiting(world, pod) {
+            Some(waits) => plan.pods_waiting.push(waits),
+            None => plan.pods_leaving += 1,
+        }
+    }
+    plan.pods_waiting
+        .sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    plan
+}
+
+fn guest_plan(instance: &VirtualMachineInstance, told: RemainingGuest, target: Option<String>) -> GuestPlan {
+    let remedy = (told.state == RemainingState::Blocked)
+        .then(|| Remedy::of(&told.reason, instance, &told.namespace, &told.name))
+        .flatten();
+    GuestPlan {
+        memory_bytes: memory(instance),
+        namespace: told.namespace,
+        name: told.name,
+        reason: told.reason,
+        message: told.message,
+        target,
+        remedy,
+    }
+}
+
+/// Returns the budget that a pod would wait for, if there is one.
+fn waiting(world: &World<'_>, pod: &Pod) -> Option<PodPlan> {
+    let budgets = &world.snapshot.budgets;
+    let holds = budgets.iter().any(|budget| {
+        let allowed = budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
+        allowed == 0 && guards(budget, pod)
+    });
+    let budget = blocker(budgets, pod, "").filter(|_| holds)?;
+    Some(PodPlan {
+        namespace: pod.metadata.namespace.clone().unwrap_or_default(),
+        name: pod.metadata.name.clone().unwrap_or_default(),
+        budget: budget.name,
+        ready: budget.current_healthy,
+        required: budget.desired_healthy,
+    })
+}
+
+/// Returns what is left on the open nodes once the guests have moved, and whether it is enough if one more is lost.
+fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &World<'_>) -> Room {
+    // A node with a taint takes only guests that tolerate it, and one without an agent takes none.
+    let takes_guests = |view: &&NodeView<'_>| {
+        let is_tainted = view.taints.iter().any(|taint| taint.effect != "PreferNoSchedule");
+        !view.cordoned && view.facts.is_some() && !is_tainted
+    };
+    let usable: Vec<&NodeView<'_>> = open.iter().filter(takes_guests).collect();
+    let free = |view: &NodeView<'_>| {
+        let all = view.allocatable.and_then(|all| all.get("memory"));
+        let all = all
+            .and_then(|amount| drydock_core::quantity::bytes(&amount.0))
+            .unwrap_or(0);
+        let taken = view.room.as_ref().map_or(0, |room| room.requested("memory", i32::MIN));
+        all.saturating_sub(taken)
+    };
+    let moved: u64 = nodes
+        .iter()
+        .flat_map(|node| &node.moves)
+        .map(|guest| guest.memory_bytes)
+        .sum();
+    let free_bytes = usable.iter().map(|view| free(view)).sum::<u64>().saturating_sub(moved);
+    let on = |view: &NodeView<'_>| -> u64 {
+        let here = |instance: &&VirtualMachineInstance| {
+            let status = instance.status.as_ref();
+            status.and_then(|status| status.node_name.as_deref()) == Some(view.name)
+        };
+        let arrives = |guest: &&GuestPlan| guest.target.as_deref() == Some(view.name);
+        let present: u64 = world.snapshot.instances.iter().filter(here).map(memory).sum();
+        let arriving = nodes.iter().flat_map(|node| &node.moves).filter(arrives);
+        present + arriving.map(|guest| guest.memory_bytes).sum::<u64>()
+    };
+    let lost = usable.iter().map(|view| {
+        let arriving: u64 = nodes
+            .iter()
+            .flat_map(|node| &node.moves)
+            .filter(|guest| guest.target.as_deref() == Some(view.name))
+            .map(|guest| guest.memory_bytes)
+            .sum();
+        let elsewhere = free_bytes.saturating_sub(free(view).saturating_sub(arriving));
+        (on(view).saturating_sub(elsewhere), view.name)
+    });
+    let (missing_bytes, lost) = lost.max().unwrap_or_default();
+    Room {
+        free_bytes,
+        missing_bytes,
+        lost: (missing_bytes > 0).then(|| lost.to_owned()),
+    }
+}

@@ -1,0 +1,64 @@
+//! What helps a guest that blocks a drain, with the command for it.
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstance,
+    names::{EVACUATION_FALLBACK, RESTART},
+};
+use serde::Serialize;
+
+/// What would help.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Remedy {
+    /// What to do, for people.
+    pub text: String,
+    /// A command that does it, if there is one.
+    pub command: Option<String>,
+}
+
+impl Remedy {
+    /// Returns what helps against a reason of a [`RemainingGuest`](drydock_api::hypervisor::RemainingGuest).
+    ///
+    /// | reason | what helps |
+    /// |---|---|
+    /// | `NotMigratable`, `CannotEvacuate` | to let it restart elsewhere, if a VirtualMachine starts it again; else to stop it |
+    /// | `NoTargetAvailable` | to make room, or to let it restart |
+    /// | `DisruptionBudget` | to look at the budget of another owner that selects it |
+    /// | `External` | whatever moves it, which is not Drydock |
+    /// | `NotRequested`, `Refused` | nothing in general: the message has the cause |
+    pub(super) fn of(reason: &str, instance: &VirtualMachineInstance, namespace: &str, name: &str) -> Option<Self> {
+        let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
+        let restarts = owners
+            .iter()
+            .any(|owner| owner.controller == Some(true) && owner.kind == "VirtualMachine");
+        let shut_down = if restarts {
+            Self {
+                text: "let it be shut down, and started on another node".into(),
+                command: Some(format!(
+                    "kubectl annotate vmi -n {namespace} {name} {EVACUATION_FALLBACK}={RESTART}"
+                )),
+            }
+        } else {
+            Self {
+                text: "delete it: nothing starts it again".into(),
+                command: Some(format!("kubectl delete vmi -n {namespace} {name}")),
+            }
+        };
+        match reason {
+            "NotMigratable" | "CannotEvacuate" => Some(shut_down),
+            "NoTargetAvailable" => Some(Self {
+                text: format!("make room on another node, or {}", shut_down.text),
+                command: shut_down.command,
+            }),
+            "DisruptionBudget" => Some(Self {
+                text: "change the PodDisruptionBudget that selects its pod".into(),
+                command: Some(format!("kubectl get pdb -n {namespace}")),
+            }),
+            "External" => Some(Self {
+                text: "its eviction strategy is External: another component has to move it".into(),
+                command: None,
+            }),
+            _ => None,
+        }
+    }
+}

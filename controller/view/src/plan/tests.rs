@@ -1,0 +1,279 @@
+//! Nodes with guests of every kind, and what draining them would do.
+
+use drydock_api::{
+    Hypervisor,
+    facts::{CpuModel, HostModel, MachineType, NodeFacts, Usable, VirtType, VirtualizationFacts},
+    hypervisor::HypervisorStatus,
+};
+use serde_json::{Value, json};
+
+use super::*;
+
+const GIB: u64 = 1 << 30;
+
+fn node(name: &str, memory: &str) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            "kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubevirt.io/schedulable": "true",
+            "drydock.dev/guest-network": "true", "cpu-model.node.kubevirt.io/EPYC": "true",
+            "cpu-vendor.node.kubevirt.io/AMD": "true", "machine-type.node.kubevirt.io/q35": "true",
+        }},
+        "status": {"allocatable": {"cpu": "8", "memory": memory, "pods": "110", "devices.kubevirt.io/kvm": "1k"}},
+    }))
+    .unwrap()
+}
+
+fn hypervisor(name: &str) -> Hypervisor {
+    let facts = NodeFacts {
+        virtualization: Some(VirtualizationFacts {
+            virt_type: VirtType::Kvm,
+            vendor: "AMD".into(),
+            models: Arc::new(vec![CpuModel {
+                name: "EPYC".into(),
+                usable: Usable::Yes,
+                ..CpuModel::default()
+            }]),
+            machine_types: Arc::new(vec![MachineType {
+                name: "q35".into(),
+                ..MachineType::default()
+            }]),
+            host_model: Some(HostModel {
+                name: "EPYC".into(),
+                ..HostModel::default()
+            }),
+            ..VirtualizationFacts::default()
+        }),
+        ..NodeFacts::default()
+    };
+    let mut hypervisor: Hypervisor = serde_json::from_value(json!({"metadata": {"name": name}, "spec": {}})).unwrap();
+    hypervisor.status = Some(HypervisorStatus {
+        facts: Some(Arc::new(facts)),
+        ..HypervisorStatus::default()
+    });
+    hypervisor
+}
+
+/// Returns a guest of 4 GiB that runs on a node, and its pod.
+fn guest(name: &str, node: &str, spec: &Value, migratable: bool) -> (VirtualMachineInstance, Pod) {
+    let mut instance: Value = json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": name},
+        "spec": {"domain": {"memory": {"guest": "4Gi"}, "cpu": {"model": "EPYC"}, "machine": {"type": "q35"},
+            "devices": {}}, "evictionStrategy": "LiveMigrate"},
+        "status": {"phase": "Running", "nodeName": node, "activePods": {name: node}, "memory": {"guestCurrent": "4Gi"},
+            "drydock": {"virtType": "kvm", "guestCPU": {"model": "EPYC", "vendor": "AMD"}},
+            "conditions": [{"type": "LiveMigratable", "status": if migratable { "True" } else { "False" },
+                "reason": if migratable { "" } else { "DisksNotLiveMigratable" },
+                "message": if migratable { "" } else { "PVC data is not shared" }}]},
+    });
+    for (key, value) in spec.as_object().unwrap() {
+        instance["spec"][key] = value.clone();
+    }
+    let pod = json!({
+        "metadata": {"namespace": "shop", "name": format!("virt-launcher-{name}"), "uid": name,
+            "labels": {"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": name},
+            "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"nodeName": node, "containers": [{"name": "compute", "resources": {"requests": {"memory": "4Gi"}}}]},
+        "status": {"phase": "Running"},
+    });
+    (
+        serde_json::from_value(instance).unwrap(),
+        serde_json::from_value(pod).unwrap(),
+    )
+}
+
+/// Returns a cluster of three nodes; on `a` are guests of each kind.
+fn cluster() -> Snapshot {
+    let mut snapshot = Snapshot {
+        at: "2026-11-27T14:02:11Z".parse().unwrap(),
+        nodes: vec![node("a", "64Gi"), node("b", "16Gi"), node("c", "16Gi")],
+        hypervisors: ["a", "b", "c"].map(hypervisor).into(),
+        ..Snapshot::default()
+    };
+    let owned = |mut instance: VirtualMachineInstance| {
+        let owner = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "x", "uid": "x", "controller": true});
+        instance.metadata.owner_references = Some(vec![serde_json::from_value(owner).unwrap()]);
+        instance
+    };
+    for (name, node, spec, migratable) in [
+        ("web", "a", json!({}), true),
+        ("api", "a", json!({}), true),
+        ("cache", "a", json!({}), false),
+        ("scratch", "a", json!({"evictionStrategy": "None"}), true),
+        ("other", "b", json!({}), true),
+    ] {
+        let (instance, pod) = guest(name, node, &spec, migratable);
+        let instance = if name == "cache" { owned(instance) } else { instance };
+        snapshot.instances.push(instance);
+        snapshot.pods.push(pod);
+    }
+    for (name, labels) in [("pg-0", json!({"app": "pg"})), ("log", json!({}))] {
+        let pod = json!({"metadata": {"namespace": "shop", "name": name, "labels": labels},
+            "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Running"}});
+        snapshot.pods.push(serde_json::from_value(pod).unwrap());
+    }
+    let budget = json!({"metadata": {"namespace": "shop", "name": "pg"},
+        "spec": {"selector": {"matchLabels": {"app": "pg"}}},
+        "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1}});
+    snapshot.budgets.push(serde_json::from_value(budget).unwrap());
+    snapshot
+}
+
+fn planned(snapshot: &Snapshot, nodes: &[&str]) -> DrainPlan {
+    let names: Vec<String> = nodes.iter().map(|&name| name.into()).collect();
+    plan(snapshot, &names).unwrap()
+}
+
+fn names(guests: &[GuestPlan]) -> Vec<&str> {
+    guests.iter().map(|guest| guest.name.as_str()).collect()
+}
+
+#[test]
+fn guests_move_stop_or_block() {
+    let plan = planned(&cluster(), &["a"]);
+    let node = &plan.nodes[0];
+    assert_eq!(names(&node.moves), ["api", "web"], "{plan:#?}");
+    assert_eq!(names(&node.stops), ["scratch"]);
+    assert_eq!(names(&node.blocks), ["cache"]);
+    assert!(
+        node.moves.iter().all(|guest| guest.target.is_some()),
+        "{:#?}",
+        node.moves
+    );
+    assert_eq!(node.moves[0].memory_bytes, 4 * GIB);
+    assert_eq!(plan.verdict(), Verdicts::SomeBlock);
+    insta::assert_snapshot!(text(&plan, "14:02:11", 80));
+}
+
+#[test]
+fn plan_fits_narrow_terminals_without_cutting_names() {
+    let plan = planned(&cluster(), &["a"]);
+    let text = text(&plan, "14:02:11", 40);
+    assert!(
+        text.contains("shop/scratch") && text.contains("drydock.dev/evacuation-fallback=restart"),
+        "{text}"
+    );
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn several_nodes_are_one_question() {
+    // Each of the others has room for the guests of one node, but not of both.
+    let mut snapshot = cluster();
+    snapshot.nodes[2] = node("c", "9Gi");
+    let blocked = |plan: &DrainPlan| -> usize { plan.nodes.iter().map(|node| node.blocks.len()).sum() };
+    assert_eq!(blocked(&planned(&snapshot, &["b"])), 0);
+    let both = planned(&snapshot, &["a", "b"]);
+    assert_eq!(both.nodes.len(), 2);
+    let crowded: Vec<_> = both
+        .nodes
+        .iter()
+        .flat_map(|node| &node.blocks)
+        .map(|guest| guest.reason.as_str())
+        .collect();
+    assert!(crowded.contains(&"NoTargetAvailable"), "{both:#?}");
+    // No guest of a node that is drained goes to another one that is.
+    let targets: Vec<_> = both
+        .nodes
+        .iter()
+        .flat_map(|node| &node.moves)
+        .filter_map(|guest| guest.target.as_deref())
+        .collect();
+    assert!(targets.iter().all(|target| *target == "c"), "{targets:?}");
+}
+
+#[test]
+fn remedies_suit_the_guest() {
+    let plan = planned(&cluster(), &["a"]);
+    let remedy = plan.nodes[0].blocks[0].remedy.clone().unwrap();
+    assert_eq!(
+        remedy.command.as_deref(),
+        Some("kubectl annotate vmi -n shop cache drydock.dev/evacuation-fallback=restart")
+    );
+    let mut alone = cluster();
+    for instance in &mut alone.instances {
+        instance.metadata.owner_references = None;
+    }
+    let remedy = planned(&alone, &["a"]).nodes[0].blocks[0].remedy.clone().unwrap();
+    assert_eq!(remedy.command.as_deref(), Some("kubectl delete vmi -n shop cache"));
+}
+
+#[test]
+fn pods_wait_for_budgets_with_their_numbers() {
+    let plan = planned(&cluster(), &["a"]);
+    let node = &plan.nodes[0];
+    assert_eq!(node.pods_leaving, 1);
+    let waits = &node.pods_waiting[0];
+    assert_eq!(
+        (waits.name.as_str(), waits.budget.as_str(), waits.ready, waits.required),
+        ("pg-0", "pg", 1, 1)
+    );
+}
+
+#[test]
+fn room_counts_the_loss_of_one_more_node() {
+    let room = |c: &str| {
+        let mut snapshot = cluster();
+        snapshot.nodes[2] = node("c", c);
+        planned(&snapshot, &["b"]).room
+    };
+    // On `a` are four guests of 4 GiB, and that of `b` goes there too.
+    for (c, missing, lost) in [
+        ("32Gi", 0, None),
+        ("16Gi", 4 * GIB, Some("a")),
+        ("1Gi", 19 * GIB, Some("a")),
+    ] {
+        let room = room(c);
+        assert_eq!((room.missing_bytes, room.lost.as_deref()), (missing, lost), "{c}");
+    }
+}
+
+#[test]
+fn room_is_that_of_nodes_that_take_guests() {
+    let free = |change: fn(&mut Snapshot)| {
+        let mut snapshot = cluster();
+        change(&mut snapshot);
+        planned(&snapshot, &["a"]).room.free_bytes / GIB
+    };
+    // Of 32 GiB on both, 4 are taken and 8 arrive.
+    assert_eq!(free(|_| {}), 20);
+    let on_b = 16 - 8;
+    assert_eq!(free(|snapshot| drop(snapshot.hypervisors.remove(2))), on_b - 4);
+    let tainted: fn(&mut Snapshot) = |snapshot| {
+        let taint = json!([{"key": "a", "effect": "NoSchedule"}]);
+        snapshot.nodes[2].spec.get_or_insert_default().taints = serde_json::from_value(taint).unwrap();
+    };
+    assert_eq!(free(tainted), on_b - 4);
+    let preferred: fn(&mut Snapshot) = |snapshot| {
+        let taint = json!([{"key": "a", "effect": "PreferNoSchedule"}]);
+        snapshot.nodes[2].spec.get_or_insert_default().taints = serde_json::from_value(taint).unwrap();
+    };
+    assert_eq!(free(preferred), 20);
+}
+
+#[test]
+fn empty_node_would_be_empty_at_once() {
+    let plan = planned(&cluster(), &["c"]);
+    assert_eq!(plan.verdict(), Verdicts::AllMove);
+    let text = text(&plan, "14:02:11", 80);
+    assert!(
+        text.starts_with("c: 0 virtual machines, 0 other pods; as of 14:02:11, nothing changed\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_was_not_read_is_named() {
+    let mut snapshot = cluster();
+    snapshot.budgets.clear();
+    snapshot.unread.push(Unread {
+        resource: "poddisruptionbudgets".into(),
+        why: "forbidden".into(),
+    });
+    let plan = planned(&snapshot, &["c"]);
+    assert!(text(&plan, "14:02:11", 80).ends_with("not considered:  poddisruptionbudgets (forbidden)\n"));
+}
+
+#[test]
+fn unknown_node_is_an_error() {
+    assert_eq!(plan(&cluster(), &["z".to_owned()]), Err(NoSuchNode("z".into())));
+}

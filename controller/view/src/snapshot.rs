@@ -1,0 +1,253 @@
+//! The objects that a question is answered from.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use drydock_api::{
+    HyperConverged, Hypervisor,
+    hyperconverged::EvictionStrategy,
+    kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, names::CREATED_BY},
+};
+use drydock_core::{
+    configuration::{Configuration, gathering::sources, resolve, selection::NAMESPACES},
+    drain::{estimate::Rate, guest::memory},
+    eviction::strategy,
+    migratable,
+    minimum::Minimum,
+    placement::{
+        self, BoundVolume, Moves, Neighbors, Newcomer, NodeRoom, NodeView, PodShare, Requirements, Rules,
+        room::yields_to,
+    },
+};
+use jiff::Timestamp;
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod},
+    policy::v1::PodDisruptionBudget,
+};
+use serde::Serialize;
+
+/// Objects as they were read, all at about the same time.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// When they were read.
+    pub at: Timestamp,
+    /// All nodes.
+    pub nodes: Vec<Node>,
+    /// The reports of their agents.
+    pub hypervisors: Vec<Hypervisor>,
+    /// All pods.
+    pub pods: Vec<Pod>,
+    /// All instances.
+    pub instances: Vec<VirtualMachineInstance>,
+    /// All virtual machines.
+    pub machines: Vec<VirtualMachine>,
+    /// All migrations.
+    pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+    /// All PodDisruptionBudgets.
+    pub budgets: Vec<Arc<PodDisruptionBudget>>,
+    /// All claims.
+    pub claims: Vec<PersistentVolumeClaim>,
+    /// All persistent volumes.
+    pub volumes: Vec<PersistentVolume>,
+    /// The legacy configuration.
+    pub config_maps: Vec<Arc<ConfigMap>>,
+    /// The configuration.
+    pub hyperconvergeds: Vec<Arc<HyperConverged>>,
+    /// What could not be read.
+    pub unread: Vec<Unread>,
+}
+
+/// A kind of objects that could not be read, so that they are not considered.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Unread {
+    /// The resource, such as `poddisruptionbudgets`.
+    pub resource: String,
+    /// Why, such as `forbidden`.
+    pub why: String,
+}
+
+/// The snapshot with what follows from it for all guests.
+pub(crate) struct World<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) configuration: Configuration,
+    pub(crate) rate: Option<Rate>,
+    minimum: Minimum,
+    hypervisors: HashMap<&'a str, &'a Hypervisor>,
+    pods_of: HashMap<&'a str, Vec<&'a Pod>>,
+    machines: HashMap<(&'a str, &'a str), &'a VirtualMachine>,
+    rooms: HashMap<&'a str, Arc<NodeRoom>>,
+    neighbors: Neighbors,
+}
+
+impl<'a> World<'a> {
+    pub(crate) fn of(snapshot: &'a Snapshot) -> Self {
+        let namespaces = NAMESPACES.map(str::to_owned);
+        let sources = sources(&snapshot.config_maps, &snapshot.hyperconvergeds, &namespaces);
+        let configuration = resolve(sources, |_| None, None).configuration;
+        let mut rooms: HashMap<&str, NodeRoom> = HashMap::new();
+        let mut pods_of: HashMap<&str, Vec<&Pod>> = HashMap::new();
+        let mut neighbors = Neighbors::default();
+        for pod in &snapshot.pods {
+            if let Some((node, share)) = PodShare::of(pod) {
+                rooms.entry(node).or_default().add(&share);
+            }
+            neighbors.set(pod);
+            if let Some(instance) = pod.metadata.labels.as_ref().and_then(|labels| labels.get(CREATED_BY)) {
+                pods_of.entry(instance).or_default().push(pod);
+            }
+        }
+        let hypervisors = snapshot.hypervisors.iter();
+        let machines = snapshot.machines.iter();
+        Self {
+            snapshot,
+            minimum: minimum(&configuration.min_cpu_model, &snapshot.hypervisors),
+            configuration,
+            rate: rate(snapshot),
+            hypervisors: hypervisors
+                .filter_map(|hypervisor| Some((hypervisor.metadata.name.as_deref()?, hypervisor)))
+                .collect(),
+            pods_of,
+            machines: machines
+                .filter_map(|machine| {
+                    let metadata = &machine.metadata;
+                    Some(((metadata.namespace.as_deref()?, metadata.name.as_deref()?), machine))
+                })
+                .collect(),
+            rooms: rooms.into_iter().map(|(node, room)| (node, Arc::new(room))).collect(),
+            neighbors,
+        }
+    }
+
+    /// Returns the views of nodes, by name, with the requests of the pods on them.
+    pub(crate) fn views(&self, nodes: &'a [Node]) -> Vec<NodeView<'a>> {
+        let known_pods = !self.snapshot.unread.iter().any(|unread| unread.resource == "pods");
+        let mut views: Vec<_> = nodes
+            .iter()
+            .map(|node| {
+                let name = node.metadata.name.as_deref().unwrap_or_default();
+                let status = self
+                    .hypervisors
+                    .get(name)
+                    .and_then(|hypervisor| hypervisor.status.as_ref());
+                let mut view = NodeView::of(node, status);
+                view.room = known_pods.then(|| self.rooms.get(name).cloned().unwrap_or_default());
+                view
+            })
+            .collect();
+        views.sort_by_key(|view| view.name);
+        views
+    }
+
+    /// Returns the pods of an instance.
+    pub(crate) fn pods_of(&self, instance: &VirtualMachineInstance) -> &[&'a Pod] {
+        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        self.pods_of.get(uid).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the eviction strategy in force for an instance.
+    pub(crate) fn strategy(&self, instance: &VirtualMachineInstance) -> EvictionStrategy {
+        let metadata = &instance.metadata;
+        let key = (
+            metadata.namespace.as_deref().unwrap_or_default(),
+            metadata.name.as_deref().unwrap_or_default(),
+        );
+        strategy::in_force(
+            instance,
+            self.machines.get(&key).copied(),
+            self.configuration.eviction_strategy,
+        )
+    }
+
+    /// Returns what a node must have to receive the guest of an instance from its present node.
+    pub(crate) fn requirements(
+        &self,
+        instance: &VirtualMachineInstance,
+        source: Option<&NodeView<'_>>,
+        views: &[NodeView<'_>],
+    ) -> Requirements {
+        let mut needs = placement::requirements(&instance.spec, &self.configuration, &self.minimum);
+        if let Some(source) = source {
+            placement::lift_masks(&mut needs, source);
+        }
+        placement::admit_partial_models(&mut needs, views.iter().cloned());
+        if let Some(source) = source {
+            placement::admit_masked(&mut needs, source, views.iter().cloned());
+        }
+        let mut specs = self.pods_of(instance).iter().filter_map(|pod| pod.spec.as_ref());
+        needs.priority = specs.next().map(yields_to);
+        needs.volumes = self.bound_volumes(instance);
+        needs
+    }
+
+    /// Returns what the pods on nodes require of the node of a new one.
+    pub(crate) fn rules(&self, newcomer: &Newcomer<'_>, moves: &Moves, views: &[NodeView<'_>]) -> Rules {
+        self.neighbors.rules(newcomer, moves, || Cow::Borrowed(views))
+    }
+
+    fn bound_volumes(&self, instance: &VirtualMachineInstance) -> Vec<BoundVolume> {
+        let namespace = instance.metadata.namespace.as_deref();
+        let claims = instance.spec.volumes.iter().filter_map(migratable::claim);
+        claims
+            .filter_map(|name| {
+                let claim = self.snapshot.claims.iter().find(|claim| {
+                    claim.metadata.namespace.as_deref() == namespace && claim.metadata.name.as_deref() == Some(name)
+                })?;
+                let volume = claim.spec.as_ref()?.volume_name.as_deref()?;
+                let mut volumes = self.snapshot.volumes.iter();
+                let volume = volumes.find(|other| other.metadata.name.as_deref() == Some(volume))?;
+                Some(BoundVolume {
+                    claim: name.to_owned(),
+                    nodes: volume.spec.as_ref()?.node_affinity.as_ref()?.required.clone()?,
+                })
+            })
+            .collect()
+    }
+}
+
+/// Returns the minimum CPU model with the features that the first agent by name has reported.
+fn minimum(model: &str, hypervisors: &[Hypervisor]) -> Minimum {
+    let reported: BTreeMap<_, _> = hypervisors
+        .iter()
+        .filter_map(|hypervisor| {
+            let record = hypervisor.status.as_ref()?.configuration.as_ref()?;
+            let features: BTreeSet<String> = record.min_cpu_features.iter().cloned().collect();
+            (record.min_cpu_model == model && !features.is_empty()).then_some((&hypervisor.metadata.name, features))
+        })
+        .collect();
+    let first = reported.into_values().next();
+    Minimum::resolve(model, |_| first).unwrap_or_else(|| Minimum {
+        model: model.into(),
+        features: BTreeSet::new(),
+    })
+}
+
+/// Returns how fast guests have migrated so far; `None` if none has.
+fn rate(snapshot: &Snapshot) -> Option<Rate> {
+    let mut rate = Rate::default();
+    for migration in &snapshot.migrations {
+        let Some(state) = migration
+            .status
+            .as_ref()
+            .and_then(|status| status.migration_state.as_ref())
+        else {
+            continue;
+        };
+        let (Some(start), Some(end), true) = (
+            state.start_timestamp,
+            state.end_timestamp,
+            state.completed && !state.failed,
+        ) else {
+            continue;
+        };
+        let of = |instance: &&VirtualMachineInstance| {
+            instance.metadata.namespace == migration.metadata.namespace
+                && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
+        };
+        let bytes = snapshot.instances.iter().find(of).map_or(0, memory);
+        rate.add(end.duration_since(start).unsigned_abs(), bytes);
+    }
+    (rate.count > 0).then_some(rate)
+}

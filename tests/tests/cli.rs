@@ -1,0 +1,130 @@
+//! `kubectl drydock` on a real cluster: what a plan foretells happens.
+
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use drydock_api::kubevirt::Phase;
+use drydock_cli::{Exit, Terminal};
+use drydock_tests::{
+    Cluster,
+    guests::{NAMESPACE, instance},
+    migrations::node_of,
+    watching::{until, until_some},
+};
+use serde_json::Value;
+
+/// Runs a command line; returns its exit code and what it printed.
+fn run(cluster: &Cluster, words: &[&str]) -> Result<(Exit, String)> {
+    let mut line = vec!["kubectl-drydock".to_owned()];
+    line.extend(words.iter().map(|&word| word.to_owned()));
+    line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
+    // It has a runtime of its own.
+    let done = thread::spawn(move || {
+        let mut out = Vec::new();
+        let exit = drydock_cli::run(line, &Terminal { width: 80 }, &mut out);
+        (exit, out)
+    });
+    let (exit, out) = done.join().ok().context("the command line has panicked")?;
+    Ok((exit, String::from_utf8(out)?))
+}
+
+fn names(plan: &Value, list: &str) -> Vec<String> {
+    let guests = plan["nodes"][0][list].as_array().into_iter().flatten();
+    guests
+        .filter_map(|guest| Some(guest["name"].as_str()?.to_owned()))
+        .collect()
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let with = |name: &str, strategy: &str| {
+        instance(name, "count: 1s").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
+    };
+    cluster.apply(&with("mover", "LiveMigrate"))?;
+    cluster.until_phase("mover", Phase::Running).await?;
+    let node = node_of(&cluster.instances().get("mover").await?)?;
+    let pinned = with("stays", "None").replace(
+        "spec:\n",
+        &format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
+    );
+    cluster.apply(&pinned)?;
+    cluster.until_phase("stays", Phase::Running).await?;
+    until(cluster.instances(), "mover", "whether it can move", |instance| {
+        let status = instance.status.as_ref();
+        let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+        conditions
+            .iter()
+            .any(|condition| condition.type_ == "LiveMigratable" && condition.status == "True")
+    })
+    .await?;
+
+    // A budget of another pod on the node may allow no eviction for a moment.
+    let named = format!("node/{node}");
+    let plan = until_some("a plan in which nothing waits", || async {
+        let (exit, plan) = run(&cluster, &["plan", &named, "-o", "json"])?;
+        Ok((exit == Exit::WouldStop).then_some(plan))
+    })
+    .await?;
+    let plan: Value = serde_json::from_str(&plan)?;
+    assert_eq!(names(&plan, "moves"), ["mover"], "{plan}");
+    assert_eq!(names(&plan, "stops"), ["stays"], "{plan}");
+    assert_eq!(names(&plan, "blocks"), [""; 0], "{plan}");
+    let target = plan["nodes"][0]["moves"][0]["target"]
+        .as_str()
+        .context("no target")?
+        .to_owned();
+    let (_, text) = run(&cluster, &["plan", &node])?;
+    ensure!(
+        text.contains(&format!("{NAMESPACE}/mover")) && text.contains("MOVES 1"),
+        "{text}"
+    );
+
+    let (exit, text) = run(&cluster, &["maintenance", "start", &node, "--reason", "new disk"])?;
+    ensure!(
+        exit == Exit::Done && text == format!("maintenance of node {node} started\n"),
+        "{text}"
+    );
+    let (_, text) = run(&cluster, &["maintenance", "start", &node])?;
+    ensure!(text.contains("is in maintenance already"), "{text}");
+    let moved = until(cluster.instances(), "mover", "to be on another node", |instance| {
+        node_of(instance).is_ok_and(|now| now != node)
+    })
+    .await?;
+    assert_eq!(node_of(&moved)?, target);
+    until_some("the maintenance in the list", || async {
+        let (_, text) = run(&cluster, &["maintenance", "list"])?;
+        Ok((text.contains(&node) && text.contains("Succeeded") && text.contains("new disk")).then_some(()))
+    })
+    .await?;
+
+    let (exit, _) = run(&cluster, &["maintenance", "stop", &node])?;
+    assert_eq!(exit, Exit::Done);
+    until_some("no node in maintenance", || async {
+        let (_, text) = run(&cluster, &["maintenance", "list"])?;
+        Ok((text == "no node is in maintenance\n").then_some(()))
+    })
+    .await?;
+    cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    for (words, expected) in [
+        (&["plan", "no-such-node"][..], Exit::Error),
+        (&["plan", "-l", "no-such=label"], Exit::Error),
+        (&["plan"], Exit::Usage),
+        (&["plan", "a", "-o", "xml"], Exit::Usage),
+        (&["maintenance", "stop", "no-such-node"], Exit::Error),
+        (&["maintenance", "start", "no-such-node"], Exit::Error),
+        (&["plan", "a", "--as", "nobody"], Exit::NotAllowed),
+        (&["plan", "a", "--context", "no-such-context"], Exit::Error),
+    ] {
+        let (exit, text) = run(&cluster, words)?;
+        ensure!(exit == expected, "{words:?}: {exit:?}: {text}");
+    }
+    Ok(())
+}
