@@ -116,7 +116,7 @@ def _boot(stage: Stage) -> None:
         stage.until(f"{name} to run", lambda name=name: _ready(stage, name), f"{kind} was started")  # type: ignore[misc]
     stage.kubectl("get", "vm,vmi", "-o", "wide")
     stage.follow(_pod(stage, "lasting"), "drydock-guest ready", "a guest booted, with its console in the pod's log")
-    dialogue = [("login: ", "fedora"), ("assword: ", "fedora"), ("$ ", "uname -sr; hostname"), ("$ ", "exit"), ("login: ", "")]
+    dialogue = [("login: ", "fedora"), ("assword: ", "fedora"), ("# ", "uname -sr; hostname"), ("# ", "exit"), ("login: ", "")]
     stage.console("lasting", dialogue, "a user logged in by virtctl console")
 
 

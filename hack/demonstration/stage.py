@@ -71,23 +71,24 @@ class Stage:
             os.close(theirs)
             try:
                 heard = ""
-                # The guest shows its prompt again for whoever presses Enter.
-                typed = begun
-                for prompt, line in dialogue:
+                for index, (prompt, line) in enumerate(dialogue):
+                    typed = 0.0
                     while prompt not in heard:
-                        if time.monotonic() - begun > PATIENCE:
+                        now = time.monotonic()
+                        if now - begun > PATIENCE:
                             raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", heard)
-                        if select.select([ours], [], [], 1)[0]:
+                        if index == 0 and now - typed > 2:
+                            # A guest shows its prompt again for whoever presses Enter.
+                            os.write(ours, b"\n")
+                            typed = now
+                        if select.select([ours], [], [], 0.2)[0]:
                             piece = os.read(ours, 4096).decode(errors="replace").replace("\r", "")
                             sys.stdout.write(piece.replace("\n", "\n  "))
                             sys.stdout.flush()
                             heard += piece
-                        elif not line or time.monotonic() - typed > 2:
-                            os.write(ours, b"\n")
-                            typed = time.monotonic()
                     heard = heard.split(prompt, 1)[1]
-                    os.write(ours, f"{line}\n".encode())
-                    typed = time.monotonic()
+                    if line:
+                        os.write(ours, f"{line}\n".encode())
                 # Ctrl-] leaves.
                 os.write(ours, b"\x1d")
                 running.wait(PATIENCE)

@@ -244,4 +244,4 @@ def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -
     progress.say(f"memory of {STREAMS} streams: agent {before[0]:.2f} to {after[0]:.2f}, controllers {before[1]:.2f} to {after[1]:.2f} MiB")
     for who, index in (("agent", 0), ("controllers", 1)):
         each = (after[index] - before[index]) * 1024 / STREAMS
-        yield Figure(f"streams.memory of an open stream in the {who}", each, "KiB", None, 256)
+        yield Figure(f"streams.memory of an open port-forward in the {who}", each, "KiB", None, 256)
