@@ -81,6 +81,23 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
         "{text}"
     );
 
+    let (exit, text) = run(&cluster, &["explain", "vm", &format!("{NAMESPACE}/mover")])?;
+    ensure!(
+        exit == Exit::Done && text.contains(&format!("{target} could take it")),
+        "{text}"
+    );
+    let (_, text) = run(&cluster, &["explain", "vm", "stays", "-n", NAMESPACE])?;
+    ensure!(
+        text.contains("a drain         stops it") && text.contains("does not have the label"),
+        "{text}"
+    );
+    let (_, text) = run(&cluster, &["top"])?;
+    ensure!(
+        text.lines()
+            .any(|line| line.starts_with(&node) && line.contains("Open")),
+        "{text}"
+    );
+
     let (exit, text) = run(&cluster, &["maintenance", "start", &node, "--reason", "new disk"])?;
     ensure!(
         exit == Exit::Done && text == format!("maintenance of node {node} started\n"),
@@ -116,6 +133,8 @@ async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
     for (words, expected) in [
         (&["plan", "no-such-node"][..], Exit::Error),
         (&["plan", "-l", "no-such=label"], Exit::Error),
+        (&["explain", "vm", "no-such/vm"], Exit::Error),
+        (&["top", "--as", "nobody"], Exit::NotAllowed),
         (&["plan"], Exit::Usage),
         (&["plan", "a", "-o", "xml"], Exit::Usage),
         (&["maintenance", "stop", "no-such-node"], Exit::Error),

@@ -92,6 +92,32 @@ pub(crate) enum Command {
     /// Put nodes into maintenance and take them out of it.
     #[command(subcommand)]
     Maintenance(Maintenance),
+    /// Explain why a virtual machine can move or cannot.
+    #[command(subcommand)]
+    Explain(Explain),
+    /// Show all nodes: how open each is, its guests and its memory.
+    Top {
+        /// How the nodes are printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+}
+
+/// What is explained.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Explain {
+    /// Whether a virtual machine can move, what a drain of its node would do to it, and each other node.
+    Vm {
+        /// The virtual machine, as NAME or NAMESPACE/NAME.
+        #[arg(value_name = "VM")]
+        name: String,
+        /// Its namespace; that of the kubeconfig's context if it is not named.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        /// How the explanation is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
 }
 
 /// What a plan is about.

@@ -54,6 +54,8 @@ pub(crate) enum Failure {
     },
     #[error("there is no node {0}")]
     NoSuchNode(String),
+    #[error("no instance of a virtual machine {0} runs or is to run")]
+    NoSuchInstance(String),
     #[error("no node has the labels {0}")]
     NoNodes(String),
     #[error("node {0} is not in maintenance")]

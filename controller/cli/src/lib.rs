@@ -10,8 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod explain;
 mod failure;
 mod maintenance;
+mod output;
 mod plan;
 mod read;
 
@@ -82,6 +84,8 @@ async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write
     let client = arguments.connection.client().await?;
     match &arguments.command {
         Command::Plan(question) => plan::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Explain(question) => explain::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Top { output } => explain::top(&client, *output, clock::now(), out).await,
         Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), out).await,
     }
 }

@@ -6,17 +6,13 @@ use drydock_view::plan::{self, NoSuchNode, Verdicts, text};
 use jiff::{Timestamp, tz::TimeZone};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, ResourceExt, api::ListParams};
-use serde_json::json;
 
 use crate::{
     Terminal,
     arguments::{Output, Question},
     failure::{Exit, Failure},
-    read,
+    output, read,
 };
-
-/// Version of the JSON output.
-const API_VERSION: &str = "cli.drydock.dev/v1";
 
 /// Prints what draining the nodes would do.
 ///
@@ -41,15 +37,7 @@ pub(crate) async fn answer(
             let clock = now.to_zoned(TimeZone::system()).strftime("%H:%M:%S").to_string();
             write!(out, "{}", text(&plan, &clock, terminal.width))?;
         }
-        Output::Json => {
-            let mut document = json!({"apiVersion": API_VERSION, "kind": "DrainPlan"});
-            if let (Some(all), Ok(serde_json::Value::Object(fields))) =
-                (document.as_object_mut(), serde_json::to_value(&plan))
-            {
-                all.extend(fields);
-            }
-            writeln!(out, "{document}")?;
-        }
+        Output::Json => output::document(out, "DrainPlan", &plan)?,
     }
     Ok(match plan.verdict() {
         Verdicts::AllMove => Exit::Done,

@@ -57,7 +57,7 @@ pub use neighbors::{Moves, Neighbors, Newcomer, PodName, Rules, name_of, prune_a
 pub use pack::{Leaving, Outlook, RulesOf, pack};
 pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
-pub use targets::{migration_targets, require_recorded_cpu};
+pub use targets::{migration_targets, require_recorded_cpu, target_misfits};
 
 /// Kubernetes' node label with the architecture.
 const ARCHITECTURE: &str = "kubernetes.io/arch";

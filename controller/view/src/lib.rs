@@ -7,10 +7,14 @@
 //!
 //! - [`snapshot`]: the objects that a question is answered from, and those that could not be read.
 //! - [`plan`]: what draining nodes would do.
+//! - [`explain`]: why a virtual machine can move or cannot.
+//! - [`nodes`]: a table of all nodes.
 //! - [`text`]: columns, wrapped lines and amounts.
 
 #![forbid(unsafe_code)]
 
+pub mod explain;
+pub mod nodes;
 pub mod plan;
 pub mod snapshot;
 pub mod text;

@@ -5,6 +5,8 @@
 //!                                            └▶ their other pods, and the PodDisruptionBudgets ─▶ leave, wait
 //! ```
 
+#[cfg(test)]
+pub(crate) mod fixture;
 mod remedy;
 mod render;
 #[cfg(test)]

@@ -159,6 +159,11 @@ impl Misfit {
         }
     }
 
+    /// Returns the predicate of a sentence about one node, such as `lacks the CPU feature avx2`.
+    pub fn of_node(&self) -> String {
+        self.of_nodes(false)
+    }
+
     /// Returns the predicate of a sentence about one node, or several.
     pub(super) fn of_nodes(&self, several: bool) -> String {
         let verb = |one: &'static str, many: &'static str| if several { many } else { one };

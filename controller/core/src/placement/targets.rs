@@ -95,6 +95,39 @@ pub fn migration_targets<'a>(
     }
 }
 
+/// Returns for each other node everything that prevents a running instance from moving there, by the same rules as
+/// [`migration_targets`]; `None` if the CPU that the guest has is not known. `nodes` are all nodes.
+pub fn target_misfits<'n>(
+    instance: &VirtualMachineInstance,
+    needs: &Requirements,
+    source: Option<&NodeView<'_>>,
+    rules: &Rules,
+    nodes: &[NodeView<'n>],
+) -> Option<Vec<(&'n str, BTreeSet<Misfit>)>> {
+    let status = instance.status.as_ref();
+    let here = status.and_then(|status| status.node_name.as_deref());
+    let guest = Guest::of(instance, source)?;
+    let judged = |unlisted: &[String]| -> Vec<(&'n str, BTreeSet<Misfit>)> {
+        let others = nodes.iter().filter(|node| Some(node.name) != here);
+        others
+            .map(|node| {
+                let mut found = misfits(needs, &instance.spec, node);
+                if !found.contains(&Misfit::NoAgent) {
+                    guest.compare(needs, node, unlisted, &mut found);
+                }
+                add_by_pods(needs, rules, node, &mut found);
+                (node.name, found)
+            })
+            .collect()
+    };
+    let first = judged(&[]);
+    if first.iter().any(|(_, found)| found.is_empty()) {
+        return Some(first);
+    }
+    let unlisted = unlisted_features(instance, nodes);
+    Some(if unlisted.is_empty() { first } else { judged(&unlisted) })
+}
+
 /// Adds the requirements of a running guest on its node: the vendor and the features of its actual CPU, as far as
 /// nodes have labels for them; or the same processor, for a guest that has its host's own CPU. Masks that the guest's
 /// own node also has do not count ([`mask`](crate::mask)). This only narrows the choice; [`migration_targets`]

@@ -229,6 +229,8 @@ fn feature_that_no_node_lists_is_left_to_libvirt_unless_masked() {
         let found = migration_targets(&instance, &needs, Some(&views[0]), &Rules::default(), &views);
         let row = format!("{source_masks} {target_masks}: {}", found.message);
         assert_eq!(found.available, goes, "{row}");
+        let each = target_misfits(&instance, &needs, Some(&views[0]), &Rules::default(), &views).unwrap();
+        assert_eq!(each[0].1.is_empty(), goes, "{row}: {each:?}");
         assert_eq!(found.message.contains(&means()), !goes, "{row}");
         assert_eq!(is_admitted(Guest::HostModel, &hosts, &hosts[1]), goes, "{row}");
         let migrated = guest(&instance, &Pod::default(), Some(&views[0]));

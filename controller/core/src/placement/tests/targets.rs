@@ -28,7 +28,11 @@ fn targets(instance: &VirtualMachineInstance, nodes: &[(&str, &NodeFacts)]) -> T
         })
         .collect();
     let source = views.iter().find(|view| view.name == "here");
-    migration_targets(instance, &needs, source, &Rules::default(), &views)
+    let found = migration_targets(instance, &needs, source, &Rules::default(), &views);
+    let each = target_misfits(instance, &needs, source, &Rules::default(), &views).unwrap_or_default();
+    let fits = each.iter().any(|(_, misfits)| misfits.is_empty());
+    assert_eq!(fits, found.available, "{each:?}: {}", found.message);
+    found
 }
 
 fn with(facts: NodeFacts, change: impl FnOnce(&mut VirtualizationFacts)) -> NodeFacts {

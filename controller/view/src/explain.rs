@@ -1,0 +1,283 @@
+//! Why a virtual machine can move or cannot, and what a drain of its node would do to it.
+
+use std::fmt::Write as _;
+
+use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
+use drydock_core::{
+    placement::{Misfit, Moves, Newcomer, target_misfits},
+    vm_conditions::find,
+};
+use serde::Serialize;
+
+use crate::{
+    plan::{GuestPlan, plan},
+    snapshot::{Snapshot, Unread, World},
+    text::{bytes, wrapped},
+};
+
+/// Column at which messages begin.
+const MESSAGE: usize = 16;
+
+/// What is known of an instance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explanation {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its phase.
+    pub phase: Phase,
+    /// The node that it is on.
+    pub node: Option<String>,
+    /// Whether it can be migrated, and why not.
+    pub migratable: Answer,
+    /// What a drain of its node would do.
+    pub drain: Option<Drain>,
+    /// Each other node, those that could take it first; empty if it is not known what the guest needs.
+    pub nodes: Vec<NodeFit>,
+    /// What was not considered.
+    pub unread: Vec<Unread>,
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    /// Yes or no; `None` if it is not known yet.
+    pub holds: Option<bool>,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// What a drain of its node would do to an instance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Drain {
+    /// `moves`, `stops` or `blocks`.
+    pub outcome: &'static str,
+    /// The details.
+    pub guest: GuestPlan,
+}
+
+/// Whether a node could take an instance.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeFit {
+    /// Its name.
+    pub name: String,
+    /// Why it could not, each the predicate of a sentence about the node; empty if it could.
+    pub reasons: Vec<String>,
+}
+
+/// Returns what is known of an instance; `None` if there is none of this name.
+pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Explanation> {
+    let mut instances = snapshot.instances.iter();
+    let instance = instances.find(|instance| {
+        let metadata = &instance.metadata;
+        metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_deref() == Some(name)
+    })?;
+    let status = instance.status.clone().unwrap_or_default();
+    Some(Explanation {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        phase: status.phase.unwrap_or_default(),
+        migratable: migratable(instance),
+        drain: status
+            .node_name
+            .as_deref()
+            .and_then(|node| drain(snapshot, node, instance)),
+        nodes: nodes(snapshot, instance),
+        node: status.node_name,
+        unread: snapshot.unread.clone(),
+    })
+}
+
+fn migratable(instance: &VirtualMachineInstance) -> Answer {
+    let status = instance.status.as_ref();
+    let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
+    let Some(condition) = find(conditions, types::LIVE_MIGRATABLE) else {
+        return Answer {
+            holds: None,
+            message: "its agent has not reported it yet".into(),
+        };
+    };
+    let reason = condition.reason.clone().unwrap_or_default();
+    let message = condition.message.clone().unwrap_or_default();
+    Answer {
+        holds: Some(condition.status == "True"),
+        message: match (reason.is_empty(), message.is_empty()) {
+            (true, _) => message,
+            (false, true) => reason,
+            (false, false) => format!("{message} ({reason})"),
+        },
+    }
+}
+
+/// Returns what a drain of its node alone would do to an instance.
+fn drain(snapshot: &Snapshot, node: &str, instance: &VirtualMachineInstance) -> Option<Drain> {
+    let plan = plan(snapshot, &[node.to_owned()]).ok()?;
+    let plan = plan.nodes.into_iter().next()?;
+    let metadata = &instance.metadata;
+    let lists = [("moves", plan.moves), ("stops", plan.stops), ("blocks", plan.blocks)];
+    lists.into_iter().find_map(|(outcome, guests)| {
+        let guest = guests.into_iter().find(|guest| {
+            Some(&guest.namespace) == metadata.namespace.as_ref() && Some(&guest.name) == metadata.name.as_ref()
+        })?;
+        Some(Drain { outcome, guest })
+    })
+}
+
+/// Returns each other node with everything that prevents the instance from moving there.
+fn nodes(snapshot: &Snapshot, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
+    let world = World::of(snapshot);
+    let views = world.views(&snapshot.nodes);
+    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let source = views.iter().find(|view| Some(view.name) == here);
+    let needs = world.requirements(instance, source, &views);
+    let pods = world.pods_of(instance);
+    let labels = pods
+        .first()
+        .and_then(|pod| pod.metadata.labels.clone())
+        .unwrap_or_default();
+    let newcomer = Newcomer {
+        namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
+        labels: &labels,
+        spec: &instance.spec,
+        needs: &needs,
+        excluded: &[],
+    };
+    let rules = world.rules(&newcomer, &Moves::default(), &views);
+    let found = target_misfits(instance, &needs, source, &rules, &views).unwrap_or_default();
+    let mut fits: Vec<NodeFit> = found
+        .into_iter()
+        .map(|(name, misfits)| NodeFit {
+            name: name.to_owned(),
+            reasons: misfits.iter().map(Misfit::of_node).collect(),
+        })
+        .collect();
+    fits.sort_by(|one, other| (one.reasons.len(), &one.name).cmp(&(other.reasons.len(), &other.name)));
+    fits
+}
+
+impl Explanation {
+    /// Returns it as text for a terminal of this width.
+    pub fn text(&self, width: usize) -> String {
+        let mut text = String::new();
+        let place = match (&self.node, self.phase) {
+            (Some(node), Phase::Running) => format!("runs on {node}"),
+            (Some(node), phase) => format!("is {} on {node}", phase.as_str()),
+            (None, phase) => format!("is {}", phase.as_str()),
+        };
+        line(&mut text, &format!("{}/{}", self.namespace, self.name), &place, width);
+        let holds = match self.migratable.holds {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "not known",
+        };
+        let why = if self.migratable.message.is_empty() {
+            holds.to_owned()
+        } else {
+            format!("{holds}: {}", self.migratable.message)
+        };
+        line(&mut text, "can it move?", &why, width);
+        if let Some(Drain { outcome, guest }) = &self.drain {
+            let what = match (*outcome, &guest.target) {
+                ("moves", Some(target)) => format!("moves it ({}), for example to {target}", bytes(guest.memory_bytes)),
+                ("moves", None) => format!("moves it: {}", guest.message),
+                ("stops", _) => format!("stops it: {}", guest.message),
+                _ => format!("is blocked by it: {}", guest.message),
+            };
+            line(&mut text, "a drain", &what, width);
+            if let Some(remedy) = &guest.remedy {
+                line(&mut text, "", &format!("helps: {}", remedy.text), width);
+                if let Some(command) = &remedy.command {
+                    // Writing to a string cannot fail. A command is not wrapped, so that it can be copied.
+                    let _ = writeln!(text, "{:MESSAGE$}{command}", "");
+                }
+            }
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            let label = if index == 0 { "other nodes" } else { "" };
+            let fits = if node.reasons.is_empty() {
+                format!("{} could take it", node.name)
+            } else {
+                format!("{} {}", node.name, node.reasons.join("; "))
+            };
+            line(&mut text, label, &fits, width);
+        }
+        if !self.unread.is_empty() {
+            let unread = self.unread.iter();
+            let unread: Vec<_> = unread
+                .map(|unread| format!("{} ({})", unread.resource, unread.why))
+                .collect();
+            line(&mut text, "not considered", &unread.join(", "), width);
+        }
+        text
+    }
+}
+
+/// Appends a label and a message beside it, or below it if the label is long.
+fn line(text: &mut String, label: &str, message: &str, width: usize) {
+    let message = wrapped(message, width, MESSAGE);
+    // Writing to a string cannot fail.
+    if label.chars().count() < MESSAGE {
+        let _ = writeln!(text, "{label:<MESSAGE$}{message}");
+    } else {
+        let _ = writeln!(text, "{label}\n{:MESSAGE$}{message}", "");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::fixture::cluster;
+
+    #[test]
+    fn guest_that_moves_names_the_nodes_that_could_take_it() {
+        let mut snapshot = cluster();
+        snapshot.nodes[2].spec.get_or_insert_default().unschedulable = Some(true);
+        let found = explain(&snapshot, "shop", "web").unwrap();
+        assert_eq!(
+            (found.migratable.holds, found.drain.as_ref().unwrap().outcome),
+            (Some(true), "moves")
+        );
+        let names: Vec<_> = found.nodes.iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(names, ["b", "c"]);
+        assert_eq!(found.nodes[1].reasons, ["is unschedulable"]);
+        insta::assert_snapshot!(found.text(80));
+    }
+
+    #[test]
+    fn guest_that_blocks_has_its_reason_and_a_remedy() {
+        let found = explain(&cluster(), "shop", "cache").unwrap();
+        assert_eq!(
+            (found.migratable.holds, found.drain.as_ref().unwrap().outcome),
+            (Some(false), "blocks")
+        );
+        insta::assert_snapshot!(found.text(60));
+    }
+
+    #[test]
+    fn guest_of_which_nothing_is_reported_is_not_known() {
+        let mut snapshot = cluster();
+        let instance = &mut snapshot.instances[0];
+        instance.status = None;
+        let name = instance.metadata.name.clone().unwrap();
+        let found = explain(&snapshot, "shop", &name).unwrap();
+        assert_eq!(
+            (found.migratable.holds, &found.drain, found.nodes.len()),
+            (None, &None, 0)
+        );
+        assert_eq!(
+            found.text(80),
+            "shop/web        is Pending\ncan it move?    not known: its agent has not reported it yet\n"
+        );
+    }
+
+    #[test]
+    fn instance_that_does_not_exist_has_no_explanation() {
+        assert_eq!(explain(&cluster(), "shop", "nothing"), None);
+        assert_eq!(explain(&cluster(), "other", "web"), None);
+    }
+}
