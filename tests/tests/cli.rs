@@ -1,6 +1,6 @@
 //! `kubectl drydock` on a real cluster: what a plan foretells happens.
 
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::Phase;
@@ -13,19 +13,23 @@ use drydock_tests::{
 };
 use serde_json::Value;
 
-/// Runs a command line; returns its exit code and what it printed.
-fn run(cluster: &Cluster, words: &[&str]) -> Result<(Exit, String)> {
+/// Starts a command line, which returns its exit code and what it printed.
+fn start(cluster: &Cluster, words: &[&str]) -> JoinHandle<(Exit, String)> {
     let mut line = vec!["kubectl-drydock".to_owned()];
     line.extend(words.iter().map(|&word| word.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
     // It has a runtime of its own.
-    let done = thread::spawn(move || {
+    thread::spawn(move || {
         let mut out = Vec::new();
         let exit = drydock_cli::run(line, &Terminal { width: 80 }, &mut out);
-        (exit, out)
-    });
-    let (exit, out) = done.join().ok().context("the command line has panicked")?;
-    Ok((exit, String::from_utf8(out)?))
+        (exit, String::from_utf8_lossy(&out).into_owned())
+    })
+}
+
+/// Runs a command line; returns its exit code and what it printed.
+fn run(cluster: &Cluster, words: &[&str]) -> Result<(Exit, String)> {
+    let done = start(cluster, words).join();
+    done.ok().context("the command line has panicked")
 }
 
 fn names(plan: &Value, list: &str) -> Vec<String> {
@@ -124,6 +128,65 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
     })
     .await?;
     cluster.no_guests().await
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    // No other node has the label of this one.
+    let node = {
+        let nodes = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?;
+        nodes.trim().to_owned()
+    };
+    let pinned = instance("pinned", "count: 1s").replace(
+        "spec:\n",
+        &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
+    );
+    cluster.apply(&pinned)?;
+    cluster.until_phase("pinned", Phase::Running).await?;
+    let (exit, text) = run(&cluster, &["drain", &node, "--timeout", "20"])?;
+    ensure!(exit == Exit::NotInTime, "{exit:?}: {text}");
+    let line = format!(" {node} {NAMESPACE}/pinned Blocked NoTargetAvailable ");
+    ensure!(text.contains(&line), "{text}");
+
+    let watching = start(&cluster, &["watch", &node, "--timeout", "120", "-o", "json"]);
+    // It prints what is there at first, so it may be stopped at any time after its maintenance was seen.
+    let stopped = until_some("the watch to be called off", || async {
+        if watching.is_finished() {
+            return Ok(Some(()));
+        }
+        run(&cluster, &["maintenance", "stop", &node])?;
+        run(&cluster, &["maintenance", "start", &node])?;
+        Ok(None)
+    });
+    stopped.await?;
+    let (exit, text) = watching.join().ok().context("the command line has panicked")?;
+    ensure!(exit == Exit::CalledOff, "{exit:?}: {text}");
+    let last: Value = serde_json::from_str(text.lines().next_back().context("no line")?)?;
+    assert_eq!(
+        (&last["kind"], &last["reason"]),
+        (&"DrainEvent".into(), &"MaintenanceStopped".into())
+    );
+
+    run(&cluster, &["maintenance", "stop", &node])?;
+    cluster.no_guests().await?;
+    until_some("no node in maintenance", || async {
+        let (_, text) = run(&cluster, &["maintenance", "list"])?;
+        Ok((text == "no node is in maintenance\n").then_some(()))
+    })
+    .await?;
+    let (exit, text) = run(&cluster, &["drain", &node, "--timeout", "120"])?;
+    ensure!(
+        exit == Exit::Done && text.contains(" Empty MaintenanceSucceeded "),
+        "{exit:?}: {text}"
+    );
+    run(&cluster, &["maintenance", "stop", &node])?;
+    until_some("no node in maintenance", || async {
+        let (_, text) = run(&cluster, &["maintenance", "list"])?;
+        Ok((text == "no node is in maintenance\n").then_some(()))
+    })
+    .await
 }
 
 #[tokio::test]

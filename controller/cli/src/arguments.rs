@@ -16,7 +16,8 @@ use crate::failure::Failure;
     name = "kubectl drydock",
     bin_name = "kubectl drydock",
     version,
-    after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block; 6 not allowed; 7 API server not \
+    after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block; 4 not over in time; 5 called off by \
+                  somebody; 6 not allowed; 7 API server not \
                   reached; 10 nothing blocks, but something would be shut down."
 )]
 pub(crate) struct Arguments {
@@ -92,6 +93,24 @@ pub(crate) enum Command {
     /// Put nodes into maintenance and take them out of it.
     #[command(subcommand)]
     Maintenance(Maintenance),
+    /// Put a node into maintenance, and follow its drain until it is empty.
+    ///
+    /// Prints one line for each change: time, node, virtual machine, state, reason and message. Ctrl-C ends this view, not the
+    /// drain.
+    Drain {
+        #[command(flatten)]
+        start: Start,
+        #[command(flatten)]
+        follow: Follow,
+    },
+    /// Follow the drain of a node that is in maintenance, without starting one.
+    Watch {
+        /// The node, as NODE or node/NODE.
+        #[arg(value_name = "NODE", value_parser = node_name)]
+        node: String,
+        #[command(flatten)]
+        follow: Follow,
+    },
     /// Explain why a virtual machine can move or cannot.
     #[command(subcommand)]
     Explain(Explain),
@@ -143,21 +162,36 @@ pub(crate) enum Output {
     Json,
 }
 
+/// A maintenance to be started.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Start {
+    /// The node, as NODE or node/NODE.
+    #[arg(value_name = "NODE", value_parser = node_name)]
+    pub(crate) node: String,
+    /// Why, for people.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// How long emptying the node may take, such as 45m; then the node is given back as it was.
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) give_up_after: Option<String>,
+}
+
+/// How a drain is followed.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Follow {
+    /// Seconds after which the view ends with exit code 4. The drain goes on.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+    /// How changes are printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
 /// A command about maintenance.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Maintenance {
     /// Drain a node and keep it empty.
-    Start {
-        /// The node, as NODE or node/NODE.
-        #[arg(value_name = "NODE", value_parser = node_name)]
-        node: String,
-        /// Why, for people.
-        #[arg(long, value_name = "TEXT")]
-        reason: Option<String>,
-        /// How long emptying the node may take, such as 45m; then the node is given back.
-        #[arg(long, value_name = "DURATION")]
-        timeout: Option<String>,
-    },
+    Start(Start),
     /// End the maintenance of a node: pods may run on it again. Nothing moves back.
     Stop {
         /// The node, as NODE or node/NODE.

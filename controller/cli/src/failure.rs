@@ -15,6 +15,10 @@ pub enum Exit {
     Usage,
     /// Something would block.
     Blocked,
+    /// The drain was not over in time, and goes on.
+    NotInTime,
+    /// Somebody has called the drain off.
+    CalledOff,
     /// The user lacks a right.
     NotAllowed,
     /// The API server was not reached.
@@ -31,6 +35,8 @@ impl Exit {
             Self::Error => 1,
             Self::Usage => 2,
             Self::Blocked => 3,
+            Self::NotInTime => 4,
+            Self::CalledOff => 5,
             Self::NotAllowed => 6,
             Self::NotReached => 7,
             Self::WouldStop => 10,
@@ -58,6 +64,8 @@ pub(crate) enum Failure {
     NoSuchInstance(String),
     #[error("no node has the labels {0}")]
     NoNodes(String),
+    #[error("the maintenance of node {0} is being ended; start it again once that is done")]
+    Ending(String),
     #[error("node {0} is not in maintenance")]
     NotInMaintenance(String),
     #[error("the output cannot be written")]

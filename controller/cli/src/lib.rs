@@ -4,20 +4,24 @@
 //!  arguments ─▶ kubeconfig ─▶ lists of objects ─▶ drydock_view ─▶ text or JSON on standard output, and an exit code
 //! ```
 //!
-//! Data is printed on standard output; errors and hints on standard error. Nothing but `maintenance start` and `stop` writes
-//! to the cluster.
+//! Data is printed on standard output; errors and hints on standard error. Nothing but `drain` and `maintenance` writes to the
+//! cluster.
 
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod explain;
 mod failure;
+mod follow;
 mod maintenance;
 mod output;
 mod plan;
 mod read;
 
-use std::{ffi::OsString, io::Write};
+use std::{
+    ffi::OsString,
+    io::{self, Write},
+};
 
 use clap::Parser;
 use drydock_runtime::{chain, clock};
@@ -84,6 +88,12 @@ async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write
     let client = arguments.connection.client().await?;
     match &arguments.command {
         Command::Plan(question) => plan::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Drain { start, follow: options } => {
+            // Lines about the drain are the output; that it was started is not.
+            maintenance::start(&client, start, &mut io::stderr()).await?;
+            follow::follow(&client, &start.node, options, out).await
+        }
+        Command::Watch { node, follow: options } => follow::follow(&client, node, options, out).await,
         Command::Explain(question) => explain::answer(&client, question, clock::now(), terminal, out).await,
         Command::Top { output } => explain::top(&client, *output, clock::now(), out).await,
         Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), out).await,

@@ -14,7 +14,7 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    arguments::Maintenance,
+    arguments::{Maintenance, Start},
     failure::{Exit, Failure},
 };
 
@@ -29,23 +29,22 @@ pub(crate) async fn execute(
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     match command {
-        Maintenance::Start { node, reason, timeout } => {
-            let spec = NodeMaintenanceSpec {
-                node_name: node.clone(),
-                reason: reason.clone(),
-                timeout: timeout.clone(),
-                grace_period_seconds: None,
-            };
-            start(client, spec, out).await
-        }
+        Maintenance::Start(options) => start(client, options, out).await,
         Maintenance::Stop { node } => stop(client, node, out).await,
         Maintenance::List => list(client, now, out).await,
     }
 }
 
-async fn start(client: &Client, spec: NodeMaintenanceSpec, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let name = spec.node_name.clone();
+/// Puts a node into maintenance, unless it is.
+///
+/// # Errors
+/// If there is no such node, or the API server refuses it.
+pub(crate) async fn start(client: &Client, options: &Start, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let name = options.node.clone();
     if let Some((group, object)) = of_node(client, &name).await?.into_iter().next() {
+        if object.metadata.deletion_timestamp.is_some() {
+            return Err(Failure::Ending(name));
+        }
         writeln!(
             out,
             "node {name} is in maintenance already, by nodemaintenances.{}/{}",
@@ -58,6 +57,12 @@ async fn start(client: &Client, spec: NodeMaintenanceSpec, out: &mut dyn Write) 
     if nodes.get_metadata_opt(&name).await.map_err(Failure::Request)?.is_none() {
         return Err(Failure::NoSuchNode(name));
     }
+    let spec = NodeMaintenanceSpec {
+        node_name: name.clone(),
+        reason: options.reason.clone(),
+        timeout: options.give_up_after.clone(),
+        grace_period_seconds: None,
+    };
     let kind = GroupVersionKind::gvk(Group::Medik8s.as_str(), VERSION, KIND);
     let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
     let object = DynamicObject::new(&name, &resource).data(json!({"spec": spec}));

@@ -7,12 +7,14 @@
 //!
 //! - [`snapshot`]: the objects that a question is answered from, and those that could not be read.
 //! - [`plan`]: what draining nodes would do.
+//! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot.
 //! - [`nodes`]: a table of all nodes.
 //! - [`text`]: columns, wrapped lines and amounts.
 
 #![forbid(unsafe_code)]
 
+pub mod drain;
 pub mod explain;
 pub mod nodes;
 pub mod plan;
