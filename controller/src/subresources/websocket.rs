@@ -573,22 +573,31 @@ mod tests {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let (mut client, server) = duplex(64 << 10);
+            let (client, server) = duplex(64 << 10);
             let (mut guest, peer) = duplex(64 << 10);
             let socket = WebSocket::new(Box::new(server)).await;
             let stopping = CancellationToken::new();
             let relay = socket.relay(Peer::Bytes(Box::new(peer)), &stopping, StreamTimeouts::default());
+            let relay = async {
+                let (end, closing) = relay.await;
+                drop(closing);
+                end
+            };
+            // The client has sent all, and still reads: a relay that cannot answer a ping of a client that has gone reads no
+            // further.
+            let (mut replies, mut requests) = split(client);
             let send = async {
                 for piece in bytes.chunks(piece) {
                     // The relay has ended for bytes that are no frame.
-                    if client.write_all(piece).await.is_err() {
+                    if requests.write_all(piece).await.is_err() {
                         break;
                     }
                     tokio::task::yield_now().await;
                 }
-                drop(client);
+                let _ = requests.shutdown().await;
             };
-            let ((end, _), ()) = tokio::join!(relay, send);
+            let mut ignored = Vec::new();
+            let (end, (), _) = tokio::join!(relay, send, replies.read_to_end(&mut ignored));
             assert_eq!(end, End::Client);
             let mut data = Vec::new();
             guest.read_to_end(&mut data).await.unwrap();
