@@ -12,7 +12,7 @@ use std::{
 };
 
 use drydock_api::kubevirt::names::INSTANCE;
-use drydock_core::eviction::budget::{is_ours, of, selects};
+use drydock_core::eviction::budget::{is_holding, is_ours, of, selects};
 use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock};
 use k8s_openapi::api::{
     core::v1::Pod,
@@ -122,10 +122,7 @@ impl Budgets {
         let foreign = lock(&self.foreign);
         let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
         let budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
-        let mut holding = budgets.filter(|budget| {
-            let status = budget.status.as_ref();
-            status.is_some_and(|status| status.disruptions_allowed == 0) && !is_ours(budget) && selects(budget, pod)
-        });
+        let mut holding = budgets.filter(|budget| is_holding(budget, pod));
         holding.next().map(|budget| budget.name_any())
     }
 

@@ -5,8 +5,10 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::kubevirt::VirtualMachineInstanceMigration;
-use drydock_core::drain::{estimate::Rate, guest::memory};
+use drydock_core::drain::{
+    estimate::{Rate, took},
+    guest::memory,
+};
 use drydock_runtime::Key;
 
 use crate::{
@@ -55,15 +57,4 @@ impl MigrationRate {
     fn measured(&self) -> MutexGuard<'_, Rate> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns how long a succeeded migration held its slot.
-fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
-    let state = migration.status.as_ref()?.migration_state.as_ref()?;
-    Some(
-        state
-            .end_timestamp?
-            .duration_since(state.start_timestamp?)
-            .unsigned_abs(),
-    )
 }

@@ -18,7 +18,7 @@ use crate::{
 ///
 /// # Errors
 /// If nodes or instances cannot be read, or there is no such instance.
-pub(crate) async fn answer(
+pub(crate) async fn print(
     client: &Client,
     question: &Explain,
     now: Timestamp,

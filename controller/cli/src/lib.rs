@@ -87,14 +87,14 @@ pub fn run<T: Into<OsString> + Clone>(
 async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write) -> Result<Exit, Failure> {
     let client = arguments.connection.client().await?;
     match &arguments.command {
-        Command::Plan(question) => plan::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Plan(question) => plan::print(&client, question, clock::now(), terminal, out).await,
         Command::Drain { start, follow: options } => {
             // Lines about the drain are the output; that it was started is not.
             maintenance::start(&client, start, &mut io::stderr()).await?;
             follow::follow(&client, &start.node, options, out).await
         }
         Command::Watch { node, follow: options } => follow::follow(&client, node, options, out).await,
-        Command::Explain(question) => explain::answer(&client, question, clock::now(), terminal, out).await,
+        Command::Explain(question) => explain::print(&client, question, clock::now(), terminal, out).await,
         Command::Top { output } => explain::top(&client, *output, clock::now(), out).await,
         Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), out).await,
     }

@@ -18,7 +18,7 @@ use crate::{
 ///
 /// # Errors
 /// If nodes or instances cannot be read, or a node does not exist.
-pub(crate) async fn answer(
+pub(crate) async fn print(
     client: &Client,
     question: &Question,
     now: Timestamp,

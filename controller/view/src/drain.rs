@@ -78,7 +78,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
                 at,
                 node,
                 guest,
-                word(guest.state),
+                state_name(guest.state),
                 &guest.reason,
                 guest.message.clone(),
             ));
@@ -122,7 +122,7 @@ fn of_guest(
     }
 }
 
-fn word(state: RemainingState) -> &'static str {
+fn state_name(state: RemainingState) -> &'static str {
     match state {
         RemainingState::Blocked => "Blocked",
         RemainingState::Waiting => "Waiting",

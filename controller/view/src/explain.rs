@@ -31,7 +31,7 @@ pub struct Explanation {
     /// The node that it is on.
     pub node: Option<String>,
     /// Whether it can be migrated, and why not.
-    pub migratable: Answer,
+    pub migratable: Migratability,
     /// What a drain of its node would do.
     pub drain: Option<Drain>,
     /// Each other node, those that could take it first; empty if it is not known what the guest needs.
@@ -40,11 +40,11 @@ pub struct Explanation {
     pub unread: Vec<Unread>,
 }
 
-/// The answer to a question.
+/// Whether an instance can be migrated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Answer {
-    /// Yes or no; `None` if it is not known yet.
+pub struct Migratability {
+    /// `None` if it is not known yet.
     pub holds: Option<bool>,
     /// Why, for people.
     pub message: String,
@@ -93,18 +93,18 @@ pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Expla
     })
 }
 
-fn migratable(instance: &VirtualMachineInstance) -> Answer {
+fn migratable(instance: &VirtualMachineInstance) -> Migratability {
     let status = instance.status.as_ref();
     let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
     let Some(condition) = find(conditions, types::LIVE_MIGRATABLE) else {
-        return Answer {
+        return Migratability {
             holds: None,
             message: "its agent has not reported it yet".into(),
         };
     };
     let reason = condition.reason.clone().unwrap_or_default();
     let message = condition.message.clone().unwrap_or_default();
-    Answer {
+    Migratability {
         holds: Some(condition.status == "True"),
         message: match (reason.is_empty(), message.is_empty()) {
             (true, _) => message,

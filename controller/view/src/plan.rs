@@ -252,12 +252,8 @@ fn is_of(
 
 /// Returns the name of a budget of another owner that allows no eviction of a guest's pod.
 fn held_by(world: &World<'_>, pod: &Pod) -> Option<String> {
-    let mut holding = world.snapshot.budgets.iter().filter(|budget| {
-        let status = budget.status.as_ref();
-        status.is_some_and(|status| status.disruptions_allowed == 0)
-            && !eviction::budget::is_ours(budget)
-            && eviction::budget::selects(budget, pod)
-    });
+    let budgets = world.snapshot.budgets.iter();
+    let mut holding = budgets.filter(|budget| eviction::budget::is_holding(budget, pod));
     holding.next().and_then(|budget| budget.metadata.name.clone())
 }
 

@@ -9,11 +9,17 @@ use std::{
 use drydock_api::{
     HyperConverged, Hypervisor,
     hyperconverged::EvictionStrategy,
-    kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, names::CREATED_BY},
+    kubevirt::{
+        VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
+        names::CREATED_BY,
+    },
 };
 use drydock_core::{
     configuration::{Configuration, gathering::sources, resolve, selection::NAMESPACES},
-    drain::{estimate::Rate, guest::memory},
+    drain::{
+        estimate::{Rate, took},
+        guest::memory,
+    },
     eviction::strategy,
     migratable,
     minimum::Minimum,
@@ -227,27 +233,18 @@ fn minimum(model: &str, hypervisors: &[Hypervisor]) -> Minimum {
 /// Returns how fast guests have migrated so far; `None` if none has.
 fn rate(snapshot: &Snapshot) -> Option<Rate> {
     let mut rate = Rate::default();
-    for migration in &snapshot.migrations {
-        let Some(state) = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.migration_state.as_ref())
-        else {
-            continue;
-        };
-        let (Some(start), Some(end), true) = (
-            state.start_timestamp,
-            state.end_timestamp,
-            state.completed && !state.failed,
-        ) else {
-            continue;
-        };
+    let has_succeeded = |migration: &&Arc<VirtualMachineInstanceMigration>| {
+        let status = migration.status.as_ref();
+        status.and_then(|status| status.phase) == Some(MigrationPhase::Succeeded)
+    };
+    for migration in snapshot.migrations.iter().filter(has_succeeded) {
+        let Some(took) = took(migration) else { continue };
         let of = |instance: &&VirtualMachineInstance| {
             instance.metadata.namespace == migration.metadata.namespace
                 && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
         };
         let bytes = snapshot.instances.iter().find(of).map_or(0, memory);
-        rate.add(end.duration_since(start).unsigned_abs(), bytes);
+        rate.add(took, bytes);
     }
     (rate.count > 0).then_some(rate)
 }

@@ -39,6 +39,13 @@ pub struct Rate {
     pub bytes: u64,
 }
 
+/// Returns how long a succeeded migration held its slot.
+pub fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
+    let state = migration.status.as_ref()?.migration_state.as_ref()?;
+    let held = state.end_timestamp?.duration_since(state.start_timestamp?);
+    Some(held.unsigned_abs())
+}
+
 impl Rate {
     /// Adds a migration.
     pub fn add(&mut self, time: Duration, bytes: u64) {

@@ -108,6 +108,12 @@ pub fn is_ours(budget: &PodDisruptionBudget) -> bool {
     labels.is_some_and(|labels| labels.contains_key(LAUNCHER))
 }
 
+/// Returns whether a budget of another owner allows no eviction of a pod now.
+pub fn is_holding(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
+    let status = budget.status.as_ref();
+    status.is_some_and(|status| status.disruptions_allowed == 0) && !is_ours(budget) && selects(budget, pod)
+}
+
 /// Returns whether a PDB selects a pod. A PDB with an invalid selector selects nothing.
 pub fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.as_ref().and_then(|spec| spec.selector.as_ref());

@@ -168,3 +168,23 @@ fn what_was_not_read_is_named() {
 fn unknown_node_is_an_error() {
     assert_eq!(plan(&cluster(), &["z".to_owned()]), Err(NoSuchNode("z".into())));
 }
+
+#[test]
+fn end_is_estimated_from_migrations_that_have_succeeded() {
+    let mut snapshot = cluster();
+    let migration = |phase: &str| -> Arc<_> {
+        let migration = json!({"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "other"},
+            "status": {"phase": phase, "migrationState": {"startTimestamp": "2026-11-27T13:00:00Z",
+                "endTimestamp": "2026-11-27T13:00:20Z"}}});
+        Arc::new(serde_json::from_value(migration).unwrap())
+    };
+    let end = |snapshot: &Snapshot| {
+        let plan = planned(snapshot, &["b"]);
+        plan.nodes[0].end.map(|end| end.duration_since(plan.at).as_secs())
+    };
+    snapshot.migrations.push(migration("Failed"));
+    assert_eq!(end(&snapshot), None);
+    snapshot.migrations.push(migration("Succeeded"));
+    // It is of the same size as the one that moved.
+    assert_eq!(end(&snapshot), Some(20));
+}
