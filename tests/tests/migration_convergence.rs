@@ -25,6 +25,9 @@ const LIMITS: &str =
 
 /// Modifies 40 MiB per second, the same 4 MiB repeatedly: small guests have no more.
 const BUSY: &str = "count: 200ms\ndirty: 4\ndirty-interval: 100ms";
+/// Modifies 80 MiB per second, the same 24 MiB repeatedly: after a switch to post-copy they follow for three seconds, so that
+/// the risk is reported before it is over.
+const SWITCHING: &str = "count: 200ms\ndirty: 24\ndirty-interval: 300ms";
 /// Modifies 1 MiB per second.
 const CALM: &str = "count: 200ms\ndirty: 1\ndirty-interval: 1s";
 
@@ -66,9 +69,19 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     // Only pods that are created from now on can be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
     cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
-    let guests = [("switched", BUSY), ("paused", BUSY), ("stubborn", BUSY), ("calm", CALM)];
+    let guests = [
+        ("switched", SWITCHING),
+        ("paused", BUSY),
+        ("stubborn", BUSY),
+        ("calm", CALM),
+    ];
     for (name, control) in guests {
-        cluster.apply(&instance(name, control))?;
+        let memory = if control == SWITCHING {
+            "memory: 160Mi"
+        } else {
+            "memory: 96Mi"
+        };
+        cluster.apply(&instance(name, control).replace("memory: 96Mi", memory))?;
     }
     let mut nodes = Vec::new();
     for (name, _) in guests {
