@@ -1,9 +1,6 @@
 //! The rate at which guests have migrated so far.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drydock_core::drain::{
     estimate::{Rate, took},
@@ -49,7 +46,7 @@ impl MigrationRate {
 
     /// Adds a migration that took `took`, of a guest with `bytes` bytes of memory.
     #[cfg(test)]
-    pub(crate) fn learned(self, took: Duration, bytes: u64) -> Self {
+    pub(crate) fn learned(self, took: std::time::Duration, bytes: u64) -> Self {
         self.measured().add(took, bytes);
         self
     }
