@@ -300,6 +300,11 @@ fn find(folder: BorrowedFd<'_>, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    open_below(folder, path, how)
+}
+
+/// Opens a path below a folder, again if something on it was renamed meanwhile.
+fn open_below(folder: BorrowedFd<'_>, path: &Path, how: OpenHow) -> nix::Result<OwnedFd> {
     loop {
         match openat2(folder, path, how) {
             // A component was renamed during the lookup.

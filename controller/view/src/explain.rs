@@ -1,7 +1,5 @@
 //! Why a virtual machine can move or cannot, and what a drain of its node would do to it.
 
-use std::fmt::Write as _;
-
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
 use drydock_core::{
     placement::{Misfit, Moves, Newcomer, target_misfits},
@@ -10,9 +8,9 @@ use drydock_core::{
 use serde::Serialize;
 
 use crate::{
-    plan::{GuestPlan, plan},
+    plan::{GuestPlan, plan_in},
     snapshot::{Snapshot, Unread, World},
-    text::{bytes, wrapped},
+    text::{beside, bytes},
 };
 
 /// Column at which messages begin.
@@ -77,6 +75,7 @@ pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Expla
         let metadata = &instance.metadata;
         metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_deref() == Some(name)
     })?;
+    let world = World::of(snapshot);
     let status = instance.status.clone().unwrap_or_default();
     Some(Explanation {
         namespace: namespace.to_owned(),
@@ -86,8 +85,9 @@ pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Expla
         drain: status
             .node_name
             .as_deref()
-            .and_then(|node| drain(snapshot, node, instance)),
-        nodes: nodes(snapshot, instance),
+            .filter(|node| snapshot.has_node(node))
+            .and_then(|node| drain(&world, node, instance)),
+        nodes: nodes(&world, instance),
         node: status.node_name,
         unread: snapshot.unread.clone(),
     })
@@ -115,9 +115,8 @@ fn migratable(instance: &VirtualMachineInstance) -> Migratability {
 }
 
 /// Returns what a drain of its node alone would do to an instance.
-fn drain(snapshot: &Snapshot, node: &str, instance: &VirtualMachineInstance) -> Option<Drain> {
-    let plan = plan(snapshot, &[node.to_owned()]).ok()?;
-    let plan = plan.nodes.into_iter().next()?;
+fn drain(world: &World<'_>, node: &str, instance: &VirtualMachineInstance) -> Option<Drain> {
+    let plan = plan_in(world, &[node.to_owned()]).nodes.into_iter().next()?;
     let metadata = &instance.metadata;
     let lists = [("moves", plan.moves), ("stops", plan.stops), ("blocks", plan.blocks)];
     lists.into_iter().find_map(|(outcome, guests)| {
@@ -129,17 +128,12 @@ fn drain(snapshot: &Snapshot, node: &str, instance: &VirtualMachineInstance) -> 
 }
 
 /// Returns each other node with everything that prevents the instance from moving there.
-fn nodes(snapshot: &Snapshot, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
-    let world = World::of(snapshot);
-    let views = world.views(&snapshot.nodes);
+fn nodes(world: &World<'_>, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
+    let views = world.views(&world.snapshot.nodes);
     let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
     let source = views.iter().find(|view| Some(view.name) == here);
     let needs = world.requirements(instance, source, &views);
-    let pods = world.pods_of(instance);
-    let labels = pods
-        .first()
-        .and_then(|pod| pod.metadata.labels.clone())
-        .unwrap_or_default();
+    let labels = world.next_labels(instance);
     let newcomer = Newcomer {
         namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
         labels: &labels,
@@ -190,11 +184,7 @@ impl Explanation {
             };
             line(&mut text, "a drain", &what, width);
             if let Some(remedy) = &guest.remedy {
-                line(&mut text, "", &format!("helps: {}", remedy.text), width);
-                if let Some(command) = &remedy.command {
-                    // Writing to a string cannot fail. A command is not wrapped, so that it can be copied.
-                    let _ = writeln!(text, "{:MESSAGE$}{command}", "");
-                }
+                remedy.append(&mut text, MESSAGE, width);
             }
         }
         for (index, node) in self.nodes.iter().enumerate() {
@@ -207,25 +197,14 @@ impl Explanation {
             line(&mut text, label, &fits, width);
         }
         if !self.unread.is_empty() {
-            let unread = self.unread.iter();
-            let unread: Vec<_> = unread
-                .map(|unread| format!("{} ({})", unread.resource, unread.why))
-                .collect();
-            line(&mut text, "not considered", &unread.join(", "), width);
+            line(&mut text, "not considered", &Unread::list(&self.unread), width);
         }
         text
     }
 }
 
-/// Appends a label and a message beside it, or below it if the label is long.
 fn line(text: &mut String, label: &str, message: &str, width: usize) {
-    let message = wrapped(message, width, MESSAGE);
-    // Writing to a string cannot fail.
-    if label.chars().count() < MESSAGE {
-        let _ = writeln!(text, "{label:<MESSAGE$}{message}");
-    } else {
-        let _ = writeln!(text, "{label}\n{:MESSAGE$}{message}", "");
-    }
+    beside(text, label, message, MESSAGE, width);
 }
 
 #[cfg(test)]

@@ -25,7 +25,6 @@ use drydock_core::{
         preview::{Forecast, forecast},
     },
     eviction::{self, is_launcher},
-    launcher_pod::MIGRATION_UID,
     maintenance::{
         budgets::{blocker, guards},
         pods::{Verdict, verdict},
@@ -41,7 +40,7 @@ use serde::Serialize;
 pub use remedy::Remedy;
 pub use render::text;
 
-use crate::snapshot::{Snapshot, Unread, World};
+use crate::snapshot::{Snapshot, Unread, World, is_of};
 
 /// What draining nodes would do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -161,17 +160,16 @@ impl DrainPlan {
 /// # Errors
 /// If one of them does not exist.
 pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNode> {
-    let is_named = |node: &Node| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
-    for name in names {
-        if !snapshot
-            .nodes
-            .iter()
-            .any(|node| node.metadata.name.as_ref() == Some(name))
-        {
-            return Err(NoSuchNode(name.clone()));
-        }
+    if let Some(unknown) = names.iter().find(|name| !snapshot.has_node(name)) {
+        return Err(NoSuchNode(unknown.clone()));
     }
-    let world = World::of(snapshot);
+    Ok(plan_in(&World::of(snapshot), names))
+}
+
+/// Returns the same for nodes that exist.
+pub(crate) fn plan_in(world: &World<'_>, names: &[String]) -> DrainPlan {
+    let snapshot = world.snapshot;
+    let is_named = |node: &Node| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
     let mut after = snapshot.nodes.clone();
     for node in after.iter_mut().filter(|node| is_named(node)) {
         node.spec.get_or_insert_default().unschedulable = Some(true);
@@ -183,13 +181,13 @@ pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNo
         .map(|name| DrainingNode {
             name,
             marks: NodeMarks::default(),
-            guests: guests(&world, name),
+            guests: guests(world, name),
             arriving: 0,
             evictable: None,
             before: None,
         })
         .collect();
-    let outlooks = outlooks(&world, &drained, &views, &open);
+    let outlooks = outlooks(world, &drained, &views, &open);
     for guest in drained.iter_mut().flat_map(|node| &mut node.guests) {
         guest.outlook = outlooks.get(&key(guest.instance)).cloned().unwrap_or_default();
     }
@@ -200,13 +198,13 @@ pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNo
         attempts: Attempts::default(),
         rate: world.rate,
     };
-    let nodes: Vec<NodePlan> = drained.iter().map(|node| node_plan(&world, node, &cluster)).collect();
-    Ok(DrainPlan {
+    let nodes: Vec<NodePlan> = drained.iter().map(|node| node_plan(world, node, &cluster)).collect();
+    DrainPlan {
         at: snapshot.at,
-        room: room(&open, &nodes, &world),
+        room: room(&open, &nodes, world),
         nodes,
         unread: snapshot.unread.clone(),
-    })
+    }
 }
 
 fn key(instance: &VirtualMachineInstance) -> (String, String) {
@@ -242,14 +240,6 @@ fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
     .collect()
 }
 
-fn is_of(
-    migration: &drydock_api::kubevirt::VirtualMachineInstanceMigration,
-    instance: &VirtualMachineInstance,
-) -> bool {
-    migration.metadata.namespace == instance.metadata.namespace
-        && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
-}
-
 /// Returns the name of a budget of another owner that allows no eviction of a guest's pod.
 fn held_by(world: &World<'_>, pod: &Pod) -> Option<String> {
     let budgets = world.snapshot.budgets.iter();
@@ -277,11 +267,6 @@ fn outlooks(
             continue;
         };
         let source = views.iter().find(|view| Some(view.name) == here).cloned();
-        let mut labels = pods
-            .first()
-            .and_then(|pod| pod.metadata.labels.clone())
-            .unwrap_or_default();
-        labels.remove(MIGRATION_UID);
         leaving.push(Leaving {
             instance,
             needs: world.requirements(instance, source.as_ref(), views),
@@ -289,7 +274,7 @@ fn outlooks(
             has_migration: competing.has_migration,
             failures: competing.failures,
             pods: pods.iter().map(|pod| name_of(&pod.metadata)).collect(),
-            labels,
+            labels: world.next_labels(instance),
             excluded: Vec::new(),
         });
     }
@@ -398,25 +383,23 @@ fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &World<'_>) -> Room {
         .map(|guest| guest.memory_bytes)
         .sum();
     let free_bytes = usable.iter().map(|view| free(view)).sum::<u64>().saturating_sub(moved);
-    let on = |view: &NodeView<'_>| -> u64 {
-        let here = |instance: &&VirtualMachineInstance| {
+    let arriving = |view: &NodeView<'_>| -> u64 {
+        let moves = nodes.iter().flat_map(|node| &node.moves);
+        let there = moves.filter(|guest| guest.target.as_deref() == Some(view.name));
+        there.map(|guest| guest.memory_bytes).sum()
+    };
+    let present = |view: &NodeView<'_>| -> u64 {
+        let instances = world.snapshot.instances.iter();
+        let here = instances.filter(|instance| {
             let status = instance.status.as_ref();
             status.and_then(|status| status.node_name.as_deref()) == Some(view.name)
-        };
-        let arrives = |guest: &&GuestPlan| guest.target.as_deref() == Some(view.name);
-        let present: u64 = world.snapshot.instances.iter().filter(here).map(memory).sum();
-        let arriving = nodes.iter().flat_map(|node| &node.moves).filter(arrives);
-        present + arriving.map(|guest| guest.memory_bytes).sum::<u64>()
+        });
+        here.map(memory).sum()
     };
     let lost = usable.iter().map(|view| {
-        let arriving: u64 = nodes
-            .iter()
-            .flat_map(|node| &node.moves)
-            .filter(|guest| guest.target.as_deref() == Some(view.name))
-            .map(|guest| guest.memory_bytes)
-            .sum();
+        let arriving = arriving(view);
         let elsewhere = free_bytes.saturating_sub(free(view).saturating_sub(arriving));
-        (on(view).saturating_sub(elsewhere), view.name)
+        ((present(view) + arriving).saturating_sub(elsewhere), view.name)
     });
     let (missing_bytes, lost) = lost.max().unwrap_or_default();
     Room {

@@ -21,6 +21,7 @@ use drydock_core::{
         guest::memory,
     },
     eviction::strategy,
+    launcher_pod::MIGRATION_UID,
     migratable,
     minimum::Minimum,
     placement::{
@@ -73,6 +74,28 @@ pub struct Unread {
     pub resource: String,
     /// Why, such as `forbidden`.
     pub why: String,
+}
+
+impl Snapshot {
+    /// Returns whether there is a node of this name.
+    pub(crate) fn has_node(&self, name: &str) -> bool {
+        let mut nodes = self.nodes.iter();
+        nodes.any(|node| node.metadata.name.as_deref() == Some(name))
+    }
+}
+
+impl Unread {
+    /// Returns a list for people: `pods (forbidden), claims (...)`.
+    pub(crate) fn list(all: &[Self]) -> String {
+        let all = all.iter().map(|unread| format!("{} ({})", unread.resource, unread.why));
+        all.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Returns whether a migration is one of an instance.
+pub(crate) fn is_of(migration: &VirtualMachineInstanceMigration, instance: &VirtualMachineInstance) -> bool {
+    migration.metadata.namespace == instance.metadata.namespace
+        && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
 }
 
 /// The snapshot with what follows from it for all guests.
@@ -151,6 +174,14 @@ impl<'a> World<'a> {
     pub(crate) fn pods_of(&self, instance: &VirtualMachineInstance) -> &[&'a Pod] {
         let uid = instance.metadata.uid.as_deref().unwrap_or_default();
         self.pods_of.get(uid).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Returns the labels of the next pod of an instance: those of a present one.
+    pub(crate) fn next_labels(&self, instance: &VirtualMachineInstance) -> BTreeMap<String, String> {
+        let like = self.pods_of(instance).first();
+        let mut labels = like.and_then(|pod| pod.metadata.labels.clone()).unwrap_or_default();
+        labels.remove(MIGRATION_UID);
+        labels
     }
 
     /// Returns the eviction strategy in force for an instance.
@@ -239,11 +270,9 @@ fn rate(snapshot: &Snapshot) -> Option<Rate> {
     };
     for migration in snapshot.migrations.iter().filter(has_succeeded) {
         let Some(took) = took(migration) else { continue };
-        let of = |instance: &&VirtualMachineInstance| {
-            instance.metadata.namespace == migration.metadata.namespace
-                && instance.metadata.name.as_deref() == Some(migration.spec.vmi_name.as_str())
-        };
-        let bytes = snapshot.instances.iter().find(of).map_or(0, memory);
+        let mut instances = snapshot.instances.iter();
+        let guest = instances.find(|instance| is_of(migration, instance));
+        let bytes = guest.map_or(0, memory);
         rate.add(took, bytes);
     }
     (rate.count > 0).then_some(rate)

@@ -1,5 +1,7 @@
 //! Text for terminals: columns, wrapped lines and amounts.
 
+use std::fmt::Write as _;
+
 /// Width for output that is no terminal, in columns.
 pub const WIDTH: usize = 80;
 
@@ -53,6 +55,17 @@ pub fn wrapped(text: &str, width: usize, indent: usize) -> String {
         column += length;
     }
     lines
+}
+
+/// Appends a label and a message that begins at `column`: beside the label, or below it if the label is longer.
+pub(crate) fn beside(text: &mut String, label: &str, message: &str, column: usize, width: usize) {
+    let message = wrapped(message, width, column);
+    // Writing to a string cannot fail.
+    if label.chars().count() < column {
+        let _ = writeln!(text, "{label:<column$}{message}");
+    } else {
+        let _ = writeln!(text, "{label}\n{:column$}{message}", "");
+    }
 }
 
 /// Returns rows as columns of equal width, two spaces apart. The last column is as wide as it is.

@@ -16,12 +16,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::{
-    errno::Errno,
-    fcntl::{OFlag, OpenHow, ResolveFlag, openat2},
-};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 
-use super::{FolderError, PodFolder, Refusal, SECRETS, Watched, find};
+use super::{FolderError, PodFolder, Refusal, SECRETS, Watched, find, open_below};
 
 /// The link to the folder with the present content.
 const DATA: &str = "..data";
@@ -54,13 +51,7 @@ impl PodSecret {
         let how = OpenHow::new()
             .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
             .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-        let data = loop {
-            match openat2(volume.as_fd(), DATA, how) {
-                // A component was renamed during the lookup.
-                Err(Errno::EAGAIN | Errno::EINTR) => {}
-                found => break found.map_err(failed)?,
-            }
-        };
+        let data = open_below(volume.as_fd(), Path::new(DATA), how).map_err(failed)?;
         let failed_read = |error: io::Error| folder.unreadable(DATA, &error);
         let entries = fs::read_dir(format!("/proc/self/fd/{}", data.as_raw_fd())).map_err(failed_read)?;
         let (mut files, mut left) = (BTreeMap::new(), LARGEST);

@@ -144,6 +144,10 @@ impl Credentials {
 impl GuestTask {
     /// Sets the credentials if the guest does not have them as far as known, and publishes the result.
     pub(super) async fn synchronize_credentials(&self, handle: &DomainHandle, known: &mut Known) {
+        // The clone of the whole instance is only needed where there are credentials.
+        if known.credentials.secrets.is_empty() {
+            return;
+        }
         let instance = self.instance();
         let connected = known.agent.is_some();
         let Some(result) = known.credentials.synchronize(handle, &instance.spec, connected).await else {

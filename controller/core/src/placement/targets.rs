@@ -56,12 +56,7 @@ pub fn migration_targets<'a>(
     }
     let judged = |unlisted: &[String]| {
         judge(others(), ENOUGH, |node| {
-            let mut found = misfits(needs, &instance.spec, node);
-            if !found.contains(&Misfit::NoAgent) {
-                guest.compare(needs, node, unlisted, &mut found);
-            }
-            add_by_pods(needs, rules, node, &mut found);
-            found
+            guest.misfits(instance, needs, rules, unlisted, node)
         })
     };
     let mut fit = judged(&[]);
@@ -110,14 +105,7 @@ pub fn target_misfits<'n>(
     let judged = |unlisted: &[String]| -> Vec<(&'n str, BTreeSet<Misfit>)> {
         let others = nodes.iter().filter(|node| Some(node.name) != here);
         others
-            .map(|node| {
-                let mut found = misfits(needs, &instance.spec, node);
-                if !found.contains(&Misfit::NoAgent) {
-                    guest.compare(needs, node, unlisted, &mut found);
-                }
-                add_by_pods(needs, rules, node, &mut found);
-                (node.name, found)
-            })
+            .map(|node| (node.name, guest.misfits(instance, needs, rules, unlisted, node)))
             .collect()
     };
     let first = judged(&[]);
@@ -294,6 +282,23 @@ impl<'a> Guest<'a> {
                 .filter(|vendor| !vendor.is_empty())),
             source: source.cloned(),
         })
+    }
+
+    /// Returns everything that prevents the guest and its pod from running on a node, except for the features `unlisted`.
+    fn misfits(
+        &self,
+        instance: &VirtualMachineInstance,
+        needs: &Requirements,
+        rules: &Rules,
+        unlisted: &[String],
+        node: &NodeView<'_>,
+    ) -> BTreeSet<Misfit> {
+        let mut found = misfits(needs, &instance.spec, node);
+        if !found.contains(&Misfit::NoAgent) {
+            self.compare(needs, node, unlisted, &mut found);
+        }
+        add_by_pods(needs, rules, node, &mut found);
+        found
     }
 
     /// Adds what prevents the guest from running on a node, except for the features `unlisted`.

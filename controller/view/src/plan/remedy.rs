@@ -1,10 +1,14 @@
 //! What helps a guest that blocks a drain, with the command for it.
 
+use std::fmt::Write as _;
+
 use drydock_api::kubevirt::{
     VirtualMachineInstance,
     names::{EVACUATION_FALLBACK, RESTART},
 };
 use serde::Serialize;
+
+use crate::text::beside;
 
 /// What would help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -17,6 +21,15 @@ pub struct Remedy {
 }
 
 impl Remedy {
+    /// Appends it to a text for people, from a column on.
+    pub(crate) fn append(&self, text: &mut String, column: usize, width: usize) {
+        beside(text, "", &format!("helps: {}", self.text), column, width);
+        if let Some(command) = &self.command {
+            // Not wrapped, so that it can be copied. Writing to a string cannot fail.
+            let _ = writeln!(text, "{:column$}{command}", "");
+        }
+    }
+
     /// Returns what helps against a reason of a [`RemainingGuest`](drydock_api::hypervisor::RemainingGuest).
     ///
     /// | reason | what helps |

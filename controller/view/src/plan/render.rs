@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{DrainPlan, GuestPlan, NodePlan, Room};
-use crate::text::{bytes, seconds, wrapped};
+use crate::{
+    snapshot::Unread,
+    text::{beside, bytes, seconds, wrapped},
+};
 
 /// Column at which messages begin.
 const MESSAGE: usize = 17;
@@ -16,11 +19,11 @@ pub fn text(plan: &DrainPlan, clock: &str, width: usize) -> String {
     }
     let _ = writeln!(text, "ROOM             {}", wrapped(&room(&plan.room), width, MESSAGE));
     if !plan.unread.is_empty() {
-        let unread = plan.unread.iter();
-        let unread: Vec<_> = unread
-            .map(|unread| format!("{} ({})", unread.resource, unread.why))
-            .collect();
-        let _ = writeln!(text, "not considered:  {}", wrapped(&unread.join(", "), width, MESSAGE));
+        let _ = writeln!(
+            text,
+            "not considered:  {}",
+            wrapped(&Unread::list(&plan.unread), width, MESSAGE)
+        );
     }
     text
 }
@@ -39,11 +42,7 @@ fn node_text(text: &mut String, plan: &DrainPlan, node: &NodePlan, clock: &str, 
         for guest in &node.blocks {
             line(text, &name(guest), &guest.message, width);
             if let Some(remedy) = &guest.remedy {
-                line(text, "", &format!("helps: {}", remedy.text), width);
-                if let Some(command) = &remedy.command {
-                    // Not wrapped, so that it can be copied.
-                    let _ = writeln!(text, "{:MESSAGE$}{command}", "");
-                }
+                remedy.append(text, MESSAGE, width);
             }
         }
     }
@@ -104,13 +103,7 @@ fn name(guest: &GuestPlan) -> String {
 
 /// Appends a name and a message beside it, or below it if the name is long.
 fn line(text: &mut String, name: &str, message: &str, width: usize) {
-    let message = wrapped(message, width, MESSAGE);
-    let column = format!("  {name}");
-    if column.chars().count() < MESSAGE {
-        let _ = writeln!(text, "{column:<MESSAGE$}{message}");
-    } else {
-        let _ = writeln!(text, "{column}\n{:MESSAGE$}{message}", "");
-    }
+    beside(text, &format!("  {name}"), message, MESSAGE, width);
 }
 
 /// Returns the sentence about what is left.
