@@ -10,6 +10,9 @@ use kube::{
 
 use crate::failure::Failure;
 
+/// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
+const WATCH_SILENCE: Duration = Duration::from_secs(295);
+
 /// Plans and carries out the maintenance of nodes with virtual machines.
 #[derive(Debug, Parser)]
 #[command(
@@ -54,11 +57,11 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Returns a client.
+    /// Returns a client, for watches if `watches` is set: those may be silent for long.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read or used.
-    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+    pub(crate) async fn client(&self, watches: bool) -> Result<Client, Failure> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             cluster: self.cluster.clone(),
@@ -73,7 +76,8 @@ impl Connection {
         };
         let mut config = config.map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
         config.connect_timeout = Some(Duration::from_secs(self.request_timeout));
-        config.read_timeout = Some(Duration::from_secs(self.request_timeout));
+        let patience = Duration::from_secs(self.request_timeout);
+        config.read_timeout = Some(if watches { WATCH_SILENCE.max(patience) } else { patience });
         if self.act_as.is_some() {
             config.auth_info.impersonate.clone_from(&self.act_as);
             config.auth_info.impersonate_groups = (!self.as_groups.is_empty()).then(|| self.as_groups.clone());

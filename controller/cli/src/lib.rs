@@ -85,7 +85,8 @@ pub fn run<T: Into<OsString> + Clone>(
 }
 
 async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let client = arguments.connection.client().await?;
+    let watches = matches!(arguments.command, Command::Drain { .. } | Command::Watch { .. });
+    let client = arguments.connection.client(watches).await?;
     match &arguments.command {
         Command::Plan(question) => plan::print(&client, question, clock::now(), terminal, out).await,
         Command::Drain { start, follow: options } => {
