@@ -130,7 +130,7 @@ async fn of_node(client: &Client, node: &str) -> Result<Vec<(Group, NodeMaintena
     Ok(found)
 }
 
-async fn all(client: &Client) -> Result<Vec<(Group, NodeMaintenance)>, Failure> {
+pub(crate) async fn all(client: &Client) -> Result<Vec<(Group, NodeMaintenance)>, Failure> {
     let mut found = Vec::new();
     for group in Group::ALL {
         let api = Api::<NodeMaintenance>::all_with(client.clone(), &group);

@@ -2,7 +2,11 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
+use drydock_api::{
+    HyperConverged, Hypervisor,
+    legacy::CONFIG_MAP,
+    maintenance::{Group, NodeMaintenance},
+};
 use drydock_view::snapshot::{Snapshot, Unread};
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -12,7 +16,7 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, maintenance};
 
 /// Number of objects that are read at once.
 const PAGE: u32 = 500;
@@ -57,13 +61,30 @@ where
         Ok(found) => (found, None),
         // The cluster has no such kind, so there is no such object.
         Err(kube::Error::Api(status)) if status.code == 404 => (Vec::new(), None),
-        Err(error) => {
-            let why = match &error {
-                kube::Error::Api(status) if status.code == 403 => "forbidden".to_owned(),
-                kube::Error::Api(status) => status.message.clone(),
-                error => error.to_string(),
-            };
-            let resource = resource.to_owned();
+        Err(error) => (Vec::new(), Some(unread(resource, &error))),
+    }
+}
+
+fn unread(resource: &str, error: &kube::Error) -> Unread {
+    let why = match error {
+        kube::Error::Api(status) if status.code == 403 => "forbidden".to_owned(),
+        kube::Error::Api(status) => status.message.clone(),
+        error => error.to_string(),
+    };
+    Unread {
+        resource: resource.to_owned(),
+        why,
+    }
+}
+
+/// Reads the nodes in maintenance.
+async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option<Unread>) {
+    match maintenance::all(client).await {
+        Ok(found) => (found, None),
+        Err(Failure::Read { resource, error, .. }) => (Vec::new(), Some(unread(resource, &error))),
+        Err(failure) => {
+            let resource = "nodemaintenances".to_owned();
+            let why = failure.to_string();
             (Vec::new(), Some(Unread { resource, why }))
         }
     }
@@ -79,7 +100,19 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
         needed::<Node>(client, "nodes"),
         needed(client, "virtualmachineinstances"),
     );
-    let (essential, hypervisors, pods, machines, migrations, budgets, claims, volumes, config_maps, hyperconvergeds) = tokio::join!(
+    let (
+        essential,
+        hypervisors,
+        pods,
+        machines,
+        migrations,
+        budgets,
+        claims,
+        volumes,
+        config_maps,
+        hyperconvergeds,
+        maintained,
+    ) = tokio::join!(
         essential,
         useful::<Hypervisor>(client, "hypervisors", None),
         useful::<Pod>(client, "pods", Some("status.phase!=Succeeded,status.phase!=Failed")),
@@ -90,6 +123,7 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
         useful::<PersistentVolume>(client, "persistentvolumes", None),
         useful::<ConfigMap>(client, "configmaps", Some(&name)),
         useful::<HyperConverged>(client, "hyperconvergeds", None),
+        maintenances(client),
     );
     let (nodes, instances) = essential?;
     let unread = [
@@ -102,20 +136,26 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
         volumes.1,
         config_maps.1,
         hyperconvergeds.1,
+        maintained.1,
     ];
     Ok(Snapshot {
         at,
-        nodes,
-        instances,
-        hypervisors: hypervisors.0,
-        pods: pods.0,
-        machines: machines.0,
+        nodes: shared(nodes),
+        instances: shared(instances),
+        hypervisors: shared(hypervisors.0),
+        pods: shared(pods.0),
+        machines: shared(machines.0),
         migrations: shared(migrations.0),
         budgets: shared(budgets.0),
-        claims: claims.0,
-        volumes: volumes.0,
+        claims: shared(claims.0),
+        volumes: shared(volumes.0),
         config_maps: shared(config_maps.0),
         hyperconvergeds: shared(hyperconvergeds.0),
+        maintenances: maintained
+            .0
+            .into_iter()
+            .map(|(group, object)| (group, Arc::new(object)))
+            .collect(),
         unread: unread.into_iter().flatten().collect(),
     })
 }

@@ -4,6 +4,8 @@ use drydock_api::hypervisor::{DrainStatus, RemainingGuest, RemainingState};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::nodes::counts;
+
 /// Something that has happened in a drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -92,16 +94,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
 
 /// Returns what a drain waits for, as an event about its node.
 pub fn summary(at: Timestamp, node: &str, drain: &DrainStatus) -> DrainEvent {
-    let mut parts: Vec<String> = [
-        (drain.moving, "moving"),
-        (drain.waiting, "waiting"),
-        (drain.blocked, "blocked"),
-        (drain.shutting_down, "shutting down"),
-    ]
-    .into_iter()
-    .filter(|(count, _)| *count > 0)
-    .map(|(count, what)| format!("{count} {what}"))
-    .collect();
+    let mut parts = vec![counts(drain)];
     if let Some(end) = &drain.estimated_end {
         parts.push(format!("ends about {}", end.0.strftime("%H:%M:%SZ")));
     }

@@ -209,13 +209,18 @@ fn line(text: &mut String, label: &str, message: &str, width: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::plan::fixture::cluster;
 
     #[test]
     fn guest_that_moves_names_the_nodes_that_could_take_it() {
         let mut snapshot = cluster();
-        snapshot.nodes[2].spec.get_or_insert_default().unschedulable = Some(true);
+        Arc::make_mut(&mut snapshot.nodes[2])
+            .spec
+            .get_or_insert_default()
+            .unschedulable = Some(true);
         let found = explain(&snapshot, "shop", "web").unwrap();
         assert_eq!(
             (found.migratable.holds, found.drain.as_ref().unwrap().outcome),
@@ -240,7 +245,7 @@ mod tests {
     #[test]
     fn guest_of_which_nothing_is_reported_is_not_known() {
         let mut snapshot = cluster();
-        let instance = &mut snapshot.instances[0];
+        let instance = Arc::make_mut(&mut snapshot.instances[0]);
         instance.status = None;
         let name = instance.metadata.name.clone().unwrap();
         let found = explain(&snapshot, "shop", &name).unwrap();

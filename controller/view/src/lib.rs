@@ -10,13 +10,17 @@
 //! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot.
 //! - [`nodes`]: a table of all nodes.
+//! - [`node`]: one node, with its maintenance and its guests.
+//! - [`prune`]: what of an object is needed for all this.
 //! - [`text`]: columns, wrapped lines and amounts.
 
 #![forbid(unsafe_code)]
 
 pub mod drain;
 pub mod explain;
+pub mod node;
 pub mod nodes;
 pub mod plan;
+pub mod prune;
 pub mod snapshot;
 pub mod text;

@@ -1,14 +1,19 @@
 //! A table of all nodes: how open each is, how many guests are on it and how much memory is requested.
 
+use std::collections::HashMap;
+
 use drydock_api::{
     Hypervisor,
-    hypervisor::DrainStatus,
-    kubevirt::{Phase, VirtualMachineInstance},
+    hypervisor::{DrainStatus, RemainingState},
+    kubevirt::Phase,
     reasons,
 };
-use drydock_core::{drain::NodeMarks, quantity};
+use drydock_core::{drain::NodeMarks, placement::NodeView, quantity};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::{
+    api::core::v1::{Node, NodeCondition},
+    apimachinery::pkg::apis::meta::v1::Condition,
+};
 use serde::Serialize;
 
 use crate::{
@@ -68,10 +73,16 @@ pub struct NodeRow {
     pub name: String,
     /// How open it is.
     pub state: State,
+    /// Why it is not open, for people.
+    pub why: Option<String>,
     /// Number of guests on it.
     pub guests: usize,
     /// Guests that move away from it; `None` if it is not being drained.
     pub moving: Option<u32>,
+    /// Guests that wait for their migration; `None` if it is not being drained.
+    pub waiting: Option<u32>,
+    /// Guests that are being shut down; `None` if it is not being drained.
+    pub shutting_down: Option<u32>,
     /// Guests that stay until somebody does something; `None` if it is not being drained.
     pub blocked: Option<u32>,
     /// Bytes of memory that pods request there.
@@ -80,68 +91,162 @@ pub struct NodeRow {
     pub allocatable_bytes: u64,
     /// When its drain will end, as far as it can be estimated.
     pub end: Option<Timestamp>,
+    /// Since when it is in this state; `None` if it is open, or if that is not known.
+    pub since: Option<Timestamp>,
+    /// Whether a NodeMaintenance of it exists.
+    pub in_maintenance: bool,
+    /// Its failure domain.
+    pub zone: Option<String>,
+    /// The version of its kernel.
+    pub kernel: Option<String>,
 }
+
+/// Node label with the failure domain.
+const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Returns all nodes by name.
 pub fn rows(snapshot: &Snapshot) -> Vec<NodeRow> {
-    let world = World::of(snapshot);
-    let views = world.views(&snapshot.nodes);
-    let of = |name: &str| {
-        snapshot
-            .nodes
-            .iter()
-            .find(|node| node.metadata.name.as_deref() == Some(name))
-    };
-    views
+    rows_in(&World::of(snapshot))
+}
+
+pub(crate) fn rows_in(world: &World<'_>) -> Vec<NodeRow> {
+    let snapshot = world.snapshot;
+    let mut guests: HashMap<&str, usize> = HashMap::new();
+    for instance in &snapshot.instances {
+        let Some(status) = &instance.status else { continue };
+        if let Some(node) = status.node_name.as_deref()
+            && !status.phase.is_some_and(Phase::is_final)
+        {
+            *guests.entry(node).or_default() += 1;
+        }
+    }
+    let nodes: HashMap<&str, &Node> = snapshot
+        .nodes
         .iter()
-        .map(|view| {
-            let hypervisor = snapshot
-                .hypervisors
-                .iter()
-                .find(|hypervisor| hypervisor.metadata.name.as_deref() == Some(view.name));
-            let drain = hypervisor.and_then(|hypervisor| hypervisor.status.as_ref()?.drain.as_ref());
-            let drain = drain.filter(|drain| drain.finished_at.is_none());
-            let node = of(view.name);
-            let memory = view.allocatable.and_then(|all| all.get("memory"));
-            let here = |instance: &&VirtualMachineInstance| {
-                let status = instance.status.as_ref();
-                status.is_some_and(|status| {
-                    status.node_name.as_deref() == Some(view.name) && !status.phase.is_some_and(Phase::is_final)
-                })
+        .filter_map(|node| Some((node.metadata.name.as_deref()?, &**node)))
+        .collect();
+    let views = world.views(&snapshot.nodes);
+    let rows = views.iter().filter_map(|view| {
+        let guests = guests.get(view.name).copied().unwrap_or(0);
+        Some(row(world, view, nodes.get(view.name)?, guests))
+    });
+    rows.collect()
+}
+
+fn row(world: &World<'_>, view: &NodeView<'_>, node: &Node, guests: usize) -> NodeRow {
+    let hypervisor = world.hypervisor(view.name);
+    let last = hypervisor.and_then(|hypervisor| hypervisor.status.as_ref()?.drain.as_ref());
+    let drain = last.filter(|drain| drain.finished_at.is_none());
+    let memory = view.allocatable.and_then(|all| all.get("memory"));
+    let state = state(node, hypervisor, drain, world);
+    let label = |name: &str| node.metadata.labels.as_ref()?.get(name).cloned();
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    NodeRow {
+        name: view.name.to_owned(),
+        state,
+        why: why(state, node, hypervisor, drain),
+        guests,
+        moving: drain.map(|drain| drain.moving),
+        waiting: drain.map(|drain| drain.waiting),
+        shutting_down: drain.map(|drain| drain.shutting_down),
+        blocked: drain.map(|drain| drain.blocked),
+        requested_bytes: view.room.as_ref().map_or(0, |room| room.requested("memory", i32::MIN)),
+        allocatable_bytes: memory.and_then(|amount| quantity::bytes(&amount.0)).unwrap_or(0),
+        end: drain.and_then(|drain| drain.estimated_end.as_ref()).map(|end| end.0),
+        since: since(state, node, hypervisor, last),
+        in_maintenance: world.snapshot.maintenances_of(view.name).next().is_some(),
+        zone: label(ZONE),
+        kernel: info
+            .map(|info| info.kernel_version.clone())
+            .filter(|kernel| !kernel.is_empty()),
+    }
+}
+
+/// Returns why a node is not open, in one sentence.
+fn why(state: State, node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>) -> Option<String> {
+    match state {
+        State::Open => None,
+        State::Closed => Some("cordoned; nothing moves".into()),
+        State::Emptying => Some(drain.map_or_else(|| "the drain begins".into(), counts)),
+        State::Blocked => {
+            let drain = drain?;
+            let mut remaining = drain.remaining.iter();
+            let first = remaining.find(|guest| guest.state == RemainingState::Blocked);
+            let first = first.map(|guest| format!("{}/{}: {}", guest.namespace, guest.name, guest.message));
+            let more = match drain.blocked.saturating_sub(1) {
+                0 => String::new(),
+                more => format!(" (and {more} more)"),
             };
-            NodeRow {
-                name: view.name.to_owned(),
-                state: node.map_or(State::Unknown, |node| state(node, hypervisor, drain, &world)),
-                guests: snapshot.instances.iter().filter(here).count(),
-                moving: drain.map(|drain| drain.moving),
-                blocked: drain.map(|drain| drain.blocked),
-                requested_bytes: view.room.as_ref().map_or(0, |room| room.requested("memory", i32::MIN)),
-                allocatable_bytes: memory.and_then(|amount| quantity::bytes(&amount.0)).unwrap_or(0),
-                end: drain.and_then(|drain| drain.estimated_end.as_ref()).map(|end| end.0),
-            }
-        })
-        .collect()
+            Some(first.unwrap_or_else(|| format!("{} blocked", drain.blocked)) + &more)
+        }
+        State::Empty => Some("safe to switch off".into()),
+        State::NotUsable => Some(match ready(hypervisor) {
+            None if hypervisor.is_none() => "no agent has reported from it".into(),
+            None => "its agent has not reported yet".into(),
+            Some(ready) if ready.message.is_empty() => ready.reason.clone(),
+            Some(ready) => ready.message.clone(),
+        }),
+        State::Unknown => {
+            let message = node_condition(node, "Ready").and_then(|ready| ready.message.clone());
+            let message = message.filter(|message| !message.is_empty());
+            let message = message.unwrap_or_else(|| "its kubelet does not report".into());
+            Some(format!("{}; guests may run on", message.trim_end_matches('.')))
+        }
+    }
+}
+
+/// Returns the numbers of a drain: `2 moving, 1 waiting`.
+pub(crate) fn counts(drain: &DrainStatus) -> String {
+    let parts: Vec<String> = [
+        (drain.moving, "moving"),
+        (drain.waiting, "waiting"),
+        (drain.blocked, "blocked"),
+        (drain.shutting_down, "shutting down"),
+    ]
+    .into_iter()
+    .filter(|(count, _)| *count > 0)
+    .map(|(count, what)| format!("{count} {what}"))
+    .collect();
+    if parts.is_empty() {
+        "no virtual machine is left; pods may be".into()
+    } else {
+        parts.join(", ")
+    }
+}
+
+fn since(state: State, node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>) -> Option<Timestamp> {
+    let changed = |type_| {
+        let changed = node_condition(node, type_)?.last_transition_time.as_ref();
+        changed.map(|changed| changed.0)
+    };
+    match state {
+        State::Open | State::Closed => None,
+        State::Emptying | State::Blocked => drain.map(|drain| drain.started_at.0),
+        State::Empty => changed(reasons::node::DRAINED),
+        State::NotUsable => ready(hypervisor).map(|ready| ready.last_transition_time.0),
+        State::Unknown => changed("Ready"),
+    }
+}
+
+fn node_condition<'a>(node: &'a Node, type_: &str) -> Option<&'a NodeCondition> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+fn ready(hypervisor: Option<&Hypervisor>) -> Option<&Condition> {
+    let mut conditions = hypervisor?.status.as_ref()?.conditions.iter();
+    conditions.find(|condition| condition.type_ == reasons::hypervisor::READY)
 }
 
 fn state(node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>, world: &World<'_>) -> State {
-    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let node_condition = |type_: &str| {
-        let mut conditions = conditions.into_iter().flatten();
-        let found = conditions.find(|condition| condition.type_ == type_)?;
-        Some(found.status.as_str())
-    };
-    if node_condition("Ready").is_some_and(|status| status != "True") {
+    if node_condition(node, "Ready").is_some_and(|ready| ready.status != "True") {
         return State::Unknown;
     }
-    let ready = hypervisor.and_then(|hypervisor| {
-        let mut conditions = hypervisor.status.as_ref()?.conditions.iter();
-        conditions.find(|condition| condition.type_ == reasons::hypervisor::READY)
-    });
-    if ready.is_none_or(|ready| ready.status != "True") {
+    if ready(hypervisor).is_none_or(|ready| ready.status != "True") {
         return State::NotUsable;
     }
     let marks = NodeMarks::of(node, &world.configuration.migrations.drain_taint_key);
-    let is_drained = node_condition(reasons::node::DRAINED) == Some("True");
+    let is_drained = node_condition(node, reasons::node::DRAINED).is_some_and(|drained| drained.status == "True");
     match drain {
         Some(drain) if drain.blocked > 0 => State::Blocked,
         _ if is_drained => State::Empty,
@@ -176,6 +281,8 @@ pub fn text(rows: &[NodeRow], now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
@@ -184,12 +291,12 @@ mod tests {
     const NOW: &str = "2026-11-27T14:02:11Z";
 
     /// Returns a cluster whose agents report that they are ready.
-    fn ready() -> Snapshot {
+    fn usable() -> Snapshot {
         let mut snapshot = cluster();
         for hypervisor in &mut snapshot.hypervisors {
             let condition = json!({"type": "Ready", "status": "True", "reason": "", "message": "",
                 "lastTransitionTime": NOW});
-            let status = hypervisor.status.as_mut().unwrap();
+            let status = Arc::make_mut(hypervisor).status.as_mut().unwrap();
             status.conditions = vec![serde_json::from_value(condition).unwrap()];
         }
         snapshot
@@ -209,56 +316,141 @@ mod tests {
         let cases: [(Change, State); 8] = [
             (|_| {}, State::Open),
             (
-                |snapshot| snapshot.nodes[0].spec.get_or_insert_default().unschedulable = Some(true),
+                |snapshot| {
+                    Arc::make_mut(&mut snapshot.nodes[0])
+                        .spec
+                        .get_or_insert_default()
+                        .unschedulable = Some(true)
+                },
                 State::Closed,
             ),
             (
                 |snapshot| {
                     let taint = json!([{"key": "medik8s.io/drain", "effect": "NoSchedule"}]);
-                    snapshot.nodes[0].spec.get_or_insert_default().taints = serde_json::from_value(taint).unwrap();
+                    Arc::make_mut(&mut snapshot.nodes[0])
+                        .spec
+                        .get_or_insert_default()
+                        .taints = serde_json::from_value(taint).unwrap();
                 },
                 State::Emptying,
             ),
             (
-                |snapshot| snapshot.hypervisors[0].status.as_mut().unwrap().drain = Some(drain(0)),
+                |snapshot| {
+                    Arc::make_mut(&mut snapshot.hypervisors[0])
+                        .status
+                        .as_mut()
+                        .unwrap()
+                        .drain = Some(drain(0))
+                },
                 State::Emptying,
             ),
             (
-                |snapshot| snapshot.hypervisors[0].status.as_mut().unwrap().drain = Some(drain(1)),
+                |snapshot| {
+                    Arc::make_mut(&mut snapshot.hypervisors[0])
+                        .status
+                        .as_mut()
+                        .unwrap()
+                        .drain = Some(drain(1))
+                },
                 State::Blocked,
             ),
             (
                 |snapshot| {
                     let conditions = json!([{"type": "Drained", "status": "True"}]);
-                    let status = snapshot.nodes[0].status.get_or_insert_default();
+                    let status = Arc::make_mut(&mut snapshot.nodes[0]).status.get_or_insert_default();
                     status.conditions = serde_json::from_value(conditions).unwrap();
                 },
                 State::Empty,
             ),
             (
-                |snapshot| snapshot.hypervisors[0].status.as_mut().unwrap().conditions.clear(),
+                |snapshot| {
+                    Arc::make_mut(&mut snapshot.hypervisors[0])
+                        .status
+                        .as_mut()
+                        .unwrap()
+                        .conditions
+                        .clear()
+                },
                 State::NotUsable,
             ),
             (
                 |snapshot| {
                     let conditions = json!([{"type": "Ready", "status": "Unknown"}]);
-                    let status = snapshot.nodes[0].status.get_or_insert_default();
+                    let status = Arc::make_mut(&mut snapshot.nodes[0]).status.get_or_insert_default();
                     status.conditions = serde_json::from_value(conditions).unwrap();
                 },
                 State::Unknown,
             ),
         ];
         for (index, (change, expected)) in cases.into_iter().enumerate() {
-            let mut snapshot = ready();
+            let mut snapshot = usable();
             change(&mut snapshot);
             assert_eq!(rows(&snapshot)[0].state, expected, "case {index}");
         }
     }
 
     #[test]
+    fn reason_is_one_sentence_for_each_state() {
+        type Change = fn(&mut Snapshot);
+        let blocked = |count| {
+            let mut drain = drain(count);
+            drain.remaining = serde_json::from_value(json!([{"namespace": "shop", "name": "cache", "state": "Blocked",
+                "reason": "NotMigratable", "message": "it cannot be migrated"}]))
+            .unwrap();
+            drain
+        };
+        let unknown: Change = |snapshot| {
+            let conditions =
+                json!([{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}]);
+            let status = Arc::make_mut(&mut snapshot.nodes[0]).status.get_or_insert_default();
+            status.conditions = serde_json::from_value(conditions).unwrap();
+        };
+        let closed: Change = |snapshot| {
+            Arc::make_mut(&mut snapshot.nodes[0])
+                .spec
+                .get_or_insert_default()
+                .unschedulable = Some(true)
+        };
+        for (change, expected) in [
+            (closed, Some("cordoned; nothing moves")),
+            (unknown, Some("Kubelet stopped posting node status; guests may run on")),
+            (
+                |snapshot| drop(snapshot.hypervisors.remove(0)),
+                Some("no agent has reported from it"),
+            ),
+            (|_| {}, None),
+        ] {
+            let mut snapshot = usable();
+            change(&mut snapshot);
+            assert_eq!(rows(&snapshot)[0].why.as_deref(), expected);
+        }
+        for (drain, expected) in [
+            (drain(0), "2 moving, 1 waiting"),
+            (blocked(1), "shop/cache: it cannot be migrated"),
+            (blocked(3), "shop/cache: it cannot be migrated (and 2 more)"),
+        ] {
+            let mut snapshot = usable();
+            Arc::make_mut(&mut snapshot.hypervisors[0])
+                .status
+                .as_mut()
+                .unwrap()
+                .drain = Some(drain);
+            let row = rows(&snapshot).remove(0);
+            assert_eq!(
+                (row.why.as_deref(), row.since),
+                (Some(expected), Some(NOW.parse().unwrap()))
+            );
+        }
+    }
+
+    #[test]
     fn nodes_are_a_table() {
-        let mut snapshot = ready();
-        snapshot.hypervisors[0].status.as_mut().unwrap().drain = Some(drain(1));
+        let mut snapshot = usable();
+        Arc::make_mut(&mut snapshot.hypervisors[0])
+            .status
+            .as_mut()
+            .unwrap()
+            .drain = Some(drain(1));
         snapshot.hypervisors.remove(2);
         assert_eq!(
             text(&rows(&snapshot), NOW.parse().unwrap()),

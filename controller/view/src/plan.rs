@@ -169,10 +169,10 @@ pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNo
 /// Returns the same for nodes that exist.
 pub(crate) fn plan_in(world: &World<'_>, names: &[String]) -> DrainPlan {
     let snapshot = world.snapshot;
-    let is_named = |node: &Node| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
+    let is_named = |node: &Arc<Node>| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
     let mut after = snapshot.nodes.clone();
     for node in after.iter_mut().filter(|node| is_named(node)) {
-        node.spec.get_or_insert_default().unschedulable = Some(true);
+        Arc::make_mut(node).spec.get_or_insert_default().unschedulable = Some(true);
     }
     let views = world.views(&snapshot.nodes);
     let open = world.views(&after);
@@ -394,7 +394,7 @@ fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &World<'_>) -> Room {
             let status = instance.status.as_ref();
             status.and_then(|status| status.node_name.as_deref()) == Some(view.name)
         });
-        here.map(memory).sum()
+        here.map(|instance| memory(instance)).sum()
     };
     let lost = usable.iter().map(|view| {
         let arriving = arriving(view);

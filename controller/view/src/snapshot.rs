@@ -13,6 +13,7 @@ use drydock_api::{
         VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
         names::CREATED_BY,
     },
+    maintenance::{Group, NodeMaintenance},
 };
 use drydock_core::{
     configuration::{Configuration, gathering::sources, resolve, selection::NAMESPACES},
@@ -36,33 +37,35 @@ use k8s_openapi::api::{
 };
 use serde::Serialize;
 
-/// Objects as they were read, all at about the same time.
+/// Objects as they were read, all at about the same time. Shared ones: a cache gives them away without a copy.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     /// When they were read.
     pub at: Timestamp,
     /// All nodes.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<Arc<Node>>,
     /// The reports of their agents.
-    pub hypervisors: Vec<Hypervisor>,
+    pub hypervisors: Vec<Arc<Hypervisor>>,
     /// All pods.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<Arc<Pod>>,
     /// All instances.
-    pub instances: Vec<VirtualMachineInstance>,
+    pub instances: Vec<Arc<VirtualMachineInstance>>,
     /// All virtual machines.
-    pub machines: Vec<VirtualMachine>,
+    pub machines: Vec<Arc<VirtualMachine>>,
     /// All migrations.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// All PodDisruptionBudgets.
     pub budgets: Vec<Arc<PodDisruptionBudget>>,
     /// All claims.
-    pub claims: Vec<PersistentVolumeClaim>,
+    pub claims: Vec<Arc<PersistentVolumeClaim>>,
     /// All persistent volumes.
-    pub volumes: Vec<PersistentVolume>,
+    pub volumes: Vec<Arc<PersistentVolume>>,
     /// The legacy configuration.
     pub config_maps: Vec<Arc<ConfigMap>>,
     /// The configuration.
     pub hyperconvergeds: Vec<Arc<HyperConverged>>,
+    /// Nodes in maintenance, each with the group of its object.
+    pub maintenances: Vec<(Group, Arc<NodeMaintenance>)>,
     /// What could not be read.
     pub unread: Vec<Unread>,
 }
@@ -79,8 +82,22 @@ pub struct Unread {
 impl Snapshot {
     /// Returns whether there is a node of this name.
     pub(crate) fn has_node(&self, name: &str) -> bool {
+        self.node(name).is_some()
+    }
+
+    /// Returns the node of this name.
+    pub(crate) fn node(&self, name: &str) -> Option<&Node> {
         let mut nodes = self.nodes.iter();
-        nodes.any(|node| node.metadata.name.as_deref() == Some(name))
+        nodes
+            .find(|node| node.metadata.name.as_deref() == Some(name))
+            .map(|node| &**node)
+    }
+
+    /// Returns the maintenances of a node: one, unless both groups have an object for it.
+    pub fn maintenances_of(&self, node: &str) -> impl Iterator<Item = &(Group, Arc<NodeMaintenance>)> {
+        self.maintenances
+            .iter()
+            .filter(move |(_, maintenance)| maintenance.spec.node_name == node)
     }
 }
 
@@ -136,13 +153,13 @@ impl<'a> World<'a> {
             configuration,
             rate: rate(snapshot),
             hypervisors: hypervisors
-                .filter_map(|hypervisor| Some((hypervisor.metadata.name.as_deref()?, hypervisor)))
+                .filter_map(|hypervisor| Some((hypervisor.metadata.name.as_deref()?, &**hypervisor)))
                 .collect(),
             pods_of,
             machines: machines
                 .filter_map(|machine| {
                     let metadata = &machine.metadata;
-                    Some(((metadata.namespace.as_deref()?, metadata.name.as_deref()?), machine))
+                    Some(((metadata.namespace.as_deref()?, metadata.name.as_deref()?), &**machine))
                 })
                 .collect(),
             rooms: rooms.into_iter().map(|(node, room)| (node, Arc::new(room))).collect(),
@@ -151,7 +168,7 @@ impl<'a> World<'a> {
     }
 
     /// Returns the views of nodes, by name, with the requests of the pods on them.
-    pub(crate) fn views(&self, nodes: &'a [Node]) -> Vec<NodeView<'a>> {
+    pub(crate) fn views(&self, nodes: &'a [Arc<Node>]) -> Vec<NodeView<'a>> {
         let known_pods = !self.snapshot.unread.iter().any(|unread| unread.resource == "pods");
         let mut views: Vec<_> = nodes
             .iter()
@@ -168,6 +185,11 @@ impl<'a> World<'a> {
             .collect();
         views.sort_by_key(|view| view.name);
         views
+    }
+
+    /// Returns the report of the agent of a node.
+    pub(crate) fn hypervisor(&self, node: &str) -> Option<&'a Hypervisor> {
+        self.hypervisors.get(node).copied()
     }
 
     /// Returns the pods of an instance.
@@ -245,7 +267,7 @@ impl<'a> World<'a> {
 }
 
 /// Returns the minimum CPU model with the features that the first agent by name has reported.
-fn minimum(model: &str, hypervisors: &[Hypervisor]) -> Minimum {
+fn minimum(model: &str, hypervisors: &[Arc<Hypervisor>]) -> Minimum {
     let reported: BTreeMap<_, _> = hypervisors
         .iter()
         .filter_map(|hypervisor| {
@@ -272,7 +294,7 @@ fn rate(snapshot: &Snapshot) -> Option<Rate> {
         let Some(took) = took(migration) else { continue };
         let mut instances = snapshot.instances.iter();
         let guest = instances.find(|instance| is_of(migration, instance));
-        let bytes = guest.map_or(0, memory);
+        let bytes = guest.map_or(0, |guest| memory(guest));
         rate.add(took, bytes);
     }
     (rate.count > 0).then_some(rate)

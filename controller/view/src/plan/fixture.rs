@@ -87,8 +87,10 @@ fn guest(name: &str, node: &str, spec: &Value, migratable: bool) -> (VirtualMach
 pub(crate) fn cluster() -> Snapshot {
     let mut snapshot = Snapshot {
         at: "2026-11-27T14:02:11Z".parse().unwrap(),
-        nodes: vec![node("a", "64Gi"), node("b", "16Gi"), node("c", "16Gi")],
-        hypervisors: ["a", "b", "c"].map(hypervisor).into(),
+        nodes: [("a", "64Gi"), ("b", "16Gi"), ("c", "16Gi")]
+            .map(|(name, memory)| Arc::new(node(name, memory)))
+            .into(),
+        hypervisors: ["a", "b", "c"].map(|name| Arc::new(hypervisor(name))).into(),
         ..Snapshot::default()
     };
     let owned = |mut instance: VirtualMachineInstance| {
@@ -105,13 +107,13 @@ pub(crate) fn cluster() -> Snapshot {
     ] {
         let (instance, pod) = guest(name, node, &spec, migratable);
         let instance = if name == "cache" { owned(instance) } else { instance };
-        snapshot.instances.push(instance);
-        snapshot.pods.push(pod);
+        snapshot.instances.push(Arc::new(instance));
+        snapshot.pods.push(Arc::new(pod));
     }
     for (name, labels) in [("pg-0", json!({"app": "pg"})), ("log", json!({}))] {
         let pod = json!({"metadata": {"namespace": "shop", "name": name, "labels": labels},
             "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Running"}});
-        snapshot.pods.push(serde_json::from_value(pod).unwrap());
+        snapshot.pods.push(Arc::new(serde_json::from_value(pod).unwrap()));
     }
     let budget = json!({"metadata": {"namespace": "shop", "name": "pg"},
         "spec": {"selector": {"matchLabels": {"app": "pg"}}},

@@ -50,7 +50,7 @@ fn plan_fits_narrow_terminals_without_cutting_names() {
 fn several_nodes_are_one_question() {
     // Each of the others has room for the guests of one node, but not of both.
     let mut snapshot = cluster();
-    snapshot.nodes[2] = node("c", "9Gi");
+    snapshot.nodes[2] = Arc::new(node("c", "9Gi"));
     let blocked = |plan: &DrainPlan| -> usize { plan.nodes.iter().map(|node| node.blocks.len()).sum() };
     assert_eq!(blocked(&planned(&snapshot, &["b"])), 0);
     let both = planned(&snapshot, &["a", "b"]);
@@ -82,7 +82,7 @@ fn remedies_suit_the_guest() {
     );
     let mut alone = cluster();
     for instance in &mut alone.instances {
-        instance.metadata.owner_references = None;
+        Arc::make_mut(instance).metadata.owner_references = None;
     }
     let remedy = planned(&alone, &["a"]).nodes[0].blocks[0].remedy.clone().unwrap();
     assert_eq!(remedy.command.as_deref(), Some("kubectl delete vmi -n shop cache"));
@@ -104,7 +104,7 @@ fn pods_wait_for_budgets_with_their_numbers() {
 fn room_counts_the_loss_of_one_more_node() {
     let room = |c: &str| {
         let mut snapshot = cluster();
-        snapshot.nodes[2] = node("c", c);
+        snapshot.nodes[2] = Arc::new(node("c", c));
         planned(&snapshot, &["b"]).room
     };
     // On `a` are four guests of 4 GiB, and that of `b` goes there too.
@@ -131,12 +131,18 @@ fn room_is_that_of_nodes_that_take_guests() {
     assert_eq!(free(|snapshot| drop(snapshot.hypervisors.remove(2))), on_b - 4);
     let tainted: fn(&mut Snapshot) = |snapshot| {
         let taint = json!([{"key": "a", "effect": "NoSchedule"}]);
-        snapshot.nodes[2].spec.get_or_insert_default().taints = serde_json::from_value(taint).unwrap();
+        Arc::make_mut(&mut snapshot.nodes[2])
+            .spec
+            .get_or_insert_default()
+            .taints = serde_json::from_value(taint).unwrap();
     };
     assert_eq!(free(tainted), on_b - 4);
     let preferred: fn(&mut Snapshot) = |snapshot| {
         let taint = json!([{"key": "a", "effect": "PreferNoSchedule"}]);
-        snapshot.nodes[2].spec.get_or_insert_default().taints = serde_json::from_value(taint).unwrap();
+        Arc::make_mut(&mut snapshot.nodes[2])
+            .spec
+            .get_or_insert_default()
+            .taints = serde_json::from_value(taint).unwrap();
     };
     assert_eq!(free(preferred), 20);
 }
