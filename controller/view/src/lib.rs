@@ -9,6 +9,8 @@
 //! - [`plan`]: what draining nodes would do.
 //! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot.
+//! - [`live`]: the course of drains as a block that a terminal redraws.
+//! - [`maintenance`]: one NodeMaintenance.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
 //! - [`prune`]: what of an object is needed for all this.
@@ -18,6 +20,8 @@
 
 pub mod drain;
 pub mod explain;
+pub mod live;
+pub mod maintenance;
 pub mod node;
 pub mod nodes;
 pub mod plan;

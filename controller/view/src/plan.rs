@@ -38,6 +38,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde::Serialize;
 
 pub use remedy::Remedy;
+pub(crate) use render::held_by_budget;
 pub use render::text;
 
 use crate::snapshot::{Snapshot, Unread, World, is_of};

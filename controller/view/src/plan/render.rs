@@ -87,14 +87,16 @@ fn node_text(text: &mut String, plan: &DrainPlan, node: &NodePlan, clock: &str, 
             node.pods_waiting.len()
         );
         for pod in &node.pods_waiting {
-            let why = format!(
-                "budget {} lets none go ({} are ready, {} are required)",
-                pod.budget, pod.ready, pod.required
-            );
+            let why = held_by_budget(&pod.budget, pod.ready, pod.required);
             line(text, &format!("{}/{}", pod.namespace, pod.name), &why, width);
         }
     }
     text.push('\n');
+}
+
+/// Returns the sentence about a PodDisruptionBudget that allows no eviction, with its numbers of pods.
+pub(crate) fn held_by_budget(budget: &str, ready: i32, required: i32) -> String {
+    format!("budget {budget} lets none go ({ready} are ready, {required} are required)")
 }
 
 fn name(guest: &GuestPlan) -> String {

@@ -1,0 +1,323 @@
+//! The course of drains as a block of lines that a terminal shows and replaces at each change.
+//!
+//! ```text
+//!  report of the drain, unfinished migrations ─▶ NodeCourse ─┐
+//!  time, what the API server has not sent ───────────────────┴─▶ block ─▶ at most as many lines as the terminal has
+//! ```
+
+mod flow;
+mod guest;
+mod migration;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use drydock_api::{
+    hypervisor::{DrainStatus, RemainingGuest},
+    kubevirt::VirtualMachineInstanceMigration,
+};
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+
+use flow::{flow, words};
+use guest::{Columns, Entry, priority};
+
+pub use migration::{describe, migration};
+
+/// A terminal that is narrower than this gets shorter bars, and messages below names.
+const NARROW: usize = 60;
+/// A terminal with fewer lines than this gets no hints.
+const SHORT: usize = 8;
+/// Number of nodes up to which the hint names all of them.
+const NAMED: usize = 3;
+
+/// What is known of a drain that is followed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeCourse {
+    /// Name of the node.
+    pub name: String,
+    /// The controller's report, once there is one.
+    pub drain: Option<DrainStatus>,
+    /// Unfinished migrations from the node.
+    pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+    /// What the maintenance waits for besides virtual machines.
+    pub pods: Option<String>,
+    /// How it has ended, once it has.
+    pub end: Option<End>,
+}
+
+/// How a drain that was followed has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Nothing is left on the node.
+    Empty,
+    /// Somebody has ended the maintenance.
+    CalledOff,
+    /// The maintenance has failed, for this reason.
+    Failed(String),
+    /// It cannot be followed any longer, for this reason.
+    Unread(String),
+}
+
+/// What a block shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    /// The drains, in the order in which they are shown.
+    pub nodes: &'a [&'a NodeCourse],
+    /// The current time.
+    pub now: Timestamp,
+    /// The time zone of times of day.
+    pub zone: &'a TimeZone,
+    /// Since when the API server has sent nothing, if the connection is broken.
+    pub silent_since: Option<Timestamp>,
+    /// Whether the view goes on, so that hints are of use.
+    pub goes_on: bool,
+}
+
+/// What a terminal can show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Canvas {
+    /// Columns.
+    pub width: usize,
+    /// Lines.
+    pub height: usize,
+    /// Whether it may show colours. They never carry a meaning of their own.
+    pub colour: bool,
+}
+
+/// A colour of a word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Tone {
+    #[default]
+    Plain,
+    Good,
+    Bad,
+    Doubtful,
+}
+
+/// A line, of which the first occurrence of a word has a colour.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Line {
+    text: String,
+    word: &'static str,
+    tone: Tone,
+}
+
+impl Line {
+    fn plain(text: String) -> Self {
+        Self {
+            text,
+            ..Self::default()
+        }
+    }
+
+    fn shown(self, canvas: Canvas) -> String {
+        let colour = match self.tone {
+            _ if !canvas.colour => return self.text,
+            Tone::Plain => return self.text,
+            Tone::Good => "32",
+            Tone::Bad => "1;31",
+            Tone::Doubtful => "33",
+        };
+        let painted = format!("\x1b[{colour}m{}\x1b[0m", self.word);
+        self.text.replacen(self.word, &painted, 1)
+    }
+}
+
+/// Returns the block as lines, none of which is wider than the canvas, and at most as many as it is high.
+///
+/// Of guests that do not fit, those that are blocked are shown first, then those that move; the rest are counted. Names and
+/// commands are never cut: they go on in the next line.
+pub fn block(block: &Block<'_>, canvas: Canvas) -> Vec<String> {
+    let hints = hints(block, canvas);
+    let room = canvas.height.saturating_sub(hints.len());
+    let (heads, hidden_nodes) = heads(block, canvas, room);
+    let used: usize = heads.iter().map(|(_, head)| head.len()).sum();
+    let room = room.saturating_sub(used + usize::from(hidden_nodes > 0));
+    let (entries, hidden) = entries(&heads, block, canvas, room);
+    let mut lines = Vec::new();
+    for (index, (_, head)) in heads.into_iter().enumerate() {
+        lines.extend(head);
+        let of_node = entries.iter().filter(|entry| entry.node == index);
+        lines.extend(of_node.flat_map(|entry| entry.lines.clone()));
+    }
+    if hidden > 0 {
+        lines.extend(sentence(&format!("and {hidden} more"), 2, canvas));
+    }
+    if hidden_nodes > 0 {
+        lines.extend(sentence(&format!("and {hidden_nodes} more nodes"), 0, canvas));
+    }
+    lines.extend(hints);
+    lines.truncate(canvas.height);
+    lines.into_iter().map(|line| line.shown(canvas)).collect()
+}
+
+/// Returns a sentence, wrapped and indented.
+fn sentence(text: &str, indent: usize, canvas: Canvas) -> Vec<Line> {
+    let mut lines = flow(&words(text), 1, indent, indent, canvas.width);
+    if let Some(first) = lines.first_mut().filter(|_| indent < canvas.width) {
+        first.insert_str(0, &" ".repeat(indent));
+    }
+    lines.into_iter().map(Line::plain).collect()
+}
+
+/// Returns the time of day, with the date if it is not within the next hours.
+fn clock(at: Timestamp, now: Timestamp, zone: &TimeZone) -> String {
+    let is_near = at.duration_since(now).abs() < SignedDuration::from_hours(18);
+    let format = if is_near { "%H:%M" } else { "%Y-%m-%d %H:%M" };
+    at.to_zoned(zone.clone()).strftime(format).to_string()
+}
+
+/// Returns a share of a whole as `[###.....]`, of 24 columns or fewer.
+fn bar(share: u64, whole: u64, canvas: Canvas) -> String {
+    let columns: usize = if canvas.width < NARROW { 10 } else { 24 };
+    let whole = whole.max(1);
+    let filled = u128::from(share.min(whole)) * columns as u128 / u128::from(whole);
+    let filled = usize::try_from(filled).unwrap_or(columns);
+    format!("[{}{}]", "#".repeat(filled), ".".repeat(columns - filled))
+}
+
+/// Returns the head lines of the nodes that fit into `room` lines, those first that have not ended if not all fit, and the
+/// number of the others.
+fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCourse, Vec<Line>)>, usize) {
+    let mut all: Vec<_> = block
+        .nodes
+        .iter()
+        .map(|node| (*node, head(node, block, canvas)))
+        .collect();
+    let total: usize = all.iter().map(|(_, head)| head.len()).sum();
+    if total <= room {
+        return (all, 0);
+    }
+    all.sort_by_key(|(node, _)| node.end.is_some());
+    let count = all.len();
+    let mut left = room.saturating_sub(1);
+    let mut shown = Vec::new();
+    for (node, head) in all {
+        let Some(rest) = left.checked_sub(head.len()) else {
+            break;
+        };
+        left = rest;
+        shown.push((node, head));
+    }
+    let hidden = count - shown.len();
+    (shown, hidden)
+}
+
+fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
+    let (word, tone) = match (&node.end, &node.drain) {
+        (Some(End::Empty), _) => ("empty", Tone::Good),
+        (Some(End::CalledOff), _) => ("called off", Tone::Bad),
+        (Some(End::Failed(_)), _) => ("failed", Tone::Bad),
+        (Some(End::Unread(_)), _) => ("not followed", Tone::Bad),
+        (None, None) => ("starting", Tone::Plain),
+        (None, Some(_)) => ("emptying", Tone::Plain),
+    };
+    let mut pieces = vec![node.name.clone(), word.to_owned()];
+    if let Some(drain) = &node.drain {
+        let gone = drain.total.saturating_sub(drain.left);
+        pieces.push(bar(gone.into(), drain.total.into(), canvas));
+        pieces.push(format!("{gone} of {} gone", drain.total));
+        let end = drain.estimated_end.as_ref();
+        if let Some(end) = end.filter(|_| node.end.is_none() && drain.finished_at.is_none()) {
+            pieces.push(format!("ends {}", clock(end.0, block.now, block.zone)));
+        }
+    }
+    if node.end == Some(End::Empty) {
+        pieces.push("safe to switch off".into());
+    }
+    let lines = flow(&pieces, 2, 0, 2, canvas.width);
+    let mut lines: Vec<Line> = lines.into_iter().map(Line::plain).collect();
+    // The name may have the same word in it, so only what follows it is searched.
+    if let Some(line) = lines
+        .iter_mut()
+        .find(|line| line.text.contains(word) && !node.name.contains(word))
+    {
+        (line.word, line.tone) = (word, tone);
+    }
+    if let Some(End::Failed(why) | End::Unread(why)) = &node.end {
+        lines.extend(sentence(why, 2, canvas));
+    }
+    lines
+}
+
+/// Returns the entries that fit into `room` lines, in the order of display, and the number of guests that are not shown.
+fn entries(heads: &[(&NodeCourse, Vec<Line>)], block: &Block<'_>, canvas: Canvas, room: usize) -> (Vec<Entry>, usize) {
+    let open = heads.iter().enumerate().filter(|(_, (node, _))| node.end.is_none());
+    let nodes: Vec<(usize, &NodeCourse)> = open.map(|(index, (node, _))| (index, *node)).collect();
+    let guests: Vec<(usize, &NodeCourse, &RemainingGuest)> = nodes
+        .iter()
+        .flat_map(|(index, node)| {
+            let remaining = node.drain.iter().flat_map(|drain| &drain.remaining);
+            remaining.map(|guest| (*index, *node, guest))
+        })
+        .collect();
+    let columns = Columns::of(guests.iter().map(|(_, node, guest)| (*node, *guest)), block.now, canvas);
+    let mut all: Vec<Entry> = guests
+        .iter()
+        .map(|(index, node, guest)| columns.entry(*index, node, guest, block.now, canvas))
+        .collect();
+    for (index, node) in &nodes {
+        all.extend(node.pods.as_ref().map(|why| columns.pods(*index, why, canvas)));
+    }
+    let unlisted: usize = nodes
+        .iter()
+        .filter_map(|(_, node)| node.drain.as_ref())
+        .map(|drain| (drain.left as usize).saturating_sub(drain.remaining.len()))
+        .sum();
+    all.sort_by_key(|entry| entry.priority);
+    let total: usize = all.iter().map(|entry| entry.lines.len()).sum();
+    let mut left = if total <= room && unlisted == 0 {
+        room
+    } else {
+        room.saturating_sub(1)
+    };
+    let count = all.iter().filter(|entry| entry.is_guest).count();
+    let mut shown = Vec::new();
+    for entry in all {
+        let Some(rest) = left.checked_sub(entry.lines.len()) else {
+            break;
+        };
+        left = rest;
+        shown.push(entry);
+    }
+    let hidden = count - shown.iter().filter(|entry| entry.is_guest).count();
+    shown.sort_by_key(|entry| priority::of_display(entry.priority));
+    (shown, hidden + unlisted)
+}
+
+/// Returns the last lines: what is wrong with the connection, and what Ctrl-C does.
+fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
+    let mut lines = Vec::new();
+    if let Some(since) = block.silent_since {
+        let since = since.to_zoned(block.zone.clone()).strftime("%H:%M:%S").to_string();
+        let text = format!("nothing new since {since}: the API server is not reached; the drain goes on without it");
+        let mut wrapped = flow(&words(&text), 1, 0, 2, canvas.width).into_iter();
+        lines.extend(wrapped.next().map(|text| Line {
+            text,
+            word: "nothing new",
+            tone: Tone::Doubtful,
+        }));
+        lines.extend(wrapped.map(Line::plain));
+    }
+    let open: Vec<&str> = block
+        .nodes
+        .iter()
+        .filter(|node| node.end.is_none())
+        .map(|node| node.name.as_str())
+        .collect();
+    if block.goes_on && canvas.height >= SHORT && !open.is_empty() {
+        let names = if open.len() > NAMED {
+            "NODE...".to_owned()
+        } else {
+            open.join(" ")
+        };
+        for text in [
+            "Ctrl-C ends this view, not the drain.".to_owned(),
+            format!("To call it off: kubectl drydock maintenance stop {names}"),
+        ] {
+            lines.extend(flow(&words(&text), 1, 0, 2, canvas.width).into_iter().map(Line::plain));
+        }
+    }
+    lines
+}
