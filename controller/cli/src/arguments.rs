@@ -26,6 +26,9 @@ const WATCH_SILENCE: Duration = Duration::from_secs(295);
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) connection: Connection,
+    /// Show no colours on a terminal.
+    #[arg(long, global = true, env = "NO_COLOR", hide_env_values = true, value_parser = is_set)]
+    pub(crate) no_color: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -97,21 +100,28 @@ pub(crate) enum Command {
     /// Put nodes into maintenance and take them out of it.
     #[command(subcommand)]
     Maintenance(Maintenance),
-    /// Put a node into maintenance, and follow its drain until it is empty.
+    /// Put nodes into maintenance, and follow their drains until all are empty.
     ///
-    /// Prints one line for each change: time, node, virtual machine, state, reason and message. Ctrl-C ends this view, not the
-    /// drain.
+    /// On a terminal this is a block that is drawn again at each change, elsewhere one line for each change: time, node,
+    /// virtual machine, state, reason and message. Ctrl-C ends this view, not the drains. A node that blocks or fails holds up
+    /// none of the others; the exit code is that of the worst: an error, something blocked, called off, not in time, done.
     Drain {
         #[command(flatten)]
         start: Start,
         #[command(flatten)]
         follow: Follow,
     },
-    /// Follow the drain of a node that is in maintenance, without starting one.
+    /// Follow drains without starting one: of these nodes, of all that are in maintenance, or one migration.
     Watch {
-        /// The node, as NODE or node/NODE.
+        /// The nodes, as NODE or node/NODE; all nodes in maintenance if none is named.
         #[arg(value_name = "NODE", value_parser = node_name)]
-        node: String,
+        nodes: Vec<String>,
+        /// A virtual machine, as NAME or NAMESPACE/NAME, whose migration is followed.
+        #[arg(long, value_name = "VM", conflicts_with_all = ["nodes", "fail_when_blocked"])]
+        vm: Option<String>,
+        /// The namespace of the virtual machine; that of the kubeconfig's context if it is not named.
+        #[arg(short, long, value_name = "NAMESPACE", requires = "vm")]
+        namespace: Option<String>,
         #[command(flatten)]
         follow: Follow,
     },
@@ -169,9 +179,9 @@ pub(crate) enum Output {
 /// A maintenance to be started.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Start {
-    /// The node, as NODE or node/NODE.
-    #[arg(value_name = "NODE", value_parser = node_name)]
-    pub(crate) node: String,
+    /// The nodes, as NODE or node/NODE.
+    #[arg(required = true, value_name = "NODE", value_parser = node_name)]
+    pub(crate) nodes: Vec<String>,
     /// Why, for people.
     #[arg(long, value_name = "TEXT")]
     pub(crate) reason: Option<String>,
@@ -186,21 +196,44 @@ pub(crate) struct Follow {
     /// Seconds after which the view ends with exit code 4. The drain goes on.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) timeout: Option<u64>,
+    /// End the view with exit code 3 once a virtual machine has been blocked for this long, such as 5m. The drain goes on.
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) fail_when_blocked: Option<Duration>,
     /// How changes are printed.
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    pub(crate) output: Output,
+    #[arg(short, long, value_enum, default_value_t = CourseOutput::Text)]
+    pub(crate) output: CourseOutput,
+}
+
+/// How the course of a drain is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum CourseOutput {
+    /// A block on a terminal; lines elsewhere.
+    Text,
+    /// One line for each change.
+    Lines,
+    /// One JSON object for each change.
+    Json,
 }
 
 /// A command about maintenance.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Maintenance {
-    /// Drain a node and keep it empty.
+    /// Drain nodes and keep them empty.
     Start(Start),
-    /// End the maintenance of a node: pods may run on it again. Nothing moves back.
+    /// End the maintenance of nodes: pods may run on them again. Nothing moves back.
     Stop {
+        /// The nodes, as NODE or node/NODE.
+        #[arg(required = true, value_name = "NODE", value_parser = node_name)]
+        nodes: Vec<String>,
+    },
+    /// Show the maintenance of a node: how far it is, and what is left there.
+    Show {
         /// The node, as NODE or node/NODE.
         #[arg(value_name = "NODE", value_parser = node_name)]
         node: String,
+        /// How it is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
     },
     /// List nodes in maintenance, and how far each is.
     List,
@@ -220,9 +253,44 @@ fn node_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Returns whether a variable is set, as <https://no-color.org> defines it: to anything that is not empty.
+fn is_set(text: &str) -> Result<bool, std::convert::Infallible> {
+    // The value of the option itself if it is absent.
+    Ok(!matches!(text, "" | "false"))
+}
+
+/// Returns a duration.
+fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || "a duration is a number with a unit, such as 45s, 5m or 1h30m".to_owned();
+    let parsed: jiff::SignedDuration = text.parse().map_err(|_| wrong())?;
+    Duration::try_from(parsed).map_err(|_| wrong())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn durations_have_units() {
+        for (text, expected) in [
+            ("45s", Some(45)),
+            ("5m", Some(300)),
+            ("1h30m", Some(5400)),
+            ("5", None),
+            ("-5m", None),
+            ("", None),
+        ] {
+            assert_eq!(
+                duration(text).ok().map(|duration| duration.as_secs()),
+                expected,
+                "{text}"
+            );
+        }
+        assert_eq!(
+            ["", "false", "0", "1"].map(|text| is_set(text).unwrap()),
+            [false, false, true, true]
+        );
+    }
 
     #[test]
     fn nodes_are_named_as_kubectl_names_them() {

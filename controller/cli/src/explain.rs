@@ -30,21 +30,27 @@ pub(crate) async fn print(
         namespace,
         output,
     } = question;
-    let (in_name, name) = match name.split_once('/') {
-        Some((namespace, name)) => (Some(namespace.to_owned()), name),
-        None => (None, name.as_str()),
-    };
-    let namespace = in_name
-        .or_else(|| namespace.clone())
-        .unwrap_or_else(|| client.default_namespace().to_owned());
+    let (namespace, name) = instance_name(client, name, namespace.as_deref());
     let snapshot = read::snapshot(client, now).await?;
-    let found = explain::explain(&snapshot, &namespace, name);
+    let found = explain::explain(&snapshot, &namespace, &name);
     let found = found.ok_or_else(|| Failure::NoSuchInstance(format!("{namespace}/{name}")))?;
     match output {
         Output::Text => write!(out, "{}", found.text(terminal.width))?,
         Output::Json => output::document(out, "VirtualMachineExplanation", &found)?,
     }
     Ok(Exit::Done)
+}
+
+/// Returns namespace and name of an object that is named as NAME or NAMESPACE/NAME, by default in the namespace of the
+/// kubeconfig's context.
+pub(crate) fn instance_name(client: &Client, name: &str, namespace: Option<&str>) -> (String, String) {
+    match name.split_once('/') {
+        Some((namespace, name)) => (namespace.to_owned(), name.to_owned()),
+        None => (
+            namespace.unwrap_or_else(|| client.default_namespace()).to_owned(),
+            name.to_owned(),
+        ),
+    }
 }
 
 /// Prints all nodes.

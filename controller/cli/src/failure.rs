@@ -2,6 +2,7 @@
 
 use std::io;
 
+use drydock_runtime::chain;
 use thiserror::Error;
 
 /// The exit code of a command.
@@ -42,6 +43,22 @@ impl Exit {
             Self::WouldStop => 10,
         }
     }
+
+    /// Returns the worse of two: an error, something blocked, called off, not in time, something would stop, done.
+    pub(crate) fn worse(self, other: Self) -> Self {
+        let rank = |exit: Self| match exit {
+            Self::Done => 0,
+            Self::WouldStop => 1,
+            Self::NotInTime => 2,
+            Self::CalledOff => 3,
+            Self::Blocked => 4,
+            Self::Error => 5,
+            Self::NotReached => 6,
+            Self::NotAllowed => 7,
+            Self::Usage => 8,
+        };
+        if rank(other) > rank(self) { other } else { self }
+    }
 }
 
 /// Why a command fails.
@@ -62,6 +79,8 @@ pub(crate) enum Failure {
     NoSuchNode(String),
     #[error("no instance of a virtual machine {0} runs or is to run")]
     NoSuchInstance(String),
+    #[error("there is no migration of {0}")]
+    NoMigration(String),
     #[error("no node has the labels {0}")]
     NoNodes(String),
     #[error("the maintenance of node {0} is being ended; start it again once that is done")]
@@ -84,8 +103,16 @@ impl Failure {
         }
     }
 
+    /// Prints it with what would help on standard error.
+    pub(crate) fn report(&self) {
+        eprintln!("error: {}", chain(self));
+        if let Some(hint) = self.hint() {
+            eprintln!("{hint}");
+        }
+    }
+
     /// Returns what would help.
-    pub(crate) fn hint(&self) -> Option<String> {
+    fn hint(&self) -> Option<String> {
         match self {
             Self::Read { resource, group, .. } if self.exit() == Exit::NotAllowed => {
                 let group = if group.is_empty() {
@@ -99,6 +126,25 @@ impl Failure {
             }
             Self::NoSuchNode(_) => Some("hint: kubectl get nodes".into()),
             _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worst_exit_code_is_that_of_the_whole() {
+        use Exit::{Blocked, CalledOff, Done, Error, NotInTime};
+        for (all, expected) in [
+            (&[][..], Done),
+            (&[Done, NotInTime], NotInTime),
+            (&[CalledOff, NotInTime, Done], CalledOff),
+            (&[Blocked, CalledOff], Blocked),
+            (&[Done, Error, Blocked], Error),
+        ] {
+            assert_eq!(all.iter().copied().fold(Done, Exit::worse), expected, "{all:?}");
         }
     }
 }

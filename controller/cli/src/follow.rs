@@ -1,361 +1,327 @@
-//! `kubectl drydock drain` and `watch`: the course of a drain, by watches.
+//! `kubectl drydock drain` and `watch`: the course of drains, by watches.
 //!
 //! ```text
-//!  Hypervisor of the node ──┐
-//!                           ├─▶ drydock_view::drain ─▶ one line for each change
-//!  its NodeMaintenances ────┘                        └▶ the end, and an exit code
+//!  watching::watch                               course::Course            show::Show
+//!  Hypervisor of each node ───┐                ┌─ of each node ─┐   ┌─ one line for each change
+//!  migrations from it ────────┼─▶ Seen ─▶ take ┤                ├─▶ ┤
+//!  NodeMaintenances ──────────┘                └─ its exit code ┘   └─ a block, drawn again
 //! ```
 
-use std::{fmt::Debug, io::Write, pin::pin, time::Duration};
+mod course;
+mod machine;
+mod show;
+pub(crate) mod watching;
+
+use std::{collections::BTreeMap, io::Write, time::Duration};
 
 use drydock_api::{
     Hypervisor,
-    hypervisor::DrainStatus,
+    kubevirt::VirtualMachineInstanceMigration,
     maintenance::{Group, NodeMaintenance},
 };
-use drydock_runtime::clock;
-use drydock_view::drain::{DrainEvent, events, summary};
-use futures::{Stream, StreamExt, stream};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{
-    Api, Client, Resource,
-    api::{ListParams, WatchEvent, WatchParams},
+use drydock_runtime::{chain, clock};
+use drydock_view::drain::DrainEvent;
+use jiff::Timestamp;
+use kube::{Api, Client};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    task::JoinSet,
+    time::{Instant, sleep_until},
 };
-use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::{
-    arguments::{Follow, Output},
+    arguments::Follow,
     failure::{Exit, Failure},
-    output,
+    screen::Screen,
 };
 
-/// Time without a change after which a line says what the drain waits for.
-const SILENCE: Duration = Duration::from_secs(30);
-/// Pause before a watch that the API server has ended is opened again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// Time without an API server after which that is said.
-const UNHEARD: Duration = Duration::from_secs(10);
+use course::Course;
+use show::Show;
+use watching::{Change, watch};
 
-/// Follows the drain of a node until it is over.
+pub(crate) use machine::follow as follow_machine;
+
+/// Far enough away for a timer that is never due.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Which drains are followed.
+pub(crate) enum Nodes {
+    /// Those of these nodes.
+    Named(Vec<String>),
+    /// Those of all nodes in maintenance, also of those that come later.
+    InMaintenance,
+}
+
+/// Follows drains until all are over; returns the worst of their exit codes.
 ///
 /// # Errors
-/// If the objects cannot be read.
+/// If the maintenances cannot be read, or the output cannot be written.
 pub(crate) async fn follow(
     client: &Client,
-    node: &str,
+    nodes: Nodes,
     options: &Follow,
+    screen: Option<Screen>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let hypervisors = changes(Api::<Hypervisor>::all(client.clone()), Some(node.to_owned()));
-    let mut hypervisors = pin!(hypervisors);
-    let maintenances = Group::ALL.map(|group| {
-        let api = Api::<NodeMaintenance>::all_with(client.clone(), &group);
-        changes(api, None).boxed()
-    });
-    let mut maintenances = stream::select_all(maintenances);
-    let mut course = Course::new(node, options.output);
-    let deadline = options
-        .timeout
-        .map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let mut session = Session::new(client, nodes, Show::new(options.output, screen));
+    let (mut interrupt, mut resized) = (signal(SignalKind::interrupt())?, signal(SignalKind::window_change())?);
+    let began = Instant::now();
+    let deadline = began + options.timeout.map_or(NEVER, Duration::from_secs);
     loop {
-        let silence = Instant::now() + SILENCE;
-        let next = async {
-            tokio::select! {
-                found = hypervisors.next() => Seen::Drain(found.transpose().map(|found| found.flatten().map(Box::new))),
-                found = maintenances.next() => Seen::Maintenance(found.transpose().map(|found| found.flatten().map(Box::new))),
-                () = sleep_until(silence) => Seen::Silence,
-                // The drain goes on in the cluster.
-                _ = tokio::signal::ctrl_c() => Seen::Interrupted,
+        session.refresh(true, out)?;
+        if let Some(exit) = session.exit() {
+            if session.courses.is_empty() {
+                eprintln!("no node is in maintenance");
             }
-        };
-        let seen = match deadline {
-            Some(deadline) => timeout_at(deadline, next).await.unwrap_or(Seen::TimedOut),
-            None => next.await,
-        };
-        if let Some(exit) = course.take(seen, out)? {
+            session.refresh(false, out)?;
             return Ok(exit);
         }
+        let blocked = session.blocked(options.fail_when_blocked);
+        let wake = [
+            deadline,
+            session.show.due(),
+            blocked.as_ref().map_or(deadline, |(at, _)| *at),
+        ];
+        let wake = wake.into_iter().min().unwrap_or(deadline);
+        tokio::select! {
+            seen = session.seen.recv() => if let Some(seen) = seen { session.take(seen, out)? },
+            () = sleep_until(wake) => {}
+            _ = resized.recv() => session.show.changed(&[], out)?,
+            _ = interrupt.recv() => return session.interrupted(out),
+        }
+        let now = Instant::now();
+        if let Some((_, node)) = blocked.filter(|(at, _)| *at <= now) {
+            session.refresh(false, out)?;
+            eprintln!("node {node} has been blocked for as long as was allowed; the drain goes on");
+            return Ok(session.worst().worse(Exit::Blocked));
+        }
+        if deadline <= now && session.exit().is_none() {
+            session.refresh(false, out)?;
+            eprintln!("the drain was not over in time, and goes on");
+            return Ok(session.worst().worse(Exit::NotInTime));
+        }
     }
 }
 
-/// What has happened.
+/// What a watch has seen.
 enum Seen {
-    Drain(Result<Option<Box<Hypervisor>>, Failure>),
-    Maintenance(Result<Option<Box<NodeMaintenance>>, Failure>),
-    Silence,
-    Interrupted,
-    TimedOut,
+    Drain(String, Box<Change<Hypervisor>>),
+    Migration(String, Box<Change<VirtualMachineInstanceMigration>>),
+    Maintenance(Group, Box<Change<NodeMaintenance>>),
 }
 
-/// The course of a drain as far as it was printed.
-struct Course<'a> {
-    node: &'a str,
-    output: Output,
-    drain: Option<DrainStatus>,
-    /// The last error of its maintenance.
-    error: Option<String>,
-    /// Whether its maintenance was seen.
-    begun: bool,
-}
-
-impl<'a> Course<'a> {
-    fn new(node: &'a str, output: Output) -> Self {
-        Self {
-            node,
-            output,
-            drain: None,
-            error: None,
-            begun: false,
+impl Seen {
+    /// Returns a name of the watch.
+    fn source(&self) -> String {
+        match self {
+            Self::Drain(node, _) => format!("drain of {node}"),
+            Self::Migration(node, _) => format!("migrations of {node}"),
+            Self::Maintenance(group, _) => group.as_str().to_owned(),
         }
     }
 
-    /// Prints what has happened; returns the exit code if the drain is over, or is followed no longer.
-    fn take(&mut self, seen: Seen, out: &mut dyn Write) -> Result<Option<Exit>, Failure> {
+    /// Returns since when the API server was not reached by this watch, and why; `None` if it was.
+    fn silence(&self) -> Option<(Timestamp, String)> {
+        match self {
+            Self::Drain(_, change) => change.silence(),
+            Self::Migration(_, change) => change.silence(),
+            Self::Maintenance(_, change) => change.silence(),
+        }
+    }
+}
+
+struct Session<'a> {
+    client: &'a Client,
+    courses: Vec<Course>,
+    /// Whether nodes are added that come into maintenance.
+    adds_nodes: bool,
+    /// Groups of maintenances that were listed.
+    listed: Vec<Group>,
+    show: Show,
+    /// Since when watches have not reached the API server, by [`Seen::source`].
+    silent: BTreeMap<String, Timestamp>,
+    watches: JoinSet<()>,
+    sender: UnboundedSender<Seen>,
+    seen: UnboundedReceiver<Seen>,
+}
+
+impl<'a> Session<'a> {
+    fn new(client: &'a Client, nodes: Nodes, show: Show) -> Self {
+        let (sender, seen) = unbounded_channel();
+        let mut session = Self {
+            client,
+            courses: Vec::new(),
+            adds_nodes: matches!(nodes, Nodes::InMaintenance),
+            listed: Vec::new(),
+            show,
+            silent: BTreeMap::new(),
+            watches: JoinSet::new(),
+            sender,
+            seen,
+        };
+        for group in Group::ALL {
+            let (sender, api) = (session.sender.clone(), Api::all_with(client.clone(), &group));
+            let send = move |change| sender.send(Seen::Maintenance(group, Box::new(change))).is_ok();
+            session.watches.spawn(watch::<NodeMaintenance>(api, None, send));
+        }
+        if let Nodes::Named(names) = nodes {
+            for name in names {
+                session.add(&name);
+            }
+        }
+        session
+    }
+
+    /// Follows the drain of a node, unless it is followed.
+    fn add(&mut self, node: &str) {
+        if self.courses.iter().any(|course| course.node() == node) {
+            return;
+        }
+        self.courses.push(Course::new(node));
+        let (sender, name) = (self.sender.clone(), node.to_owned());
+        let send = move |change| sender.send(Seen::Drain(name.clone(), Box::new(change))).is_ok();
+        let fields = format!("metadata.name={node}");
+        self.watches
+            .spawn(watch(Api::all(self.client.clone()), Some(fields), send));
+        // Only a block shows how far each migration is.
+        if self.show.is_block() {
+            let (sender, name) = (self.sender.clone(), node.to_owned());
+            let send = move |change| sender.send(Seen::Migration(name.clone(), Box::new(change))).is_ok();
+            let fields = format!("status.source.node={node}");
+            self.watches
+                .spawn(watch(Api::all(self.client.clone()), Some(fields), send));
+        }
+    }
+
+    /// Takes what a watch has seen, and shows what has changed.
+    fn take(&mut self, seen: Seen, out: &mut dyn Write) -> Result<(), Failure> {
+        match seen.silence() {
+            Some((since, cause)) => {
+                if self.silent.is_empty() {
+                    self.show.silent(&cause);
+                }
+                self.silent.insert(seen.source(), since);
+            }
+            None => drop(self.silent.remove(&seen.source())),
+        }
         let now = clock::now();
-        match seen {
-            Seen::Drain(hypervisor) => {
-                let drain = hypervisor?.and_then(|hypervisor| hypervisor.status?.drain);
-                for event in events(now, self.node, self.drain.as_ref(), drain.as_ref()) {
-                    self.print(&event, out)?;
+        let events = match seen {
+            Seen::Drain(node, change) => self.drain(&node, *change, now),
+            Seen::Migration(node, change) => {
+                if let Some(course) = self.course(&node) {
+                    course.take_migrations(*change);
                 }
-                self.drain = drain;
-                Ok(None)
+                Vec::new()
             }
-            Seen::Maintenance(object) => {
-                let Some(object) = object?.filter(|object| object.spec.node_name == self.node) else {
-                    return Ok(None);
-                };
-                self.maintenance(&object, out)
-            }
-            Seen::Silence => {
-                if let Some(drain) = self.drain.as_ref().filter(|drain| drain.finished_at.is_none()) {
-                    self.print(&summary(now, self.node, drain), out)?;
+            Seen::Maintenance(group, change) => self.maintenance(group, *change, now)?,
+        };
+        self.show.changed(&events, out)
+    }
+
+    fn drain(&mut self, node: &str, change: Change<Hypervisor>, now: Timestamp) -> Vec<DrainEvent> {
+        let is_block = self.show.is_block();
+        let Some(course) = self.course(node) else {
+            return Vec::new();
+        };
+        let object = match change {
+            Change::Listed(all) => all.into_iter().next(),
+            Change::Changed(object) => Some(object),
+            Change::Gone(_) => None,
+            Change::Silent(..) => return Vec::new(),
+            Change::Failed(failure) => {
+                if !is_block {
+                    eprintln!("error: node {node}: {}", chain(&failure));
                 }
-                Ok(None)
+                course.fail(&failure);
+                return Vec::new();
             }
-            Seen::Interrupted => {
-                let node = self.node;
-                eprintln!(
-                    "this view has ended, the drain goes on; to call it off: kubectl drydock maintenance stop {node}"
-                );
-                Ok(Some(Exit::Done))
-            }
-            Seen::TimedOut => {
-                eprintln!("the drain was not over in time, and goes on");
-                Ok(Some(Exit::NotInTime))
-            }
-        }
+        };
+        course.drain(object.and_then(|object| object.status?.drain), now)
     }
 
-    fn maintenance(&mut self, object: &NodeMaintenance, out: &mut dyn Write) -> Result<Option<Exit>, Failure> {
-        let now = clock::now();
-        let event = |state, reason: &str, message| DrainEvent::of_node(now, self.node, state, reason, message);
-        if object.metadata.deletion_timestamp.is_some() {
-            if !self.begun {
-                return Ok(None);
-            }
-            let event = event(
-                "Open",
-                "MaintenanceStopped",
-                "somebody has called the maintenance off".into(),
-            );
-            self.print(&event, out)?;
-            return Ok(Some(Exit::CalledOff));
-        }
-        self.begun = true;
-        let status = object.status.clone().unwrap_or_default();
-        let error = status.last_error.filter(|error| !error.is_empty());
-        match status.phase.as_deref() {
-            Some("Succeeded") => {
-                let event = event(
-                    "Empty",
-                    "MaintenanceSucceeded",
-                    "it is safe to switch the node off".into(),
-                );
-                self.print(&event, out)?;
-                Ok(Some(Exit::Done))
-            }
-            Some("Failed") => {
-                let event = event("Open", "MaintenanceFailed", error.unwrap_or_default());
-                self.print(&event, out)?;
-                Ok(Some(Exit::Error))
-            }
-            _ => {
-                if error != self.error
-                    && let Some(error) = &error
-                {
-                    self.print(&event("Waiting", "PodsLeft", error.clone()), out)?;
+    fn maintenance(
+        &mut self,
+        group: Group,
+        change: Change<NodeMaintenance>,
+        now: Timestamp,
+    ) -> Result<Vec<DrainEvent>, Failure> {
+        let (objects, is_gone) = match change {
+            Change::Listed(all) => {
+                if !self.listed.contains(&group) {
+                    self.listed.push(group);
                 }
-                self.error = error;
-                Ok(None)
+                self.add_all(&all);
+                let courses = self.courses.iter_mut();
+                return Ok(courses.flat_map(|course| course.listed(group, &all, now)).collect());
+            }
+            Change::Changed(object) => (vec![object], false),
+            Change::Gone(object) => (vec![object], true),
+            Change::Silent(..) => return Ok(Vec::new()),
+            // Nothing can be followed without them.
+            Change::Failed(failure) => return Err(failure),
+        };
+        if !is_gone {
+            self.add_all(&objects);
+        }
+        let mut events = Vec::new();
+        for object in &objects {
+            if let Some(course) = self.course(&object.spec.node_name) {
+                events.extend(course.maintenance(group, object, is_gone, now));
+            }
+        }
+        Ok(events)
+    }
+
+    fn add_all(&mut self, maintenances: &[NodeMaintenance]) {
+        if self.adds_nodes {
+            for object in maintenances
+                .iter()
+                .filter(|object| object.metadata.deletion_timestamp.is_none())
+            {
+                self.add(&object.spec.node_name);
             }
         }
     }
 
-    fn print(&self, event: &DrainEvent, out: &mut dyn Write) -> Result<(), Failure> {
-        match self.output {
-            Output::Text => writeln!(out, "{}", event.line())?,
-            Output::Json => output::document(out, "DrainEvent", event)?,
-        }
-        out.flush()?;
-        Ok(())
-    }
-}
-
-/// Returns the present state of all objects of a kind, or of that of a name, and then each change. An object that is gone
-/// comes once more, with a deletion time. Ends with an error only if the objects cannot be listed.
-fn changes<K>(api: Api<K>, name: Option<String>) -> impl Stream<Item = Result<Option<K>, Failure>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let fields = name.map(|name| format!("metadata.name={name}"));
-    let (list, watch) = (
-        ListParams {
-            field_selector: fields.clone(),
-            ..ListParams::default()
-        },
-        WatchParams {
-            field_selector: fields,
-            ..WatchParams::default()
-        },
-    );
-    let opened = move |first: bool| {
-        let (api, list, watch) = (api.clone(), list.clone(), watch.clone());
-        async move {
-            let since = Instant::now();
-            let mut told = first;
-            loop {
-                if !first {
-                    sleep(AGAIN).await;
-                }
-                match open(&api, &list, &watch).await {
-                    Ok(found) => return Some((found, false)),
-                    // The cluster has no such kind: nothing will ever come.
-                    Err(kube::Error::Api(status)) if status.code == 404 => {
-                        return Some((stream::pending().boxed(), false));
-                    }
-                    Err(error) if first || is_refusal(&error) => {
-                        return Some((stream::iter([Err(Failure::Request(error))]).boxed(), false));
-                    }
-                    // The API server may be restarting. The drain goes on meanwhile.
-                    Err(error) => {
-                        if !told && since.elapsed() > UNHEARD {
-                            eprintln!("nothing was heard from the API server for a while: {error}");
-                            told = true;
-                        }
-                    }
-                }
-            }
-        }
-    };
-    stream::unfold(true, opened).flatten()
-}
-
-/// Returns whether the API server has refused a request, which it will do again.
-fn is_refusal(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
-}
-
-type Found<K> = stream::BoxStream<'static, Result<Option<K>, Failure>>;
-
-async fn open<K>(api: &Api<K>, list: &ListParams, watch: &WatchParams) -> kube::Result<Found<K>>
-where
-    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
-{
-    let present = api.list(list).await?;
-    let version = present.metadata.resource_version.clone().unwrap_or_default();
-    let events = api.watch(watch, &version).await?;
-    let later = events.filter_map(|event| async {
-        match event {
-            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Some(Ok(Some(object))),
-            Ok(WatchEvent::Deleted(mut object)) => {
-                let now = || Time(clock::now());
-                object.meta_mut().deletion_timestamp.get_or_insert_with(now);
-                Some(Ok(Some(object)))
-            }
-            // It is opened again, from a new list.
-            Ok(WatchEvent::Bookmark(_) | WatchEvent::Error(_)) | Err(_) => None,
-        }
-    });
-    // An object that does not exist is a state too.
-    let first: Vec<Result<Option<K>, Failure>> = if present.items.is_empty() {
-        vec![Ok(None)]
-    } else {
-        present.items.into_iter().map(|object| Ok(Some(object))).collect()
-    };
-    Ok(stream::iter(first).chain(later).boxed())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn maintenance(status: &Value, deleted: bool) -> Seen {
-        let mut object = json!({"metadata": {"name": "m"}, "spec": {"nodeName": "worker-1"}, "status": status});
-        if deleted {
-            object["metadata"]["deletionTimestamp"] = json!("2026-11-27T14:00:00Z");
-        }
-        Seen::Maintenance(Ok(Some(Box::new(serde_json::from_value(object).unwrap()))))
+    fn course(&mut self, node: &str) -> Option<&mut Course> {
+        self.courses.iter_mut().find(|course| course.node() == node)
     }
 
-    /// Returns the exit codes for a series of changes, and the printed lines without their times.
-    fn course(changes: Vec<Seen>) -> (Vec<Option<Exit>>, Vec<String>) {
-        let (mut course, mut out) = (Course::new("worker-1", Output::Text), Vec::new());
-        let exits = changes.into_iter().map(|seen| course.take(seen, &mut out).unwrap());
-        let exits = exits.collect();
-        let text = String::from_utf8(out).unwrap();
-        let lines = text.lines().map(|line| line.split_once(' ').unwrap().1.to_owned());
-        (exits, lines.collect())
+    /// Returns the exit code if everything is over.
+    fn exit(&self) -> Option<Exit> {
+        let is_known = !self.adds_nodes || self.listed.len() == Group::ALL.len();
+        let is_over = is_known && self.courses.iter().all(|course| course.exit.is_some());
+        is_over.then(|| self.worst())
     }
 
-    #[test]
-    fn end_of_the_maintenance_is_the_end_of_the_view() {
-        for (changes, exit, line) in [
-            (
-                vec![
-                    maintenance(&json!({"phase": "Running"}), false),
-                    maintenance(&json!({"phase": "Succeeded"}), false),
-                ],
-                Some(Exit::Done),
-                "worker-1 - Empty MaintenanceSucceeded it is safe to switch the node off",
-            ),
-            (
-                vec![maintenance(&json!({"phase": "Failed", "lastError": "too late"}), false)],
-                Some(Exit::Error),
-                "worker-1 - Open MaintenanceFailed too late",
-            ),
-            (
-                vec![maintenance(&json!({}), false), maintenance(&json!({}), true)],
-                Some(Exit::CalledOff),
-                "worker-1 - Open MaintenanceStopped somebody has called the maintenance off",
-            ),
-        ] {
-            let (exits, lines) = course(changes);
-            assert_eq!(
-                (exits.last().copied().flatten(), lines.last().map(String::as_str)),
-                (exit, Some(line))
-            );
-        }
+    /// Returns the worst exit code of the drains that are over.
+    fn worst(&self) -> Exit {
+        let exits = self.courses.iter().filter_map(|course| course.exit);
+        exits.fold(Exit::Done, Exit::worse)
     }
 
-    #[test]
-    fn errors_are_printed_once_and_other_nodes_not_at_all() {
-        let waits = || maintenance(&json!({"phase": "Running", "lastError": "pg-0 waits"}), false);
-        let other = json!({"metadata": {"name": "o"}, "spec": {"nodeName": "worker-2"}, "status": {"phase": "Failed"}});
-        let other = Seen::Maintenance(Ok(Some(Box::new(serde_json::from_value(other).unwrap()))));
-        // One that was being deleted before it was followed is not the one that is followed.
-        let old = maintenance(&json!({}), true);
-        let (exits, lines) = course(vec![old, other, waits(), waits(), Seen::Silence]);
-        assert_eq!(exits, [None; 5]);
-        assert_eq!(lines, ["worker-1 - Waiting PodsLeft pg-0 waits"]);
+    /// Returns when the first node will have been blocked for as long as is allowed.
+    fn blocked(&self, most: Option<Duration>) -> Option<(Instant, String)> {
+        let courses = self.courses.iter();
+        let ends = courses.filter_map(|course| Some((course.blocked_for(most?)?, course.node().to_owned())));
+        ends.min()
     }
 
-    #[test]
-    fn timeout_ends_the_view_only() {
-        assert_eq!(course(vec![Seen::TimedOut]).0, [Some(Exit::NotInTime)]);
-        assert_eq!(course(vec![Seen::Interrupted]).0, [Some(Exit::Done)]);
+    fn refresh(&mut self, goes_on: bool, out: &mut dyn Write) -> Result<(), Failure> {
+        let since = self.silent.values().min().copied();
+        self.show.refresh(&self.courses, since, goes_on, out)
+    }
+
+    /// Ends the view; the drains go on in the cluster.
+    fn interrupted(&mut self, out: &mut dyn Write) -> Result<Exit, Failure> {
+        self.refresh(false, out)?;
+        let open = self.courses.iter().filter(|course| course.exit.is_none());
+        let names: Vec<&str> = open.map(Course::node).collect();
+        eprintln!(
+            "the drain goes on; to call it off: kubectl drydock maintenance stop {}",
+            names.join(" ")
+        );
+        Ok(self.worst())
     }
 }

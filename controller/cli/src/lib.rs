@@ -17,6 +17,7 @@ mod maintenance;
 mod output;
 mod plan;
 mod read;
+mod screen;
 
 use std::{
     ffi::OsString,
@@ -24,12 +25,18 @@ use std::{
 };
 
 use clap::Parser;
-use drydock_runtime::{chain, clock};
+use drydock_runtime::clock;
 
 pub use failure::Exit;
+pub use screen::Live;
 
 use arguments::{Arguments, Command};
 use failure::Failure;
+use follow::Nodes;
+use screen::Screen;
+
+/// Output that is printed once is not made for terminals narrower than this, in columns.
+const NARROWEST: usize = 40;
 
 /// Where the output goes.
 #[derive(Clone, Copy, Debug)]
@@ -43,15 +50,39 @@ impl Terminal {
     pub fn present() -> Self {
         let size = terminal_size::terminal_size();
         Self {
-            width: size.map_or(drydock_view::text::WIDTH, |(width, _)| usize::from(width.0).max(40)),
+            width: size.map_or(drydock_view::text::WIDTH, |(width, _)| {
+                usize::from(width.0).max(NARROWEST)
+            }),
         }
     }
 }
 
-/// Carries out a command line, of which the first word is the program.
+/// Carries out a command line, of which the first word is the program. Views that go on are printed as lines.
 pub fn run<T: Into<OsString> + Clone>(
     words: impl IntoIterator<Item = T>,
     terminal: &Terminal,
+    out: &mut dyn Write,
+) -> Exit {
+    carry_out(words, terminal, None, out)
+}
+
+/// Carries out a command line whose output goes to a terminal, on which views that go on are drawn again and again.
+pub fn run_live<T: Into<OsString> + Clone>(
+    words: impl IntoIterator<Item = T>,
+    live: Live,
+    out: &mut dyn Write,
+) -> Exit {
+    let (width, _) = live.size();
+    let terminal = Terminal {
+        width: width.max(NARROWEST),
+    };
+    carry_out(words, &terminal, Some(live), out)
+}
+
+fn carry_out<T: Into<OsString> + Clone>(
+    words: impl IntoIterator<Item = T>,
+    terminal: &Terminal,
+    live: Option<Live>,
     out: &mut dyn Write,
 ) -> Exit {
     let arguments = match Arguments::try_parse_from(words) {
@@ -69,35 +100,60 @@ pub fn run<T: Into<OsString> + Clone>(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = match runtime {
-        Ok(runtime) => runtime.block_on(execute(&arguments, terminal, out)),
+        Ok(runtime) => runtime.block_on(execute(&arguments, terminal, live, out)),
         Err(error) => Err(Failure::Output(error)),
     };
     match result {
         Ok(exit) => exit,
         Err(failure) => {
-            eprintln!("error: {}", chain(&failure));
-            if let Some(hint) = failure.hint() {
-                eprintln!("{hint}");
-            }
+            failure.report();
             failure.exit()
         }
     }
 }
 
-async fn execute(arguments: &Arguments, terminal: &Terminal, out: &mut dyn Write) -> Result<Exit, Failure> {
+async fn execute(
+    arguments: &Arguments,
+    terminal: &Terminal,
+    live: Option<Live>,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     let watches = matches!(arguments.command, Command::Drain { .. } | Command::Watch { .. });
     let client = arguments.connection.client(watches).await?;
+    let screen = live.map(|live| Screen::new(live, !arguments.no_color));
     match &arguments.command {
         Command::Plan(question) => plan::print(&client, question, clock::now(), terminal, out).await,
         Command::Drain { start, follow: options } => {
-            // Lines about the drain are the output; that it was started is not.
-            maintenance::start(&client, start, &mut io::stderr()).await?;
-            follow::follow(&client, &start.node, options, out).await
+            // The course of the drain is the output; that it was started is not.
+            let (started, exit) = maintenance::start(&client, start, &mut io::stderr()).await;
+            if started.is_empty() {
+                return Ok(exit);
+            }
+            let nodes = Nodes::Named(started);
+            Ok(exit.worse(follow::follow(&client, nodes, options, screen, out).await?))
         }
-        Command::Watch { node, follow: options } => follow::follow(&client, node, options, out).await,
+        Command::Watch {
+            vm: Some(vm),
+            namespace,
+            follow: options,
+            ..
+        } => {
+            let (namespace, name) = explain::instance_name(&client, vm, namespace.as_deref());
+            follow::follow_machine(&client, &namespace, &name, options, screen, out).await
+        }
+        Command::Watch {
+            nodes, follow: options, ..
+        } => {
+            let nodes = if nodes.is_empty() {
+                Nodes::InMaintenance
+            } else {
+                Nodes::Named(nodes.clone())
+            };
+            follow::follow(&client, nodes, options, screen, out).await
+        }
         Command::Explain(question) => explain::print(&client, question, clock::now(), terminal, out).await,
         Command::Top { output } => explain::top(&client, *output, clock::now(), out).await,
-        Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), out).await,
+        Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), terminal, out).await,
     }
 }
 

@@ -2,11 +2,14 @@
 
 use std::{env, io::Write, process::ExitCode};
 
-use drydock_cli::{Terminal, run};
+use drydock_cli::{Live, Terminal, run, run_live};
 
 fn main() -> ExitCode {
     let mut out = std::io::stdout().lock();
-    let exit = run(env::args_os(), &Terminal::present(), &mut out);
+    let exit = match Live::stdout() {
+        Some(live) => run_live(env::args_os(), live, &mut out),
+        None => run(env::args_os(), &Terminal::present(), &mut out),
+    };
     // Whoever read the output may have gone.
     let _ = out.flush();
     ExitCode::from(exit.code())

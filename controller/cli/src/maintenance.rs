@@ -2,8 +2,14 @@
 
 use std::io::Write;
 
-use drydock_api::maintenance::{Group, KIND, NodeMaintenance, NodeMaintenanceSpec, PLURAL, VERSION};
-use drydock_view::text::{seconds, table};
+use drydock_api::{
+    Hypervisor,
+    maintenance::{Group, KIND, NodeMaintenance, NodeMaintenanceSpec, PLURAL, VERSION},
+};
+use drydock_view::{
+    maintenance::report,
+    text::{seconds, table},
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -14,8 +20,10 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    arguments::{Maintenance, Start},
+    Terminal,
+    arguments::{Maintenance, Output, Start},
     failure::{Exit, Failure},
+    output,
 };
 
 /// Carries out a command.
@@ -26,21 +34,53 @@ pub(crate) async fn execute(
     client: &Client,
     command: &Maintenance,
     now: Timestamp,
+    terminal: &Terminal,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     match command {
-        Maintenance::Start(options) => start(client, options, out).await,
-        Maintenance::Stop { node } => stop(client, node, out).await,
+        Maintenance::Start(options) => {
+            let (started, exit) = start(client, options, out).await;
+            if !started.is_empty() {
+                eprintln!("To end it: kubectl drydock maintenance stop {}", started.join(" "));
+            }
+            Ok(exit)
+        }
+        Maintenance::Stop { nodes } => {
+            let mut exit = Exit::Done;
+            for node in nodes {
+                exit = exit.worse(reported(stop(client, node, out).await));
+            }
+            Ok(exit)
+        }
+        Maintenance::Show { node, output } => show(client, node, *output, now, terminal, out).await,
         Maintenance::List => list(client, now, out).await,
     }
 }
 
-/// Puts a node into maintenance, unless it is.
-///
-/// # Errors
-/// If there is no such node, or the API server refuses it.
-pub(crate) async fn start(client: &Client, options: &Start, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let name = options.node.clone();
+/// Puts nodes into maintenance that are not. A node for which that fails holds up none of the others. Returns those that are
+/// in maintenance now, and the worst exit code.
+pub(crate) async fn start(client: &Client, options: &Start, out: &mut dyn Write) -> (Vec<String>, Exit) {
+    let (mut started, mut worst) = (Vec::new(), Exit::Done);
+    for node in &options.nodes {
+        let exit = reported(start_one(client, node, options, out).await);
+        if exit == Exit::Done {
+            started.push(node.clone());
+        }
+        worst = worst.worse(exit);
+    }
+    (started, worst)
+}
+
+/// Returns the exit code of one of several nodes, and reports an error.
+fn reported(result: Result<Exit, Failure>) -> Exit {
+    result.unwrap_or_else(|failure| {
+        failure.report();
+        failure.exit()
+    })
+}
+
+async fn start_one(client: &Client, node: &str, options: &Start, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let name = node.to_owned();
     if let Some((group, object)) = of_node(client, &name).await?.into_iter().next() {
         if object.metadata.deletion_timestamp.is_some() {
             return Err(Failure::Ending(name));
@@ -71,7 +111,6 @@ pub(crate) async fn start(client: &Client, options: &Start, out: &mut dyn Write)
         .await
         .map_err(Failure::Request)?;
     writeln!(out, "maintenance of node {name} started")?;
-    eprintln!("To end it: kubectl drydock maintenance stop {name}");
     Ok(Exit::Done)
 }
 
@@ -86,6 +125,35 @@ async fn stop(client: &Client, node: &str, out: &mut dyn Write) -> Result<Exit, 
         deleted.map_err(Failure::Request)?;
     }
     writeln!(out, "maintenance of node {node} stopped; nothing moves back")?;
+    Ok(Exit::Done)
+}
+
+async fn show(
+    client: &Client,
+    node: &str,
+    output: Output,
+    now: Timestamp,
+    terminal: &Terminal,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    let found = of_node(client, node).await?;
+    if found.is_empty() {
+        return Err(Failure::NotInMaintenance(node.to_owned()));
+    }
+    let hypervisor = Api::<Hypervisor>::all(client.clone()).get_opt(node).await;
+    // Without them there is no word about virtual machines, which is less than nothing at all.
+    let drain = hypervisor
+        .ok()
+        .flatten()
+        .and_then(|hypervisor| hypervisor.status?.drain);
+    for (group, object) in found {
+        let timeout = object.spec.timeout.as_ref().and_then(|timeout| timeout.parse().ok());
+        let found = report(group, &object, timeout, drain.as_ref());
+        match output {
+            Output::Text => write!(out, "{}", found.text(now, terminal.width))?,
+            Output::Json => output::document(out, "MaintenanceReport", &found)?,
+        }
+    }
     Ok(Exit::Done)
 }
 

@@ -1,0 +1,313 @@
+//! The course of one drain: what has changed, and how it ends.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use drydock_api::{
+    hypervisor::DrainStatus,
+    kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase},
+    maintenance::{Group, NodeMaintenance},
+};
+use drydock_runtime::chain;
+use drydock_view::{
+    drain::{DrainEvent, events},
+    live::{End, NodeCourse},
+    maintenance::pods_left,
+};
+use jiff::Timestamp;
+use kube::ResourceExt;
+use tokio::time::Instant;
+
+use super::watching::Change;
+use crate::failure::{Exit, Failure};
+
+/// A drain that is followed.
+#[derive(Debug, Default)]
+pub(super) struct Course {
+    /// What is shown of it.
+    pub(super) shown: NodeCourse,
+    /// How it has ended, once it has.
+    pub(super) exit: Option<Exit>,
+    /// Since when a guest stays that nothing will move.
+    blocked_since: Option<Instant>,
+    /// The last error of its maintenance.
+    error: Option<String>,
+    /// Groups in which its maintenance was seen.
+    begun: Vec<Group>,
+    migrations: BTreeMap<String, Arc<VirtualMachineInstanceMigration>>,
+}
+
+impl Course {
+    pub(super) fn new(node: &str) -> Self {
+        Self {
+            shown: NodeCourse {
+                name: node.to_owned(),
+                ..NodeCourse::default()
+            },
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn node(&self) -> &str {
+        &self.shown.name
+    }
+
+    /// Returns when a guest will have been blocked for this long; `None` if none is.
+    pub(super) fn blocked_for(&self, most: Duration) -> Option<Instant> {
+        self.blocked_since
+            .filter(|_| self.exit.is_none())
+            .map(|since| since + most)
+    }
+
+    /// Takes a report of its drain, or that there is none; returns what has changed.
+    pub(super) fn drain(&mut self, drain: Option<DrainStatus>, now: Timestamp) -> Vec<DrainEvent> {
+        let found = events(now, self.node(), self.shown.drain.as_ref(), drain.as_ref());
+        let is_blocked = drain.as_ref().is_some_and(|drain| drain.blocked > 0);
+        self.blocked_since = is_blocked.then(|| self.blocked_since.unwrap_or_else(Instant::now));
+        self.shown.drain = drain;
+        found
+    }
+
+    /// Takes the maintenances of a group that exist; returns what has changed.
+    pub(super) fn listed(&mut self, group: Group, all: &[NodeMaintenance], now: Timestamp) -> Vec<DrainEvent> {
+        let own: Vec<_> = all
+            .iter()
+            .filter(|object| object.spec.node_name == self.shown.name)
+            .collect();
+        if own.is_empty() && self.begun.contains(&group) {
+            return self.called_off(now);
+        }
+        let mut found = Vec::new();
+        for object in own {
+            found.extend(self.maintenance(group, object, false, now));
+        }
+        found
+    }
+
+    /// Takes a maintenance of its node; returns what has changed.
+    pub(super) fn maintenance(
+        &mut self,
+        group: Group,
+        object: &NodeMaintenance,
+        is_gone: bool,
+        now: Timestamp,
+    ) -> Vec<DrainEvent> {
+        if self.exit.is_some() {
+            return Vec::new();
+        }
+        if is_gone || object.metadata.deletion_timestamp.is_some() {
+            // One that was being deleted before it was followed is not the one that is followed.
+            return if self.begun.contains(&group) {
+                self.called_off(now)
+            } else {
+                Vec::new()
+            };
+        }
+        if !self.begun.contains(&group) {
+            self.begun.push(group);
+        }
+        let status = object.status.clone().unwrap_or_default();
+        self.shown.pods = pods_left(&status);
+        let error = status.last_error.filter(|error| !error.is_empty());
+        let (exit, end, event) = match status.phase.as_deref() {
+            Some("Succeeded") => (
+                Exit::Done,
+                End::Empty,
+                (
+                    "Empty",
+                    "MaintenanceSucceeded",
+                    "it is safe to switch the node off".to_owned(),
+                ),
+            ),
+            Some("Failed") => {
+                let error = error.unwrap_or_default();
+                (
+                    Exit::Error,
+                    End::Failed(error.clone()),
+                    ("Open", "MaintenanceFailed", error),
+                )
+            }
+            _ => {
+                let is_new = error != self.error;
+                self.error.clone_from(&error);
+                let error = error.filter(|_| is_new);
+                return error
+                    .map(|error| self.event(now, "Waiting", "PodsLeft", error))
+                    .into_iter()
+                    .collect();
+            }
+        };
+        (self.exit, self.shown.end) = (Some(exit), Some(end));
+        let (state, reason, message) = event;
+        vec![self.event(now, state, reason, message)]
+    }
+
+    /// Takes a change of the migrations from its node.
+    pub(super) fn take_migrations(&mut self, change: Change<VirtualMachineInstanceMigration>) {
+        let is_over = |migration: &VirtualMachineInstanceMigration| {
+            let phase = migration.status.as_ref().and_then(|status| status.phase);
+            phase.is_some_and(MigrationPhase::is_final)
+        };
+        let key = |migration: &VirtualMachineInstanceMigration| migration.uid().unwrap_or_default();
+        match change {
+            Change::Listed(all) => {
+                let open = all.into_iter().filter(|migration| !is_over(migration));
+                self.migrations = open.map(|migration| (key(&migration), Arc::new(migration))).collect();
+            }
+            Change::Changed(migration) if !is_over(&migration) => {
+                self.migrations.insert(key(&migration), Arc::new(migration));
+            }
+            Change::Changed(migration) | Change::Gone(migration) => {
+                self.migrations.remove(&key(&migration));
+            }
+            // Guests are shown without their progress.
+            Change::Silent(..) | Change::Failed(_) => {}
+        }
+        self.shown.migrations = self.migrations.values().cloned().collect();
+    }
+
+    /// Takes that it can be followed no longer.
+    pub(super) fn fail(&mut self, failure: &Failure) {
+        self.exit = Some(failure.exit());
+        self.shown.end = Some(End::Unread(chain(failure).to_string()));
+    }
+
+    fn called_off(&mut self, now: Timestamp) -> Vec<DrainEvent> {
+        if self.exit.is_some() {
+            return Vec::new();
+        }
+        (self.exit, self.shown.end) = (Some(Exit::CalledOff), Some(End::CalledOff));
+        let message = "somebody has called the maintenance off".into();
+        vec![self.event(now, "Open", "MaintenanceStopped", message)]
+    }
+
+    fn event(&self, now: Timestamp, state: &'static str, reason: &str, message: String) -> DrainEvent {
+        DrainEvent::of_node(now, self.node(), state, reason, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object(node: &str, status: &Value) -> NodeMaintenance {
+        let object = json!({"metadata": {"name": "m"}, "spec": {"nodeName": node}, "status": status});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn now() -> Timestamp {
+        "2026-11-27T14:00:00Z".parse().unwrap()
+    }
+
+    /// Returns the lines of events without their times.
+    fn lines(events: &[DrainEvent]) -> Vec<String> {
+        let lines = events.iter().map(DrainEvent::line);
+        lines.map(|line| line.split_once(' ').unwrap().1.to_owned()).collect()
+    }
+
+    #[test]
+    fn end_of_the_maintenance_is_the_end_of_the_course() {
+        for (status, is_gone, exit, line) in [
+            (
+                json!({"phase": "Succeeded"}),
+                false,
+                Exit::Done,
+                "worker-1 - Empty MaintenanceSucceeded it is safe to switch the node off",
+            ),
+            (
+                json!({"phase": "Failed", "lastError": "too late"}),
+                false,
+                Exit::Error,
+                "worker-1 - Open MaintenanceFailed too late",
+            ),
+            (
+                json!({}),
+                true,
+                Exit::CalledOff,
+                "worker-1 - Open MaintenanceStopped somebody has called the maintenance off",
+            ),
+        ] {
+            let mut course = Course::new("worker-1");
+            let running = object("worker-1", &json!({"phase": "Running"}));
+            assert_eq!(course.maintenance(Group::Medik8s, &running, false, now()), []);
+            let last = course.maintenance(Group::Medik8s, &object("worker-1", &status), is_gone, now());
+            assert_eq!((course.exit, lines(&last)), (Some(exit), vec![line.to_owned()]));
+            // What comes later changes nothing.
+            let later = course.listed(Group::Medik8s, &[], now());
+            assert_eq!((course.exit, later), (Some(exit), vec![]));
+        }
+    }
+
+    #[test]
+    fn maintenance_that_is_not_listed_again_was_called_off() {
+        let running = || vec![object("worker-1", &json!({"phase": "Running"}))];
+        let mut course = Course::new("worker-1");
+        course.listed(Group::Medik8s, &running(), now());
+        // It is of the other group, of which there never was one.
+        course.listed(Group::KubeVirt, &[], now());
+        assert_eq!(course.exit, None);
+        course.listed(
+            Group::Medik8s,
+            &[object("worker-2", &json!({"phase": "Failed"}))],
+            now(),
+        );
+        assert_eq!(course.exit, Some(Exit::CalledOff));
+    }
+
+    #[test]
+    fn errors_are_events_once_and_other_nodes_none() {
+        let mut course = Course::new("worker-1");
+        // One that was being deleted before it was followed is not the one that is followed.
+        assert_eq!(
+            course.maintenance(Group::Medik8s, &object("worker-1", &json!({})), true, now()),
+            []
+        );
+        let waits = object("worker-1", &json!({"phase": "Running", "lastError": "pg-0 waits"}));
+        let found = course.maintenance(Group::Medik8s, &waits, false, now());
+        assert_eq!(lines(&found), ["worker-1 - Waiting PodsLeft pg-0 waits"]);
+        assert_eq!(course.maintenance(Group::Medik8s, &waits, false, now()), []);
+        assert_eq!(course.exit, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn guests_are_blocked_since_the_first_report_of_it() {
+        let drain = |blocked: u32| -> Option<DrainStatus> {
+            let drain = json!({"startedAt": "2026-11-27T14:00:00Z", "total": 3, "left": 3, "moving": 0, "waiting": 0,
+                "blocked": blocked, "shuttingDown": 0});
+            Some(serde_json::from_value(drain).unwrap())
+        };
+        let most = Duration::from_secs(60);
+        let mut course = Course::new("worker-1");
+        course.drain(drain(0), now());
+        assert_eq!(course.blocked_for(most), None);
+        let first = Instant::now();
+        course.drain(drain(1), now());
+        tokio::time::advance(Duration::from_secs(5)).await;
+        course.drain(drain(2), now());
+        assert_eq!(course.blocked_for(most), Some(first + most));
+        course.drain(drain(0), now());
+        assert_eq!(course.blocked_for(most), None);
+    }
+
+    #[test]
+    fn migrations_are_kept_until_they_are_over() {
+        let migration = |uid: &str, phase: &str| -> VirtualMachineInstanceMigration {
+            let migration =
+                json!({"metadata": {"name": uid, "uid": uid}, "spec": {"vmiName": "web"}, "status": {"phase": phase}});
+            serde_json::from_value(migration).unwrap()
+        };
+        let mut course = Course::new("worker-1");
+        course.take_migrations(Change::Listed(vec![
+            migration("a", "Succeeded"),
+            migration("b", "Running"),
+        ]));
+        course.take_migrations(Change::Changed(migration("c", "Scheduling")));
+        let names =
+            |course: &Course| -> Vec<String> { course.shown.migrations.iter().map(|one| one.name_any()).collect() };
+        assert_eq!(names(&course), ["b", "c"]);
+        course.take_migrations(Change::Changed(migration("b", "Failed")));
+        course.take_migrations(Change::Gone(migration("c", "Scheduling")));
+        assert_eq!(names(&course), [""; 0]);
+    }
+}

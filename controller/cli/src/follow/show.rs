@@ -1,0 +1,209 @@
+//! How drains that are followed are shown: as lines, or as a block that is drawn again.
+
+use std::{io::Write, time::Duration};
+
+use drydock_runtime::clock;
+use drydock_view::{
+    drain::{DrainEvent, summary},
+    live::{Block, NodeCourse, block},
+};
+use jiff::{Timestamp, tz::TimeZone};
+use tokio::time::Instant;
+
+use super::course::Course;
+use crate::{arguments::CourseOutput, failure::Failure, output, screen::Screen};
+
+/// Time without a change after which a line says what a drain waits for.
+const SILENCE: Duration = Duration::from_secs(30);
+/// A block is drawn at most this often after changes.
+const DRAW_EVERY: Duration = Duration::from_millis(250);
+/// A block is drawn this often without a change: times that are left become shorter.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Where the course of drains is shown.
+pub(super) enum Show {
+    /// One line for each change.
+    Lines {
+        /// Whether each is a JSON object.
+        json: bool,
+        /// When the last one was printed.
+        last: Instant,
+    },
+    /// A block on a terminal.
+    Block {
+        /// The terminal.
+        screen: Box<Screen>,
+        /// When it is drawn next.
+        next: Instant,
+        /// When it was drawn last.
+        last: Option<Instant>,
+    },
+}
+
+impl Show {
+    /// Returns a block if there is a terminal and no other output is wanted.
+    pub(super) fn new(output: CourseOutput, screen: Option<Screen>) -> Self {
+        let now = Instant::now();
+        match (output, screen) {
+            (CourseOutput::Text, Some(screen)) => Self::Block {
+                screen: Box::new(screen),
+                next: now,
+                last: None,
+            },
+            (output, _) => Self::Lines {
+                json: output == CourseOutput::Json,
+                last: now,
+            },
+        }
+    }
+
+    /// Returns whether it is a block, which shows more than changes.
+    pub(super) fn is_block(&self) -> bool {
+        matches!(self, Self::Block { .. })
+    }
+
+    /// Returns when it is to be refreshed.
+    pub(super) fn due(&self) -> Instant {
+        match self {
+            Self::Lines { last, .. } => *last + SILENCE,
+            Self::Block { next, .. } => *next,
+        }
+    }
+
+    /// Shows events, or notes that a block has changed.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub(super) fn changed(&mut self, events: &[DrainEvent], out: &mut dyn Write) -> Result<(), Failure> {
+        match self {
+            Self::Block { next, last, .. } => {
+                let earliest = last.map_or_else(Instant::now, |last| last + DRAW_EVERY);
+                *next = (*next).min(earliest);
+            }
+            Self::Lines { json, last } => {
+                for event in events {
+                    print(event, *json, out)?;
+                    *last = Instant::now();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports that the API server is not reached, if nothing is drawn that will show it.
+    pub(super) fn silent(&mut self, cause: &str) {
+        if !self.is_block() {
+            eprintln!("nothing new for a while: the API server is not reached ({cause}); the drain goes on without it");
+        }
+    }
+
+    /// Refreshes what is shown, if that is due. `goes_on` is false for the last time.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn refresh(
+        &mut self,
+        courses: &[Course],
+        silent_since: Option<Timestamp>,
+        goes_on: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), Failure> {
+        let now = Instant::now();
+        if goes_on && now < self.due() {
+            return Ok(());
+        }
+        match self {
+            Self::Lines { json, last } => {
+                let open = courses.iter().filter(|course| course.exit.is_none() && goes_on);
+                for course in open {
+                    if let Some(drain) = course.shown.drain.as_ref().filter(|drain| drain.finished_at.is_none()) {
+                        print(&summary(clock::now(), course.node(), drain), *json, out)?;
+                    }
+                }
+                *last = now;
+            }
+            Self::Block { screen, next, last } => {
+                let nodes: Vec<&NodeCourse> = courses.iter().map(|course| &course.shown).collect();
+                let canvas = screen.canvas();
+                let lines = block(
+                    &Block {
+                        nodes: &nodes,
+                        now: clock::now(),
+                        zone: &TimeZone::system(),
+                        silent_since,
+                        goes_on,
+                    },
+                    canvas,
+                );
+                screen.draw(lines, canvas, out)?;
+                (*next, *last) = (now + TICK, Some(now));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints an event.
+pub(super) fn print(event: &DrainEvent, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+    if json {
+        output::document(out, "DrainEvent", event)?;
+    } else {
+        writeln!(out, "{}", event.line())?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn block_is_drawn_at_most_four_times_a_second() {
+        let terminal = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let mut show = Show::new(CourseOutput::Text, Some(Screen::new(terminal.into(), false)));
+        let mut out = Vec::new();
+        let began = Instant::now();
+        let courses = [Course::new("worker-1")];
+        show.refresh(&courses, None, true, &mut out).unwrap();
+        assert!(
+            out.starts_with(b"\r\x1b[2Kworker-1  starting\n"),
+            "{:?}",
+            String::from_utf8_lossy(&out)
+        );
+        assert_eq!(show.due(), began + TICK);
+        for _ in 0..3 {
+            show.changed(&[], &mut out).unwrap();
+            assert_eq!(show.due(), began + DRAW_EVERY);
+        }
+        let written = out.len();
+        // It is not due yet; and then nothing has changed that can be seen.
+        show.refresh(&courses, None, true, &mut out).unwrap();
+        tokio::time::advance(DRAW_EVERY).await;
+        show.refresh(&courses, None, true, &mut out).unwrap();
+        assert_eq!(out.len(), written);
+        assert_eq!(show.due(), began + DRAW_EVERY + TICK);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_broken_by_what_a_drain_waits_for() {
+        let mut show = Show::new(CourseOutput::Lines, None);
+        let mut course = Course::new("worker-1");
+        let drain = serde_json::json!({"startedAt": "2026-11-27T14:00:00Z", "total": 3, "left": 3, "moving": 2, "waiting": 0,
+            "blocked": 1, "shuttingDown": 0});
+        course.drain(
+            Some(serde_json::from_value(drain).unwrap()),
+            "2026-11-27T14:00:00Z".parse().unwrap(),
+        );
+        let courses = [course];
+        let mut out = Vec::new();
+        show.refresh(&courses, None, true, &mut out).unwrap();
+        assert_eq!(out, b"");
+        tokio::time::advance(SILENCE).await;
+        show.refresh(&courses, None, true, &mut out).unwrap();
+        let line = String::from_utf8(out).unwrap();
+        assert!(line.ends_with(" worker-1 - Emptying - 2 moving, 1 blocked\n"), "{line}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Watches that go on when the API server ends them or is not reached for a while.
+
+use std::{fmt::Debug, pin::pin, time::Duration};
+
+use drydock_runtime::clock;
+use futures::StreamExt;
+use jiff::Timestamp;
+use kube::{
+    Api, Resource,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::failure::Failure;
+
+/// Pause before a watch that the API server has ended is opened again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Time without an API server after which that is reported.
+const SILENT_AFTER: Duration = Duration::from_secs(10);
+
+/// What a watch has seen.
+#[derive(Debug)]
+pub(crate) enum Change<K> {
+    /// All objects, at first and whenever the watch has been opened again.
+    Listed(Vec<K>),
+    /// One is new, or has changed.
+    Changed(K),
+    /// One is gone.
+    Gone(K),
+    /// The API server has not been reached since this time, with the error.
+    Silent(Timestamp, String),
+    /// The API server refuses the watch. Nothing comes after this.
+    Failed(Failure),
+}
+
+impl<K> Change<K> {
+    /// Returns since when the API server has not been reached, and why; `None` if it was.
+    pub(crate) fn silence(&self) -> Option<(Timestamp, String)> {
+        match self {
+            Self::Silent(since, cause) => Some((*since, cause.clone())),
+            _ => None,
+        }
+    }
+}
+
+/// Watches all objects of a kind, or those that `fields` select, and sends what it sees. Ends if the API server refuses it, or
+/// if `send` returns `false`.
+pub(crate) async fn watch<K>(api: Api<K>, fields: Option<String>, send: impl Fn(Change<K>) -> bool)
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    let list = ListParams {
+        field_selector: fields.clone(),
+        ..ListParams::default()
+    };
+    let watch = WatchParams {
+        field_selector: fields,
+        ..WatchParams::default()
+    };
+    let mut is_first = true;
+    loop {
+        let Some((found, version)) = listed(&api, &list, is_first, &send).await else {
+            return;
+        };
+        is_first = false;
+        if !send(Change::Listed(found)) {
+            return;
+        }
+        // An error is that of the connection or of an old version: it is opened again, from a new list.
+        if let Ok(events) = api.watch(&watch, &version).await {
+            let mut events = pin!(events);
+            while let Some(event) = events.next().await {
+                let goes_on = match event {
+                    Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => send(Change::Changed(object)),
+                    Ok(WatchEvent::Deleted(object)) => send(Change::Gone(object)),
+                    Ok(WatchEvent::Bookmark(_)) => true,
+                    Ok(WatchEvent::Error(_)) | Err(_) => break,
+                };
+                if !goes_on {
+                    return;
+                }
+            }
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Lists the objects, as often as needed until the API server responds; `None` if it refuses.
+async fn listed<K>(
+    api: &Api<K>,
+    parameters: &ListParams,
+    is_first: bool,
+    send: &impl Fn(Change<K>) -> bool,
+) -> Option<(Vec<K>, String)>
+where
+    K: Resource + Clone + Debug + DeserializeOwned,
+{
+    let (since, report_at) = (clock::now(), Instant::now() + SILENT_AFTER);
+    let (mut reported, mut cause) = (is_first, "the API server does not respond".to_owned());
+    loop {
+        let mut attempt = pin!(api.list(parameters));
+        let result = loop {
+            tokio::select! {
+                result = &mut attempt => break result,
+                () = sleep_until(report_at), if !reported => {
+                    reported = true;
+                    send(Change::Silent(since, cause.clone()));
+                }
+            }
+        };
+        match result {
+            Ok(list) => return Some((list.items, list.metadata.resource_version.unwrap_or_default())),
+            // The cluster has no such kind: nothing will ever come.
+            Err(kube::Error::Api(status)) if status.code == 404 => {
+                send(Change::Listed(Vec::new()));
+                return None;
+            }
+            Err(error) if is_first || is_refusal(&error) => {
+                send(Change::Failed(Failure::Request(error)));
+                return None;
+            }
+            // The API server may be restarting. The drain goes on meanwhile.
+            Err(error) => cause = error.to_string(),
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+/// Returns whether the API server has refused a request, which it will do again.
+fn is_refusal(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
+}
