@@ -102,6 +102,32 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
         "{text}"
     );
 
+    let (_, text) = run(&cluster, &["top", "vms", "--sort-by", "memory"])?;
+    ensure!(
+        text.lines()
+            .any(|line| line.starts_with(&format!("{NAMESPACE}/mover ")) && line.contains(&node)),
+        "{text}"
+    );
+    let (exit, text) = run(&cluster, &["explain", "node", &named])?;
+    ensure!(
+        exit == Exit::Done && text.contains("may start there") && text.contains("moves 1, stops 1, is blocked by 0"),
+        "{text}"
+    );
+    let (exit, explained) = run(&cluster, &["explain", "node", &node, "-o", "json"])?;
+    let explained: Value = serde_json::from_str(&explained)?;
+    if let Some(model) = explained["cpu"]["usable"][0].as_str() {
+        let (_, text) = run(&cluster, &["explain", "model", model, "--node", &node])?;
+        ensure!(
+            exit == Exit::Done && text.contains("guests can have it on 1 of 1 nodes"),
+            "{text}"
+        );
+    }
+    let (exit, text) = run(&cluster, &["version"])?;
+    ensure!(
+        exit == Exit::Done && text.contains("agents ") && !text.contains("not read"),
+        "{text}"
+    );
+
     let (exit, text) = run(&cluster, &["maintenance", "start", &node, "--reason", "new disk"])?;
     ensure!(
         exit == Exit::Done && text == format!("maintenance of node {node} started\n"),
@@ -109,11 +135,27 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
     );
     let (_, text) = run(&cluster, &["maintenance", "start", &node])?;
     ensure!(text.contains("is in maintenance already"), "{text}");
+    let (exit, text) = run(&cluster, &["maintenance", "show", &node])?;
+    ensure!(exit == Exit::Done && text.contains("new disk"), "{text}");
     let moved = until(cluster.instances(), "mover", "to be on another node", |instance| {
         node_of(instance).is_ok_and(|now| now != node)
     })
     .await?;
     assert_eq!(node_of(&moved)?, target);
+    let vm = format!("{NAMESPACE}/mover");
+    let (exit, text) = run(&cluster, &["watch", "--vm", &vm, "--timeout", "60"])?;
+    ensure!(
+        exit == Exit::Done && text.contains(&format!(" {node} {vm} Succeeded ")),
+        "{text}"
+    );
+    let (_, migrations) = run(&cluster, &["top", "migrations", "-o", "json"])?;
+    let migrations: Value = serde_json::from_str(&migrations)?;
+    let migration = migrations["items"][0]["name"]
+        .as_str()
+        .context("no migration")?
+        .to_owned();
+    let (_, text) = run(&cluster, &["explain", "migration", &migration, "-n", NAMESPACE])?;
+    ensure!(text.contains(&format!("moves {vm} from {node} to {target}")), "{text}");
     until_some("the maintenance in the list", || async {
         let (_, text) = run(&cluster, &["maintenance", "list"])?;
         Ok((text.contains(&node) && text.contains("Succeeded") && text.contains("new disk")).then_some(()))
@@ -197,7 +239,14 @@ async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
         (&["plan", "no-such-node"][..], Exit::Error),
         (&["plan", "-l", "no-such=label"], Exit::Error),
         (&["explain", "vm", "no-such/vm"], Exit::Error),
+        (&["explain", "vm", "no-such/vm", "--node", "no-such-node"], Exit::Error),
+        (&["explain", "node", "no-such-node"], Exit::Error),
+        (&["explain", "model", "EPYC", "--node", "no-such-node"], Exit::Error),
+        (&["explain", "migration", "no-such/migration"], Exit::Error),
         (&["top", "--as", "nobody"], Exit::NotAllowed),
+        (&["top", "vms", "--sort-by", "no-such-column"], Exit::Error),
+        (&["watch", "--vm", "no-such/vm"], Exit::Error),
+        (&["maintenance", "show", "no-such-node"], Exit::Error),
         (&["plan"], Exit::Usage),
         (&["plan", "a", "-o", "xml"], Exit::Usage),
         (&["maintenance", "stop", "no-such-node"], Exit::Error),

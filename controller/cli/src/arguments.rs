@@ -125,15 +125,48 @@ pub(crate) enum Command {
         #[command(flatten)]
         follow: Follow,
     },
-    /// Explain why a virtual machine can move or cannot.
+    /// Explain why a virtual machine can move or cannot, what holds a node or a migration up, and where a CPU model can be had.
     #[command(subcommand)]
     Explain(Explain),
-    /// Show all nodes: how open each is, its guests and its memory.
-    Top {
-        /// How the nodes are printed.
+    /// Show all nodes: how open each is, its guests and its memory; or all virtual machines, or all migrations.
+    Top(Top),
+    /// Show the versions of this plugin, the controller and the agents, and what differs.
+    Version {
+        /// How they are printed.
         #[arg(short, long, value_enum, default_value_t = Output::Text)]
         output: Output,
     },
+}
+
+/// A table.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Top {
+    /// What is shown.
+    #[arg(value_enum, default_value_t = Table::Nodes)]
+    pub(crate) table: Table,
+    /// Show it again at each change.
+    #[arg(short, long, conflicts_with = "output")]
+    pub(crate) watch: bool,
+    /// A column by which rows are sorted: amounts with the greatest first.
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) sort_by: Option<String>,
+    /// How it is printed.
+    #[arg(short, long, value_enum, default_value_t = Output::Text)]
+    pub(crate) output: Output,
+}
+
+/// What a table shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Table {
+    /// All nodes.
+    #[value(alias = "node")]
+    Nodes,
+    /// All virtual machines that run or are to run.
+    #[value(alias = "vm")]
+    Vms,
+    /// All migrations, those first that are not over.
+    #[value(alias = "migration")]
+    Migrations,
 }
 
 /// What is explained.
@@ -143,6 +176,42 @@ pub(crate) enum Explain {
     Vm {
         /// The virtual machine, as NAME or NAMESPACE/NAME.
         #[arg(value_name = "VM")]
+        name: String,
+        /// Its namespace; that of the kubeconfig's context if it is not named.
+        #[arg(short, long, value_name = "NAMESPACE")]
+        namespace: Option<String>,
+        /// The only other node that is explained, as NODE or node/NODE.
+        #[arg(long, value_name = "NODE", value_parser = node_name)]
+        node: Option<String>,
+        /// How the explanation is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// Whether new guests may come to a node, what a drain of it would do, and which CPU models guests can have there.
+    Node {
+        /// The node, as NODE or node/NODE.
+        #[arg(value_name = "NODE", value_parser = node_name)]
+        name: String,
+        /// How the explanation is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// On which nodes guests can have a CPU model, and which features are missing on the others.
+    Model {
+        /// The CPU model, as libvirt names it.
+        #[arg(value_name = "MODEL")]
+        name: String,
+        /// The only node that is explained, as NODE or node/NODE.
+        #[arg(long, value_name = "NODE", value_parser = node_name)]
+        node: Option<String>,
+        /// How the explanation is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
+    /// How far a migration is, its place in the queue and the limit that holds it back, or why it failed.
+    Migration {
+        /// The migration, as NAME or NAMESPACE/NAME.
+        #[arg(value_name = "MIGRATION")]
         name: String,
         /// Its namespace; that of the kubeconfig's context if it is not named.
         #[arg(short, long, value_name = "NAMESPACE")]

@@ -1,11 +1,13 @@
-//! `kubectl drydock explain` and `top`.
+//! `kubectl drydock explain`.
 
 use std::io::Write;
 
-use drydock_view::{explain, nodes};
+use drydock_api::leases::NODE_LEASE_NAMESPACE;
+use drydock_view::explain::{self, migration, model, node, node::Lease};
 use jiff::Timestamp;
-use kube::Client;
-use serde_json::json;
+use k8s_openapi::api::coordination::v1;
+use kube::{Api, Client};
+use serde::Serialize;
 
 use crate::{
     Terminal,
@@ -17,7 +19,7 @@ use crate::{
 /// Prints an explanation.
 ///
 /// # Errors
-/// If nodes or instances cannot be read, or there is no such instance.
+/// If nodes or instances cannot be read, or what is to be explained does not exist.
 pub(crate) async fn print(
     client: &Client,
     question: &Explain,
@@ -25,20 +27,83 @@ pub(crate) async fn print(
     terminal: &Terminal,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let Explain::Vm {
-        name,
-        namespace,
-        output,
-    } = question;
-    let (namespace, name) = instance_name(client, name, namespace.as_deref());
     let snapshot = read::snapshot(client, now).await?;
-    let found = explain::explain(&snapshot, &namespace, &name);
-    let found = found.ok_or_else(|| Failure::NoSuchInstance(format!("{namespace}/{name}")))?;
+    let is_node = |name: &str| {
+        snapshot
+            .nodes
+            .iter()
+            .any(|node| node.metadata.name.as_deref() == Some(name))
+    };
+    let no_node = |name: &str| Failure::NoSuchNode(name.to_owned());
+    let width = terminal.width;
+    match question {
+        Explain::Vm {
+            name,
+            namespace,
+            node,
+            output,
+        } => {
+            let (namespace, name) = instance_name(client, name, namespace.as_deref());
+            let found = explain::explain(&snapshot, &namespace, &name);
+            let mut found = found.ok_or_else(|| Failure::NoSuchInstance(format!("{namespace}/{name}")))?;
+            if let Some(node) = node {
+                if !is_node(node) {
+                    return Err(no_node(node));
+                }
+                found.nodes.retain(|other| &other.name == node);
+            }
+            show(*output, "VirtualMachineExplanation", &found, || found.text(width), out)
+        }
+        Explain::Node { name, output } => {
+            let lease = lease(client, name).await;
+            let found = node::node(&snapshot, name, &lease).ok_or_else(|| no_node(name))?;
+            show(*output, "NodeExplanation", &found, || found.text(width), out)
+        }
+        Explain::Model { name, node, output } => {
+            let mut found = model::model(&snapshot, name);
+            if let Some(node) = node {
+                found = found.only(node).ok_or_else(|| no_node(node))?;
+            }
+            show(*output, "ModelExplanation", &found, || found.text(width), out)
+        }
+        Explain::Migration {
+            name,
+            namespace,
+            output,
+        } => {
+            let (namespace, name) = instance_name(client, name, namespace.as_deref());
+            let found = migration::migration(&snapshot, &namespace, &name);
+            let found = found.ok_or_else(|| Failure::NoSuchMigration(format!("{namespace}/{name}")))?;
+            show(*output, "MigrationExplanation", &found, || found.text(now, width), out)
+        }
+    }
+}
+
+fn show(
+    output: Output,
+    kind: &str,
+    found: &impl Serialize,
+    text: impl FnOnce() -> String,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
     match output {
-        Output::Text => write!(out, "{}", found.text(terminal.width))?,
-        Output::Json => output::document(out, "VirtualMachineExplanation", &found)?,
+        Output::Text => write!(out, "{}", text())?,
+        Output::Json => output::document(out, kind, found)?,
     }
     Ok(Exit::Done)
+}
+
+/// Reads the Lease of the agent of a node.
+async fn lease(client: &Client, node: &str) -> Lease {
+    let api = Api::<v1::Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE);
+    match api.get_opt(node).await {
+        Ok(lease) => {
+            let renewed = lease.and_then(|lease| lease.spec?.renew_time);
+            renewed.map_or(Lease::Missing, |renewed| Lease::Renewed(renewed.0))
+        }
+        Err(kube::Error::Api(status)) if status.code == 403 => Lease::Unread("forbidden".into()),
+        Err(error) => Lease::Unread(error.to_string()),
+    }
 }
 
 /// Returns namespace and name of an object that is named as NAME or NAMESPACE/NAME, by default in the namespace of the
@@ -51,18 +116,4 @@ pub(crate) fn instance_name(client: &Client, name: &str, namespace: Option<&str>
             name.to_owned(),
         ),
     }
-}
-
-/// Prints all nodes.
-///
-/// # Errors
-/// If nodes or instances cannot be read.
-pub(crate) async fn top(client: &Client, output: Output, now: Timestamp, out: &mut dyn Write) -> Result<Exit, Failure> {
-    let snapshot = read::snapshot(client, now).await?;
-    let rows = nodes::rows(&snapshot);
-    match output {
-        Output::Text => write!(out, "{}", nodes::text(&rows, now))?,
-        Output::Json => output::document(out, "NodeList", &json!({"items": rows, "unread": snapshot.unread}))?,
-    }
-    Ok(Exit::Done)
 }

@@ -79,6 +79,10 @@ pub(crate) enum Failure {
     NoSuchNode(String),
     #[error("no instance of a virtual machine {0} runs or is to run")]
     NoSuchInstance(String),
+    #[error("there is no migration {0}")]
+    NoSuchMigration(String),
+    #[error("the table has no column {name}; those that it has are {allowed}")]
+    NoSuchColumn { name: String, allowed: String },
     #[error("there is no migration of {0}")]
     NoMigration(String),
     #[error("no node has the labels {0}")]

@@ -18,6 +18,8 @@ mod output;
 mod plan;
 mod read;
 mod screen;
+mod top;
+mod version;
 
 use std::{
     ffi::OsString,
@@ -118,7 +120,11 @@ async fn execute(
     live: Option<Live>,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let watches = matches!(arguments.command, Command::Drain { .. } | Command::Watch { .. });
+    let watches = match &arguments.command {
+        Command::Drain { .. } | Command::Watch { .. } => true,
+        Command::Top(options) => options.watch,
+        _ => false,
+    };
     let client = arguments.connection.client(watches).await?;
     let screen = live.map(|live| Screen::new(live, !arguments.no_color));
     match &arguments.command {
@@ -152,7 +158,8 @@ async fn execute(
             follow::follow(&client, nodes, options, screen, out).await
         }
         Command::Explain(question) => explain::print(&client, question, clock::now(), terminal, out).await,
-        Command::Top { output } => explain::top(&client, *output, clock::now(), out).await,
+        Command::Top(options) => top::print(&client, options, screen, out).await,
+        Command::Version { output } => version::print(&client, *output, terminal, out).await,
         Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), terminal, out).await,
     }
 }

@@ -53,7 +53,7 @@ where
 }
 
 /// Reads objects without which the answer is less certain; what cannot be read is added to `unread`.
-async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<Unread>)
+pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<Unread>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -65,7 +65,8 @@ where
     }
 }
 
-fn unread(resource: &str, error: &kube::Error) -> Unread {
+/// Returns that a kind of objects could not be read.
+pub(crate) fn unread(resource: &str, error: &kube::Error) -> Unread {
     let why = match error {
         kube::Error::Api(status) if status.code == 403 => "forbidden".to_owned(),
         kube::Error::Api(status) => status.message.clone(),

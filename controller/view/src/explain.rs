@@ -1,5 +1,9 @@
 //! Why a virtual machine can move or cannot, and what a drain of its node would do to it.
 
+pub mod migration;
+pub mod model;
+pub mod node;
+
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
 use drydock_core::{
     placement::{Misfit, Moves, Newcomer, target_misfits},
@@ -188,7 +192,11 @@ impl Explanation {
             }
         }
         for (index, node) in self.nodes.iter().enumerate() {
-            let label = if index == 0 { "other nodes" } else { "" };
+            let label = match (index, self.nodes.len()) {
+                (0, 1) => "another node",
+                (0, _) => "other nodes",
+                _ => "",
+            };
             let fits = if node.reasons.is_empty() {
                 format!("{} could take it", node.name)
             } else {

@@ -8,18 +8,23 @@
 //! - [`snapshot`]: the objects that a question is answered from, and those that could not be read.
 //! - [`plan`]: what draining nodes would do.
 //! - [`drain`]: the course of a drain as events.
-//! - [`explain`]: why a virtual machine can move or cannot.
+//! - [`explain`]: why a virtual machine can move or cannot; the same of a node, a CPU model and a migration.
+//! - [`guests`]: tables of all virtual machines and migrations.
+//! - [`listing`]: tables that can be sorted.
 //! - [`live`]: the course of drains as a block that a terminal redraws.
 //! - [`maintenance`]: one NodeMaintenance.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
 //! - [`prune`]: what of an object is needed for all this.
 //! - [`text`]: columns, wrapped lines and amounts.
+//! - [`version`]: versions of all parts.
 
 #![forbid(unsafe_code)]
 
 pub mod drain;
 pub mod explain;
+pub mod guests;
+pub mod listing;
 pub mod live;
 pub mod maintenance;
 pub mod node;
@@ -28,3 +33,4 @@ pub mod plan;
 pub mod prune;
 pub mod snapshot;
 pub mod text;
+pub mod version;

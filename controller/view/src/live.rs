@@ -22,6 +22,7 @@ use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use flow::{flow, words};
 use guest::{Columns, Entry, priority};
 
+pub(crate) use migration::amounts;
 pub use migration::{describe, migration};
 
 /// A terminal that is narrower than this gets shorter bars, and messages below names.

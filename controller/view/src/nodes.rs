@@ -17,8 +17,9 @@ use k8s_openapi::{
 use serde::Serialize;
 
 use crate::{
+    listing::{Cell, Listing},
     snapshot::{Snapshot, World},
-    text::{bytes, seconds, table},
+    text::{bytes, seconds},
 };
 
 /// How open a node is to virtual machines.
@@ -258,25 +259,28 @@ fn state(node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatu
 }
 
 /// Returns nodes as a table for people; `now` is the current time.
-pub fn text(rows: &[NodeRow], now: Timestamp) -> String {
-    let heading = ["NODE", "STATE", "GUESTS", "MOVING", "BLOCKED", "MEMORY", "ENDS"];
-    let mut lines = vec![Vec::from(heading.map(str::to_owned))];
-    let dash = || "-".to_owned();
-    for row in rows {
-        let ends = row
-            .end
-            .map(|end| u64::try_from(end.duration_since(now).as_secs()).unwrap_or(0));
-        lines.push(vec![
-            row.name.clone(),
-            row.state.as_str().to_owned(),
-            row.guests.to_string(),
-            row.moving.map_or_else(dash, |count| count.to_string()),
-            row.blocked.map_or_else(dash, |count| count.to_string()),
-            format!("{} of {}", bytes(row.requested_bytes), bytes(row.allocatable_bytes)),
-            ends.map_or_else(dash, |left| format!("in {}", seconds(left))),
-        ]);
-    }
-    table(&lines)
+pub fn listing(rows: &[NodeRow], now: Timestamp) -> Listing {
+    let count = |count: Option<u32>| count.map_or_else(Cell::none, |count| Cell::number(count, count.to_string()));
+    let cells = rows.iter().map(|row| {
+        let span = |span: jiff::SignedDuration| u64::try_from(span.as_secs()).unwrap_or(0);
+        let ends = row.end.map(|end| span(end.duration_since(now)));
+        let since = row.since.map(|since| span(now.duration_since(since)));
+        let memory = format!("{} of {}", bytes(row.requested_bytes), bytes(row.allocatable_bytes));
+        vec![
+            Cell::word(row.name.clone()),
+            Cell::word(row.state.as_str()),
+            Cell::number(row.guests as u64, row.guests.to_string()),
+            count(row.moving),
+            count(row.blocked),
+            Cell::number(row.requested_bytes, memory),
+            ends.map_or_else(Cell::none, |left| Cell::number(left, format!("in {}", seconds(left)))),
+            since.map_or_else(Cell::none, |since| Cell::number(since, seconds(since))),
+        ]
+    });
+    let columns = [
+        "NODE", "STATE", "GUESTS", "MOVING", "BLOCKED", "MEMORY", "ENDS", "SINCE",
+    ];
+    Listing::new(&columns, cells.collect())
 }
 
 #[cfg(test)]
@@ -320,7 +324,7 @@ mod tests {
                     Arc::make_mut(&mut snapshot.nodes[0])
                         .spec
                         .get_or_insert_default()
-                        .unschedulable = Some(true)
+                        .unschedulable = Some(true);
                 },
                 State::Closed,
             ),
@@ -340,7 +344,7 @@ mod tests {
                         .status
                         .as_mut()
                         .unwrap()
-                        .drain = Some(drain(0))
+                        .drain = Some(drain(0));
                 },
                 State::Emptying,
             ),
@@ -350,7 +354,7 @@ mod tests {
                         .status
                         .as_mut()
                         .unwrap()
-                        .drain = Some(drain(1))
+                        .drain = Some(drain(1));
                 },
                 State::Blocked,
             ),
@@ -369,7 +373,7 @@ mod tests {
                         .as_mut()
                         .unwrap()
                         .conditions
-                        .clear()
+                        .clear();
                 },
                 State::NotUsable,
             ),
@@ -409,7 +413,7 @@ mod tests {
             Arc::make_mut(&mut snapshot.nodes[0])
                 .spec
                 .get_or_insert_default()
-                .unschedulable = Some(true)
+                .unschedulable = Some(true);
         };
         for (change, expected) in [
             (closed, Some("cordoned; nothing moves")),
@@ -453,11 +457,13 @@ mod tests {
             .drain = Some(drain(1));
         snapshot.hypervisors.remove(2);
         assert_eq!(
-            text(&rows(&snapshot), NOW.parse().unwrap()),
-            "NODE  STATE       GUESTS  MOVING  BLOCKED  MEMORY            ENDS\n\
-             a     Blocked     4       2       1        16 GiB of 64 GiB  in 7 min\n\
-             b     Open        1       -       -        4 GiB of 16 GiB   -\n\
-             c     Not usable  0       -       -        0 B of 16 GiB     -\n"
+            listing(&rows(&snapshot), NOW.parse().unwrap()).lines(),
+            [
+                "NODE  STATE       GUESTS  MOVING  BLOCKED  MEMORY            ENDS      SINCE",
+                "a     Blocked     4       2       1        16 GiB of 64 GiB  in 7 min  0 s",
+                "b     Open        1       -       -        4 GiB of 16 GiB   -         -",
+                "c     Not usable  0       -       -        0 B of 16 GiB     -         -",
+            ]
         );
     }
 }

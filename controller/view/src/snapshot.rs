@@ -167,6 +167,11 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Returns the minimum CPU model.
+    pub(crate) fn minimum(&self) -> &Minimum {
+        &self.minimum
+    }
+
     /// Returns the views of nodes, by name, with the requests of the pods on them.
     pub(crate) fn views(&self, nodes: &'a [Arc<Node>]) -> Vec<NodeView<'a>> {
         let known_pods = !self.snapshot.unread.iter().any(|unread| unread.resource == "pods");

@@ -41,28 +41,29 @@ fn countdown(seconds: u64) -> String {
     }
 }
 
-/// Returns target, percentage, amount and time left, as far as they are known; nothing if the guest does not move yet.
-pub(super) fn pieces(migration: &VirtualMachineInstanceMigration, now: Timestamp) -> Vec<String> {
-    let status = migration.status.as_ref();
-    let source = status.and_then(|status| status.source.as_ref());
-    let Some(progress) = source
-        .and_then(|source| source.progress.as_ref())
-        .filter(|progress| progress.data_total > 0)
-    else {
-        return Vec::new();
-    };
-    let target = status.and_then(|status| status.target.as_ref()?.node.as_deref());
+/// Returns percentage, amount and time left, as far as they are known, of a guest of which some is to be moved.
+pub(crate) fn amounts(progress: &MigrationProgress, now: Timestamp) -> Vec<String> {
     let (part, whole) = moved(progress);
-    let percent = u128::from(part) * 100 / u128::from(whole);
-    let mut pieces = vec![
-        format!("to {}", target.unwrap_or("another node")),
-        format!("{percent}%"),
-        of_whole(part, whole),
-    ];
+    let percent = u128::from(part) * 100 / u128::from(whole.max(1));
+    let mut pieces = vec![format!("{percent}%"), of_whole(part, whole)];
     if let Some(end) = progress.estimated_end {
         let left = u64::try_from(end.duration_since(now).as_secs()).unwrap_or(0);
         pieces.push(format!("{} left", countdown(left)));
     }
+    pieces
+}
+
+/// Returns target, percentage, amount and time left, as far as they are known; nothing if the guest does not move yet.
+pub(super) fn pieces(migration: &VirtualMachineInstanceMigration, now: Timestamp) -> Vec<String> {
+    let status = migration.status.as_ref();
+    let source = status.and_then(|status| status.source.as_ref());
+    let progress = source.and_then(|source| source.progress.as_ref());
+    let Some(progress) = progress.filter(|progress| progress.data_total > 0) else {
+        return Vec::new();
+    };
+    let target = status.and_then(|status| status.target.as_ref()?.node.as_deref());
+    let mut pieces = vec![format!("to {}", target.unwrap_or("another node"))];
+    pieces.extend(amounts(progress, now));
     match source.and_then(|source| source.mode) {
         Some(MigrationMode::PostCopy) => pieces.push("runs there already".into()),
         Some(MigrationMode::Paused) => pieces.push("paused".into()),

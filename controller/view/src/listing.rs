@@ -1,0 +1,136 @@
+//! Tables that can be sorted by each of their columns.
+
+use std::cmp::Ordering;
+
+use crate::text::table;
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    columns: Vec<&'static str>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cell {
+    text: String,
+    key: Key,
+}
+
+/// What a cell is sorted by. Cells without a value are last.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    /// An amount: the greatest first.
+    Number(i128),
+    /// A word.
+    Text(String),
+    None,
+}
+
+/// A column that a table does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoSuchColumn {
+    /// Its name.
+    pub name: String,
+    /// The columns that there are.
+    pub allowed: String,
+}
+
+impl Cell {
+    /// Returns a cell that is sorted by its text.
+    pub(crate) fn word(text: impl Into<String>) -> Self {
+        let text = text.into();
+        let key = Key::Text(text.clone());
+        Self { text, key }
+    }
+
+    /// Returns a cell that is sorted by a number.
+    pub(crate) fn number(number: impl Into<i128>, text: impl Into<String>) -> Self {
+        Self {
+            key: Key::Number(number.into()),
+            text: text.into(),
+        }
+    }
+
+    /// Returns a cell without a value.
+    pub(crate) fn none() -> Self {
+        Self {
+            text: "-".into(),
+            key: Key::None,
+        }
+    }
+
+    /// Returns a cell that is sorted by its text, or one without a value.
+    pub(crate) fn optional(text: Option<String>) -> Self {
+        text.filter(|text| !text.is_empty()).map_or_else(Self::none, Self::word)
+    }
+}
+
+impl Listing {
+    pub(crate) fn new(columns: &[&'static str], rows: Vec<Vec<Cell>>) -> Self {
+        Self {
+            columns: columns.to_vec(),
+            rows,
+        }
+    }
+
+    /// Sorts rows by a column, whose name may be in small letters: amounts with the greatest first, words by the alphabet.
+    ///
+    /// # Errors
+    /// If there is no such column.
+    pub fn sort(&mut self, column: &str) -> Result<(), NoSuchColumn> {
+        let mut columns = self.columns.iter();
+        let Some(index) = columns.position(|name| name.eq_ignore_ascii_case(column)) else {
+            return Err(NoSuchColumn {
+                name: column.to_owned(),
+                allowed: self.columns.join(", "),
+            });
+        };
+        let order = |one: &Cell, other: &Cell| match (&one.key, &other.key) {
+            (Key::Number(one), Key::Number(other)) => other.cmp(one),
+            (one, other) => one.cmp(other),
+        };
+        self.rows.sort_by(|one, other| {
+            let cells = one.get(index).zip(other.get(index));
+            cells.map_or(Ordering::Equal, |(one, other)| order(one, other))
+        });
+        Ok(())
+    }
+
+    /// Returns it as lines, the heading first.
+    pub fn lines(&self) -> Vec<String> {
+        let heading = self.columns.iter().map(|&name| name.to_owned()).collect();
+        let rows = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(|cell| cell.text.clone()).collect());
+        let all: Vec<Vec<String>> = std::iter::once(heading).chain(rows).collect();
+        table(&all).lines().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_by_amount_or_by_word() {
+        let rows = vec![
+            vec![Cell::word("b"), Cell::number(9, "9 B")],
+            vec![Cell::word("a"), Cell::none()],
+            vec![Cell::word("c"), Cell::number(1024, "1 KiB")],
+        ];
+        let listing = Listing::new(&["NAME", "MEMORY"], rows);
+        for (column, expected) in [
+            ("memory", ["NAME  MEMORY", "c     1 KiB", "b     9 B", "a     -"]),
+            ("NAME", ["NAME  MEMORY", "a     -", "b     9 B", "c     1 KiB"]),
+        ] {
+            let mut sorted = listing.clone();
+            sorted.sort(column).unwrap();
+            assert_eq!(sorted.lines(), expected);
+        }
+        let wrong = listing.clone().sort("age").unwrap_err();
+        assert_eq!((wrong.name.as_str(), wrong.allowed.as_str()), ("age", "NAME, MEMORY"));
+    }
+}
