@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
 }
 
 /// How the API server is reached: kubectl's options.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Connection {
     /// Path of the kubeconfig.
     #[arg(long, global = true, value_name = "FILE")]
@@ -135,6 +135,33 @@ pub(crate) enum Command {
         /// How they are printed.
         #[arg(short, long, value_enum, default_value_t = Output::Text)]
         output: Output,
+    },
+    /// Let shells complete command lines.
+    #[command(subcommand)]
+    Completion(Completion),
+    /// Print what the last word can be, for kubectl.
+    #[command(name = "__complete", hide = true)]
+    Complete {
+        /// The words after the plugin's name.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+}
+
+/// What lets shells complete command lines.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Completion {
+    /// Print a script for bash, which completes `kubectl-drydock`.
+    Bash,
+    /// Print a script for zsh, which completes `kubectl-drydock`.
+    Zsh,
+    /// Print a script for fish, which completes `kubectl-drydock`.
+    Fish,
+    /// Install `kubectl_complete-drydock` beside the plugin, so that kubectl's own completion completes `kubectl drydock`.
+    Install {
+        /// A folder in which it is installed instead. It must be one of PATH, and the plugin must be in it too.
+        #[arg(long, value_name = "DIRECTORY")]
+        directory: Option<std::path::PathBuf>,
     },
 }
 

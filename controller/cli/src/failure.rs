@@ -1,6 +1,6 @@
 //! Why a command fails, and exit codes.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 use drydock_runtime::chain;
 use thiserror::Error;
@@ -91,6 +91,12 @@ pub(crate) enum Failure {
     Ending(String),
     #[error("node {0} is not in maintenance")]
     NotInMaintenance(String),
+    #[error("{} cannot be written", path.display())]
+    Install {
+        path: PathBuf,
+        #[source]
+        error: io::Error,
+    },
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
 }

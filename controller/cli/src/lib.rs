@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod completion;
 mod explain;
 mod failure;
 mod follow;
@@ -125,12 +126,13 @@ async fn execute(
         Command::Top(options) => options.watch,
         _ => false,
     };
-    let client = arguments.connection.client(watches).await?;
+    let connect = || arguments.connection.client(watches);
     let screen = live.map(|live| Screen::new(live, !arguments.no_color));
     match &arguments.command {
-        Command::Plan(question) => plan::print(&client, question, clock::now(), terminal, out).await,
+        Command::Plan(question) => plan::print(&connect().await?, question, clock::now(), terminal, out).await,
         Command::Drain { start, follow: options } => {
             // The course of the drain is the output; that it was started is not.
+            let client = connect().await?;
             let (started, exit) = maintenance::start(&client, start, &mut io::stderr()).await;
             if started.is_empty() {
                 return Ok(exit);
@@ -144,6 +146,7 @@ async fn execute(
             follow: options,
             ..
         } => {
+            let client = connect().await?;
             let (namespace, name) = explain::instance_name(&client, vm, namespace.as_deref());
             follow::follow_machine(&client, &namespace, &name, options, screen, out).await
         }
@@ -155,12 +158,16 @@ async fn execute(
             } else {
                 Nodes::Named(nodes.clone())
             };
-            follow::follow(&client, nodes, options, screen, out).await
+            follow::follow(&connect().await?, nodes, options, screen, out).await
         }
-        Command::Explain(question) => explain::print(&client, question, clock::now(), terminal, out).await,
-        Command::Top(options) => top::print(&client, options, screen, out).await,
-        Command::Version { output } => version::print(&client, *output, terminal, out).await,
-        Command::Maintenance(command) => maintenance::execute(&client, command, clock::now(), terminal, out).await,
+        Command::Explain(question) => explain::print(&connect().await?, question, clock::now(), terminal, out).await,
+        Command::Top(options) => top::print(&connect().await?, options, screen, out).await,
+        Command::Version { output } => version::print(&connect().await?, *output, terminal, out).await,
+        Command::Completion(command) => completion::print(command, out),
+        Command::Complete { words } => completion::complete(words, out).await,
+        Command::Maintenance(command) => {
+            maintenance::execute(&connect().await?, command, clock::now(), terminal, out).await
+        }
     }
 }
 

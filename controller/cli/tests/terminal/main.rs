@@ -53,6 +53,20 @@ fn cluster() -> ApiServer {
     ])
 }
 
+/// Runs the plugin without a terminal; returns its exit code and what it printed.
+fn run(words: &[&str]) -> (Option<i32>, String) {
+    let child = {
+        let _starting = STARTING.lock().unwrap();
+        Command::new(env!("CARGO_BIN_EXE_kubectl-drydock"))
+            .args(words)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let output = child.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
+}
+
 #[test]
 fn drain_is_drawn_in_windows_of_80_and_40_columns() {
     for columns in [80, 40] {
@@ -114,19 +128,7 @@ fn worst_of_several_nodes_is_the_exit_code() {
     for (node, phase) in [("worker-2", "Succeeded"), ("worker-3", "Failed")] {
         server.change(MAINTENANCES, &maintenance(node, phase));
     }
-    let watch = |words: &[&str]| {
-        let child = {
-            let _starting = STARTING.lock().unwrap();
-            Command::new(env!("CARGO_BIN_EXE_kubectl-drydock"))
-                .args(["watch", "--kubeconfig", &kubeconfig])
-                .args(words)
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap()
-        };
-        let output = child.wait_with_output().unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap())
-    };
+    let watch = |words: &[&str]| run(&[&["watch", "--kubeconfig", &kubeconfig], words].concat());
     // One is blocked, which holds up none of the others.
     let (code, text) = watch(&["worker-1", "worker-2", "--fail-when-blocked", "1s"]);
     assert_eq!(code, Some(3), "{text}");
@@ -158,5 +160,26 @@ fn one_migration_is_followed_to_its_end() {
     assert_eq!(
         seen.trim_end(),
         "shop/web  Failed  from worker-1  to worker-2\n  the target refused the guest"
+    );
+}
+
+#[test]
+fn names_are_completed_from_the_cluster() {
+    let named = |name: &str| json!({"metadata": {"name": name}});
+    let mut machine = named("web");
+    machine["metadata"]["namespace"] = "shop".into();
+    let server = ApiServer::start(vec![
+        ("/api/v1/nodes".into(), named("worker-1")),
+        ("/api/v1/nodes".into(), named("worker-2")),
+        ("/apis/kubevirt.io/v1/virtualmachineinstances".into(), machine),
+    ]);
+    let kubeconfig = server.kubeconfig();
+    let complete = |words: &[&str]| run(&[&["__complete", "--", "--kubeconfig", &kubeconfig], words].concat()).1;
+    assert_eq!(complete(&["drain", "worker-1", ""]), "worker-2\n:4\n");
+    assert_eq!(complete(&["explain", "vm", "sh"]), "shop/web\n:4\n");
+    // Without a cluster there are no candidates, and no error either.
+    assert_eq!(
+        run(&["__complete", "--", "--kubeconfig", "/no/such/file", "drain", ""]),
+        (Some(0), ":4\n".to_owned())
     );
 }

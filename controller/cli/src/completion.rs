@@ -1,0 +1,233 @@
+//! Completion of command lines: scripts for shells, and the program that kubectl runs for its plugins.
+//!
+//! ```text
+//!  Tab after `kubectl drydock …` ─▶ kubectl ─▶ kubectl_complete-drydock WORDS ─▶ kubectl-drydock __complete -- WORDS
+//!                                                                                 └▶ one candidate a line, then `:directive`
+//! ```
+//!
+//! The protocol is KEP-2379's, "Shell Completion Support"; the directives are those of Cobra.
+
+mod candidates;
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::CommandFactory;
+use clap_complete::{Shell, generate};
+use drydock_api::{
+    Hypervisor,
+    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration},
+};
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::{Api, Client, Resource, ResourceExt, api::ListParams};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::{
+    arguments::{Arguments, Completion},
+    failure::{Exit, Failure},
+};
+
+use candidates::{Question, Wanted, question};
+
+/// Name of the plugin's program.
+const PLUGIN: &str = "kubectl-drydock";
+/// Name of the program that kubectl runs to complete a command line of the plugin.
+const COMPLETER: &str = "kubectl_complete-drydock";
+/// That program. It runs the plugin that is in the same folder.
+const SCRIPT: &str = "#!/bin/sh\n\
+    # Completes command lines of `kubectl drydock`; kubectl runs it.\n\
+    exec \"${0%/*}/kubectl-drydock\" __complete -- \"$@\"\n";
+/// Time after which candidates from the cluster are given up: a person waits for them.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Cobra's directive: nothing else is a candidate.
+const NO_FILES: u8 = 4;
+/// Cobra's directive: files are candidates.
+const FILES: u8 = 0;
+
+/// Prints a script for a shell, or installs the program that kubectl runs.
+///
+/// # Errors
+/// If the program cannot be written.
+pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, Failure> {
+    let shell = match command {
+        Completion::Bash => Shell::Bash,
+        Completion::Zsh => Shell::Zsh,
+        Completion::Fish => Shell::Fish,
+        Completion::Install { directory } => {
+            let directory = match directory {
+                Some(directory) => directory.clone(),
+                None => folder_of_plugin()?,
+            };
+            let path = install(&directory)?;
+            writeln!(out, "{} written", path.display())?;
+            return Ok(Exit::Done);
+        }
+    };
+    out.write_all(script(shell).as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// Returns the script for a shell.
+fn script(shell: Shell) -> String {
+    // The script for bash loses commands of a program with a hyphen in its name (clap_complete 4.6), which is at the end of
+    // the lines that register the script and nowhere else.
+    let name = if shell == Shell::Bash {
+        "kubectl_drydock"
+    } else {
+        PLUGIN
+    };
+    let mut script = Vec::new();
+    // Scripts count the words of the name, which for kubectl are two.
+    generate(shell, &mut Arguments::command().name(name), name, &mut script);
+    let script = String::from_utf8_lossy(&script);
+    script.replace(&format!(" {name}\n"), &format!(" {PLUGIN}\n"))
+}
+
+/// Returns the folder that the plugin was started from.
+fn folder_of_plugin() -> Result<PathBuf, Failure> {
+    let program = std::env::current_exe()?;
+    let folder = program.parent().map(Path::to_owned);
+    folder.ok_or_else(|| Failure::Output(io::Error::other("the plugin is in no folder")))
+}
+
+/// Writes the program into a folder.
+fn install(directory: &Path) -> Result<PathBuf, Failure> {
+    let path = directory.join(COMPLETER);
+    let failed = |error| Failure::Install {
+        path: path.clone(),
+        error,
+    };
+    // It may be running: what replaces it is complete from the start.
+    let new = directory.join(format!("{COMPLETER}.new"));
+    fs::write(&new, SCRIPT).map_err(failed)?;
+    fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).map_err(failed)?;
+    fs::rename(&new, &path).map_err(failed)?;
+    Ok(path)
+}
+
+/// Prints the candidates for the last word of a command line, which may be empty.
+///
+/// # Errors
+/// If they cannot be written. A cluster that does not respond has no candidates.
+pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Exit, Failure> {
+    let question = question(&Arguments::command(), words);
+    let found = timeout(PATIENCE, found(&question)).await.unwrap_or_default();
+    for candidate in question.matching(found) {
+        writeln!(out, "{candidate}")?;
+    }
+    let directive = if question.wanted == Wanted::Files {
+        FILES
+    } else {
+        NO_FILES
+    };
+    writeln!(out, ":{directive}")?;
+    Ok(Exit::Done)
+}
+
+/// Returns the names in the cluster that are wanted; none if they cannot be read.
+async fn found(question: &Question) -> Vec<String> {
+    if !question.wanted.is_in_cluster() {
+        return Vec::new();
+    }
+    let Ok(client) = question.connection().client(false).await else {
+        return Vec::new();
+    };
+    let found = match question.wanted {
+        Wanted::Nodes => names::<Node>(&client).await,
+        Wanted::Namespaces => names::<Namespace>(&client).await,
+        Wanted::Machines => names::<VirtualMachineInstance>(&client).await,
+        Wanted::Migrations => names::<VirtualMachineInstanceMigration>(&client).await,
+        Wanted::Models => models(&client).await,
+        Wanted::Words(_) | Wanted::Files | Wanted::Nothing => Ok(Vec::new()),
+    };
+    found.unwrap_or_default()
+}
+
+/// Returns the names of all objects of a kind, as NAME or NAMESPACE/NAME.
+async fn names<K>(client: &Client) -> kube::Result<Vec<String>>
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let all = Api::<K>::all(client.clone())
+        .list_metadata(&ListParams::default())
+        .await?;
+    let name = |object: &kube::core::PartialObjectMeta<K>| match object.namespace() {
+        Some(namespace) => format!("{namespace}/{}", object.name_any()),
+        None => object.name_any(),
+    };
+    Ok(all.items.iter().map(name).collect())
+}
+
+/// Returns all CPU models that any agent knows.
+async fn models(client: &Client) -> kube::Result<Vec<String>> {
+    let all = Api::<Hypervisor>::all(client.clone())
+        .list(&ListParams::default())
+        .await?;
+    let facts = all
+        .items
+        .iter()
+        .filter_map(|hypervisor| hypervisor.status.as_ref()?.facts.as_ref());
+    let models = facts
+        .filter_map(|facts| facts.virtualization.as_ref())
+        .flat_map(|facts| facts.models.iter());
+    Ok(models.map(|model| model.name.clone()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_complete_the_program_of_the_plugin() {
+        for (shell, expected) in [
+            (Shell::Zsh, "#compdef kubectl-drydock"),
+            (Shell::Fish, "complete -c kubectl-drydock"),
+        ] {
+            let script = script(shell);
+            assert!(
+                script.contains(expected) && script.contains("maintenance"),
+                "{expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn script_for_bash_completes_commands_of_commands() {
+        // The name by which it keeps a command is that under which it finds what follows.
+        let script = script(Shell::Bash);
+        for part in [
+            "cmd=\"kubectl_drydock__subcmd__maintenance\"",
+            "        kubectl_drydock__subcmd__maintenance)\n",
+            "start stop show list",
+            "${COMP_CWORD} -eq 2 ]]",
+            "-o default kubectl-drydock\n",
+        ] {
+            assert!(script.contains(part), "{part}: {script}");
+        }
+    }
+
+    #[test]
+    fn installed_program_is_executable_and_replaces_an_old_one() {
+        let folder = std::env::temp_dir().join(format!("drydock-completion-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(COMPLETER), "old").unwrap();
+        let path = install(&folder).unwrap();
+        let (text, mode) = (
+            fs::read_to_string(&path).unwrap(),
+            fs::metadata(&path).unwrap().permissions().mode(),
+        );
+        let files = fs::read_dir(&folder).unwrap().count();
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!((text.as_str(), mode & 0o777, files), (SCRIPT, 0o755, 1));
+        assert!(matches!(
+            install(Path::new("/no/such/folder")),
+            Err(Failure::Install { .. })
+        ));
+    }
+}
