@@ -19,7 +19,8 @@ const WATCH_SILENCE: Duration = Duration::from_secs(295);
     name = "kubectl drydock",
     bin_name = "kubectl drydock",
     version,
-    after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block; 4 not over in time; 5 called off by \
+    after_help = "Exit codes: 0 done, or all would move; 1 error; 2 usage; 3 something would block, or has been blocked for \
+                  longer than allowed; 4 not over in time; 5 called off by \
                   somebody; 6 not allowed; 7 API server not \
                   reached; 10 nothing blocks, but something would be shut down."
 )]

@@ -50,7 +50,7 @@ pub(crate) async fn print(
                 if !is_node(node) {
                     return Err(no_node(node));
                 }
-                found.nodes.retain(|other| &other.name == node);
+                found.keep(node);
             }
             show(*output, "VirtualMachineExplanation", &found, || found.text(width), out)
         }

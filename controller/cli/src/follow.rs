@@ -318,10 +318,12 @@ impl<'a> Session<'a> {
         self.refresh(false, out)?;
         let open = self.courses.iter().filter(|course| course.exit.is_none());
         let names: Vec<&str> = open.map(Course::node).collect();
-        eprintln!(
-            "the drain goes on; to call it off: kubectl drydock maintenance stop {}",
-            names.join(" ")
-        );
+        if !names.is_empty() {
+            eprintln!(
+                "the drain goes on; to call it off: kubectl drydock maintenance stop {}",
+                names.join(" ")
+            );
+        }
         Ok(self.worst())
     }
 }

@@ -6,6 +6,12 @@
 //!
 //! Data is printed on standard output; errors and hints on standard error. Nothing but `drain` and `maintenance` writes to the
 //! cluster.
+//!
+//! - `arguments`, `failure`, `output`, `read`: what all commands share.
+//! - `plan`, `explain`, `top`, `version`: read once and print.
+//! - `follow`, `screen`: views that go on, as lines or drawn again on a terminal.
+//! - `maintenance`: NodeMaintenances by the names of their nodes.
+//! - `completion`: candidates for shells and for kubectl.
 
 #![forbid(unsafe_code)]
 

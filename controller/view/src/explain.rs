@@ -159,6 +159,23 @@ fn nodes(world: &World<'_>, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
 }
 
 impl Explanation {
+    /// Keeps one node of those that could take it or not.
+    pub fn keep(&mut self, node: &str) {
+        self.nodes.retain(|other| other.name == node);
+        if self.nodes.is_empty() {
+            let is_here = self.node.as_deref() == Some(node);
+            let reason = if is_here {
+                "is where it is"
+            } else {
+                "cannot be judged: the CPU that the guest has is not known yet"
+            };
+            self.nodes.push(NodeFit {
+                name: node.to_owned(),
+                reasons: vec![reason.into()],
+            });
+        }
+    }
+
     /// Returns it as text for a terminal of this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
@@ -193,7 +210,7 @@ impl Explanation {
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let label = match (index, self.nodes.len()) {
-                (0, 1) => "another node",
+                (0, 1) => "node",
                 (0, _) => "other nodes",
                 _ => "",
             };
@@ -238,6 +255,17 @@ mod tests {
         assert_eq!(names, ["b", "c"]);
         assert_eq!(found.nodes[1].reasons, ["is unschedulable"]);
         insta::assert_snapshot!(found.text(80));
+    }
+
+    #[test]
+    fn one_node_can_be_explained_alone() {
+        let line = |node: &str| {
+            let mut found = explain(&cluster(), "shop", "web").unwrap();
+            found.keep(node);
+            found.text(80).lines().last().unwrap().to_owned()
+        };
+        assert_eq!(line("b"), "node            b could take it");
+        assert_eq!(line("a"), "node            a is where it is");
     }
 
     #[test]

@@ -211,7 +211,7 @@ fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
         (Some(End::CalledOff), _) => ("called off", Tone::Bad),
         (Some(End::Failed(_)), _) => ("failed", Tone::Bad),
         (Some(End::Unread(_)), _) => ("not followed", Tone::Bad),
-        (None, None) => ("starting", Tone::Plain),
+        (None, None) => ("no drain yet", Tone::Plain),
         (None, Some(_)) => ("emptying", Tone::Plain),
     };
     let mut pieces = vec![node.name.clone(), word.to_owned()];

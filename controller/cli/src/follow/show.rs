@@ -169,7 +169,7 @@ mod tests {
         let courses = [Course::new("worker-1")];
         show.refresh(&courses, None, true, &mut out).unwrap();
         assert!(
-            out.starts_with(b"\r\x1b[2Kworker-1  starting\n"),
+            out.starts_with(b"\r\x1b[2Kworker-1  no drain yet\n"),
             "{:?}",
             String::from_utf8_lossy(&out)
         );
