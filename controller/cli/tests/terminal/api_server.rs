@@ -20,6 +20,8 @@ type Objects = Vec<(String, Value)>;
 #[derive(Default)]
 struct State {
     objects: Objects,
+    /// All changes so far. Their number is the version of the whole.
+    changes: Objects,
     watches: Vec<(String, String, Sender<Value>)>,
 }
 
@@ -38,7 +40,7 @@ impl ApiServer {
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(Mutex::new(State {
             objects,
-            watches: Vec::new(),
+            ..State::default()
         }));
         let shared = state.clone();
         thread::spawn(move || {
@@ -70,15 +72,20 @@ impl ApiServer {
             .objects
             .retain(|(list, other)| list != path || name(other) != name(object));
         state.objects.push((path.to_owned(), object.clone()));
+        state.changes.push((path.to_owned(), object.clone()));
         let watches = state
             .watches
             .iter()
             .filter(|(list, query, _)| list == path && selects(query, object));
         for (_, _, sender) in watches {
             // The client may have gone.
-            let _ = sender.send(json!({"type": "MODIFIED", "object": object}));
+            let _ = sender.send(modified(object));
         }
     }
+}
+
+fn modified(object: &Value) -> Value {
+    json!({"type": "MODIFIED", "object": object})
 }
 
 impl Drop for ApiServer {
@@ -87,11 +94,15 @@ impl Drop for ApiServer {
     }
 }
 
+/// Returns a parameter of a query.
+fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut parts = query.split('&').filter_map(|part| part.split_once('='));
+    parts.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
 /// Returns whether a query's field selector, if it has one, selects an object.
 fn selects(query: &str, object: &Value) -> bool {
-    let mut parts = query.split('&');
-    let selector = parts.find_map(|part| part.strip_prefix("fieldSelector="));
-    let selector = selector.map(|selector| selector.replace("%3D", "="));
+    let selector = parameter(query, "fieldSelector").map(|selector| selector.replace("%3D", "="));
     selector.is_none_or(|selector| {
         let (field, value) = selector.split_once('=').unwrap();
         object
@@ -116,22 +127,27 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=true") {
             let (sender, changes) = channel();
-            state
-                .lock()
-                .unwrap()
-                .watches
-                .push((path.to_owned(), query.to_owned(), sender));
+            let mut state = state.lock().unwrap();
+            // What has changed since the list was read comes first.
+            let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
+            for (list, object) in state.changes.iter().skip(since.unwrap_or(0)) {
+                if list == path && selects(query, object) {
+                    sender.send(modified(object)).unwrap();
+                }
+            }
+            state.watches.push((path.to_owned(), query.to_owned(), sender));
+            drop(state);
             return send_changes(&mut stream, &changes);
         }
-        let items: Vec<Value> = {
+        let (items, version): (Vec<Value>, usize) = {
             let state = state.lock().unwrap();
             let own = state
                 .objects
                 .iter()
                 .filter(|(list, object)| list == path && selects(query, object));
-            own.map(|(_, object)| object.clone()).collect()
+            (own.map(|(_, object)| object.clone()).collect(), state.changes.len())
         };
-        let body = json!({"metadata": {"resourceVersion": "1"}, "items": items}).to_string();
+        let body = json!({"metadata": {"resourceVersion": version.to_string()}, "items": items}).to_string();
         let head = format!(
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
