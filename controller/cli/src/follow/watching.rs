@@ -131,3 +131,64 @@ where
 fn is_refusal(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::Hypervisor;
+    use drydock_runtime::fake::{ApiServer, api_server};
+    use serde_json::json;
+    use tokio::{
+        sync::mpsc::{UnboundedReceiver, unbounded_channel},
+        task::JoinSet,
+    };
+
+    use super::*;
+
+    /// Returns a watch of Hypervisors, its API server, and what it sends.
+    fn watched() -> (JoinSet<()>, ApiServer, UnboundedReceiver<Change<Hypervisor>>) {
+        let (client, server) = api_server();
+        let (sender, changes) = unbounded_channel();
+        let mut watches = JoinSet::new();
+        watches.spawn(watch(Api::all(client), None, move |change| sender.send(change).is_ok()));
+        (watches, server, changes)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_is_reported_once_and_ends_with_a_list() {
+        let (_watches, mut server, mut changes) = watched();
+        let object =
+            json!({"apiVersion": "drydock.dev/v1alpha1", "kind": "Hypervisor", "metadata": {"name": "a"}, "spec": {}});
+        server.next_request().await.list("1", std::slice::from_ref(&object));
+        assert!(matches!(changes.recv().await, Some(Change::Listed(all)) if all.len() == 1));
+        let request = server.next_request().await;
+        assert!(request.query().contains("resourceVersion=1"), "{}", request.line);
+        // The watch has one object, and ends.
+        request.streams("Hypervisor", &[object], "2");
+        assert!(matches!(changes.recv().await, Some(Change::Changed(_))));
+        let (hanging, began) = (server.next_request().await, Instant::now());
+        assert!(matches!(changes.recv().await, Some(Change::Silent(..))));
+        assert_eq!(began.elapsed().as_secs(), SILENT_AFTER.as_secs());
+        drop(hanging);
+        server.next_request().await.list("3", &[]);
+        assert!(matches!(changes.recv().await, Some(Change::Listed(all)) if all.is_empty()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn kind_that_does_not_exist_has_no_objects() {
+        let (mut watches, mut server, mut changes) = watched();
+        server.next_request().await.refuse(404, "NotFound");
+        assert!(matches!(changes.recv().await, Some(Change::Listed(all)) if all.is_empty()));
+        assert!(watches.join_next().await.is_some_and(|ended| ended.is_ok()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watch_that_is_refused_has_failed() {
+        let (mut watches, mut server, mut changes) = watched();
+        server.next_request().await.refuse(403, "Forbidden");
+        let Some(Change::Failed(failure)) = changes.recv().await else {
+            panic!("it was not refused");
+        };
+        assert_eq!(failure.exit(), crate::Exit::NotAllowed);
+        assert!(watches.join_next().await.is_some_and(|ended| ended.is_ok()));
+    }
+}
