@@ -10,6 +10,7 @@
 mod candidates;
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, Write},
     os::unix::fs::PermissionsExt,
@@ -62,7 +63,7 @@ pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, F
         Completion::Install { directory } => {
             let directory = match directory {
                 Some(directory) => directory.clone(),
-                None => folder_of_plugin()?,
+                None => folder_of_plugin(std::env::args_os().next())?,
             };
             let path = install(&directory)?;
             writeln!(out, "{} written", path.display())?;
@@ -89,10 +90,19 @@ fn script(shell: Shell) -> String {
     script.replace(&format!(" {name}\n"), &format!(" {PLUGIN}\n"))
 }
 
-/// Returns the folder that the plugin was started from.
-fn folder_of_plugin() -> Result<PathBuf, Failure> {
-    let program = std::env::current_exe()?;
-    let folder = program.parent().map(Path::to_owned);
+/// Returns the folder of the plugin: that of `program`, the path by which it was started, or else that of the file itself.
+/// kubectl starts plugins by their paths in `PATH`, where they may be links to files in other folders.
+fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, Failure> {
+    let started = program.map(PathBuf::from);
+    let folder = started
+        .as_deref()
+        .and_then(Path::parent)
+        .filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder {
+        return Ok(folder.to_owned());
+    }
+    let file = std::env::current_exe()?;
+    let folder = file.parent().map(Path::to_owned);
     folder.ok_or_else(|| Failure::Output(io::Error::other("the plugin is in no folder")))
 }
 
@@ -209,6 +219,23 @@ mod tests {
             "-o default kubectl-drydock\n",
         ] {
             assert!(script.contains(part), "{part}: {script}");
+        }
+    }
+
+    #[test]
+    fn folder_is_that_of_the_path_by_which_it_was_started() {
+        let here = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+        for (program, expected) in [
+            (Some("/usr/local/bin/kubectl-drydock"), Path::new("/usr/local/bin")),
+            (Some("./kubectl-drydock"), Path::new(".")),
+            (Some("kubectl-drydock"), &here),
+            (None, &here),
+        ] {
+            assert_eq!(
+                folder_of_plugin(program.map(Into::into)).unwrap(),
+                expected,
+                "{program:?}"
+            );
         }
     }
 
