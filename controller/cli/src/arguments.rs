@@ -5,10 +5,14 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, NamedContext},
 };
+use regex::Regex;
 
-use crate::failure::Failure;
+use crate::{
+    console::{Cluster, Options},
+    failure::Failure,
+};
 
 /// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
 const WATCH_SILENCE: Duration = Duration::from_secs(295);
@@ -90,6 +94,36 @@ impl Connection {
     }
 }
 
+impl Connection {
+    /// Returns the names of the cluster and the user, for people.
+    ///
+    /// # Errors
+    /// If the kubeconfig cannot be read.
+    pub(crate) fn cluster(&self, careful: &Regex) -> Result<Cluster, Failure> {
+        let file = match &self.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path),
+            None => Kubeconfig::read(),
+        };
+        let file = file.map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+        let context = self.context.clone().or(file.current_context).unwrap_or_default();
+        let named = |named: &&NamedContext| named.name == context;
+        let found = file.contexts.iter().find(named).and_then(|named| named.context.clone());
+        let found = found.unwrap_or_default();
+        let cluster = self.cluster.clone().unwrap_or(found.cluster);
+        let clusters = file.clusters.into_iter().find(|named| named.name == cluster);
+        let server = clusters
+            .and_then(|named| named.cluster)
+            .and_then(|cluster| cluster.server);
+        let user = self.act_as.clone().or_else(|| self.user.clone()).or(found.user);
+        Ok(Cluster {
+            careful: careful.is_match(&context),
+            context,
+            server: server.unwrap_or_default(),
+            user: user.unwrap_or_default(),
+        })
+    }
+}
+
 /// A command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -126,6 +160,10 @@ pub(crate) enum Command {
         #[command(flatten)]
         follow: Follow,
     },
+    /// Serve a web console on this machine, with the rights of the kubeconfig's user.
+    ///
+    /// Prints a link that works once. Ctrl-C ends the console, and so do 8 hours without use; maintenance goes on.
+    Console(Console),
     /// Explain why a virtual machine can move or cannot, what holds a node or a migration up, and where a CPU model can be had.
     #[command(subcommand)]
     Explain(Explain),
@@ -195,6 +233,29 @@ pub(crate) enum Table {
     /// All migrations, those first that are not over.
     #[value(alias = "migration")]
     Migrations,
+}
+
+/// How the console is served.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Console {
+    /// Port on 127.0.0.1; 0 for any that is free.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    port: u16,
+    /// Show everything, start and stop nothing.
+    #[arg(long)]
+    read_only: bool,
+    /// Where the context's name matches this, the name of a node has to be typed to start its maintenance.
+    #[arg(long, value_name = "REGEX", default_value = "prod")]
+    pub(crate) careful: Regex,
+}
+
+impl Console {
+    pub(crate) fn served(&self) -> Options {
+        Options {
+            port: self.port,
+            read_only: self.read_only,
+        }
+    }
 }
 
 /// What is explained.

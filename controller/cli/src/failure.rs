@@ -1,6 +1,6 @@
 //! Why a command fails, and exit codes.
 
-use std::{io, path::PathBuf};
+use std::{io, net::SocketAddr, path::PathBuf};
 
 use drydock_runtime::chain;
 use thiserror::Error;
@@ -97,6 +97,14 @@ pub(crate) enum Failure {
         #[source]
         error: io::Error,
     },
+    #[error("the console cannot listen at {address}")]
+    Port {
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the system has no random numbers")]
+    NoRandom,
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
 }

@@ -17,6 +17,7 @@
 
 mod arguments;
 mod completion;
+mod console;
 mod explain;
 mod failure;
 mod follow;
@@ -128,7 +129,7 @@ async fn execute(
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
     let watches = match &arguments.command {
-        Command::Drain { .. } | Command::Watch { .. } => true,
+        Command::Console(_) | Command::Drain { .. } | Command::Watch { .. } => true,
         Command::Top(options) => options.watch,
         _ => false,
     };
@@ -173,6 +174,10 @@ async fn execute(
         Command::Complete { words } => completion::complete(words, out).await,
         Command::Maintenance(command) => {
             maintenance::execute(&connect().await?, command, clock::now(), terminal, out).await
+        }
+        Command::Console(options) => {
+            let cluster = arguments.connection.cluster(&options.careful)?;
+            console::serve(&connect().await?, options.served(), cluster, out).await
         }
     }
 }

@@ -80,18 +80,37 @@ fn reported(result: Result<Exit, Failure>) -> Exit {
 }
 
 async fn start_one(client: &Client, node: &str, options: &Start, out: &mut dyn Write) -> Result<Exit, Failure> {
+    match create(client, node, options, false).await? {
+        Created::New => writeln!(out, "maintenance of node {node} started")?,
+        Created::Present(group, object) => writeln!(
+            out,
+            "node {node} is in maintenance already, by nodemaintenances.{}/{object}",
+            group.as_str(),
+        )?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Whether a maintenance was created.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// It was.
+    New,
+    /// The node is in maintenance, by an object of this group and name.
+    Present(Group, String),
+}
+
+/// Creates the maintenance of a node, unless there is one; with `dry_run`, only what the API server would do is found out.
+///
+/// # Errors
+/// If there is no such node, its maintenance is being ended, or the API server refuses it.
+pub(crate) async fn create(client: &Client, node: &str, options: &Start, dry_run: bool) -> Result<Created, Failure> {
     let name = node.to_owned();
     if let Some((group, object)) = of_node(client, &name).await?.into_iter().next() {
         if object.metadata.deletion_timestamp.is_some() {
             return Err(Failure::Ending(name));
         }
-        writeln!(
-            out,
-            "node {name} is in maintenance already, by nodemaintenances.{}/{}",
-            group.as_str(),
-            object.name_any()
-        )?;
-        return Ok(Exit::Done);
+        return Ok(Created::Present(group, object.name_any()));
     }
     let nodes = Api::<Node>::all(client.clone());
     if nodes.get_metadata_opt(&name).await.map_err(Failure::Request)?.is_none() {
@@ -107,14 +126,25 @@ async fn start_one(client: &Client, node: &str, options: &Start, out: &mut dyn W
     let resource = ApiResource::from_gvk_with_plural(&kind, PLURAL);
     let object = DynamicObject::new(&name, &resource).data(json!({"spec": spec}));
     let api = Api::all_with(client.clone(), &resource);
-    api.create(&PostParams::default(), &object)
-        .await
-        .map_err(Failure::Request)?;
-    writeln!(out, "maintenance of node {name} started")?;
-    Ok(Exit::Done)
+    let parameters = PostParams {
+        dry_run,
+        ..PostParams::default()
+    };
+    api.create(&parameters, &object).await.map_err(Failure::Request)?;
+    Ok(Created::New)
 }
 
 async fn stop(client: &Client, node: &str, out: &mut dyn Write) -> Result<Exit, Failure> {
+    delete(client, node).await?;
+    writeln!(out, "maintenance of node {node} stopped; nothing moves back")?;
+    Ok(Exit::Done)
+}
+
+/// Ends the maintenance of a node, of either group.
+///
+/// # Errors
+/// If it is not in maintenance, or the API server refuses it.
+pub(crate) async fn delete(client: &Client, node: &str) -> Result<(), Failure> {
     let found = of_node(client, node).await?;
     if found.is_empty() {
         return Err(Failure::NotInMaintenance(node.to_owned()));
@@ -124,8 +154,7 @@ async fn stop(client: &Client, node: &str, out: &mut dyn Write) -> Result<Exit, 
         let deleted = api.delete(&object.name_any(), &DeleteParams::default()).await;
         deleted.map_err(Failure::Request)?;
     }
-    writeln!(out, "maintenance of node {node} stopped; nothing moves back")?;
-    Ok(Exit::Done)
+    Ok(())
 }
 
 async fn show(
@@ -198,6 +227,10 @@ async fn of_node(client: &Client, node: &str) -> Result<Vec<(Group, NodeMaintena
     Ok(found)
 }
 
+/// Returns all maintenances, each with the group of its object.
+///
+/// # Errors
+/// If they cannot be listed.
 pub(crate) async fn all(client: &Client) -> Result<Vec<(Group, NodeMaintenance)>, Failure> {
     let mut found = Vec::new();
     for group in Group::ALL {

@@ -5,8 +5,8 @@
 //!                                            └▶ their other pods, and the PodDisruptionBudgets ─▶ leave, wait
 //! ```
 
-#[cfg(test)]
-pub(crate) mod fixture;
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;
 mod remedy;
 mod render;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! A cluster of three nodes with guests of every kind, for tests.
 
+#![expect(clippy::unwrap_used, reason = "its objects are written here, and tests run it")]
+
 use std::sync::Arc;
 
 use drydock_api::{
@@ -13,7 +15,8 @@ use serde_json::{Value, json};
 
 use crate::snapshot::Snapshot;
 
-pub(crate) fn node(name: &str, memory: &str) -> Node {
+/// Returns a node with this much memory.
+pub fn node(name: &str, memory: &str) -> Node {
     serde_json::from_value(json!({
         "metadata": {"name": name, "labels": {
             "kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubevirt.io/schedulable": "true",
@@ -84,7 +87,7 @@ fn guest(name: &str, node: &str, spec: &Value, migratable: bool) -> (VirtualMach
 }
 
 /// Returns a cluster of three nodes; on `a` are guests of each kind.
-pub(crate) fn cluster() -> Snapshot {
+pub fn cluster() -> Snapshot {
     let mut snapshot = Snapshot {
         at: "2026-11-27T14:02:11Z".parse().unwrap(),
         nodes: [("a", "64Gi"), ("b", "16Gi"), ("c", "16Gi")]

@@ -1,0 +1,283 @@
+//! `kubectl drydock console`: the web console, on this machine, with the rights of its user.
+//!
+//! ```text
+//!  browser ─▶ guard (headers) ─┬─▶ /, /nodes, ...       the same empty document, with a script and a style sheet
+//!                              ├─▶ /api/session          the key of a link for that of a session
+//!                              ├─▶ /api/live?path=       parts of a page, then what changes of them, as lines of JSON
+//!                              └─▶ /api/start, /api/stop a dry run first, then the write
+//!  API server ─watches─▶ store ─▶ Snapshot ─▶ drydock_view ─▶ pages (HTML) ─▶ difference to what the browser has
+//! ```
+//!
+//! There is no general proxy: a stolen session can do what the console does, not what its user can.
+
+mod actions;
+mod guard;
+mod live;
+mod page;
+mod pages;
+mod rights;
+mod sessions;
+mod store;
+mod view;
+
+use std::{
+    io::Write,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Json, Router,
+    body::Body,
+    extract::{Query, Request, State},
+    http::{
+        HeaderName, HeaderValue, StatusCode,
+        header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS},
+    },
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use drydock_runtime::{Process, clock::Instant};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, api::ListParams};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{net::TcpListener, sync::watch, time::sleep_until};
+
+use crate::failure::{Exit, Failure};
+use guard::Refusal;
+use sessions::Sessions;
+use store::Store;
+use view::Path;
+
+pub(crate) use pages::Cluster;
+
+const DOCUMENT: &str = include_str!("console/assets/document.html");
+const SCRIPT: &str = include_str!("console/assets/live.js");
+const ICON: &str = include_str!("console/assets/icon.svg");
+const STYLE: &str = include_str!("console/assets/console.css");
+
+/// Time without a request and without an open page after which the console ends: it holds its user's credentials.
+const IDLE: Duration = Duration::from_secs(8 * 3600);
+/// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// How the console is served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// The port; 0 for any that is free.
+    pub(crate) port: u16,
+    /// Whether nothing can be started or stopped.
+    pub(crate) read_only: bool,
+}
+
+/// What all requests share.
+struct Shared {
+    client: Client,
+    cluster: Cluster,
+    store: Store,
+    sessions: Sessions,
+    port: u16,
+    read_only: bool,
+    /// Open pages, and requests that are being answered.
+    active: AtomicUsize,
+    /// When a request or an open page last ended.
+    last: watch::Sender<Instant>,
+}
+
+/// Serves the console until Ctrl-C.
+///
+/// # Errors
+/// If the API server cannot be reached, or the port is taken.
+pub(crate) async fn serve(
+    client: &Client,
+    options: Options,
+    cluster: Cluster,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    // Credentials that need a terminal are asked for before there is a page.
+    let nodes = Api::<Node>::all(client.clone());
+    match nodes.list_metadata(&ListParams::default().limit(1)).await {
+        Ok(_) => {}
+        // The page names it.
+        Err(kube::Error::Api(status)) if status.code == 403 => {}
+        Err(error) => return Err(Failure::Request(error)),
+    }
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, options.port));
+    let listener = TcpListener::bind(address)
+        .await
+        .map_err(|source| Failure::Port { address, source })?;
+    let port = listener.local_addr()?.port();
+    let process = Process::new();
+    let shared = Arc::new(Shared {
+        client: client.clone(),
+        cluster,
+        store: Store::start(client, &process),
+        sessions: Sessions::default(),
+        port,
+        read_only: options.read_only,
+        active: AtomicUsize::new(0),
+        last: watch::Sender::new(Instant::now()),
+    });
+    let link = shared.link()?;
+    writeln!(out, "{link}")?;
+    out.flush()?;
+    eprintln!(
+        "The link works once, on this machine. Ctrl-C ends the console; maintenance that it has started goes on."
+    );
+    let exit = tokio::select! {
+        served = async { axum::serve(listener, router(shared.clone())).await } => served.map(|()| Exit::Done).map_err(Failure::Output),
+        _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
+        () = idle(&shared) => {
+            eprintln!("nobody has used the console for 8 h, so it ends");
+            Ok(Exit::Done)
+        }
+    };
+    process.stop();
+    exit
+}
+
+/// Waits until nobody uses the console for [`IDLE`].
+async fn idle(shared: &Shared) {
+    let mut last = shared.last.subscribe();
+    loop {
+        let end = *last.borrow_and_update() + IDLE;
+        tokio::select! {
+            _ = last.changed() => {}
+            () = sleep_until(end) => if shared.active.load(Ordering::Relaxed) == 0 {
+                return;
+            } else {
+                shared.last.send_replace(Instant::now());
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Returns a link that works once.
+    fn link(&self) -> Result<String, Failure> {
+        let key = self.sessions.link().map_err(|_| Failure::NoRandom)?;
+        Ok(format!("http://127.0.0.1:{}/#key={key}", self.port))
+    }
+}
+
+/// A request that is being answered, or a page that is open.
+struct Active(Arc<Shared>);
+
+impl Active {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.active.fetch_add(1, Ordering::Relaxed);
+        Self(shared.clone())
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        self.0.last.send_replace(Instant::now());
+    }
+}
+
+fn router(shared: Arc<Shared>) -> Router {
+    let asset = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
+    Router::new()
+        .route("/live.js", asset("text/javascript; charset=utf-8", SCRIPT))
+        .route("/icon.svg", asset("image/svg+xml", ICON))
+        .route("/console.css", asset("text/css; charset=utf-8", STYLE))
+        .route(guard::EXCHANGE, post(exchange))
+        .route("/api/live", get(live))
+        .route("/api/link", post(link))
+        .route("/api/start", post(actions::start))
+        .route("/api/stop", post(actions::stop))
+        .fallback(document)
+        .layer(middleware::from_fn_with_state(shared.clone(), guarded))
+        .with_state(shared)
+}
+
+/// Refuses what the guard refuses, and sets the headers of all responses.
+async fn guarded(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
+    let active = Active::new(&shared);
+    let path = request.uri().path();
+    let admitted = guard::admit(request.method(), path, request.headers(), shared.port, &shared.sessions);
+    let mut response = match admitted {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    };
+    drop(active);
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        error(self.status(), &self.to_string())
+    }
+}
+
+/// Returns a response with an error for people.
+fn error(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({"error": message}))).into_response()
+}
+
+/// The document of all pages: what is on them comes through `/api/live`, for those who have a session.
+async fn document(request: Request) -> Response {
+    let path = request.uri().path();
+    if path.starts_with("/api/") || Path::parse(path).is_none() {
+        return error(StatusCode::NOT_FOUND, "there is no such page");
+    }
+    ([(CONTENT_TYPE, "text/html; charset=utf-8")], DOCUMENT).into_response()
+}
+
+#[derive(Deserialize)]
+struct Exchange {
+    key: String,
+}
+
+async fn exchange(State(shared): State<Arc<Shared>>, Json(exchange): Json<Exchange>) -> Response {
+    match shared.sessions.exchange(&exchange.key) {
+        Some(session) => Json(json!({"session": session})).into_response(),
+        None => error(
+            StatusCode::FORBIDDEN,
+            "this link was used before: each link of the console works once",
+        ),
+    }
+}
+
+async fn link(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.link() {
+        Ok(link) => Json(json!({"link": link})).into_response(),
+        Err(failure) => error(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_string()),
+    }
+}
+
+#[derive(Deserialize)]
+struct Live {
+    path: String,
+}
+
+async fn live(State(shared): State<Arc<Shared>>, Query(query): Query<Live>) -> Response {
+    let Some(path) = Path::parse(&query.path) else {
+        return error(StatusCode::NOT_FOUND, "there is no such page");
+    };
+    let lines = live::lines(Active::new(&shared), path);
+    ([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
+}
+
+#[cfg(test)]
+mod tests;

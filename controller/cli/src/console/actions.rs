@@ -1,0 +1,90 @@
+//! What the console writes: the start and the end of maintenance.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use drydock_runtime::chain;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{Shared, error};
+use crate::{
+    arguments::Start as Options,
+    failure::{Exit, Failure},
+    maintenance,
+};
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Start {
+    /// Names of nodes, with spaces in between.
+    nodes: String,
+    #[serde(default)]
+    reason: String,
+    #[serde(default)]
+    give_up_after: String,
+    /// The names once more, where that is needed.
+    #[serde(default)]
+    confirm: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stop {
+    node: String,
+}
+
+const READ_ONLY: &str = "this console was started with --read-only";
+
+pub(super) async fn start(State(shared): State<Arc<Shared>>, Json(start): Json<Start>) -> Response {
+    if shared.read_only {
+        return error(StatusCode::FORBIDDEN, READ_ONLY);
+    }
+    if shared.cluster.careful && start.confirm.trim() != start.nodes {
+        let message = format!("type `{}` to confirm", start.nodes);
+        return error(StatusCode::UNPROCESSABLE_ENTITY, &message);
+    }
+    let filled = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
+    let options = Options {
+        nodes: start.nodes.split_whitespace().map(str::to_owned).collect(),
+        reason: filled(&start.reason),
+        give_up_after: filled(&start.give_up_after),
+    };
+    // All of them are tried before the first is started.
+    for dry_run in [true, false] {
+        for node in &options.nodes {
+            if let Err(failure) = maintenance::create(&shared.client, node, &options, dry_run).await {
+                return refused(&failure);
+            }
+        }
+    }
+    let message = format!("Maintenance of {} started.", options.nodes.join(", "));
+    Json(json!({"done": message})).into_response()
+}
+
+pub(super) async fn stop(State(shared): State<Arc<Shared>>, Json(stop): Json<Stop>) -> Response {
+    if shared.read_only {
+        return error(StatusCode::FORBIDDEN, READ_ONLY);
+    }
+    match maintenance::delete(&shared.client, &stop.node).await {
+        Ok(()) => {
+            Json(json!({"done": format!("Maintenance of {} stopped. Nothing moves back.", stop.node)})).into_response()
+        }
+        Err(failure) => refused(&failure),
+    }
+}
+
+/// Returns what a failure is for the browser, in the words of the API server.
+fn refused(failure: &Failure) -> Response {
+    let status = match failure.exit() {
+        Exit::NotAllowed => StatusCode::FORBIDDEN,
+        Exit::NotReached => StatusCode::BAD_GATEWAY,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
+    };
+    error(status, &chain(failure).to_string())
+}

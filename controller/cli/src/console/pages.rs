@@ -1,0 +1,55 @@
+//! The pages, as functions of the objects: no request is made here.
+
+mod machine;
+mod node;
+mod nodes;
+mod parts;
+mod start;
+mod stop;
+
+use drydock_view::snapshot::Snapshot;
+use jiff::Timestamp;
+
+use super::{
+    page::Page,
+    rights::Rights,
+    view::{Path, View},
+};
+
+/// What a page is made of.
+pub(super) struct Context<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) now: Timestamp,
+    pub(super) rights: &'a Rights,
+    /// Since when the objects may be out of date.
+    pub(super) stale_since: Option<Timestamp>,
+    /// The cluster, for people: context, server and user.
+    pub(super) cluster: &'a Cluster,
+}
+
+/// Which cluster the console acts on, and as whom.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cluster {
+    pub(crate) context: String,
+    pub(crate) server: String,
+    pub(crate) user: String,
+    /// Whether whoever starts a maintenance has to type the name of the node.
+    pub(crate) careful: bool,
+}
+
+/// Returns a page.
+pub(super) fn render(path: &Path, context: &Context<'_>) -> Page {
+    let mut page = match &path.view {
+        View::Nodes => nodes::page(path, context),
+        View::Node(name) => node::page(name, context),
+        View::Machines => machine::list(path, context),
+        View::Machine { namespace, name } => machine::page(namespace, name, context),
+        View::Start(names) => return start::dialog(names, context),
+        View::Stop(name) => return stop::dialog(name, context),
+    };
+    parts::frame(&mut page, context);
+    page
+}
+
+#[cfg(test)]
+mod tests;

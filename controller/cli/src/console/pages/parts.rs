@@ -1,0 +1,216 @@
+//! What several pages have in common.
+
+use std::fmt::Write as _;
+
+use drydock_view::{nodes::State, text::seconds};
+use jiff::Timestamp;
+use maud::{Markup, html};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::Context;
+use crate::console::{
+    page::{Page, ROOT},
+    rights::Action,
+    view::{Path, ROWS},
+};
+
+/// The element of the document that names the cluster.
+const CLUSTER: &str = "cluster";
+/// The element of the document for what holds on every page.
+const BANNERS: &str = "banners";
+
+/// Appends what is on every page: the cluster, what is out of date, and what could not be read.
+pub(super) fn frame(page: &mut Page, context: &Context<'_>) {
+    let cluster = context.cluster;
+    page.push(
+        CLUSTER,
+        "cluster-name",
+        html! {
+            p #cluster-name title={ (cluster.server) " as " (cluster.user) } {
+                strong { (cluster.context) } " " span.quiet { (cluster.server) " as " (cluster.user) }
+            }
+        },
+    );
+    if let Some(since) = context.stale_since {
+        page.push(
+            BANNERS,
+            "stale",
+            html! {
+                p #stale .banner.warning role="alert" {
+                    "Nothing new since " (clock_time(since)) ": the API server is not reached. This page is from then, and "
+                    "nothing can be started."
+                }
+            },
+        );
+    }
+    if !context.snapshot.unread.is_empty() {
+        let unread = context.snapshot.unread.iter();
+        let unread = unread.map(|unread| format!("{} ({})", unread.resource, unread.why));
+        page.push(
+            BANNERS,
+            "unread",
+            html! {
+                p #unread .banner { "Not considered, because it cannot be read: " (unread.collect::<Vec<_>>().join(", ")) "." }
+            },
+        );
+    }
+}
+
+/// Returns a time of day, with the whole time for machines.
+pub(super) fn clock_time(at: Timestamp) -> Markup {
+    html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) { (at.strftime("%H:%M:%S UTC")) } }
+}
+
+/// Returns how long ago something was.
+pub(super) fn ago(now: Timestamp, at: Timestamp) -> Markup {
+    let passed = u64::try_from(now.duration_since(at).as_secs()).unwrap_or(0);
+    let title = at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+    html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) title=(title) { (coarse(passed)) } }
+}
+
+/// Returns how long something will take.
+pub(super) fn until(now: Timestamp, at: Timestamp) -> Markup {
+    let left = u64::try_from(at.duration_since(now).as_secs()).unwrap_or(0);
+    let title = at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string();
+    html! { time datetime=(at.strftime("%Y-%m-%dT%H:%M:%SZ")) title=(title) { "in " (coarse(left)) } }
+}
+
+/// Returns a duration in steps of ten seconds at first, so that a page changes only so often.
+fn coarse(passed: u64) -> String {
+    match passed {
+        0..=9 => "a few s".into(),
+        10..=119 => seconds(passed / 10 * 10),
+        _ => seconds(passed),
+    }
+}
+
+/// Returns a state as an icon and a word.
+pub(super) fn state(state: State) -> Markup {
+    // Paths in a box of 16.
+    let (class, path) = match state {
+        State::Open => ("open", "M8 3a5 5 0 1 0 0 10A5 5 0 0 0 8 3z"),
+        State::Closed => (
+            "closed",
+            "M4 7h8v6H4zM5.5 7V5a2.5 2.5 0 0 1 5 0v2h-1.6V5a.9.9 0 0 0-1.8 0v2z",
+        ),
+        State::Emptying => ("emptying", "M2 7h7V4l5 4-5 4V9H2z"),
+        State::Blocked => ("blocked", "M8 2l7 12H1zM7.2 6.5v3.6h1.6V6.5zM7.2 11.2v1.5h1.6v-1.5z"),
+        State::Empty => ("empty-node", "M6.5 11.7 2.8 8l1.3-1.3 2.4 2.4 5.4-5.4L13.2 5z"),
+        State::NotUsable => (
+            "unusable",
+            "M4.5 3.2 8 6.7l3.5-3.5 1.3 1.3L9.3 8l3.5 3.5-1.3 1.3L8 9.3l-3.5 3.5-1.3-1.3L6.7 8 3.2 4.5z",
+        ),
+        State::Unknown => (
+            "unknown",
+            "M7 11h2v2H7zM5 6a3 3 0 1 1 4.2 2.7c-.5.2-.6.5-.6 1.3H7.2c0-1.6.4-2.2 1.3-2.6A1.4 1.4 0 1 0 6.6 6z",
+        ),
+    };
+    html! {
+        span class={ "state " (class) } {
+            svg viewBox="0 0 16 16" width="14" height="14" aria-hidden="true" { path fill-rule="evenodd" d=(path) {} }
+            " " (state.as_str())
+        }
+    }
+}
+
+/// Returns a bar of segments, each a class and an amount, with its meaning as text.
+pub(super) fn bar(segments: &[(&str, u64)], whole: u64, label: &str) -> Markup {
+    const WIDTH: u64 = 96;
+    let whole = whole.max(1);
+    let mut from = 0;
+    let mut rectangles = Vec::new();
+    for (class, amount) in segments.iter().filter(|(_, amount)| *amount > 0) {
+        let start = from * WIDTH / whole;
+        from = (from + amount).min(whole);
+        rectangles.push((*class, start, (from * WIDTH / whole).max(start + 1) - start));
+    }
+    html! {
+        span.bar {
+            svg viewBox={ "0 0 " (WIDTH) " 8" } width=(WIDTH) height="8" aria-hidden="true" {
+                rect.track width=(WIDTH) height="8" rx="2" {}
+                @for (class, start, width) in rectangles { rect class=(class) x=(start) width=(width) height="8" {} }
+            }
+            span { (label) }
+        }
+    }
+}
+
+/// Returns a segment of a path.
+pub(super) fn segment(name: &str) -> String {
+    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+}
+
+/// Returns the path of a node's page.
+pub(super) fn node_path(name: &str) -> String {
+    format!("/nodes/{}", segment(name))
+}
+
+/// Returns the path of a virtual machine's page.
+pub(super) fn machine_path(namespace: &str, name: &str) -> String {
+    format!("/virtual-machines/{}/{}", segment(namespace), segment(name))
+}
+
+/// Returns a command that does the same, to be copied.
+pub(super) fn command(text: &str) -> Markup {
+    html! {
+        span.command {
+            code { (text) }
+            button.copy type="button" data-copy=(text) { "Copy" }
+        }
+    }
+}
+
+/// Returns a button that opens a dialog; disabled with the reason if the user may not do it, or if nothing can be done now.
+pub(super) fn opens(label: &str, path: &str, action: Action, context: &Context<'_>) -> Markup {
+    let missing = match context.stale_since {
+        Some(_) => Some("the API server is not reached"),
+        None => context.rights.missing(action),
+    };
+    html! {
+        button type="button" data-dialog=(path) disabled[missing.is_some()] title=[missing] { (label) }
+        @if let Some(missing) = missing { span.why { (missing) } }
+    }
+}
+
+/// Returns an identity for an element, of the names of an object.
+pub(super) fn identity(kind: &str, names: &[&str]) -> String {
+    let mut identity = kind.to_owned();
+    for name in names {
+        // Writing to a string cannot fail.
+        let _ = write!(identity, "/{name}");
+    }
+    identity
+}
+
+/// Appends the field that leaves rows out.
+pub(super) fn filter(page: &mut Page, path: &Path, what: &str) {
+    page.push(
+        ROOT,
+        "filter",
+        html! {
+            form #filter .filter role="search" {
+                label for="q" { "Filter " (what) }
+                input #q type="search" name="q" value=(path.filter) data-filter autocomplete="off" spellcheck="false";
+            }
+        },
+    );
+}
+
+/// Appends the pages of a table with this number of rows.
+pub(super) fn pagination(page: &mut Page, path: &Path, base: &str, rows: usize, what: &str) {
+    let pages = rows.div_ceil(ROWS);
+    let link = |number: usize| format!("{base}?q={}&page={}", segment(&path.filter), number + 1);
+    page.push(
+        ROOT,
+        "pages",
+        html! {
+            nav #pages aria-label="Pages" {
+                @if pages > 1 {
+                    @if path.page > 0 { a href=(link(path.page - 1)) rel="prev" { "Previous" } }
+                    span { "Page " (path.page + 1) " of " (pages) ", " (rows) " " (what) }
+                    @if path.page + 1 < pages { a href=(link(path.page + 1)) rel="next" { "Next" } }
+                }
+            }
+        },
+    );
+}

@@ -1,0 +1,185 @@
+use std::sync::Arc;
+
+use drydock_api::{
+    hypervisor::DrainStatus,
+    maintenance::{Group, NodeMaintenance},
+};
+use drydock_view::{
+    plan::fixture::{cluster, node},
+    snapshot::Unread,
+};
+use serde_json::json;
+
+use super::*;
+use crate::console::page::Part;
+
+const NOW: &str = "2026-11-27T14:05:00Z";
+
+/// Returns the fixture with agents that are ready; node `a` is in maintenance, and one of its guests blocks.
+fn drained() -> Snapshot {
+    let mut snapshot = cluster();
+    for hypervisor in &mut snapshot.hypervisors {
+        let condition = json!({"type": "Ready", "status": "True", "reason": "Ready", "message": "",
+            "lastTransitionTime": "2026-11-27T13:00:00Z"});
+        let status = Arc::make_mut(hypervisor).status.as_mut().unwrap();
+        status.conditions = vec![serde_json::from_value(condition).unwrap()];
+    }
+    let drain: DrainStatus = serde_json::from_value(json!({"startedAt": "2026-11-27T14:00:00Z",
+        "estimatedEnd": "2026-11-27T14:09:00Z", "total": 5, "left": 3, "moving": 1, "waiting": 1, "blocked": 1,
+        "shuttingDown": 0, "remaining": [
+            {"namespace": "shop", "name": "cache", "state": "Blocked", "reason": "NotMigratable", "message": "it cannot be migrated"},
+            {"namespace": "shop", "name": "web", "state": "Moving", "reason": "Migration", "message": "its migration is under way"},
+            {"namespace": "shop", "name": "api", "state": "Waiting", "reason": "Limit", "message": "2 leave the node already"}]}))
+    .unwrap();
+    Arc::make_mut(&mut snapshot.hypervisors[0])
+        .status
+        .as_mut()
+        .unwrap()
+        .drain = Some(drain);
+    let maintenance: NodeMaintenance = serde_json::from_value(json!({
+        "metadata": {"name": "a", "creationTimestamp": "2026-11-27T14:00:00Z"},
+        "spec": {"nodeName": "a", "reason": "new <b>disk</b>"},
+        "status": {"phase": "Running", "drainProgress": 40, "lastError": "shop/cache blocks", "pods": [
+            {"namespace": "shop", "name": "pg-0", "reason": "BlockedByBudget", "pendingSince": "2026-11-27T14:01:00Z",
+             "blockedBy": {"kind": "PodDisruptionBudget", "name": "pg", "disruptionsAllowed": 0, "currentHealthy": 1,
+                "desiredHealthy": 1, "expectedPods": 1}}]}}))
+    .unwrap();
+    snapshot.maintenances.push((Group::Medik8s, Arc::new(maintenance)));
+    snapshot
+}
+
+/// Returns a page of a snapshot, for a user with these rights.
+fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>) -> Page {
+    let cluster = Cluster {
+        context: "prod-eu".into(),
+        server: "https://10.0.0.1:6443".into(),
+        user: "anna".into(),
+        careful: true,
+    };
+    let context = Context {
+        snapshot,
+        now: NOW.parse().unwrap(),
+        rights,
+        stale_since: stale_since.map(|since| since.parse().unwrap()),
+        cluster: &cluster,
+    };
+    render(&Path::parse(path).unwrap(), &context)
+}
+
+/// Returns the parts of a page, a line for each, so that a changed one is one changed line.
+fn lines(page: &Page) -> String {
+    let line = |part: &Part| format!("{} > {}: {}\n", part.into, part.id, part.html);
+    page.parts.iter().map(line).collect()
+}
+
+#[test]
+fn pages_have_what_they_had() {
+    let snapshot = drained();
+    for (name, path) in [
+        ("nodes", "/nodes"),
+        ("node", "/nodes/a"),
+        ("machines", "/virtual-machines"),
+        ("machine", "/virtual-machines/shop/cache"),
+        ("start", "/start/b"),
+        ("stop", "/stop/a"),
+    ] {
+        let page = shown(path, &snapshot, &Rights::default(), None);
+        insta::assert_snapshot!(name, lines(&page));
+    }
+}
+
+#[test]
+fn parts_are_distinct_and_within_earlier_ones() {
+    const DOCUMENT: [&str; 4] = ["page", "dialog", "cluster", "banners"];
+    let mut snapshot = drained();
+    snapshot.unread.push(Unread {
+        resource: "pods".into(),
+        why: "forbidden".into(),
+    });
+    for path in [
+        "/nodes",
+        "/nodes/a",
+        "/nodes/none",
+        "/virtual-machines",
+        "/virtual-machines/shop/web",
+        "/start/a/b",
+        "/stop/a",
+    ] {
+        let page = shown(path, &snapshot, &Rights::default(), Some(NOW));
+        for (index, part) in page.parts.iter().enumerate() {
+            let earlier = &page.parts[..index];
+            assert!(earlier.iter().all(|other| other.id != part.id), "{path} {}", part.id);
+            let holds = |other: &Part| other.html.contains(&format!("id=\"{}\"", part.into));
+            assert!(
+                DOCUMENT.contains(&part.into) || earlier.iter().any(holds),
+                "{path}: {} is in {}",
+                part.id,
+                part.into
+            );
+            let own = format!("id=\"{}\"", part.id);
+            let root = part.html.split_once('>').unwrap().0;
+            assert!(root.contains(&own), "{path}: {} is not the identity of {root}", part.id);
+        }
+    }
+}
+
+#[test]
+fn markup_of_others_is_text_on_every_page() {
+    let snapshot = drained();
+    for path in [
+        "/nodes",
+        "/nodes/a",
+        "/start/a",
+        "/nodes?q=%3Cb%3E",
+        "/nodes/%3Cb%3E",
+        "/start/%3Cb%3E",
+        "/stop/%3Cb%3E",
+    ] {
+        let text = lines(&shown(path, &snapshot, &Rights::default(), None));
+        assert!(!text.contains("<b>"), "{path}: {text}");
+    }
+}
+
+#[test]
+fn action_without_its_right_names_the_right() {
+    let snapshot = drained();
+    let rights = Rights::none("you lack the right to create nodemaintenances");
+    for (path, id) in [
+        ("/nodes", "node/b"),
+        ("/nodes/a", "head"),
+        ("/start/b", "start-form"),
+        ("/stop/a", "stop-form"),
+    ] {
+        let all = shown(path, &snapshot, &rights, None);
+        let part = all.parts.iter().find(|part| part.id == id).unwrap();
+        assert!(
+            part.html.contains(" disabled") && part.html.contains("you lack the right"),
+            "{path}: {}",
+            part.html
+        );
+        let all = shown(path, &snapshot, &Rights::default(), None);
+        let part = all.parts.iter().find(|part| part.id == id).unwrap();
+        assert!(!part.html.contains(" disabled"), "{path}: {}", part.html);
+        let stale = shown(path, &snapshot, &Rights::default(), Some(NOW));
+        let part = stale.parts.iter().find(|part| part.id == id).unwrap();
+        assert!(part.html.contains(" disabled"), "{path}: {}", part.html);
+    }
+}
+
+#[test]
+fn rows_are_filtered_and_paged() {
+    let mut snapshot = cluster();
+    snapshot.nodes = (0..250)
+        .map(|number| Arc::new(node(&format!("n-{number:03}"), "1Gi")))
+        .collect();
+    for (path, first, count) in [
+        ("/nodes", "node/n-000", 100),
+        ("/nodes?page=3", "node/n-200", 50),
+        ("/nodes?q=n-24", "node/n-240", 10),
+        ("/nodes?q=none", "no-match", 1),
+    ] {
+        let page = shown(path, &snapshot, &Rights::default(), None);
+        let rows: Vec<_> = page.parts.iter().filter(|part| part.into == "node-rows").collect();
+        assert_eq!((rows[0].id.as_str(), rows.len()), (first, count), "{path}");
+    }
+}

@@ -1,0 +1,98 @@
+//! Who may use the console: whoever opened a link that it gave out.
+//!
+//! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request. There is
+//! no cookie, because a browser would send that to every port of this address.
+
+use std::{
+    collections::HashSet,
+    fmt::Write as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use ring::{
+    digest::{SHA256, digest},
+    rand::{SecureRandom as _, SystemRandom},
+};
+use thiserror::Error;
+
+/// Length of a key in bytes.
+const LENGTH: usize = 32;
+
+/// The operating system has no random numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the system has no random numbers")]
+pub(super) struct NoRandom;
+
+/// Keys that are valid. Only their digests are kept, so the time of a lookup does not tell how much of a guess is right.
+#[derive(Debug, Default)]
+pub(super) struct Sessions(Mutex<Keys>);
+
+#[derive(Debug, Default)]
+struct Keys {
+    links: HashSet<Vec<u8>>,
+    sessions: HashSet<Vec<u8>>,
+}
+
+impl Sessions {
+    /// Returns the key of a new link.
+    ///
+    /// # Errors
+    /// If there are no random numbers.
+    pub(super) fn link(&self) -> Result<String, NoRandom> {
+        let key = random()?;
+        self.keys().links.insert(hash(&key));
+        Ok(key)
+    }
+
+    /// Returns the key of a new session for that of a link, which is used up by it.
+    pub(super) fn exchange(&self, link: &str) -> Option<String> {
+        let session = random().ok()?;
+        let mut keys = self.keys();
+        keys.links.remove(&hash(link)).then(|| {
+            keys.sessions.insert(hash(&session));
+            session
+        })
+    }
+
+    /// Returns whether there is a session with this key.
+    pub(super) fn knows(&self, session: &str) -> bool {
+        self.keys().sessions.contains(&hash(session))
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Keys> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn hash(key: &str) -> Vec<u8> {
+    digest(&SHA256, key.as_bytes()).as_ref().to_vec()
+}
+
+fn random() -> Result<String, NoRandom> {
+    let mut bytes = [0; LENGTH];
+    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
+    Ok(bytes.iter().fold(String::new(), |mut key, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(key, "{byte:02x}");
+        key
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_opens_one_session() {
+        let sessions = Sessions::default();
+        let link = sessions.link().unwrap();
+        assert_eq!(link.len(), 2 * LENGTH);
+        let session = sessions.exchange(&link).unwrap();
+        assert!(sessions.knows(&session) && session != link);
+        assert_eq!(sessions.exchange(&link), None, "a second use");
+        assert!(!sessions.knows(&link) && !sessions.knows(""));
+        let other = sessions.link().unwrap();
+        assert!(sessions.exchange(&other).is_some_and(|other| other != session));
+        assert!(sessions.knows(&session));
+    }
+}

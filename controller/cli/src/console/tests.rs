@@ -1,0 +1,192 @@
+use axum::http::header::{HOST, SET_COOKIE};
+use kube::Config;
+use serde_json::Value;
+use tower::ServiceExt as _;
+
+use super::*;
+
+const PORT: u16 = 7000;
+
+/// Returns a console for an API server that is not there.
+fn console(read_only: bool) -> (Arc<Shared>, Process) {
+    drydock_runtime::install_crypto();
+    let client = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
+    let process = Process::new();
+    let shared = Shared {
+        store: Store::start(&client, &process),
+        client,
+        cluster: Cluster {
+            careful: true,
+            ..Cluster::default()
+        },
+        sessions: Sessions::default(),
+        port: PORT,
+        read_only,
+        active: AtomicUsize::new(0),
+        last: watch::Sender::new(Instant::now()),
+    };
+    (Arc::new(shared), process)
+}
+
+/// A request to the console.
+struct Call<'a> {
+    method: &'a str,
+    path: &'a str,
+    session: Option<&'a str>,
+    body: Value,
+}
+
+async fn send(shared: &Arc<Shared>, request: Call<'_>) -> (Response, Value) {
+    let mut built = Request::builder()
+        .method(request.method)
+        .uri(request.path)
+        .header(HOST, format!("127.0.0.1:{PORT}"))
+        .header(CONTENT_TYPE, "application/json");
+    if let Some(session) = request.session {
+        built = built.header(guard::SESSION, session);
+    }
+    let built = built.body(Body::from(request.body.to_string())).unwrap();
+    let response = router(shared.clone()).oneshot(built).await.unwrap();
+    let (parts, body) = response.into_parts();
+    let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let value = serde_json::from_slice(&bytes).unwrap_or_default();
+    (Response::from_parts(parts, Body::empty()), value)
+}
+
+fn reading(path: &str) -> Call<'_> {
+    Call {
+        method: "GET",
+        path,
+        session: None,
+        body: Value::Null,
+    }
+}
+
+fn writing<'a>(path: &'a str, session: Option<&'a str>, body: Value) -> Call<'a> {
+    Call {
+        method: "POST",
+        path,
+        session,
+        body,
+    }
+}
+
+#[tokio::test]
+async fn every_response_has_the_headers_and_no_cookie() {
+    let (shared, _process) = console(false);
+    for (path, status) in [
+        ("/", 200),
+        ("/nodes/worker-1", 200),
+        ("/live.js", 200),
+        ("/console.css", 200),
+        ("/icon.svg", 200),
+        ("/api/live?path=/nodes", 403),
+        ("/api/v1/secrets", 403),
+        ("/secrets", 404),
+    ] {
+        let (response, _) = send(&shared, reading(path)).await;
+        assert_eq!(response.status(), status, "{path}");
+        let headers = response.headers();
+        assert_eq!(headers[CONTENT_SECURITY_POLICY], POLICY, "{path}");
+        for (name, value) in [
+            ("x-content-type-options", "nosniff"),
+            ("referrer-policy", "no-referrer"),
+            ("cross-origin-opener-policy", "same-origin"),
+            ("cross-origin-resource-policy", "same-origin"),
+            ("cache-control", "no-store"),
+        ] {
+            assert_eq!(headers[name], value, "{path}");
+        }
+        assert!(!headers.contains_key(SET_COOKIE), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn link_is_good_for_one_session() {
+    let (shared, _process) = console(false);
+    let link = shared.link().unwrap();
+    let key = link.split_once("#key=").unwrap().1;
+    let (response, body) = send(&shared, writing("/api/session", None, json!({"key": key}))).await;
+    assert_eq!(response.status(), 200);
+    let session = body["session"].as_str().unwrap();
+    let (response, body) = send(&shared, writing("/api/session", None, json!({"key": key}))).await;
+    assert_eq!(response.status(), 403);
+    assert_eq!(
+        body["error"],
+        "this link was used before: each link of the console works once"
+    );
+    let (response, body) = send(&shared, writing("/api/link", Some(session), json!({}))).await;
+    assert_eq!(response.status(), 200);
+    let other = body["link"].as_str().unwrap();
+    assert!(other.starts_with("http://127.0.0.1:7000/#key=") && other != link);
+}
+
+#[tokio::test]
+async fn session_opens_no_other_route() {
+    let (shared, _process) = console(false);
+    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    for path in [
+        "/api/v1/secrets",
+        "/api",
+        "/api/live/../v1/nodes",
+        "/apis/apps/v1/deployments",
+    ] {
+        let request = Call {
+            session: Some(&session),
+            ..reading(path)
+        };
+        let (response, _) = send(&shared, request).await;
+        assert_eq!(response.status(), 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_started_without_a_confirmation() {
+    let (shared, _process) = console(false);
+    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    for confirm in ["", "a", "a b c"] {
+        let body = json!({"nodes": "a b", "confirm": confirm});
+        let (response, body) = send(&shared, writing("/api/start", Some(&session), body)).await;
+        assert_eq!(
+            (response.status().as_u16(), &body["error"]),
+            (422, &"type `a b` to confirm".into())
+        );
+    }
+    // The next step is the API server, which is not there.
+    let body = json!({"nodes": "a b", "confirm": "a b"});
+    let (response, _) = send(&shared, writing("/api/start", Some(&session), body)).await;
+    assert_eq!(response.status(), 502);
+    let (response, _) = send(&shared, writing("/api/start", Some(&session), json!({"node": "a"}))).await;
+    assert_eq!(response.status(), 422);
+}
+
+#[tokio::test]
+async fn nothing_is_written_by_a_console_that_only_reads() {
+    let (shared, _process) = console(true);
+    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    for (path, body) in [
+        ("/api/start", json!({"nodes": "a", "confirm": "a"})),
+        ("/api/stop", json!({"node": "a"})),
+    ] {
+        let (response, body) = send(&shared, writing(path, Some(&session), body)).await;
+        assert_eq!(response.status(), 403);
+        assert_eq!(body["error"], "this console was started with --read-only");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn console_ends_once_nobody_uses_it() {
+    let (shared, _process) = console(false);
+    let begun = Instant::now();
+    let open = Active::new(&shared);
+    let ends = async {
+        idle(&shared).await;
+        begun.elapsed()
+    };
+    let closes = async {
+        tokio::time::sleep(IDLE + Duration::from_secs(60)).await;
+        drop(open);
+    };
+    let (ended, ()) = tokio::join!(ends, closes);
+    assert_eq!(ended.as_secs(), (IDLE + Duration::from_secs(60) + IDLE).as_secs());
+}

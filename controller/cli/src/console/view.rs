@@ -1,0 +1,126 @@
+//! What a path of the console shows.
+
+use percent_encoding::percent_decode_str;
+
+/// Number of rows on a page.
+pub(super) const ROWS: usize = 100;
+
+/// What is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    /// All nodes.
+    Nodes,
+    /// A node.
+    Node(String),
+    /// All virtual machines that run.
+    Machines,
+    /// A virtual machine.
+    Machine {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The dialog that starts the maintenance of nodes.
+    Start(Vec<String>),
+    /// The dialog that ends that of a node.
+    Stop(String),
+}
+
+/// A view with what is selected of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    pub(super) view: View,
+    /// Rows without this text are left out.
+    pub(super) filter: String,
+    /// The page of rows, from 0.
+    pub(super) page: usize,
+}
+
+impl Path {
+    /// Returns what a path with its query shows; `None` if there is no such page.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (path, query) = text.split_once('?').unwrap_or((text, ""));
+        let segments = path.trim_matches('/').split('/').map(decoded);
+        let segments = segments.collect::<Option<Vec<String>>>()?;
+        let names: Vec<&str> = segments.iter().map(String::as_str).collect();
+        let view = match names.as_slice() {
+            [""] | ["nodes"] => View::Nodes,
+            ["nodes", name] => View::Node((*name).to_owned()),
+            ["virtual-machines"] => View::Machines,
+            ["virtual-machines", namespace, name] => View::Machine {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+            },
+            ["start", nodes @ ..] if !nodes.is_empty() => {
+                View::Start(nodes.iter().map(|&node| node.to_owned()).collect())
+            }
+            ["stop", name] => View::Stop((*name).to_owned()),
+            _ => return None,
+        };
+        let mut parsed = Self {
+            view,
+            filter: String::new(),
+            page: 0,
+        };
+        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
+            match name {
+                "q" => parsed.filter = decoded(&value.replace('+', " "))?,
+                "page" => parsed.page = value.parse::<usize>().ok()?.checked_sub(1)?,
+                _ => {}
+            }
+        }
+        Some(parsed)
+    }
+
+    /// Returns whether a row with these texts is shown.
+    pub(super) fn shows<'a>(&self, texts: impl IntoIterator<Item = &'a str>) -> bool {
+        let filter = self.filter.to_lowercase();
+        filter.is_empty() || texts.into_iter().any(|text| text.to_lowercase().contains(&filter))
+    }
+}
+
+fn decoded(text: &str) -> Option<String> {
+    percent_decode_str(text).decode_utf8().ok().map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_is_a_view_or_nothing() {
+        let machine = View::Machine {
+            namespace: "shop".into(),
+            name: "web".into(),
+        };
+        for (path, expected) in [
+            ("/", Some(View::Nodes)),
+            ("/nodes", Some(View::Nodes)),
+            ("/nodes/", Some(View::Nodes)),
+            ("/nodes/worker-1", Some(View::Node("worker-1".into()))),
+            ("/nodes/a%2Fb", Some(View::Node("a/b".into()))),
+            ("/virtual-machines", Some(View::Machines)),
+            ("/virtual-machines/shop/web", Some(machine)),
+            ("/virtual-machines/shop", None),
+            ("/start/a/b", Some(View::Start(vec!["a".into(), "b".into()]))),
+            ("/start", None),
+            ("/stop/a", Some(View::Stop("a".into()))),
+            ("/nodes/%ff", None),
+            ("/secrets", None),
+        ] {
+            assert_eq!(Path::parse(path).map(|path| path.view), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn query_selects_rows() {
+        let path = Path::parse("/nodes?q=Work+1&page=3").unwrap();
+        assert_eq!((path.filter.as_str(), path.page), ("Work 1", 2));
+        assert!(path.shows(["other", "my work 12"]) && !path.shows(["worker-1"]));
+        assert!(Path::parse("/nodes").unwrap().shows([]));
+        for bad in ["/nodes?page=0", "/nodes?page=x", "/nodes?q=%ff"] {
+            assert_eq!(Path::parse(bad), None, "{bad}");
+        }
+    }
+}
