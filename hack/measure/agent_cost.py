@@ -15,7 +15,7 @@ from embedded.progress import Progress
 from .api import Api
 from .audit import requests
 from .figure import SAMPLES, Figure, median
-from .pods import memory, pod_of, processes, processor_seconds, the_process, wait_until
+from .pods import memory, pod_of, processes, processor_seconds, resident_together, the_process, wait_until
 
 SETTLE = 300
 WINDOW = 600
@@ -43,12 +43,13 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         raise Failure("no controller runs on the cluster")
     begun, since = time.monotonic(), datetime.now(timezone.utc)
     progress.say(f"window of {WINDOW} s")
-    agents, tunnels, controller_resident, spent = [], [], [], []
+    agents, tunnels, together, controller_resident, spent = [], [], [], [], []
     before = processor_seconds(made, node, agent)
     for sample in range(SAMPLES):
         wait_until(begun + WINDOW * (sample + 1) / SAMPLES)
         agents.append(memory(made, node, agent))
         tunnels.append(memory(made, node, tunnel))
+        together.append(resident_together(made, node, [agent, tunnel]))
         controller_resident.append(max(memory(made, place, pid).resident for place, pid in controllers))
         now = processor_seconds(made, node, agent)
         spent.append((now - before) * 1000 / (WINDOW / SAMPLES))
@@ -60,8 +61,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     yield Figure("agent.idle.RSS vs kubevirt", resident, "MiB", KUBEVIRT_RESIDENT, 30)
     both = [one.anonymous + other.anonymous for one, other in zip(agents, tunnels)]
     yield Figure("agent-and-tunnel.idle.RssAnon vs kubevirt", median(both), "MiB", KUBEVIRT_ANONYMOUS, 12)
-    both = [one.resident + other.resident for one, other in zip(agents, tunnels)]
-    yield Figure("agent-and-tunnel.idle.RSS vs kubevirt", median(both), "MiB", KUBEVIRT_RESIDENT, 36)
+    yield Figure("agent-and-tunnel.idle.RSS vs kubevirt", median(together), "MiB", KUBEVIRT_RESIDENT, 36)
     yield Figure("agent.idle.cpu vs kubevirt", statistics.mean(spent), "ms/s", KUBEVIRT_PROCESSOR, 0.5)
     yield Figure("controller.idle.RSS", median(controller_resident), "MiB", None, 30)
     yield from _requests(made, node, since, until, progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from embedded.cluster import Cluster
@@ -59,6 +60,29 @@ def memory(made: Cluster, node: str, pid: int) -> Memory:
     status = made.in_node(node, ["cat", f"/proc/{pid}/status"])
     kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.MULTILINE)}
     return Memory(resident=kib["VmRSS"] / 1024, anonymous=kib["RssAnon"] / 1024)
+
+
+def resident_together(made: Cluster, node: str, pids: list[int]) -> float:
+    """What processes of one program have in memory together, in MiB: pages of a file that several map are there once."""
+    return resident([made.in_node(node, ["cat", f"/proc/{pid}/smaps"]) for pid in pids])
+
+
+def resident(smaps: list[str]) -> float:
+    """The same of the kernel's lists of their mappings. Of a file, the process counts that has most of it."""
+    anonymous = 0
+    files: dict[str, int] = {}
+    for text in smaps:
+        own: Counter[str] = Counter()
+        file = ""
+        for line in text.splitlines():
+            if mapping := re.match(r"[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ (\d+)", line):
+                file = mapping[1]
+            elif amount := re.match(r"(Rss|Anonymous): +(\d+) kB", line):
+                own[file] += int(amount[2]) if amount[1] == "Rss" else -int(amount[2])
+                anonymous += int(amount[2]) if amount[1] == "Anonymous" else 0
+        for name, kib in own.items():
+            files[name] = max(files.get(name, 0), kib)
+    return (anonymous + sum(files.values())) / 1024
 
 
 def processor_seconds(made: Cluster, node: str, pid: int) -> float:

@@ -8,6 +8,7 @@ from measure.audit import Request, request, split
 from measure.guest_memory import parse
 from measure.guest_start import raw_pod
 from measure.guests import printed
+from measure.pods import resident
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
@@ -78,6 +79,18 @@ class Memory(unittest.TestCase):
         beside = parse(text)
         self.assertEqual(dict(beside.pss), {"libvirtd": 3.0, "passt.avx2": 0.5})
         self.assertEqual(dict(beside.anonymous), {"libvirtd": 2.0, "passt.avx2": 0.5})
+
+
+    def test_pages_of_a_file_that_two_processes_map_are_there_once(self) -> None:
+        def smaps(code: int, heap: int, library: int) -> str:
+            rows = [("7f00-7f10 r-xp 00000000 fe:00 77 /program", code, 0), ("7f10-7f20 rw-p 00000000 fe:00 77 /program", 8, 8)]
+            rows += [("7f30-7f40 rw-p 00000000 00:00 0 [heap]", heap, heap), ("7f50-7f60 r--p 00000000 fe:00 78 /library", library, 0)]
+            return "".join(f"{head}\nRss: {rss:14} kB\nPss: 1 kB\nAnonymous: {own:8} kB\n" for head, rss, own in rows)
+
+        # 2 MiB of the program, 0.5 of the library, and what either has alone: 1 and 0.5 MiB of heap, 8 KiB of data.
+        both = resident([smaps(2048, 1024, 256), smaps(1024, 512, 512)])
+        self.assertEqual(both, (2048 + 512 + 1024 + 512 + 8 + 8) / 1024)
+        self.assertEqual(resident([smaps(2048, 1024, 256)]), (2048 + 256 + 1024 + 8) / 1024)
 
 
 class Pods(unittest.TestCase):
