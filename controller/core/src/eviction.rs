@@ -9,8 +9,8 @@
 //!                                                External │ mark, 429  │ mark, 429           │ mark, 429
 //! ```
 //!
-//! If no other node can take a guest with the strategy `LiveMigrateIfPossible`, its eviction is allowed some seconds
-//! after it was marked ([`no_target`]).
+//! If no other node can take a guest with the strategy `LiveMigrateIfPossible` or with the fallback, its eviction is
+//! allowed some seconds after it was marked ([`no_target`]).
 //!
 //! The texts are KubeVirt's, byte for byte, because drainers and the descheduler compare them. Two differences to
 //! KubeVirt: An eviction is allowed when the VMI is provably gone (KubeVirt refuses it for ever) or has moved
@@ -265,6 +265,15 @@ pub fn falls_back(instance: &VirtualMachineInstance) -> bool {
     let annotations = instance.metadata.annotations.as_ref();
     let value = annotations.and_then(|annotations| annotations.get(EVACUATION_FALLBACK));
     value.is_some_and(|value| value == RESTART)
+}
+
+/// Returns whether a VMI is shut down where no node can take it.
+pub fn may_restart(instance: &VirtualMachineInstance, strategy: EvictionStrategy) -> bool {
+    match strategy {
+        EvictionStrategy::LiveMigrateIfPossible => true,
+        EvictionStrategy::LiveMigrate => falls_back(instance),
+        EvictionStrategy::None | EvictionStrategy::External => false,
+    }
 }
 
 /// Returns whether a VMI needs no protection any more.

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     conditions::Status,
-    eviction::{Migratable, is_finished, mark, no_target::shut_down_from},
+    eviction::{Migratable, is_finished, mark, may_restart, no_target::shut_down_from},
     migration::record::Record,
     placement::Outlook,
     vm_conditions::find,
@@ -60,7 +60,7 @@ pub(super) fn state(guest: &Guest<'_>, now: Timestamp) -> (State, Option<Timesta
     let Some(lack) = lack else {
         return (State::MayGo, None);
     };
-    if guest.strategy != EvictionStrategy::LiveMigrateIfPossible {
+    if !may_restart(guest.instance, guest.strategy) {
         return (State::Blocked(Why::NoTarget, lack), None);
     }
     let from = shut_down_from(guest.instance, guest.strategy).filter(|from| now < *from);

@@ -699,6 +699,8 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
     let crowded = || Outlook::Crowded("beside others".into());
     let nowhere = || Outlook::Nowhere("anyway".into());
     let fits = || Outlook::Fits("b".into());
+    let mut falls_back = yes.clone();
+    falls_back.metadata.annotations = Some([("drydock.dev/evacuation-fallback".into(), "restart".into())].into());
     for (instance, strategy, outlook, expected) in [
         (
             &yes,
@@ -724,6 +726,12 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
         (
             &yes,
             LiveMigrateIfPossible,
+            nowhere(),
+            (RemainingState::ShuttingDown, "anyway; it is shut down", 0),
+        ),
+        (
+            &falls_back,
+            LiveMigrate,
             nowhere(),
             (RemainingState::ShuttingDown, "anyway; it is shut down", 0),
         ),

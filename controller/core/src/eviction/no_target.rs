@@ -1,4 +1,5 @@
-//! Decides when a guest with the strategy `LiveMigrateIfPossible` is shut down because no other node can take it.
+//! Decides when a guest is shut down because no other node can take it: one with the strategy `LiveMigrateIfPossible`, or
+//! with `LiveMigrate` and the fallback ([`may_restart`]).
 //!
 //! ```text
 //!  marked to leave ──┐
@@ -18,7 +19,7 @@ use drydock_api::{
 };
 use jiff::Timestamp;
 
-use super::{Migratable, mark};
+use super::{Migratable, mark, may_restart};
 use crate::{conditions::Status, vm_conditions::find};
 
 /// How long a guest must have been without a possible target node before it is shut down instead: three attempts of
@@ -29,7 +30,7 @@ const NOT_KNOWN: &str = "GuestCPUUnknown";
 
 /// Returns from when on a guest may be shut down because no other node can take it; `None` if it may not.
 pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrategy) -> Option<Timestamp> {
-    if strategy != EvictionStrategy::LiveMigrateIfPossible || Migratable::of(instance) != Migratable::Yes {
+    if !may_restart(instance, strategy) || Migratable::of(instance) != Migratable::Yes {
         return None;
     }
     let status = instance.status.as_ref()?;

@@ -325,6 +325,7 @@ fn nowhere(change: Value) -> VirtualMachineInstance {
 #[test]
 fn guest_without_a_target_is_shut_down_where_possible_only() {
     let plain = pod(json!({}));
+    let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
     let in_progress = || Refuse(InProgress);
     let unknown = json!([
         {"type": "LiveMigratable", "status": "True"},
@@ -335,6 +336,9 @@ fn guest_without_a_target_is_shut_down_where_possible_only() {
         ("it may be", json!({}), LiveMigrateIfPossible, 35, Allow(AsShown)),
         ("not yet", json!({}), LiveMigrateIfPossible, 34, in_progress()),
         ("it has to move", json!({}), LiveMigrate, 999, in_progress()),
+        ("it has to move or restart", annotated.clone(), LiveMigrate, 35, Allow(AsShown)),
+        ("it has to move or restart, not yet", annotated.clone(), LiveMigrate, 34, in_progress()),
+        ("something else moves it, annotated", annotated, External, 999, in_progress()),
         ("something else moves it", json!({}), External, 999, in_progress()),
         (
             "marked later",
