@@ -56,6 +56,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "qemu-utils",
         "xorriso",
     ),
+    # Tests of the console: a browser, and the types of its script.
+    "browser": ("chromium", "node-typescript", "python3-venv"),
     # What benchmarks compare with.
     "bench": ("openssl", "socat"),
 }

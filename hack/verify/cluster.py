@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from embedded import registered
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import faults, previous, removal
+from . import browser, faults, previous, removal
 from .install import install
 from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY, interrupt
@@ -61,6 +61,7 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     # The cluster tests need these too, and they are built while other tests wait.
     build.virtctl(progress)
     build.descheduler(progress)
+    browser.prepare(progress)
     output, code = command(
         [sys.executable, "-m", "embedded", "selftest", "--name", SELFTEST, "--lifecycle"],
         {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -135,8 +136,17 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
                 interrupt()
                 raise
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
-        outcome.add(_tests(programs[LAST], NAMES[0], arguments, progress))
-        outcome.add(_removal(NAMES[1], arguments, progress))
+        with ThreadPoolExecutor(len(NAMES)) as lanes:
+            ends = [
+                lanes.submit(_last, NAMES[0], programs[LAST], arguments, progress),
+                lanes.submit(_after_all, removal.run, NAMES[1], arguments, progress),
+            ]
+            try:
+                for lane in ends:
+                    outcome.add(lane.result())
+            except KeyboardInterrupt:
+                interrupt()
+                raise
         if outcome.failed:
             for name, files in ran.items():
                 progress.say(f"{name} ran, by seed {seed}: {', '.join(files)}")
@@ -188,12 +198,21 @@ def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Pr
     return outcome
 
 
-def _removal(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """The tests that remove Drydock from a cluster, after all others."""
+def _last(name: str, program: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """The tests that read what all others did, and then those in a browser, which are not Drydock's own doing."""
+    outcome = _tests(program, name, arguments, progress)
+    outcome.add(_after_all(browser.run, name, arguments, progress))
+    return outcome
+
+
+def _after_all(
+    run: Callable[[str, argparse.Namespace, Progress], Outcome], name: str, arguments: argparse.Namespace, progress: Progress
+) -> Outcome:
+    """Tests that are no file of Rust."""
     try:
-        outcome = removal.run(name, arguments, progress)
+        outcome = run(name, arguments, progress)
     except Failure as failure:
-        return Outcome(failed=[f"removal: {failure}"])
+        return Outcome(failed=[f"{run.__module__}: {failure}"])
     if outcome.failed:
         _show(name, progress)
     return outcome

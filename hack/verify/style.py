@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import removal
+from . import browser, removal
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -108,6 +108,8 @@ def _missing_tests() -> dict[str, list[str]]:
     for file in REPOSITORY.rglob("*.rs"):
         if "target" not in file.relative_to(REPOSITORY).parts:
             known.update(re.findall(r"\bfn ([a-z0-9_]+)", file.read_text(errors="replace")))
+    for file in browser.TESTS.glob("test_*.py"):
+        known.update(re.findall(r"\bdef (test_[a-z0-9_]+)", file.read_text()))
     found = []
     pages = [REPOSITORY / "README.md", *(REPOSITORY / "tests").glob("*.md"), *(REPOSITORY / "deploy").rglob("*.md")]
     for name in (str(page.relative_to(REPOSITORY)) for page in sorted(pages)):

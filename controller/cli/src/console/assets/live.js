@@ -42,9 +42,7 @@ class View {
     void this.follow();
   }
 
-  stop() {
-    this.stopped.abort();
-  }
+  stop() { this.stopped.abort(); }
 
   async follow() {
     let pause = 500;
@@ -132,7 +130,8 @@ class View {
   }
 }
 
-/** Replaces an element, and keeps what its user has done to it. @param {HTMLElement} shown @param {HTMLElement} fresh */
+// Replaces an element, and keeps what its user has done to it.
+/** @param {HTMLElement} shown @param {HTMLElement} fresh */
 function exchange(shown, fresh) {
   const focused = shown.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const place = focused ? [...shown.querySelectorAll(focused.tagName)].indexOf(focused) : -1;
@@ -157,7 +156,6 @@ function arrange(into, ids) {
 }
 
 let announced = 0;
-/** Reads a summary out where it has changed, but not all the time. */
 function announce() {
   const text = document.querySelector("[data-announce]")?.getAttribute("data-announce") ?? "";
   const shown = element("announcement");
@@ -248,7 +246,6 @@ document.addEventListener("submit", (event) => {
   });
 });
 
-/** Shows what the address says, over what is there. */
 function reopen() {
   const parts = view?.parts;
   show();
@@ -299,3 +296,4 @@ if (sessionStorage.getItem(KEY)) {
 } else {
   signIn();
 }
+export {};

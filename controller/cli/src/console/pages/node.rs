@@ -66,7 +66,7 @@ fn head(details: &NodeDetails, context: &Context<'_>) -> Markup {
             }
             p.summary data-announce={ (row.name) ": " (row.state.as_str()) } {
                 @if let Some(why) = &row.why { (why) }
-                @if let Some(since) = row.since { ", since " (ago(context.now, since)) }
+                @if let Some(since) = row.since { ", for " (ago(context.now, since)) }
             }
             dl.facts {
                 div { dt { "Memory requested" } dd { (bytes(row.requested_bytes)) " of " (bytes(row.allocatable_bytes)) } }
@@ -206,7 +206,7 @@ fn agent(details: &NodeDetails, context: &Context<'_>) -> Markup {
                         strong { (condition.type_) } " " (condition.status)
                         @if !condition.reason.is_empty() { " · " (condition.reason) }
                         @if !condition.message.is_empty() { ": " (condition.message) }
-                        span.quiet { " since " (ago(context.now, condition.last_transition_time.0)) }
+                        span.quiet { " for " (ago(context.now, condition.last_transition_time.0)) }
                     }
                 }
             }

@@ -78,7 +78,7 @@ pub(super) fn until(now: Timestamp, at: Timestamp) -> Markup {
 /// Returns a duration in steps of ten seconds at first, so that a page changes only so often.
 fn coarse(passed: u64) -> String {
     match passed {
-        0..=9 => "a few s".into(),
+        0..=9 => "a few seconds".into(),
         10..=119 => seconds(passed / 10 * 10),
         _ => seconds(passed),
     }

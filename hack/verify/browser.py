@@ -1,0 +1,80 @@
+"""Tests of the web console in a real browser, against a cluster on which Drydock is installed.
+
+The tests are in tests/console. What they need is no part of the product: Debian's Chromium and TypeScript, and packages of
+tests/console/requirements.txt in a virtual environment that the cache keeps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from embedded import cluster as clusters
+from embedded import prerequisites
+from embedded.errors import Failure
+from embedded.layout import cache_root
+from embedded.progress import Progress
+
+from .outcome import Outcome, of_unittest
+from .runner import REPOSITORY
+from .runner import run as command
+
+TESTS = REPOSITORY / "tests" / "console"
+REQUIREMENTS = TESTS / "requirements.txt"
+PROGRAM = "kubectl-drydock"
+
+# Three times what the tests take on a busy machine.
+MOST_SECONDS = 1200
+INSTALL_SECONDS = 600
+
+
+def prepare(progress: Progress) -> Path:
+    """Install what the tests need, and build the console; returns the Python that has Playwright."""
+    prerequisites.ensure(("browser",), progress)
+    with progress.step(f"cargo build {PROGRAM}"):
+        _, code = command(["cargo", "build", "--locked", "--bin", PROGRAM], quiet=True)
+    if code != 0:
+        raise Failure(f"{PROGRAM} cannot be built")
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    folder = cache_root() / "programs" / f"browser-tests-{digest}"
+    python = folder / "bin" / "python"
+    if (folder / "complete").exists():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    with progress.step("packages of the browser tests"):
+        for argv in (
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)],
+        ):
+            output, code = command(argv, quiet=True, most_seconds=INSTALL_SECONDS)
+            if code != 0:
+                raise Failure(f"{' '.join(argv[:4])} ended with {code}", output)
+    (folder / "complete").touch()
+    return python
+
+
+def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """All of them on one cluster."""
+    python = prepare(progress)
+    made = clusters.load(name)
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise Failure("chromium is installed and not found")
+    environment = {
+        "DRYDOCK_CONSOLE": str(REPOSITORY / "target" / "debug" / PROGRAM),
+        "DRYDOCK_TEST_CHROMIUM": chromium,
+        "DRYDOCK_TEST_KUBECTL": str(made.description["kubectl"]),
+        "DRYDOCK_TEST_TSC": shutil.which("tsc") or "",
+        "DRYDOCK_TEST_PICTURES": os.environ.get("DRYDOCK_TEST_PICTURES", ""),
+        "KUBECONFIG": str(made.kubeconfig),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    argv = [str(python), "-m", "unittest", "discover", "-v", "-s", str(TESTS)]
+    argv += ["-k", arguments.only] if arguments.only else []
+    with progress.step(f"browser tests on {name}", announce=True):
+        output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=TESTS)
+    return of_unittest(output, code)
