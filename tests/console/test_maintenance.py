@@ -37,6 +37,13 @@ class Maintenance(Case):
         [made] = got("nodemaintenances.nodemaintenance.medik8s.io")["items"]
         self.assertEqual((made["spec"]["nodeName"], made["spec"]["reason"]), (node, "new disk"))
 
+        page.get_by_role("navigation", name="Main").get_by_role("link", name="Migrations").click()
+        migration = page.locator("#migration-rows tr").filter(has_text=f"{NAMESPACE}/mover")
+        expect(migration.first).to_contain_text("Succeeded")
+        migration.first.get_by_role("link", name="mover").click()
+        expect(page.locator("#head")).to_contain_text(f"of {NAMESPACE}/mover")
+        page.get_by_role("navigation", name="Main").get_by_role("link", name="Nodes").click()
+
         # "Click the node name to open the Node Details screen and click Actions → Stop Maintenance."
         row.get_by_role("link", name=node).click()
         expect(page.locator("#maintenance")).to_contain_text("new disk")

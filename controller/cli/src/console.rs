@@ -4,7 +4,7 @@
 //!  browser ─▶ guard (headers) ─┬─▶ /, /nodes, ...       the same empty document, with a script and a style sheet
 //!                              ├─▶ /api/session          the key of a link for that of a session
 //!                              ├─▶ /api/live?path=       parts of a page, then what changes of them, as lines of JSON
-//!                              └─▶ /api/start, /api/stop a dry run first, then the write
+//!                              └─▶ /api/start, /api/stop, /api/cancel: the writes
 //!  API server ─watches─▶ store ─▶ Snapshot ─▶ drydock_view ─▶ pages (HTML) ─▶ difference to what the browser has
 //! ```
 //!
@@ -195,6 +195,7 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/api/link", post(link))
         .route("/api/start", post(actions::start))
         .route("/api/stop", post(actions::stop))
+        .route("/api/cancel", post(actions::cancel))
         .fallback(document)
         .layer(middleware::from_fn_with_state(shared.clone(), guarded))
         .with_state(shared)

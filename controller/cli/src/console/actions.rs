@@ -8,7 +8,9 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_runtime::chain;
+use kube::{Api, api::DeleteParams};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -37,6 +39,13 @@ pub(super) struct Start {
 #[serde(deny_unknown_fields)]
 pub(super) struct Stop {
     node: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cancel {
+    namespace: String,
+    name: String,
 }
 
 const READ_ONLY: &str = "this console was started with --read-only";
@@ -76,6 +85,18 @@ pub(super) async fn stop(State(shared): State<Arc<Shared>>, Json(stop): Json<Sto
             Json(json!({"done": format!("Maintenance of {} stopped. Nothing moves back.", stop.node)})).into_response()
         }
         Err(failure) => refused(&failure),
+    }
+}
+
+pub(super) async fn cancel(State(shared): State<Arc<Shared>>, Json(cancel): Json<Cancel>) -> Response {
+    if shared.read_only {
+        return error(StatusCode::FORBIDDEN, READ_ONLY);
+    }
+    let Cancel { namespace, name } = cancel;
+    let api = Api::<VirtualMachineInstanceMigration>::namespaced(shared.client.clone(), &namespace);
+    match api.delete(&name, &DeleteParams::default()).await {
+        Ok(_) => Json(json!({"done": format!("Migration {namespace}/{name} is being canceled.")})).into_response(),
+        Err(error) => refused(&Failure::Request(error)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The pages, as functions of the objects: no request is made here.
 
 mod machine;
+mod migration;
 mod node;
 mod nodes;
 mod parts;
@@ -44,6 +45,9 @@ pub(super) fn render(path: &Path, context: &Context<'_>) -> Page {
         View::Node(name) => node::page(name, context),
         View::Machines => machine::list(path, context),
         View::Machine { namespace, name } => machine::page(namespace, name, context),
+        View::Migrations => migration::list(path, context),
+        View::Migration { namespace, name } => migration::page(namespace, name, context),
+        View::Cancel { namespace, name } => return migration::dialog(namespace, name, context),
         View::Start(names) => return start::dialog(names, context),
         View::Stop(name) => return stop::dialog(name, context),
     };

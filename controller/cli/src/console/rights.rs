@@ -13,25 +13,26 @@ pub(super) enum Action {
     Start,
     /// Ends it.
     Stop,
+    /// Cancels a migration.
+    Cancel,
 }
 
 impl Action {
-    const ALL: [Self; 2] = [Self::Start, Self::Stop];
+    const ALL: [Self; 3] = [Self::Start, Self::Stop, Self::Cancel];
 
-    fn verb(self) -> &'static str {
+    /// Returns the verb, the resource and its API group.
+    fn needs(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Self::Start => "create",
-            Self::Stop => "delete",
+            Self::Start => ("create", PLURAL, Group::Medik8s.as_str()),
+            Self::Stop => ("delete", PLURAL, Group::Medik8s.as_str()),
+            Self::Cancel => ("delete", "virtualmachineinstancemigrations", "kubevirt.io"),
         }
     }
 
     /// Returns what a user lacks who may not do it.
     fn missing(self) -> String {
-        format!(
-            "you lack the right to {} {PLURAL} of {}",
-            self.verb(),
-            Group::Medik8s.as_str()
-        )
+        let (verb, resource, group) = self.needs();
+        format!("you lack the right to {verb} {resource} of {group}")
     }
 }
 
@@ -50,15 +51,16 @@ impl Rights {
         self.0.get(&action).map(String::as_str)
     }
 
-    /// Asks the API server what the user may do. What it does not answer counts as allowed: the request itself will show.
+    /// Reviews what the user may do. Where the API server does not respond, it counts as allowed: the request itself will show.
     pub(super) async fn review(client: &Client) -> Self {
         let reviews = Action::ALL.map(|action| async move {
+            let (verb, resource, group) = action.needs();
             let review = SelfSubjectAccessReview {
                 spec: SelfSubjectAccessReviewSpec {
                     resource_attributes: Some(ResourceAttributes {
-                        group: Some(Group::Medik8s.as_str().into()),
-                        resource: Some(PLURAL.into()),
-                        verb: Some(action.verb().into()),
+                        group: Some(group.into()),
+                        resource: Some(resource.into()),
+                        verb: Some(verb.into()),
                         ..ResourceAttributes::default()
                     }),
                     ..SelfSubjectAccessReviewSpec::default()

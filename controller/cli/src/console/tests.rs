@@ -167,6 +167,7 @@ async fn nothing_is_written_by_a_console_that_only_reads() {
     for (path, body) in [
         ("/api/start", json!({"nodes": "a", "confirm": "a"})),
         ("/api/stop", json!({"node": "a"})),
+        ("/api/cancel", json!({"namespace": "shop", "name": "m"})),
     ] {
         let (response, body) = send(&shared, writing(path, Some(&session), body)).await;
         assert_eq!(response.status(), 403);

@@ -21,6 +21,22 @@ pub(super) enum View {
         /// Its name.
         name: String,
     },
+    /// All migrations that the cluster still has.
+    Migrations,
+    /// A migration.
+    Migration {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The dialog that cancels a migration.
+    Cancel {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
     /// The dialog that starts the maintenance of nodes.
     Start(Vec<String>),
     /// The dialog that ends that of a node.
@@ -49,6 +65,15 @@ impl Path {
             ["nodes", name] => View::Node((*name).to_owned()),
             ["virtual-machines"] => View::Machines,
             ["virtual-machines", namespace, name] => View::Machine {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+            },
+            ["migrations"] => View::Migrations,
+            ["migrations", namespace, name] => View::Migration {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+            },
+            ["cancel", namespace, name] => View::Cancel {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
             },
@@ -94,6 +119,10 @@ mod tests {
             namespace: "shop".into(),
             name: "web".into(),
         };
+        let migration = View::Migration {
+            namespace: "shop".into(),
+            name: "m".into(),
+        };
         for (path, expected) in [
             ("/", Some(View::Nodes)),
             ("/nodes", Some(View::Nodes)),
@@ -103,6 +132,9 @@ mod tests {
             ("/virtual-machines", Some(View::Machines)),
             ("/virtual-machines/shop/web", Some(machine)),
             ("/virtual-machines/shop", None),
+            ("/migrations", Some(View::Migrations)),
+            ("/migrations/shop/m", Some(migration)),
+            ("/cancel/shop", None),
             ("/start/a/b", Some(View::Start(vec!["a".into(), "b".into()]))),
             ("/start", None),
             ("/stop/a", Some(View::Stop("a".into()))),

@@ -1,9 +1,8 @@
 //! Virtual machines: all that run, and for each whether it can move.
 
-use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions as types};
-use drydock_core::drain::guest::memory;
 use drydock_view::{
     explain::{Explanation, explain},
+    guests::{MachineRow, machines},
     text::bytes,
 };
 use maud::{Markup, html};
@@ -20,93 +19,79 @@ use crate::console::{
 const BODY: &str = "machine-rows";
 
 pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
-    let mut all: Vec<&VirtualMachineInstance> = context
-        .snapshot
-        .instances
-        .iter()
-        .map(|instance| &**instance)
-        .filter(|instance| path.shows(texts(instance)))
-        .collect();
-    all.sort_by_key(|instance| (&instance.metadata.namespace, &instance.metadata.name));
+    let all = machines(context.snapshot);
     let mut page = Page::new("Virtual machines");
-    let text = format!("{} run or are to run", context.snapshot.instances.len());
+    let text = format!("{} run or are to run", all.len());
     page.push(
         ROOT,
         "summary",
         html! { header #summary { h1 { "Virtual machines" } p.summary data-announce=(text) { (text) } } },
     );
-    if context.snapshot.instances.is_empty() {
-        page.push(ROOT, "none", html! {
-            section #none .empty {
-                h2 { "No virtual machine runs" }
-                p { "Start one with " code { "kubectl apply" } " or " code { "virtctl start" } ": it appears here by itself." }
-            }
-        });
+    if all.is_empty() {
+        page.push(
+            ROOT,
+            "none",
+            html! {
+                section #none .empty {
+                    h2 { "No virtual machine runs" }
+                    p { "Start one with " code { "kubectl apply" } " or " code { "virtctl start" } ": it appears here by itself." }
+                }
+            },
+        );
         return page;
     }
     filter(&mut page, path, "virtual machines");
-    page.push(ROOT, "machines", html! {
-        div #machines .scroll tabindex="0" role="region" aria-label="Table of virtual machines" {
-            table {
-                caption.hidden { "Virtual machines" }
-                thead { tr { @for heading in ["Name", "Phase", "Node", "Memory", "Can it move?"] { th scope="col" { (heading) } } } }
-                tbody #(BODY) {}
+    page.push(
+        ROOT,
+        "machines",
+        html! {
+            div #machines .scroll tabindex="0" role="region" aria-label="Table of virtual machines" {
+                table {
+                    caption.hidden { "Virtual machines" }
+                    thead { tr { @for heading in ["Name", "Phase", "Node", "Memory", "Can it move?", "Why"] { th scope="col" { (heading) } } } }
+                    tbody #(BODY) {}
+                }
             }
-        }
-    });
-    if all.is_empty() {
-        page.push(BODY, "no-match", html! {
-            tr #no-match { td colspan="5" { "No virtual machine has “" (path.filter) "” in its name, namespace, phase or node." } }
-        });
+        },
+    );
+    let shown: Vec<&MachineRow> = all.iter().filter(|row| path.shows(texts(row))).collect();
+    if shown.is_empty() {
+        page.push(
+            BODY,
+            "no-match",
+            html! {
+                tr #no-match { td colspan="6" { "No virtual machine has “" (path.filter) "” in its name, namespace, phase or node." } }
+            },
+        );
     }
-    let count = all.len();
-    for instance in all.into_iter().skip(path.page * ROWS).take(ROWS) {
-        let names = [name(instance).0, name(instance).1];
-        page.push(BODY, identity("vm", &names), row(instance));
+    for row in shown.iter().skip(path.page * ROWS).take(ROWS) {
+        page.push(BODY, identity("vm", &[&row.namespace, &row.name]), line(row));
     }
-    pagination(&mut page, path, "/virtual-machines", count, "virtual machines");
+    pagination(&mut page, path, "/virtual-machines", shown.len(), "virtual machines");
     page
 }
 
-fn name(instance: &VirtualMachineInstance) -> (&str, &str) {
-    let metadata = &instance.metadata;
-    (
-        metadata.namespace.as_deref().unwrap_or_default(),
-        metadata.name.as_deref().unwrap_or_default(),
-    )
+fn texts(row: &MachineRow) -> impl Iterator<Item = &str> {
+    [row.namespace.as_str(), &row.name, row.phase.as_str()]
+        .into_iter()
+        .chain(row.node.as_deref())
 }
 
-fn texts(instance: &VirtualMachineInstance) -> impl Iterator<Item = &str> {
-    let (namespace, name) = name(instance);
-    let status = instance.status.as_ref();
-    let phase = status
-        .and_then(|status| status.phase)
-        .map(drydock_api::kubevirt::Phase::as_str);
-    let node = status.and_then(|status| status.node_name.as_deref());
-    [Some(namespace), Some(name), phase, node].into_iter().flatten()
-}
-
-fn row(instance: &VirtualMachineInstance) -> Markup {
-    let (namespace, name) = name(instance);
-    let status = instance.status.as_ref();
-    let conditions = status.map(|status| status.conditions.as_slice()).unwrap_or_default();
-    let migratable = conditions
-        .iter()
-        .find(|condition| condition.type_ == types::LIVE_MIGRATABLE);
-    let phase = status.and_then(|status| status.phase).unwrap_or_default();
+fn line(row: &MachineRow) -> Markup {
     html! {
-        tr id=(identity("vm", &[namespace, name])) {
-            th scope="row" { a href=(machine_path(namespace, name)) { (namespace) "/" (name) } }
-            td { (phase.as_str()) }
-            td { @if let Some(node) = status.and_then(|status| status.node_name.as_deref()) { a href=(node_path(node)) { (node) } } }
-            td.number { (bytes(memory(instance))) }
-            td.why-cell {
-                @match migratable {
+        tr id=(identity("vm", &[&row.namespace, &row.name])) {
+            th scope="row" { a href=(machine_path(&row.namespace, &row.name)) { (row.namespace) "/" (row.name) } }
+            td { (row.phase.as_str()) }
+            td { @if let Some(node) = &row.node { a href=(node_path(node)) { (node) } } }
+            td.number { (bytes(row.memory_bytes)) }
+            td {
+                @match row.migratable {
                     None => span.quiet { "not known yet" },
-                    Some(condition) if condition.status == "True" => "yes",
-                    Some(condition) => { span.bad { "no" } ": " (condition.message.as_deref().unwrap_or_default()) }
+                    Some(true) => "yes",
+                    Some(false) => span.bad { "no" },
                 }
             }
+            td.why-cell { (row.message) }
         }
     }
 }

@@ -45,6 +45,26 @@ fn drained() -> Snapshot {
                 "desiredHealthy": 1, "expectedPods": 1}}]}}))
     .unwrap();
     snapshot.maintenances.push((Group::Medik8s, Arc::new(maintenance)));
+    for (name, instance, status) in [
+        (
+            "m-1",
+            "web",
+            json!({"phase": "Running", "migrationState": {"sourceNode": "a", "targetNode": "b"}}),
+        ),
+        ("m-2", "api", json!({"phase": "Pending"})),
+        (
+            "m-0",
+            "other",
+            json!({"phase": "Succeeded", "migrationState": {"sourceNode": "a", "targetNode": "b",
+            "startTimestamp": "2026-11-27T13:00:00Z", "endTimestamp": "2026-11-27T13:00:20Z"}}),
+        ),
+    ] {
+        let migration = json!({"metadata": {"namespace": "shop", "name": name, "uid": name,
+            "creationTimestamp": "2026-11-27T14:00:00Z"}, "spec": {"vmiName": instance}, "status": status});
+        snapshot
+            .migrations
+            .push(Arc::new(serde_json::from_value(migration).unwrap()));
+    }
     snapshot
 }
 
@@ -80,6 +100,9 @@ fn pages_have_what_they_had() {
         ("node", "/nodes/a"),
         ("machines", "/virtual-machines"),
         ("machine", "/virtual-machines/shop/cache"),
+        ("migrations", "/migrations"),
+        ("migration", "/migrations/shop/m-1"),
+        ("cancel", "/cancel/shop/m-1"),
         ("start", "/start/b"),
         ("stop", "/stop/a"),
     ] {
@@ -102,6 +125,9 @@ fn parts_are_distinct_and_within_earlier_ones() {
         "/nodes/none",
         "/virtual-machines",
         "/virtual-machines/shop/web",
+        "/migrations",
+        "/migrations/shop/m-2",
+        "/cancel/shop/m-2",
         "/start/a/b",
         "/stop/a",
     ] {
@@ -149,6 +175,8 @@ fn action_without_its_right_names_the_right() {
         ("/nodes/a", "head"),
         ("/start/b", "start-form"),
         ("/stop/a", "stop-form"),
+        ("/migrations/shop/m-2", "head"),
+        ("/cancel/shop/m-2", "cancel-form"),
     ] {
         let all = shown(path, &snapshot, &rights, None);
         let part = all.parts.iter().find(|part| part.id == id).unwrap();
