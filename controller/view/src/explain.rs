@@ -6,7 +6,7 @@ pub mod node;
 
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
 use drydock_core::{
-    placement::{Misfit, Moves, Newcomer, target_misfits},
+    placement::{Misfit, Moves, Newcomer, NodeView, target_misfits},
     vm_conditions::find,
 };
 use serde::Serialize;
@@ -91,7 +91,7 @@ pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Expla
             .as_deref()
             .filter(|node| snapshot.has_node(node))
             .and_then(|node| drain(&world, node, instance)),
-        nodes: nodes(&world, instance),
+        nodes: nodes(&world, instance, &world.views(&snapshot.nodes)),
         node: status.node_name,
         unread: snapshot.unread.clone(),
     })
@@ -132,11 +132,10 @@ fn drain(world: &World<'_>, node: &str, instance: &VirtualMachineInstance) -> Op
 }
 
 /// Returns each other node with everything that prevents the instance from moving there.
-fn nodes(world: &World<'_>, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
-    let views = world.views(&world.snapshot.nodes);
+pub(crate) fn nodes(world: &World<'_>, instance: &VirtualMachineInstance, views: &[NodeView<'_>]) -> Vec<NodeFit> {
     let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
     let source = views.iter().find(|view| Some(view.name) == here);
-    let needs = world.requirements(instance, source, &views);
+    let needs = world.requirements(instance, source, views);
     let labels = world.next_labels(instance);
     let newcomer = Newcomer {
         namespace: instance.metadata.namespace.as_deref().unwrap_or_default(),
@@ -145,8 +144,8 @@ fn nodes(world: &World<'_>, instance: &VirtualMachineInstance) -> Vec<NodeFit> {
         needs: &needs,
         excluded: &[],
     };
-    let rules = world.rules(&newcomer, &Moves::default(), &views);
-    let found = target_misfits(instance, &needs, source, &rules, &views).unwrap_or_default();
+    let rules = world.rules(&newcomer, &Moves::default(), views);
+    let found = target_misfits(instance, &needs, source, &rules, views).unwrap_or_default();
     let mut fits: Vec<NodeFit> = found
         .into_iter()
         .map(|(name, misfits)| NodeFit {

@@ -13,6 +13,7 @@
 //! - [`listing`]: tables that can be sorted.
 //! - [`live`]: the course of drains as a block that a terminal redraws.
 //! - [`maintenance`]: one NodeMaintenance.
+//! - [`check`]: misconfigurations, and what helps.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
 //! - [`prune`]: what of an object is needed for all this.
@@ -21,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod drain;
 pub mod explain;
 pub mod guests;

@@ -39,7 +39,7 @@ impl Remedy {
     /// | `DisruptionBudget` | to look at the budget of another owner that selects it |
     /// | `External` | whatever moves it, which is not Drydock |
     /// | `NotRequested`, `Refused` | nothing in general: the message has the cause |
-    pub(super) fn of(reason: &str, instance: &VirtualMachineInstance, namespace: &str, name: &str) -> Option<Self> {
+    pub(crate) fn of(reason: &str, instance: &VirtualMachineInstance, namespace: &str, name: &str) -> Option<Self> {
         let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
         let restarts = owners
             .iter()

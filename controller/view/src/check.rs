@@ -1,0 +1,400 @@
+//! Misconfigurations of a cluster that runs Drydock, each with what helps against it.
+//!
+//! ```text
+//!  Survey: objects as read, and what could not be read ─▶ each rule of each section ─▶ Report ─┬─▶ text
+//!                                                                                              └─▶ JSON
+//! ```
+//!
+//! A rule lists the resources that it needs. If one of them could not be read, its check is skipped: nothing unknown is
+//! reported as right. Rules read objects alone, never Secrets, and take the time from the survey.
+
+mod agents;
+mod certificate;
+mod configuration;
+mod controller;
+#[cfg(test)]
+mod fixture;
+mod guests;
+mod kubernetes;
+mod maintenance;
+mod nodes;
+mod others;
+mod render;
+mod rights;
+#[cfg(test)]
+mod tests;
+mod webhooks;
+
+use drydock_api::removal::{DRYDOCK, PART_OF};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::{
+        admissionregistration::v1::{
+            MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+            ValidatingWebhookConfiguration,
+        },
+        apps::v1::{DaemonSet, Deployment},
+        batch::v1::CronJob,
+        coordination::v1::Lease,
+        core::v1::{Namespace, Pod, ResourceQuota},
+        discovery::v1::EndpointSlice,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
+use serde::Serialize;
+
+pub use kubernetes::DEFINITIONS;
+pub use render::text;
+pub use rights::NEEDED as NEEDED_RIGHTS;
+
+use crate::{
+    plan::Remedy,
+    snapshot::{Snapshot, Unread, World},
+};
+
+/// Label with the name of a component, and its values for Drydock's own (`deploy/`).
+const NAME: &str = "app.kubernetes.io/name";
+const CONTROLLER: &str = "drydock-controller";
+const AGENT: &str = "drydock-agent";
+/// Service of the webhooks and of the subresources API (`deploy/controller/service.yaml`).
+pub const SERVICE: &str = "drydock-webhooks";
+/// Name of both webhook configurations (`deploy/controller/webhooks.yaml`).
+pub const WEBHOOKS: &str = "drydock";
+/// CustomResourceDefinition by which KubeVirt's own operator is configured.
+pub const KUBEVIRT_DEFINITION: &str = "kubevirts.kubevirt.io";
+
+/// Everything that is checked. The snapshot has the objects that plans need, too, and names what could not be read.
+#[derive(Clone, Debug, Default)]
+pub struct Survey {
+    /// Nodes, their agents' reports, pods, virtual machines, configuration and maintenances.
+    pub snapshot: Snapshot,
+    /// The API server's version, such as `v1.36.3`.
+    pub version: Option<String>,
+    /// All Deployments.
+    pub deployments: Vec<Deployment>,
+    /// All DaemonSets.
+    pub daemon_sets: Vec<DaemonSet>,
+    /// All CronJobs.
+    pub cron_jobs: Vec<CronJob>,
+    /// The MutatingWebhookConfigurations.
+    pub mutating: Vec<MutatingWebhookConfiguration>,
+    /// The ValidatingWebhookConfigurations.
+    pub validating: Vec<ValidatingWebhookConfiguration>,
+    /// The admission policies.
+    pub policies: Vec<ValidatingAdmissionPolicy>,
+    /// What puts them in force.
+    pub policy_bindings: Vec<ValidatingAdmissionPolicyBinding>,
+    /// The APIServices.
+    pub api_services: Vec<APIService>,
+    /// The CustomResourceDefinitions of Drydock, and that of KubeVirt's operator.
+    pub definitions: Vec<CustomResourceDefinition>,
+    /// All Leases: the newest of them is the cluster's own time.
+    pub leases: Vec<Lease>,
+    /// All namespaces.
+    pub namespaces: Vec<Namespace>,
+    /// All ResourceQuotas.
+    pub quotas: Vec<ResourceQuota>,
+    /// EndpointSlices of the Service [`SERVICE`].
+    pub endpoints: Vec<EndpointSlice>,
+    /// What the user may do.
+    pub rights: Vec<Right>,
+}
+
+/// A right, and whether the user has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Right {
+    /// The verb, such as `create`.
+    pub verb: &'static str,
+    /// The resource, such as `nodemaintenances`.
+    pub resource: &'static str,
+    /// Its API group.
+    pub group: &'static str,
+    /// Whether the user may.
+    pub allowed: bool,
+}
+
+/// How a check has come out, the least serious first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Nothing was found.
+    Ok,
+    /// It could not be checked.
+    Skipped,
+    /// Nothing is blocked or lost yet.
+    Warning,
+    /// Something does not work, or would block a drain.
+    Error,
+}
+
+impl Outcome {
+    /// Returns the word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Skipped => "skipped",
+            Self::Warning => "warning",
+            Self::Error => "error",
+        }
+    }
+
+    fn mark(self) -> char {
+        match self {
+            Self::Ok => '√',
+            Self::Skipped => '-',
+            Self::Warning => '‼',
+            Self::Error => '×',
+        }
+    }
+}
+
+/// Everything that was checked.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// When the objects were read.
+    pub at: Timestamp,
+    /// The checks.
+    pub sections: Vec<Section>,
+    /// What could not be read.
+    pub unread: Vec<Unread>,
+}
+
+/// Checks of one part of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Section {
+    /// Its title.
+    pub title: &'static str,
+    /// The checks.
+    pub checks: Vec<Check>,
+}
+
+/// One check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What is expected, in words that stay the same.
+    pub name: &'static str,
+    /// The worst of the findings.
+    pub outcome: Outcome,
+    /// What is not as expected; if it was skipped, why.
+    pub findings: Vec<Finding>,
+}
+
+/// Something that is not as expected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How serious it is.
+    pub outcome: Outcome,
+    /// What was found, and what follows from it.
+    pub message: String,
+    /// What helps.
+    pub remedy: Option<Remedy>,
+}
+
+impl Finding {
+    fn error(message: impl Into<String>) -> Self {
+        Self::new(Outcome::Error, message)
+    }
+
+    fn warning(message: impl Into<String>) -> Self {
+        Self::new(Outcome::Warning, message)
+    }
+
+    fn new(outcome: Outcome, message: impl Into<String>) -> Self {
+        Self {
+            outcome,
+            message: message.into(),
+            remedy: None,
+        }
+    }
+
+    /// Adds what helps, without a command for it.
+    fn helps(mut self, text: impl Into<String>) -> Self {
+        self.remedy = Some(Remedy {
+            text: text.into(),
+            command: None,
+        });
+        self
+    }
+
+    /// Adds what helps, and the command that does it.
+    fn helps_by(mut self, text: impl Into<String>, command: impl Into<String>) -> Self {
+        self.remedy = Some(Remedy {
+            text: text.into(),
+            command: Some(command.into()),
+        });
+        self
+    }
+
+    /// Adds that Drydock's manifests are to be applied again.
+    fn helps_to_apply(self) -> Self {
+        self.helps_by("apply Drydock's manifests again", "kubectl apply -k deploy")
+    }
+}
+
+/// One rule: a check before it is carried out.
+struct Rule {
+    name: &'static str,
+    /// Resources without which nothing can be concluded.
+    needs: &'static [&'static str],
+    find: fn(&Context<'_>) -> Vec<Finding>,
+}
+
+/// The survey with what follows from it for several rules.
+struct Context<'a> {
+    survey: &'a Survey,
+    snapshot: &'a Snapshot,
+    world: World<'a>,
+    /// The cluster's own time.
+    now: Timestamp,
+}
+
+impl<'a> Context<'a> {
+    fn of(survey: &'a Survey) -> Self {
+        Self {
+            survey,
+            snapshot: &survey.snapshot,
+            world: World::of(&survey.snapshot),
+            now: cluster_time(survey),
+        }
+    }
+
+    /// Returns the controller's Deployments, in any namespace.
+    fn controllers(&self) -> impl Iterator<Item = &'a Deployment> {
+        let all = self.survey.deployments.iter();
+        all.filter(|object| is_own(&object.metadata, CONTROLLER))
+    }
+
+    /// Returns the agents' DaemonSet, in any namespace.
+    fn agents(&self) -> Option<&'a DaemonSet> {
+        let mut all = self.survey.daemon_sets.iter();
+        all.find(|object| is_own(&object.metadata, AGENT))
+    }
+
+    /// Returns the pods of one of Drydock's own parts.
+    fn own_pods(&self, name: &'static str) -> impl Iterator<Item = &'a Pod> {
+        let all = self.snapshot.pods.iter().map(|pod| &**pod);
+        all.filter(move |pod| is_own(&pod.metadata, name) && pod.metadata.deletion_timestamp.is_none())
+    }
+
+    /// Returns the namespace that Drydock is installed in: that of its controller.
+    fn namespace(&self) -> &'a str {
+        let mut all = self.controllers();
+        let found = all.next().and_then(|object| object.metadata.namespace.as_deref());
+        found.unwrap_or(drydock_api::NAMESPACE)
+    }
+}
+
+/// All sections with their rules.
+const SECTIONS: [(&str, &[Rule]); 10] = [
+    ("Kubernetes", kubernetes::RULES),
+    ("Controller", controller::RULES),
+    ("Webhooks and API", webhooks::RULES),
+    ("Agents", agents::RULES),
+    ("Nodes", nodes::RULES),
+    ("Configuration", configuration::RULES),
+    ("Other components", others::RULES),
+    ("Virtual machines", guests::RULES),
+    ("Maintenance", maintenance::RULES),
+    ("Rights", rights::RULES),
+];
+
+/// Checks everything.
+pub fn check(survey: &Survey) -> Report {
+    let context = Context::of(survey);
+    Report {
+        at: survey.snapshot.at,
+        sections: SECTIONS
+            .iter()
+            .map(|(title, rules)| Section {
+                title,
+                checks: rules.iter().map(|rule| rule.check(&context)).collect(),
+            })
+            .collect(),
+        unread: survey.snapshot.unread.clone(),
+    }
+}
+
+impl Rule {
+    fn check(&self, context: &Context<'_>) -> Check {
+        let unread = &context.snapshot.unread;
+        let missing: Vec<Unread> = unread
+            .iter()
+            .filter(|unread| self.needs.contains(&unread.resource.as_str()))
+            .cloned()
+            .collect();
+        let findings = if missing.is_empty() {
+            (self.find)(context)
+        } else {
+            let message = format!("could not be read: {}", Unread::list(&missing));
+            vec![Finding::new(Outcome::Skipped, message)]
+        };
+        let worst = findings.iter().map(|finding| finding.outcome).max();
+        Check {
+            name: self.name,
+            outcome: worst.unwrap_or(Outcome::Ok),
+            findings,
+        }
+    }
+}
+
+impl Report {
+    /// Returns the outcome of each check.
+    pub fn outcomes(&self) -> impl Iterator<Item = Outcome> {
+        let checks = self.sections.iter().flat_map(|section| &section.checks);
+        checks.map(|check| check.outcome)
+    }
+}
+
+/// Returns the cluster's own time: that of the newest renewal of any Lease, which a component of Kubernetes writes every few
+/// seconds; or that of the survey if it is earlier. The clock of the user's machine alone may be fast.
+fn cluster_time(survey: &Survey) -> Timestamp {
+    let renewals = survey.leases.iter().filter_map(renewed_at);
+    renewals.max().unwrap_or(survey.snapshot.at).min(survey.snapshot.at)
+}
+
+fn renewed_at(lease: &Lease) -> Option<Timestamp> {
+    let spec = lease.spec.as_ref()?;
+    spec.renew_time.as_ref().map(|time| time.0)
+}
+
+/// Returns whether an object is a part of Drydock of this name.
+fn is_own(metadata: &ObjectMeta, name: &str) -> bool {
+    let label = |key: &str| metadata.labels.as_ref().and_then(|labels| labels.get(key));
+    label(NAME).is_some_and(|value| value == name) && label(PART_OF).is_some_and(|value| value == DRYDOCK)
+}
+
+/// Returns `namespace/name`, or the name of an object that has no namespace.
+fn full_name(metadata: &ObjectMeta) -> String {
+    let name = metadata.name.as_deref().unwrap_or_default();
+    match &metadata.namespace {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
+    }
+}
+
+fn namespace_of(metadata: &ObjectMeta) -> &str {
+    metadata.namespace.as_deref().unwrap_or_default()
+}
+
+fn name_of(metadata: &ObjectMeta) -> &str {
+    metadata.name.as_deref().unwrap_or_default()
+}
+
+/// Returns how long ago something was, at least 0.
+fn since(now: Timestamp, then: Timestamp) -> u64 {
+    u64::try_from(now.duration_since(then).as_secs()).unwrap_or(0)
+}
+
+/// Returns whether something was longer ago than a limit.
+fn is_older(now: Timestamp, then: Timestamp, limit: SignedDuration) -> bool {
+    now.duration_since(then) > limit
+}
+
+fn is_pod_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}

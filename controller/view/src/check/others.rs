@@ -1,0 +1,249 @@
+//! Other components that act on nodes or on virtual machines, and what they do to a drain.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        batch::v1::CronJob,
+        core::v1::PodSpec,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::{Context, Finding, KUBEVIRT_DEFINITION, Rule, full_name, name_of};
+
+/// Names of KubeVirt's workloads.
+const KUBEVIRT: [&str; 4] = ["virt-operator", "virt-controller", "virt-handler", "virt-api"];
+/// Label by which KubeVirt's operator marks them, and its value.
+const KUBEVIRT_LABEL: &str = "kubevirt.io";
+/// Option of kured by which it reboots a node though its drain has failed.
+const FORCE_REBOOT: &str = "--force-reboot";
+/// Option of kured by which it leaves nodes with certain pods alone.
+const BLOCKING_SELECTOR: &str = "--blocking-pod-selector";
+/// Feature gate of the descheduler by which it waits for evictions that go on.
+const IN_BACKGROUND: &str = "EvictionsInBackground=true";
+/// Autoscalers, each with the annotation of nodes that it does not remove.
+const AUTOSCALERS: [(&str, &str); 2] = [
+    (
+        "cluster-autoscaler",
+        "cluster-autoscaler.kubernetes.io/scale-down-disabled",
+    ),
+    ("karpenter", "karpenter.sh/do-not-disrupt"),
+];
+
+pub(super) const RULES: &[Rule] = &[
+    Rule {
+        name: "no other KubeVirt is installed",
+        needs: &["deployments", "daemonsets", "customresourcedefinitions"],
+        find: kubevirt,
+    },
+    Rule {
+        name: "no node maintenance operator is installed",
+        needs: &["deployments"],
+        find: maintenance_operator,
+    },
+    Rule {
+        name: "kured does not reboot nodes by itself",
+        needs: &["daemonsets"],
+        find: kured,
+    },
+    Rule {
+        name: "the descheduler waits for guests to move",
+        needs: &["deployments", "cronjobs"],
+        find: descheduler,
+    },
+    Rule {
+        name: "no autoscaler removes nodes with guests",
+        needs: &["deployments", "nodes", "virtualmachineinstances"],
+        find: autoscaler,
+    },
+];
+
+/// A workload of any kind.
+struct Workload<'a> {
+    metadata: &'a ObjectMeta,
+    spec: Option<&'a PodSpec>,
+}
+
+impl<'a> Workload<'a> {
+    fn of_deployment(object: &'a Deployment) -> Self {
+        let spec = object.spec.as_ref();
+        Self {
+            metadata: &object.metadata,
+            spec: spec.and_then(|spec| spec.template.spec.as_ref()),
+        }
+    }
+
+    fn of_daemon_set(object: &'a DaemonSet) -> Self {
+        let spec = object.spec.as_ref();
+        Self {
+            metadata: &object.metadata,
+            spec: spec.and_then(|spec| spec.template.spec.as_ref()),
+        }
+    }
+
+    fn of_cron_job(object: &'a CronJob) -> Self {
+        let spec = object.spec.as_ref().and_then(|spec| spec.job_template.spec.as_ref());
+        Self {
+            metadata: &object.metadata,
+            spec: spec.and_then(|spec| spec.template.spec.as_ref()),
+        }
+    }
+
+    /// Returns whether this is a component, by its label `app.kubernetes.io/name` or a word of its own name.
+    fn is(&self, component: &str) -> bool {
+        let label = |key: &str| self.metadata.labels.as_ref().and_then(|labels| labels.get(key));
+        let name = name_of(self.metadata);
+        let named = name == component
+            || name.strip_suffix(component).is_some_and(|rest| rest.ends_with('-'))
+            || name.strip_prefix(component).is_some_and(|rest| rest.starts_with('-'));
+        named || label(super::NAME).is_some_and(|value| value == component)
+    }
+
+    /// Returns whether a container has an option that begins so, or has it among the values of another.
+    fn has_option(&self, option: &str) -> bool {
+        let containers = self.spec.into_iter().flat_map(|spec| &spec.containers);
+        let mut words = containers.flat_map(|container| container.command.iter().chain(&container.args).flatten());
+        words.any(|word| word.contains(option))
+    }
+
+    fn name(&self) -> String {
+        full_name(self.metadata)
+    }
+}
+
+fn deployments<'a>(context: &Context<'a>) -> impl Iterator<Item = Workload<'a>> {
+    context.survey.deployments.iter().map(Workload::of_deployment)
+}
+
+fn daemon_sets<'a>(context: &Context<'a>) -> impl Iterator<Item = Workload<'a>> {
+    context.survey.daemon_sets.iter().map(Workload::of_daemon_set)
+}
+
+fn kubevirt(context: &Context<'_>) -> Vec<Finding> {
+    let is_theirs = |workload: &Workload<'_>| {
+        let labels = workload.metadata.labels.as_ref();
+        KUBEVIRT.contains(&name_of(workload.metadata))
+            || labels
+                .and_then(|labels| labels.get(KUBEVIRT_LABEL))
+                .is_some_and(|value| KUBEVIRT.contains(&value.as_str()))
+    };
+    let workloads = deployments(context).chain(daemon_sets(context)).filter(is_theirs);
+    let names: Vec<String> = workloads.map(|workload| workload.name()).collect();
+    let mut definitions = context.survey.definitions.iter();
+    let is_defined = definitions.any(|definition| name_of(&definition.metadata) == KUBEVIRT_DEFINITION);
+    if !names.is_empty() {
+        let message = format!(
+            "KubeVirt runs beside Drydock ({}): both act on the same virtual machines, and each overwrites what the other writes",
+            names.join(", ")
+        );
+        return vec![Finding::error(message).helps_by(
+            "remove KubeVirt, or install Drydock in a cluster without it",
+            "kubectl get kubevirt -A",
+        )];
+    }
+    if is_defined {
+        let message = format!(
+            "the CustomResourceDefinition {KUBEVIRT_DEFINITION} is left of a KubeVirt that is not there any more"
+        );
+        return vec![
+            Finding::warning(message).helps_by("delete it", format!("kubectl delete crd {KUBEVIRT_DEFINITION}")),
+        ];
+    }
+    Vec::new()
+}
+
+fn maintenance_operator(context: &Context<'_>) -> Vec<Finding> {
+    let found = deployments(context)
+        .filter(|workload| workload.is("node-maintenance-operator"))
+        .map(|workload| {
+            let message = format!(
+                "{} acts on the same NodeMaintenance objects: it evicts pods at the same time, and opens a node that Drydock still \
+                 drains",
+                workload.name()
+            );
+            let namespace = super::namespace_of(workload.metadata);
+            Finding::error(message).helps_by(
+                "remove it: what it began goes on",
+                format!("kubectl delete -n {namespace} deployment {}", name_of(workload.metadata)),
+            )
+        });
+    found.collect()
+}
+
+fn kured(context: &Context<'_>) -> Vec<Finding> {
+    let found = daemon_sets(context).filter(|workload| workload.is("kured")).filter_map(|workload| {
+        let name = workload.name();
+        let namespace = super::namespace_of(workload.metadata);
+        let edit = format!("kubectl edit -n {namespace} daemonset {}", name_of(workload.metadata));
+        if workload.has_option(FORCE_REBOOT) && !workload.has_option("--force-reboot=false") {
+            let message = format!(
+                "{name} has {FORCE_REBOOT}: when a drain fails or takes too long, it reboots the node with the guests that \
+                 are left"
+            );
+            return Some(Finding::error(message).helps_by("take the option away", edit));
+        }
+        if workload.has_option(BLOCKING_SELECTOR) {
+            return None;
+        }
+        let message = format!(
+            "{name} drains a node by evictions before it reboots it, one at a time by its own lock: a guest that blocks holds up all \
+             reboots, and it ignores that nodes are in maintenance"
+        );
+        Some(Finding::warning(message).helps_by(
+            format!("give it the option {BLOCKING_SELECTOR}=kubevirt.io=virt-launcher: then it reboots no node with guests"),
+            edit,
+        ))
+    });
+    found.collect()
+}
+
+fn descheduler(context: &Context<'_>) -> Vec<Finding> {
+    let jobs = context.survey.cron_jobs.iter().map(Workload::of_cron_job);
+    let found = deployments(context)
+        .chain(jobs)
+        .filter(|workload| workload.is("descheduler") && !workload.has_option(IN_BACKGROUND))
+        .map(|workload| {
+            let message = format!(
+                "{} runs without the feature gate EvictionsInBackground: it takes an eviction that is put off while a guest moves \
+                 for a failure, and evicts another pod in its place",
+                workload.name()
+            );
+            Finding::warning(message).helps(format!("give it the option --feature-gates={IN_BACKGROUND}"))
+        });
+    found.collect()
+}
+
+fn autoscaler(context: &Context<'_>) -> Vec<Finding> {
+    let found = deployments(context).filter_map(|workload| {
+        let (_, annotation) = AUTOSCALERS.iter().find(|(component, _)| workload.is(component))?;
+        let exposed = used_without(context, annotation);
+        let first = exposed.first()?;
+        let message = format!(
+            "{} removes nodes that it finds little used, with the guests that have not moved in its time: {} may be next; it adds none \
+             for a guest that waits for room, as no pod is pending for it",
+            workload.name(),
+            exposed.join(", ")
+        );
+        Some(Finding::warning(message).helps_by(
+            "keep it from removing nodes with virtual machines",
+            format!("kubectl annotate node {first} {annotation}=true"),
+        ))
+    });
+    found.collect()
+}
+
+/// Returns the nodes with guests that do not have an annotation with the value `true`.
+fn used_without<'a>(context: &Context<'a>, annotation: &str) -> Vec<&'a str> {
+    let instances = context.snapshot.instances.iter();
+    let used: BTreeSet<&str> = instances
+        .filter_map(|instance| instance.status.as_ref()?.node_name.as_deref())
+        .collect();
+    let nodes = context.snapshot.nodes.iter().filter(|node| {
+        let annotations = node.metadata.annotations.as_ref();
+        let value = annotations.and_then(|annotations| annotations.get(annotation));
+        used.contains(name_of(&node.metadata)) && value.is_none_or(|value| value != "true")
+    });
+    nodes.map(|node| name_of(&node.metadata)).collect()
+}

@@ -1,0 +1,56 @@
+//! A report as text.
+
+use std::fmt::Write as _;
+
+use super::{Check, Outcome, Report};
+use crate::{
+    snapshot::Unread,
+    text::{beside, wrapped},
+};
+
+/// Column at which the names of checks, and below them findings, begin.
+const MESSAGE: usize = 13;
+/// Findings of one check that are printed: on a cluster of hundreds of nodes one cause has as many. JSON has all of them.
+const SHOWN: usize = 5;
+
+/// Returns a report as text for a terminal of this width.
+pub fn text(report: &Report, width: usize) -> String {
+    let mut text = String::new();
+    for section in &report.sections {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{}", section.title);
+        for check in &section.checks {
+            check_text(&mut text, check, width);
+        }
+        text.push('\n');
+    }
+    let count = |outcome| report.outcomes().filter(|other| *other == outcome).count();
+    let _ = writeln!(
+        text,
+        "{} checks: {} ok, {} warning, {} error, {} skipped",
+        report.outcomes().count(),
+        count(Outcome::Ok),
+        count(Outcome::Warning),
+        count(Outcome::Error),
+        count(Outcome::Skipped)
+    );
+    if !report.unread.is_empty() {
+        let all = format!("could not be read: {}", Unread::list(&report.unread));
+        let _ = writeln!(text, "{}", wrapped(&all, width, 0));
+    }
+    text
+}
+
+fn check_text(text: &mut String, check: &Check, width: usize) {
+    let label = format!("  {} {}", check.outcome.mark(), check.outcome.as_str());
+    beside(text, &label, check.name, MESSAGE, width);
+    for finding in check.findings.iter().take(SHOWN) {
+        beside(text, "", &finding.message, MESSAGE, width);
+        if let Some(remedy) = &finding.remedy {
+            remedy.append(text, MESSAGE, width);
+        }
+    }
+    if let Some(more) = check.findings.len().checked_sub(SHOWN).filter(|more| *more > 0) {
+        beside(text, "", &format!("and {more} more of this kind"), MESSAGE, width);
+    }
+}

@@ -1,0 +1,32 @@
+//! What the user may do.
+
+use super::{Context, Finding, Rule};
+
+/// Rights by which nodes are put into maintenance, taken out of it, and followed.
+pub const NEEDED: [(&str, &str, &str); 4] = [
+    ("create", "nodemaintenances", "nodemaintenance.medik8s.io"),
+    ("delete", "nodemaintenances", "nodemaintenance.medik8s.io"),
+    ("watch", "nodemaintenances", "nodemaintenance.medik8s.io"),
+    ("watch", "hypervisors", "drydock.dev"),
+];
+
+pub(super) const RULES: &[Rule] = &[Rule {
+    name: "you may put nodes into maintenance",
+    needs: &["selfsubjectaccessreviews"],
+    find: maintenance,
+}];
+
+fn maintenance(context: &Context<'_>) -> Vec<Finding> {
+    let missing = context.survey.rights.iter().filter(|right| !right.allowed);
+    let missing: Vec<String> = missing
+        .map(|right| format!("{} {}.{}", right.verb, right.resource, right.group))
+        .collect();
+    if missing.is_empty() {
+        return Vec::new();
+    }
+    let message = format!("you may not: {}", missing.join(", "));
+    vec![Finding::warning(message).helps_by(
+        "let somebody who may bind roles give you that right, if you are to have it",
+        "kubectl create clusterrolebinding NAME --clusterrole=drydock-maintenance-editor --user=YOU",
+    )]
+}
