@@ -167,6 +167,15 @@ pub(crate) enum Command {
     /// Explain why a virtual machine can move or cannot, what holds a node or a migration up, and where a CPU model can be had.
     #[command(subcommand)]
     Explain(Explain),
+    /// Find misconfigurations of the cluster, and what helps against each.
+    ///
+    /// Exit codes: 0 nothing is wrong, or warnings alone; 3 an error, something does not work or would block a drain; 6 no error,
+    /// and something may not be read; 1 no error, and something could not be read for another reason. Nothing is written.
+    Check {
+        /// How the report is printed.
+        #[arg(short, long, value_enum, default_value_t = Output::Text)]
+        output: Output,
+    },
     /// Show all nodes: how open each is, its guests and its memory; or all virtual machines, or all migrations.
     Top(Top),
     /// Show the versions of this plugin, the controller and the agents, and what differs.

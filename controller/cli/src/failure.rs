@@ -8,13 +8,13 @@ use thiserror::Error;
 /// The exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It is done, or everything would move.
+    /// It is done, everything would move, or a check has found no error.
     Done,
     /// An error.
     Error,
     /// The command line is wrong.
     Usage,
-    /// Something would block.
+    /// Something would block, or a check has found an error.
     Blocked,
     /// The drain was not over in time, and goes on.
     NotInTime,

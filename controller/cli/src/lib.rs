@@ -1,4 +1,4 @@
-//! `kubectl drydock`: what draining a node would do, and maintenance of nodes.
+//! `kubectl drydock`: what draining a node would do, maintenance of nodes, and what is wrong with the cluster.
 //!
 //! ```text
 //!  arguments ─▶ kubeconfig ─▶ lists of objects ─▶ drydock_view ─▶ text or JSON on standard output, and an exit code
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod check;
 mod completion;
 mod console;
 mod explain;
@@ -179,6 +180,7 @@ async fn execute(
             let cluster = arguments.connection.cluster(&options.careful)?;
             console::serve(&connect().await?, options.served(), cluster, out).await
         }
+        Command::Check { output } => check::print(&connect().await?, *output, clock::now(), terminal, out).await,
     }
 }
 
@@ -200,11 +202,13 @@ mod tests {
         );
         fs::write(&kubeconfig, text).unwrap();
         let path = kubeconfig.display().to_string();
-        let mut out = Vec::new();
-        let words = ["kubectl-drydock", "plan", "a", "--kubeconfig", &path];
-        let exit = run(words, &Terminal { width: 80 }, &mut out);
+        for command in [&["plan", "a"][..], &["check"], &["check", "-o", "json"]] {
+            let mut out = Vec::new();
+            let words = [&["kubectl-drydock", "--kubeconfig", &path], command].concat();
+            let exit = run(words, &Terminal { width: 80 }, &mut out);
+            assert_eq!((exit, out), (Exit::NotReached, Vec::new()), "{command:?}");
+        }
         fs::remove_file(&kubeconfig).unwrap();
-        assert_eq!((exit, out), (Exit::NotReached, Vec::new()));
     }
 
     #[test]

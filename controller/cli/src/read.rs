@@ -20,6 +20,8 @@ use crate::{failure::Failure, maintenance};
 
 /// Number of objects that are read at once.
 const PAGE: u32 = 500;
+/// Why something could not be read that the user may not read.
+pub(crate) const FORBIDDEN: &str = "forbidden";
 
 /// Reads all objects of a kind.
 async fn all<K>(client: &Client, fields: Option<&str>) -> kube::Result<Vec<K>>
@@ -52,7 +54,7 @@ where
     })
 }
 
-/// Reads objects without which the answer is less certain; what cannot be read is added to `unread`.
+/// Reads objects without which the answer is less certain; returns what cannot be read beside them.
 pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<Unread>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -65,10 +67,10 @@ where
     }
 }
 
-/// Returns that a kind of objects could not be read.
+/// Returns that a resource could not be read, and why.
 pub(crate) fn unread(resource: &str, error: &kube::Error) -> Unread {
     let why = match error {
-        kube::Error::Api(status) if status.code == 403 => "forbidden".to_owned(),
+        kube::Error::Api(status) if status.code == 403 => FORBIDDEN.to_owned(),
         kube::Error::Api(status) => status.message.clone(),
         error => error.to_string(),
     };
@@ -96,25 +98,38 @@ async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option
 /// # Errors
 /// If nodes or instances cannot be read.
 pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot, Failure> {
-    let name = format!("metadata.name={CONFIG_MAP}");
     let essential = futures::future::try_join(
         needed::<Node>(client, "nodes"),
         needed(client, "virtualmachineinstances"),
     );
-    let (
-        essential,
-        hypervisors,
-        pods,
-        machines,
-        migrations,
-        budgets,
-        claims,
-        volumes,
-        config_maps,
-        hyperconvergeds,
-        maintained,
-    ) = tokio::join!(
-        essential,
+    let (essential, rest) = tokio::join!(essential, beside_essential(client, at));
+    let (nodes, instances) = essential?;
+    Ok(Snapshot {
+        nodes: shared(nodes),
+        instances: shared(instances),
+        ..rest
+    })
+}
+
+/// Reads the same, as far as it can be read.
+pub(crate) async fn readable_snapshot(client: &Client, at: Timestamp) -> Snapshot {
+    let ((nodes, no_nodes), (instances, no_instances), mut rest) = tokio::join!(
+        useful::<Node>(client, "nodes", None),
+        useful(client, "virtualmachineinstances", None),
+        beside_essential(client, at),
+    );
+    rest.unread.extend(no_nodes.into_iter().chain(no_instances));
+    Snapshot {
+        nodes: shared(nodes),
+        instances: shared(instances),
+        ..rest
+    }
+}
+
+/// Reads everything but nodes and instances.
+async fn beside_essential(client: &Client, at: Timestamp) -> Snapshot {
+    let name = format!("metadata.name={CONFIG_MAP}");
+    let (hypervisors, pods, machines, migrations, budgets, claims, volumes, config_maps, hyperconvergeds, maintained) = tokio::join!(
         useful::<Hypervisor>(client, "hypervisors", None),
         useful::<Pod>(client, "pods", Some("status.phase!=Succeeded,status.phase!=Failed")),
         useful(client, "virtualmachines", None),
@@ -126,7 +141,6 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
         useful::<HyperConverged>(client, "hyperconvergeds", None),
         maintenances(client),
     );
-    let (nodes, instances) = essential?;
     let unread = [
         hypervisors.1,
         pods.1,
@@ -139,10 +153,8 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
         hyperconvergeds.1,
         maintained.1,
     ];
-    Ok(Snapshot {
+    Snapshot {
         at,
-        nodes: shared(nodes),
-        instances: shared(instances),
         hypervisors: shared(hypervisors.0),
         pods: shared(pods.0),
         machines: shared(machines.0),
@@ -158,7 +170,8 @@ pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot,
             .map(|(group, object)| (group, Arc::new(object)))
             .collect(),
         unread: unread.into_iter().flatten().collect(),
-    })
+        ..Snapshot::default()
+    }
 }
 
 fn shared<T>(all: Vec<T>) -> Vec<Arc<T>> {

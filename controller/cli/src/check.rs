@@ -1,0 +1,369 @@
+//! `kubectl drydock check`: reads what there is to be checked.
+
+use std::{fmt::Debug, io::Write};
+
+use drydock_view::{
+    check::{
+        DEFINITIONS, KUBEVIRT_DEFINITION, NEEDED_RIGHTS, Outcome, Report, Right, SERVICE, Survey, WEBHOOKS, check, text,
+    },
+    snapshot::Unread,
+};
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{
+        apps::v1::{DaemonSet, Deployment},
+        authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+        batch::v1::CronJob,
+        coordination::v1::Lease,
+        core::v1::{Namespace, ResourceQuota},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::version::Info,
+    kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
+use kube::{
+    Api, Client, Resource,
+    api::{ListParams, PostParams},
+};
+use serde::de::DeserializeOwned;
+
+use crate::{
+    Terminal,
+    arguments::Output,
+    failure::{Exit, Failure},
+    output,
+    read::{FORBIDDEN, readable_snapshot, unread, useful},
+};
+
+/// Prints the misconfigurations of the cluster.
+///
+/// # Errors
+/// If the API server cannot be reached, or rejects the user.
+pub(crate) async fn print(
+    client: &Client,
+    output: Output,
+    now: Timestamp,
+    terminal: &Terminal,
+    out: &mut dyn Write,
+) -> Result<Exit, Failure> {
+    let report = check(&survey(client, now).await?);
+    match output {
+        Output::Text => write!(out, "{}", text(&report, terminal.width))?,
+        Output::Json => output::document(out, "CheckReport", &report)?,
+    }
+    Ok(exit(&report))
+}
+
+/// Returns the exit code of a report: an error counts most, then a skipped check.
+fn exit(report: &Report) -> Exit {
+    let is_any = |outcome| report.outcomes().any(|other| other == outcome);
+    if is_any(Outcome::Error) {
+        Exit::Blocked
+    } else if !is_any(Outcome::Skipped) {
+        Exit::Done
+    } else if report.unread.iter().any(|unread| unread.why == FORBIDDEN) {
+        Exit::NotAllowed
+    } else {
+        Exit::Error
+    }
+}
+
+/// Objects, and why they could not be read.
+type Found<T> = (Vec<T>, Option<Unread>);
+
+/// Adds what could not be read to a list, and returns what could.
+fn noting<T>(missing: &mut Vec<Unread>, (found, unread): Found<T>) -> Vec<T> {
+    missing.extend(unread);
+    found
+}
+
+/// Reads everything that is checked.
+///
+/// # Errors
+/// If the API server cannot be reached, or rejects the user.
+async fn survey(client: &Client, at: Timestamp) -> Result<Survey, Failure> {
+    let (version, no_version) = version(client).await?;
+    let named = format!("metadata.name={WEBHOOKS}");
+    let endpoints = ListParams::default().labels(&format!("kubernetes.io/service-name={SERVICE}"));
+    let (snapshot, workloads, admission, rest) = tokio::join!(
+        readable_snapshot(client, at),
+        async {
+            tokio::join!(
+                useful::<Deployment>(client, "deployments", None),
+                useful::<DaemonSet>(client, "daemonsets", None),
+                useful::<CronJob>(client, "cronjobs", None),
+                useful::<Lease>(client, "leases", None),
+                useful::<Namespace>(client, "namespaces", None),
+                useful::<ResourceQuota>(client, "resourcequotas", None),
+            )
+        },
+        async {
+            tokio::join!(
+                useful(client, "mutatingwebhookconfigurations", Some(&named)),
+                useful(client, "validatingwebhookconfigurations", Some(&named)),
+                useful(client, "validatingadmissionpolicies", None),
+                useful(client, "validatingadmissionpolicybindings", None),
+            )
+        },
+        async {
+            tokio::join!(
+                useful::<APIService>(client, "apiservices", None),
+                with_labels(client, "endpointslices", &endpoints),
+                custom_resource_definitions(client),
+                rights(client),
+            )
+        },
+    );
+    let mut missing = snapshot.unread.clone();
+    missing.extend(no_version);
+    let mut survey = Survey {
+        version: version.map(|version| version.git_version),
+        deployments: noting(&mut missing, workloads.0),
+        daemon_sets: noting(&mut missing, workloads.1),
+        cron_jobs: noting(&mut missing, workloads.2),
+        leases: noting(&mut missing, workloads.3),
+        namespaces: noting(&mut missing, workloads.4),
+        quotas: noting(&mut missing, workloads.5),
+        mutating: noting(&mut missing, admission.0),
+        validating: noting(&mut missing, admission.1),
+        policies: noting(&mut missing, admission.2),
+        policy_bindings: noting(&mut missing, admission.3),
+        api_services: noting(&mut missing, rest.0),
+        endpoints: noting(&mut missing, rest.1),
+        definitions: noting(&mut missing, rest.2),
+        rights: noting(&mut missing, rest.3),
+        snapshot,
+    };
+    missing.sort();
+    missing.dedup();
+    survey.snapshot.unread = missing;
+    Ok(survey)
+}
+
+/// Reads the version of the API server. Every authenticated user may do that, so any other failure is one of all requests.
+async fn version(client: &Client) -> Result<(Option<Info>, Option<Unread>), Failure> {
+    match client.apiserver_version().await {
+        Ok(version) => Ok((Some(version), None)),
+        Err(kube::Error::Api(status)) if status.code == 403 => {
+            let error = kube::Error::Api(status);
+            Ok((None, Some(unread("version", &error))))
+        }
+        Err(error) => Err(Failure::Request(error)),
+    }
+}
+
+/// Reads the objects of a kind that have these labels: few enough for one page.
+async fn with_labels<K>(client: &Client, resource: &str, parameters: &ListParams) -> Found<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    match Api::<K>::all(client.clone()).list(parameters).await {
+        Ok(list) => (list.items, None),
+        Err(error) => (Vec::new(), Some(unread(resource, &error))),
+    }
+}
+
+/// Reads the definitions of Drydock's kinds, and that of KubeVirt's operator, each by its name: those of other components are
+/// many and large.
+async fn custom_resource_definitions(client: &Client) -> Found<CustomResourceDefinition> {
+    let names: Vec<String> = DEFINITIONS
+        .iter()
+        .map(|(name, _)| *name)
+        .chain([KUBEVIRT_DEFINITION])
+        .map(|name| format!("metadata.name={name}"))
+        .collect();
+    let all = names
+        .iter()
+        .map(|name| useful(client, "customresourcedefinitions", Some(name)));
+    let mut found = (Vec::new(), None);
+    for (definitions, missing) in join_all(all).await {
+        found.0.extend(definitions);
+        found.1 = found.1.or(missing);
+    }
+    found
+}
+
+/// Has the API server review the user's rights.
+async fn rights(client: &Client) -> Found<Right> {
+    let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let reviewed = NEEDED_RIGHTS.map(|(verb, resource, group)| {
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(ResourceAttributes {
+                    verb: Some(verb.into()),
+                    resource: Some(resource.into()),
+                    group: Some(group.into()),
+                    ..ResourceAttributes::default()
+                }),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let reviews = &reviews;
+        async move {
+            let review = reviews.create(&PostParams::default(), &review).await?;
+            Ok(Right {
+                verb,
+                resource,
+                group,
+                allowed: review.status.is_some_and(|status| status.allowed),
+            })
+        }
+    });
+    let rights: kube::Result<Vec<Right>> = join_all(reviewed).await.into_iter().collect();
+    match rights {
+        Ok(rights) => (rights, None),
+        Err(error) => (Vec::new(), Some(unread("selfsubjectaccessreviews", &error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_runtime::fake::{ApiServer, Asked, api_server};
+    use drydock_view::check::{Check, Section};
+    use serde_json::json;
+
+    use super::*;
+
+    /// Responds to all requests: with empty lists, the version, all rights, and to some paths as `special` does.
+    async fn serve(server: &mut ApiServer, special: impl Fn(Asked) -> Option<Asked>) {
+        loop {
+            let Some(asked) = special(server.next_request().await) else {
+                continue;
+            };
+            match asked.path() {
+                "/version" => {
+                    let text = [
+                        "buildDate",
+                        "compiler",
+                        "gitCommit",
+                        "gitTreeState",
+                        "goVersion",
+                        "platform",
+                    ];
+                    let mut version = json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3"});
+                    text.into_iter().for_each(|field| version[field] = "".into());
+                    asked.with(&version);
+                }
+                path if path.ends_with("/selfsubjectaccessreviews") => {
+                    let mut review = asked.body.clone();
+                    review["status"] = json!({"allowed": review["spec"]["resourceAttributes"]["verb"] != "delete"});
+                    asked.with(&review);
+                }
+                _ => asked.list("1", &[]),
+            }
+        }
+    }
+
+    async fn surveyed(special: impl Fn(Asked) -> Option<Asked>) -> Result<Survey, Failure> {
+        let (client, mut server) = api_server();
+        let serving = std::pin::pin!(serve(&mut server, special));
+        let survey = std::pin::pin!(survey(&client, Timestamp::UNIX_EPOCH));
+        match futures::future::select(survey, serving).await {
+            futures::future::Either::Left((survey, _)) => survey,
+            futures::future::Either::Right(_) => unreachable!("it serves for ever"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_read_is_named_and_the_rest_is_read() {
+        let survey = surveyed(|asked| {
+            match asked.path() {
+                "/api/v1/pods" | "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => {
+                    asked.refuse(403, "Forbidden");
+                }
+                "/apis/batch/v1/cronjobs" => asked.refuse(500, "InternalError"),
+                // A group that the cluster does not have.
+                "/apis/nodemaintenance.kubevirt.io/v1beta1/nodemaintenances"
+                | "/apis/kubevirt.io/v1/virtualmachineinstances" => asked.refuse(404, "NotFound"),
+                "/api/v1/namespaces" => asked.list("1", &[json!({"metadata": {"name": "shop"}})]),
+                _ => return Some(asked),
+            }
+            None
+        });
+        let survey = survey.await.unwrap();
+        let unread: Vec<_> = survey
+            .snapshot
+            .unread
+            .iter()
+            .map(|unread| (unread.resource.as_str(), unread.why.as_str()))
+            .collect();
+        assert_eq!(
+            unread,
+            [
+                ("cronjobs", "refused with 500"),
+                ("customresourcedefinitions", FORBIDDEN),
+                ("pods", FORBIDDEN)
+            ]
+        );
+        assert_eq!(
+            (survey.version.as_deref(), survey.namespaces.len()),
+            (Some("v1.36.3"), 1)
+        );
+        let missing: Vec<_> = survey.rights.iter().filter(|right| !right.allowed).collect();
+        assert_eq!(survey.rights.len(), NEEDED_RIGHTS.len());
+        assert!(
+            missing.iter().all(|right| right.verb == "delete") && missing.len() == 1,
+            "{missing:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn secrets_are_not_read_and_large_kinds_only_by_name() {
+        let survey = surveyed(|asked| {
+            let (path, query) = (asked.path().to_owned(), asked.query().to_owned());
+            assert!(!path.contains("secrets"), "{path}");
+            for kind in ["customresourcedefinitions", "configmaps", "webhookconfigurations"] {
+                assert!(
+                    !path.ends_with(kind) || query.contains("fieldSelector=metadata.name"),
+                    "{path}?{query}"
+                );
+            }
+            Some(asked)
+        });
+        assert!(survey.await.unwrap().snapshot.unread.is_empty());
+    }
+
+    #[tokio::test]
+    async fn user_that_is_rejected_gets_no_report() {
+        let survey = surveyed(|asked| {
+            asked.refuse(401, "Unauthorized");
+            None
+        });
+        let failure = survey.await.unwrap_err();
+        assert_eq!(failure.exit(), Exit::NotAllowed);
+    }
+
+    #[test]
+    fn exit_code_is_that_of_the_worst_outcome() {
+        for (outcomes, why, expected) in [
+            (&[Outcome::Ok, Outcome::Warning][..], None, Exit::Done),
+            (&[Outcome::Error, Outcome::Skipped], Some(FORBIDDEN), Exit::Blocked),
+            (&[Outcome::Warning, Outcome::Skipped], Some(FORBIDDEN), Exit::NotAllowed),
+            (&[Outcome::Ok, Outcome::Skipped], Some("too many requests"), Exit::Error),
+            (&[Outcome::Ok], Some(FORBIDDEN), Exit::Done),
+        ] {
+            let check = |&outcome: &Outcome| Check {
+                name: "something",
+                outcome,
+                findings: Vec::new(),
+            };
+            let report = Report {
+                at: Timestamp::UNIX_EPOCH,
+                sections: vec![Section {
+                    title: "All",
+                    checks: outcomes.iter().map(check).collect(),
+                }],
+                unread: why
+                    .map(|why| Unread {
+                        resource: "pods".into(),
+                        why: why.into(),
+                    })
+                    .into_iter()
+                    .collect(),
+            };
+            assert_eq!(exit(&report), expected, "{outcomes:?}");
+        }
+    }
+}
