@@ -134,5 +134,19 @@ class Maintenance(Case):
         until("no instance", lambda: not got("vmi", "-n", NAMESPACE)["items"])
 
 
+    def test_misconfiguration_is_found_with_the_command_that_mends_it(self) -> None:
+        node = self.nodes[0]
+        page = self.page(self.console())
+        kubectl("cordon", node)
+        self.addCleanup(kubectl, "uncordon", node)
+        page.get_by_role("navigation", name="Main").get_by_role("link", name="Check").click()
+        finding = page.locator("li").filter(has_text="no node is cordoned without a maintenance")
+        expect(finding).to_contain_text("warning")
+        expect(finding).to_contain_text(f"kubectl uncordon {node}")
+        kubectl("uncordon", node)
+        page.get_by_role("link", name="Check again").click()
+        expect(finding).to_contain_text("ok")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -26,7 +26,7 @@ class Pages(Case):
             "metadata": {"name": node},
             "spec": {"nodeName": node, "reason": "new disk"},
         })
-        return ["/nodes", f"/nodes/{node}", "/virtual-machines", f"/virtual-machines/{NAMESPACE}/stuck", "/migrations", "/nodes/none"]
+        return ["/nodes", f"/nodes/{node}", "/virtual-machines", f"/virtual-machines/{NAMESPACE}/stuck", "/migrations", "/check", "/nodes/none"]
 
     def test_no_page_has_a_finding_of_axe_or_scrolls_sideways(self) -> None:
         paths = self.paths()

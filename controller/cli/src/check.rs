@@ -47,12 +47,20 @@ pub(crate) async fn print(
     terminal: &Terminal,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    let report = check(&survey(client, now).await?);
+    let report = report(client, now).await?;
     match output {
         Output::Text => write!(out, "{}", text(&report, terminal.width))?,
         Output::Json => output::document(out, "CheckReport", &report)?,
     }
     Ok(exit(&report))
+}
+
+/// Reads the cluster, and returns its misconfigurations.
+///
+/// # Errors
+/// If the API server cannot be reached, or rejects the user.
+pub(crate) async fn report(client: &Client, now: Timestamp) -> Result<Report, Failure> {
+    Ok(check(&survey(client, now).await?))
 }
 
 /// Returns the exit code of a report: an error counts most, then a skipped check.

@@ -140,7 +140,8 @@ impl Outcome {
         }
     }
 
-    fn mark(self) -> char {
+    /// Returns the mark beside the word.
+    pub fn mark(self) -> char {
         match self {
             Self::Ok => '√',
             Self::Skipped => '-',

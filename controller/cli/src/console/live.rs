@@ -2,7 +2,11 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use drydock_runtime::clock::{self, Instant};
+use drydock_runtime::{
+    chain,
+    clock::{self, Instant},
+};
+use drydock_view::check::Report;
 use futures::{Stream, stream};
 use serde_json::json;
 use tokio::{
@@ -15,8 +19,9 @@ use super::{
     page::{Page, Update, difference},
     pages::{Context, render},
     rights::Rights,
-    view::Path,
+    view::{Path, View},
 };
+use crate::check;
 
 /// Time between two updates: changes in between are one.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -36,6 +41,7 @@ struct Open {
     sent: Instant,
     rights: Rights,
     reviewed: Option<Instant>,
+    report: Option<Result<Report, String>>,
 }
 
 /// Returns the lines for a page.
@@ -49,6 +55,7 @@ pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<Str
         sent: Instant::now(),
         rights: Rights::default(),
         reviewed: None,
+        report: None,
     };
     stream::unfold(open, |mut open| async move {
         let line = open.next().await;
@@ -70,6 +77,10 @@ impl Open {
             }
         }
         self.review().await;
+        if self.path.view == View::Check && self.report.is_none() {
+            let found = check::report(&self.active.0.client, clock::now()).await;
+            self.report = Some(found.map_err(|failure| chain(&failure).to_string()));
+        }
         let page = self.render();
         self.seq += 1;
         self.sent = Instant::now();
@@ -109,6 +120,7 @@ impl Open {
             now,
             rights: &self.rights,
             stale_since: shared.store.stale_since(),
+            report: self.report.as_ref(),
             cluster: &shared.cluster,
         };
         render(&self.path, &context)

@@ -1,5 +1,6 @@
 //! The pages, as functions of the objects: no request is made here.
 
+mod check;
 mod machine;
 mod migration;
 mod node;
@@ -8,7 +9,7 @@ mod parts;
 mod start;
 mod stop;
 
-use drydock_view::snapshot::Snapshot;
+use drydock_view::{check::Report, snapshot::Snapshot};
 use jiff::Timestamp;
 
 use super::{
@@ -24,6 +25,8 @@ pub(super) struct Context<'a> {
     pub(super) rights: &'a Rights,
     /// Since when the objects may be out of date.
     pub(super) stale_since: Option<Timestamp>,
+    /// What was checked, or why it could not be; only a page of it has it.
+    pub(super) report: Option<&'a Result<Report, String>>,
     /// The cluster, for people: context, server and user.
     pub(super) cluster: &'a Cluster,
 }
@@ -45,6 +48,7 @@ pub(super) fn render(path: &Path, context: &Context<'_>) -> Page {
         View::Node(name) => node::page(name, context),
         View::Machines => machine::list(path, context),
         View::Machine { namespace, name } => machine::page(namespace, name, context),
+        View::Check => check::page(context),
         View::Migrations => migration::list(path, context),
         View::Migration { namespace, name } => migration::page(namespace, name, context),
         View::Cancel { namespace, name } => return migration::dialog(namespace, name, context),

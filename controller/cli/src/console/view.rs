@@ -37,6 +37,8 @@ pub(super) enum View {
         /// Its name.
         name: String,
     },
+    /// Misconfigurations of the cluster.
+    Check,
     /// The dialog that starts the maintenance of nodes.
     Start(Vec<String>),
     /// The dialog that ends that of a node.
@@ -68,6 +70,7 @@ impl Path {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
             },
+            ["check"] => View::Check,
             ["migrations"] => View::Migrations,
             ["migrations", namespace, name] => View::Migration {
                 namespace: (*namespace).to_owned(),
@@ -132,6 +135,7 @@ mod tests {
             ("/virtual-machines", Some(View::Machines)),
             ("/virtual-machines/shop/web", Some(machine)),
             ("/virtual-machines/shop", None),
+            ("/check", Some(View::Check)),
             ("/migrations", Some(View::Migrations)),
             ("/migrations/shop/m", Some(migration)),
             ("/cancel/shop", None),

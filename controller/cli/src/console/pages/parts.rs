@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use drydock_view::{nodes::State, text::seconds};
 use jiff::Timestamp;
 use maud::{Markup, html};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Context;
 use crate::console::{
@@ -135,9 +135,12 @@ pub(super) fn bar(segments: &[(&str, u64)], whole: u64, label: &str) -> Markup {
     }
 }
 
+/// What is encoded in a segment of a path: all but the unreserved characters of RFC 3986, section 2.3.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// Returns a segment of a path.
 pub(super) fn segment(name: &str) -> String {
-    utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()
+    utf8_percent_encode(name, ENCODED).to_string()
 }
 
 /// Returns the path of a node's page.

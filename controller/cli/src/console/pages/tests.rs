@@ -5,6 +5,8 @@ use drydock_api::{
     maintenance::{Group, NodeMaintenance},
 };
 use drydock_view::{
+    check::{Check, Finding, Outcome, Section},
+    plan::Remedy,
     plan::fixture::{cluster, node},
     snapshot::Unread,
 };
@@ -76,14 +78,57 @@ fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&
         user: "anna".into(),
         careful: true,
     };
+    let report = Ok(checked());
     let context = Context {
         snapshot,
         now: NOW.parse().unwrap(),
         rights,
+        report: Some(&report),
         stale_since: stale_since.map(|since| since.parse().unwrap()),
         cluster: &cluster,
     };
     render(&Path::parse(path).unwrap(), &context)
+}
+
+/// Returns a report with a check of each outcome.
+fn checked() -> Report {
+    let finding = |outcome, message: &str| Finding {
+        outcome,
+        message: message.into(),
+        remedy: Some(Remedy {
+            text: "open it".into(),
+            command: Some("kubectl uncordon b".into()),
+        }),
+    };
+    let check = |name, outcome, findings| Check {
+        name,
+        outcome,
+        findings,
+    };
+    Report {
+        at: NOW.parse().unwrap(),
+        sections: vec![Section {
+            title: "Nodes",
+            checks: vec![
+                check("kubelets are ready", Outcome::Ok, Vec::new()),
+                check(
+                    "no node is cordoned",
+                    Outcome::Warning,
+                    vec![finding(Outcome::Warning, "<b> is cordoned")],
+                ),
+                check(
+                    "nodes accept virtual machines",
+                    Outcome::Error,
+                    vec![finding(Outcome::Error, "none does")],
+                ),
+                check("agents are ready", Outcome::Skipped, Vec::new()),
+            ],
+        }],
+        unread: vec![Unread {
+            resource: "pods".into(),
+            why: "forbidden".into(),
+        }],
+    }
 }
 
 /// Returns the parts of a page, a line for each, so that a changed one is one changed line.
@@ -103,6 +148,7 @@ fn pages_have_what_they_had() {
         ("migrations", "/migrations"),
         ("migration", "/migrations/shop/m-1"),
         ("cancel", "/cancel/shop/m-1"),
+        ("check", "/check"),
         ("start", "/start/b"),
         ("stop", "/stop/a"),
     ] {
@@ -125,6 +171,7 @@ fn parts_are_distinct_and_within_earlier_ones() {
         "/nodes/none",
         "/virtual-machines",
         "/virtual-machines/shop/web",
+        "/check",
         "/migrations",
         "/migrations/shop/m-2",
         "/cancel/shop/m-2",

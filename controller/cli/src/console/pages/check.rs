@@ -1,0 +1,95 @@
+//! Misconfigurations of the cluster, with what helps. They are read once for the page, because they are of very many kinds.
+
+use drydock_view::check::{Check, Finding, Outcome, Report, Section};
+use maud::{Markup, html};
+
+use super::{
+    Context,
+    parts::{clock_time, command, identity},
+};
+use crate::console::page::{Page, ROOT};
+
+pub(super) fn page(context: &Context<'_>) -> Page {
+    let mut page = Page::new("Check");
+    match context.report {
+        Some(Ok(report)) => {
+            page.push(ROOT, "summary", summary(report));
+            for section in &report.sections {
+                page.push(ROOT, id(section), checks(section));
+            }
+        }
+        Some(Err(why)) => page.push(
+            ROOT,
+            "summary",
+            html! { header #summary { h1 { "Check" } p.banner.warning role="alert" { "Nothing could be checked: " (why) } } },
+        ),
+        None => page.push(ROOT, "summary", html! { header #summary { h1 { "Check" } p { "Nothing was checked." } } }),
+    }
+    page
+}
+
+fn summary(report: &Report) -> Markup {
+    let count = |outcome| report.outcomes().filter(|other| *other == outcome).count();
+    let text = format!(
+        "{} ok, {} warnings, {} errors, {} skipped",
+        count(Outcome::Ok),
+        count(Outcome::Warning),
+        count(Outcome::Error),
+        count(Outcome::Skipped)
+    );
+    html! {
+        header #summary {
+            h1 { "Check" }
+            p.summary data-announce=(text) { (text) ", at " (clock_time(report.at)) ". " a href="/check" { "Check again" } }
+            @if !report.unread.is_empty() {
+                p.banner {
+                    "Not read: "
+                    @for (index, unread) in report.unread.iter().enumerate() {
+                        @if index > 0 { ", " } (unread.resource) " (" (unread.why) ")"
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the identity of a section, in which there may be no space.
+fn id(section: &Section) -> String {
+    identity("section", &[&section.title.replace(' ', "-")])
+}
+
+fn checks(section: &Section) -> Markup {
+    html! {
+        section.checks id=(id(section)) aria-label=(section.title) {
+            h2 { (section.title) }
+            ul.conditions { @for check in &section.checks { (line(check)) } }
+        }
+    }
+}
+
+fn line(check: &Check) -> Markup {
+    let class = match check.outcome {
+        Outcome::Ok => "good",
+        Outcome::Skipped => "quiet",
+        Outcome::Warning => "attention",
+        Outcome::Error => "bad",
+    };
+    html! {
+        li {
+            span class={ "outcome " (class) } { (check.outcome.mark()) " " (check.outcome.as_str()) } " " (check.name)
+            @for finding in &check.findings { (found(finding)) }
+        }
+    }
+}
+
+fn found(finding: &Finding) -> Markup {
+    html! {
+        div.finding {
+            p { (finding.message) }
+            @if let Some(remedy) = &finding.remedy {
+                p { "Helps: " (remedy.text) }
+                @if let Some(text) = &remedy.command { (command(text)) }
+            }
+        }
+    }
+}
