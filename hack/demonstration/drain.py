@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
@@ -15,7 +16,9 @@ from measure.standstill import longest_gap, ticks
 from .stage import PATIENCE, Stage
 
 FOLDER = "/var/lib/drydock-shared/demo"
-MAINTENANCE = "new-disk"
+REASON = "a new disk"
+# Exit code of a plan in which something would block, or a pod would wait.
+WOULD_BLOCK = 3
 
 COUNTING = """
 apiVersion: kubevirt.io/v1
@@ -110,18 +113,6 @@ spec:
 """
 
 
-def _maintenance(node: str) -> str:
-    return f"""
-apiVersion: nodemaintenance.medik8s.io/v1beta1
-kind: NodeMaintenance
-metadata:
-  name: {MAINTENANCE}
-spec:
-  nodeName: {node}
-  reason: a new disk
-"""
-
-
 def show(stage: Stage) -> None:
     """The one scene, and everything put back."""
     stage.scene(
@@ -140,14 +131,14 @@ def show(stage: Stage) -> None:
         _settle(stage)
         stage.cluster.kubectl("uncordon", there)
         stage.kubectl("get", "vmis", "-o", "wide")
+        stage.plugin("plan", here, codes=(WOULD_BLOCK,))
         # The log of a pod goes with it.
         with _followed(stage, _pod(stage, "counting")) as kept:
-            stage.kubectl("create", "-f", "-", input=_maintenance(here))
-            _watch(stage, here)
+            _drain(stage, here)
         stage.kubectl("get", "nm")
         stage.kubectl("get", "vms,vmis", "-o", "wide")
         _judge(stage, kept, there)
-        stage.kubectl("delete", "nm", MAINTENANCE)
+        stage.plugin("maintenance", "stop", here)
         stage.until(
             f"{here} to take pods again",
             lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
@@ -155,7 +146,7 @@ def show(stage: Stage) -> None:
         )
     finally:
         stage.cluster.kubectl("uncordon", here, there)
-        stage.cluster.kubectl("delete", "nm", MAINTENANCE, "--ignore-not-found", "--timeout=60s")
+        stage.cluster.kubectl("delete", "nm", here, "--ignore-not-found", "--timeout=60s")
         stage.cluster.kubectl("delete", "vm/bound", "--ignore-not-found", "--timeout=60s")
         for kind in ("vmi/counting", "vmi/bare", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo"):
             stage.cluster.kubectl("delete", kind, "--ignore-not-found", "--timeout=60s")
@@ -172,26 +163,31 @@ def _settle(stage: Stage) -> None:
     stage.cluster.kubectl("rollout", "status", "deployment/guarded", "--timeout=60s")
 
 
-def _watch(stage: Stage, node: str) -> None:
-    """Show what is left until nothing is; let the guarded pod go once it is said that it blocks."""
-    begun, shown, released = time.monotonic(), "", False
-    while True:
-        maintenance = stage.read("nm", MAINTENANCE)
-        text = said(maintenance, stage.read("hypervisor", node))
-        if text != shown:
-            shown = text
-            print(f"  {time.monotonic() - begun:5.1f} s  {text}", flush=True)
-        status: dict[str, Any] = maintenance.get("status", {})  # type: ignore[assignment]
-        if status.get("phase") == "Succeeded":
-            break
-        if status.get("phase") == "Failed" or time.monotonic() - begun > PATIENCE:
-            raise Failure(f"{node} is not empty after {time.monotonic() - begun:.0f} s: {text}", str(status))
-        blocked = [pod for pod in status.get("pods", []) if pod.get("reason") == "BlockedByBudget"]
-        if blocked and len(status["pods"]) == 1 and not released:
-            stage.note(f"what blocks is said: {blocked[0]['lastAnswer'][:90]}")
-            stage.kubectl("delete", "pdb", "guarded")
-            released = True
-        time.sleep(0.1)
+def _drain(stage: Stage, node: str) -> None:
+    """Empty it by the plugin, which shows what is left; let the guarded pod go once it is said that it blocks."""
+    begun, released, text = time.monotonic(), False, ""
+    print(f"\n$ kubectl drydock drain {node} --reason '{REASON}'", flush=True)
+    argv = [stage.plugin_path, "drain", node, "--reason", REASON]
+    with subprocess.Popen(argv, env=stage.cluster.environment(), stdin=subprocess.DEVNULL) as draining:
+        try:
+            while draining.poll() is None:
+                found = stage.cluster.kubectl("get", "nm", node, "--ignore-not-found", "-o", "json")
+                maintenance = json.loads(found) if found else {}
+                text = said(maintenance, stage.read("hypervisor", node))
+                status: dict[str, Any] = maintenance.get("status", {})
+                if time.monotonic() - begun > PATIENCE:
+                    raise Failure(f"{node} is not empty after {time.monotonic() - begun:.0f} s: {text}", str(status))
+                pods = status.get("pods", [])
+                if not released and len(pods) == 1 and pods[0].get("reason") == "BlockedByBudget":
+                    stage.cluster.kubectl("delete", "pdb", "guarded")
+                    released = True
+                time.sleep(0.1)
+        finally:
+            draining.kill()
+    if draining.returncode != 0:
+        raise Failure(f"kubectl drydock drain ended with {draining.returncode}: {text}")
+    if released:
+        stage.note("the last pod was held by its budget, and left once that was deleted")
     stage.until(
         f"{node} to be Drained",
         lambda: any(

@@ -17,8 +17,23 @@ from embedded import build
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
+from oci.binaries import target_folder
+from verify.runner import REPOSITORY, run
 
 PATIENCE = 90
+BUILD_PATIENCE = 1800
+
+
+PLUGIN = "kubectl-drydock"
+
+
+def plugin(progress: Progress) -> str:
+    """Build the plugin of kubectl, and return its path."""
+    with progress.step(f"cargo build {PLUGIN}", announce=True):
+        output, code = run(["cargo", "build", "--locked", "--release", "--bin", PLUGIN], quiet=True, most_seconds=BUILD_PATIENCE)
+    if code != 0:
+        raise Failure(f"{PLUGIN} cannot be built", output)
+    return str(target_folder(REPOSITORY) / "release" / PLUGIN)
 
 
 class Stage:
@@ -27,6 +42,7 @@ class Stage:
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
         self._virtctl = build.virtctl(progress)
+        self.plugin_path = plugin(progress)
         self.progress = progress
         self._achieved: list[str] = []
 
@@ -60,6 +76,14 @@ class Stage:
         print(textwrap.indent(done.stdout.rstrip(), "  "), flush=True)
         if done.returncode != 0:
             raise Failure(f"virtctl {arguments[0]} failed", done.stdout)
+
+    def plugin(self, *arguments: str, codes: Sequence[int] = (0,)) -> None:
+        """Run `kubectl drydock` as the audience would, and show what it prints; it ends with one of these exit codes."""
+        print(f"\n$ kubectl drydock {' '.join(arguments)}", flush=True)
+        # Its output is the terminal, if there is one: it draws on that.
+        done = subprocess.run([self.plugin_path, *arguments], env=self.cluster.environment(), stdin=subprocess.DEVNULL, timeout=PATIENCE)
+        if done.returncode not in codes:
+            raise Failure(f"kubectl drydock {arguments[0]} ended with {done.returncode}")
 
     def console(self, guest: str, dialogue: Sequence[tuple[str, str]], done: str) -> None:
         """Log in to a guest by `virtctl console`: wait for each prompt and type the line that follows it."""
