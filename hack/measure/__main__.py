@@ -5,13 +5,14 @@
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
   drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
   streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
+  console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
   scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
 tool measured in the same run, or a number of KubeVirt's that its name says; `value` is a median, `least` the smallest
 sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
-A cluster of its own is brought up and taken away again; that of `scale` has no nodes but those that are played.
+A cluster of its own is brought up and taken away again; those of `console` and `scale` have no nodes but played ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from verify.install import install
 from . import (
     against,
     agent_cost,
+    console_time,
     drain_time,
     elsewhere,
     eviction_time,
@@ -52,6 +54,8 @@ from .simulation import Size
 NAME = "bench"
 # The benchmark whose nodes are played.
 SCALE = "scale"
+# The one whose nodes are objects only.
+CONSOLE = "console"
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 
@@ -80,7 +84,7 @@ def at_least_one(text: str) -> int:
 
 def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
     """The figures of these benchmarks, as they come."""
-    real = [name for name in names if name != SCALE]
+    real = [name for name in names if name not in (CONSOLE, SCALE)]
     if real:
         with _cluster(NAME, None, arguments.keep, progress) as made:
             install(made, progress)
@@ -88,6 +92,9 @@ def measured(names: list[str], arguments: argparse.Namespace, progress: Progress
             for name in real:
                 for part in benchmarks(arguments.samples)[name]:
                     yield from part(made, api, progress)
+    if CONSOLE in names:
+        with _cluster(f"{NAME}-{CONSOLE}", 0, arguments.keep, progress) as made:
+            yield from console_time.measure(made, Api(made), progress)
     if SCALE in names:
         size = Size(arguments.nodes, arguments.machines, arguments.drained)
         with _cluster(f"{NAME}-{SCALE}", 0, arguments.keep, progress) as made:
@@ -111,7 +118,7 @@ def main(argv: list[str]) -> int:
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = benchmarks(SAMPLES)
-    parser.add_argument("benchmark", choices=[*known, SCALE, "all"])
+    parser.add_argument("benchmark", choices=[*known, CONSOLE, SCALE, "all"])
     parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration`, `drain` and `streams` (default {SAMPLES})")
     size = Size()
     parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
@@ -123,7 +130,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress()
-    names = [*known, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
+    names = [*known, CONSOLE, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
     figures: list[Figure] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))

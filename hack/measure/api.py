@@ -21,6 +21,19 @@ from embedded.errors import Failure
 PATIENCE = 90
 
 
+MERGE_PATCH = "application/merge-patch+json"
+
+
+def send(connection: http.client.HTTPConnection, method: str, path: str, body: Any, kind: str = "application/json") -> Any:
+    """One of several requests over a connection; its answer as read from JSON."""
+    connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    if answer.status >= 400:
+        raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+    return json.loads(text)
+
+
 class Api:
     """Reads, writes and watches as the administrator, over connections of its own."""
 
@@ -58,7 +71,7 @@ class Api:
 
     def merge(self, path: str, patch: Any) -> Any:
         """Merge into an object."""
-        return self.request("PATCH", path, patch, "application/merge-patch+json")
+        return self.request("PATCH", path, patch, MERGE_PATCH)
 
     @contextlib.contextmanager
     def watching(self, path: str) -> Iterator[Watch]:

@@ -7,7 +7,6 @@ webhooks, without which none can be made, do not answer then, they are told not 
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from .api import Api
+from .api import MERGE_PATCH, Api, send
 from .figure import SAMPLES, Figure, median
 from .guests import instance
 from .pods import memory, the_process, wait_until
@@ -79,16 +78,8 @@ def _create(api: Api, numbers: range) -> None:
         for number in numbers:
             made = instance(f"elsewhere-{number}", NODE)
             made["metadata"]["namespace"] = NAMESPACE
-            _ask(connection, "POST", path, made, "application/json")
-            _ask(connection, "PATCH", f"{path}/elsewhere-{number}/status", status, "application/merge-patch+json")
-
-
-def _ask(connection: http.client.HTTPSConnection, method: str, path: str, body: Any, kind: str) -> None:
-    connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
-    answer = connection.getresponse()
-    text = answer.read()
-    if answer.status >= 400:
-        raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+            send(connection, "POST", path, made)
+            send(connection, "PATCH", f"{path}/elsewhere-{number}/status", status, MERGE_PATCH)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,245 @@
+"""What `kubectl drydock` and its console cost, on a cluster of 500 nodes and 5,000 virtual machines that are objects only.
+
+    objects ──▶ kube-apiserver ──watches──▶ console ──▶ lines of JSON, as a browser reads them
+       ▲                └──watch──▶ this process: when a change could be known
+       └── a change, and the time until the page has it
+
+The plugin's start is measured beside kubectl's, both against a port of this process that answers nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+from embedded.progress import Progress
+from oci.binaries import target_folder
+from verify.runner import REPOSITORY, run
+
+from .api import MERGE_PATCH, Api, send
+from .figure import SAMPLES, Figure, median
+
+NODES = 500
+MACHINES = 5000
+NAMESPACE = "machines"
+ZONE = "topology.kubernetes.io/zone"
+CLIENTS = 8
+PLUGIN = "kubectl-drydock"
+BUILD_SECONDS = 1800
+# Seconds without a line of the console, which sends one every five.
+SILENT = 60
+START_SAMPLES = 21
+
+FIRST_REQUEST = 0.030
+FIRST_TABLE = 1.0
+UPDATE = 0.250
+MEMORY = 80
+
+
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+    """The start of the plugin, and then the console with all objects."""
+    with progress.step(f"cargo build {PLUGIN}", announce=True):
+        output, code = run(
+            ["cargo", "build", "--locked", "--release", "--bin", PLUGIN], quiet=True, most_seconds=BUILD_SECONDS
+        )
+    if code != 0:
+        raise Failure(f"{PLUGIN} cannot be built", output)
+    program = target_folder(REPOSITORY) / "release" / PLUGIN
+    yield from _first_request(made, program)
+    made.kubectl("apply", "--server-side", "-k", str(REPOSITORY / "deploy" / "crds"))
+    made.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    made.kubectl("create", "namespace", NAMESPACE)
+    with progress.step(f"{NODES} nodes, {MACHINES} virtual machines and their pods"), ThreadPoolExecutor(CLIENTS) as pool:
+        list(pool.map(lambda first: _nodes(api, range(first, NODES, CLIENTS)), range(CLIENTS)))
+        list(pool.map(lambda first: _machines(api, range(first, MACHINES, CLIENTS)), range(CLIENTS)))
+    yield from _console(made, api, program, progress)
+
+
+def _first_request(made: Cluster, program: Path) -> Iterator[Figure]:
+    """From the start of the process to its first connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        listener.settimeout(30)
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        json.dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "current-context": "a",
+                "clusters": [{"name": "a", "cluster": {"server": address}}],
+                "users": [{"name": "a", "user": {}}],
+                "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}],
+            },
+            file,
+        )
+        file.flush()
+        plugin, kubectl = (
+            [_start(listener, [*argv, "--kubeconfig", file.name]) for _ in range(START_SAMPLES)]
+            for argv in ([str(program), "top"], [str(made.description["kubectl"]), "get", "--raw", "/api"])
+        )
+    yield Figure("plugin.first-request vs kubectl", median(plugin), "s", median(kubectl), FIRST_REQUEST, least=min(plugin))
+
+
+def _start(listener: socket.socket, argv: list[str]) -> float:
+    begun = time.monotonic()
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            connection, _ = listener.accept()
+            took = time.monotonic() - begun
+            connection.close()
+        finally:
+            process.kill()
+    # What it has connected to besides is of no interest.
+    listener.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.accept()[0].close()
+    listener.settimeout(30)
+    return took
+
+
+def _nodes(api: Api, numbers: range) -> None:
+    """Make nodes without kubelets, and what an agent would report of them."""
+    with contextlib.closing(api.connect()) as connection:
+        for number in numbers:
+            name = node(number)
+            labels = {"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", "kubevirt.io/schedulable": "true"}
+            send(connection, "POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+            amounts = {"cpu": "64", "memory": "256Gi", "pods": "110"}
+            status = {"status": {"allocatable": amounts, "capacity": amounts}}
+            send(connection, "PATCH", f"/api/v1/nodes/{name}/status", status, MERGE_PATCH)
+            path = "/apis/drydock.dev/v1alpha1/hypervisors"
+            send(connection, "POST", path, {**kind("drydock.dev/v1alpha1", "Hypervisor"), "metadata": {"name": name}, "spec": {}})
+
+
+def _machines(api: Api, numbers: range) -> None:
+    """Make instances that run, and their pods."""
+    instances = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstances"
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    with contextlib.closing(api.connect()) as connection:
+        for number in numbers:
+            name, place = f"machine-{number}", node(number % NODES)
+            spec = {"domain": {"memory": {"guest": "4Gi"}, "devices": {}}, "evictionStrategy": "LiveMigrate"}
+            made = send(
+                connection,
+                "POST",
+                instances,
+                {**kind("kubevirt.io/v1", "VirtualMachineInstance"), "metadata": {"name": name}, "spec": spec},
+            )
+            conditions = [{"type": "LiveMigratable", "status": "True"}]
+            status = {"status": {"phase": "Running", "nodeName": place, "conditions": conditions}}
+            send(connection, "PATCH", f"{instances}/{name}/status", status, MERGE_PATCH)
+            labels = {"kubevirt.io": "virt-launcher", "kubevirt.io/created-by": made["metadata"]["uid"]}
+            requests = {"memory": "4Gi", "cpu": "100m"}
+            pod = {
+                "metadata": {"name": f"virt-launcher-{name}", "labels": labels},
+                "spec": {
+                    "nodeName": place,
+                    "terminationGracePeriodSeconds": 0,
+                    # No kubelet reports of these nodes, and the pods stay all the same.
+                    "tolerations": [{"operator": "Exists"}],
+                    "containers": [{"name": "compute", "image": "none", "resources": {"requests": requests}}],
+                },
+            }
+            send(connection, "POST", pods, pod)
+
+
+def node(number: int) -> str:
+    """Name of a node."""
+    return f"played-{number:03}"
+
+
+def kind(version: str, name: str) -> dict[str, str]:
+    """What a custom resource has to name."""
+    return {"apiVersion": version, "kind": name}
+
+
+def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iterator[Figure]:
+    argv = [str(program), "console", "--kubeconfig", str(made.kubeconfig)]
+    begun = time.monotonic()
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as console:
+        try:
+            assert console.stdout
+            link = console.stdout.readline().strip()
+            if not link:
+                raise Failure("the console has ended")
+            address, _, key = link.partition("/#key=")
+            host = address.removeprefix("http://")
+            session = _session(host, key)
+            with contextlib.closing(Page(host, session)) as page:
+                page.until("snapshot")
+                cold = time.monotonic() - begun
+            progress.say(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
+            yield Figure("console.first-page-from-start", cold, "s", None, None)
+            opened = []
+            for _ in range(SAMPLES):
+                since = time.monotonic()
+                with contextlib.closing(Page(host, session)) as page:
+                    page.until("snapshot")
+                    opened.append(time.monotonic() - since)
+            yield Figure("console.first-table", median(opened), "s", None, FIRST_TABLE, least=min(opened))
+            updates = _updates(api, host, session)
+            yield Figure("console.update-after-the-watch-event", median(updates), "s", None, UPDATE, least=min(updates))
+            status = Path(f"/proc/{console.pid}/status").read_text()
+            resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+            yield Figure("console.RSS", resident, "MiB", None, MEMORY)
+        finally:
+            console.kill()
+
+
+def _session(host: str, key: str) -> str:
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=SILENT)) as connection:
+        return str(send(connection, "POST", "/api/session", {"key": key})["session"])
+
+
+def _updates(api: Api, host: str, session: str) -> list[float]:
+    """From the event of a node that gets another zone to the page that has it."""
+    name, found = node(0), []
+    with api.watching(f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}") as watch, contextlib.closing(Page(host, session)) as page:
+        page.until("snapshot")
+        for turn in range(2 * SAMPLES):
+            zone, mark = f"zone-{turn}", watch.mark()
+            api.merge(f"/api/v1/nodes/{name}", {"metadata": {"labels": {ZONE: zone}}})
+            at, _ = watch.until(lambda kind, found, zone=zone: found["metadata"]["labels"].get(ZONE) == zone, mark)
+            found.append(max(0.0, page.until_row(name, zone) - at))
+    return found
+
+
+class Page:
+    """The nodes, as a browser gets them."""
+
+    def __init__(self, host: str, session: str) -> None:
+        self._connection = http.client.HTTPConnection(host, timeout=SILENT)
+        self._connection.request("GET", "/api/live?path=/nodes", headers={"X-Drydock-Session": session})
+        self._lines = self._connection.getresponse()
+
+    def until(self, kind: str) -> dict[str, Any]:
+        """The next update of a kind."""
+        while True:
+            line = self._lines.readline()
+            if not line:
+                raise Failure("the console has ended the connection")
+            update: dict[str, Any] = json.loads(line)
+            if update["kind"] == kind:
+                return update
+
+    def until_row(self, name: str, text: str) -> float:
+        """When the row of a node has a text."""
+        while True:
+            for part in self.until("patch")["parts"]:
+                if part["id"] == f"node/{name}" and f">{text}<" in part["html"]:
+                    return time.monotonic()
+
+    def close(self) -> None:
+        """The tab is closed."""
+        self._connection.close()
