@@ -18,6 +18,7 @@
 mod arguments;
 mod check;
 mod completion;
+mod connection;
 mod console;
 mod explain;
 mod failure;

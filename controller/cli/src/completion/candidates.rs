@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, FromArgMatches, Parser};
 
-use crate::arguments::Connection;
+use crate::connection::Connection;
 
 /// What the last word of a command line can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
