@@ -13,7 +13,6 @@ use jiff::Timestamp;
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, Deployment},
-        authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
         batch::v1::CronJob,
         coordination::v1::Lease,
         core::v1::{Namespace, ResourceQuota},
@@ -22,10 +21,7 @@ use k8s_openapi::{
     apimachinery::pkg::version::Info,
     kube_aggregator::pkg::apis::apiregistration::v1::APIService,
 };
-use kube::{
-    Api, Client, Resource,
-    api::{ListParams, PostParams},
-};
+use kube::{Api, Client, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 
 use crate::{
@@ -33,7 +29,7 @@ use crate::{
     arguments::Output,
     failure::{Exit, Failure},
     output,
-    read::{FORBIDDEN, readable_snapshot, unread, useful},
+    read::{self, FORBIDDEN, readable_snapshot, unread, useful},
 };
 
 /// Prints the misconfigurations of the cluster.
@@ -194,30 +190,13 @@ async fn custom_resource_definitions(client: &Client) -> Found<CustomResourceDef
 
 /// Has the API server review the user's rights.
 async fn rights(client: &Client) -> Found<Right> {
-    let reviews = Api::<SelfSubjectAccessReview>::all(client.clone());
-    let reviewed = NEEDED_RIGHTS.map(|(verb, resource, group)| {
-        let review = SelfSubjectAccessReview {
-            spec: SelfSubjectAccessReviewSpec {
-                resource_attributes: Some(ResourceAttributes {
-                    verb: Some(verb.into()),
-                    resource: Some(resource.into()),
-                    group: Some(group.into()),
-                    ..ResourceAttributes::default()
-                }),
-                ..SelfSubjectAccessReviewSpec::default()
-            },
-            ..SelfSubjectAccessReview::default()
-        };
-        let reviews = &reviews;
-        async move {
-            let review = reviews.create(&PostParams::default(), &review).await?;
-            Ok(Right {
-                verb,
-                resource,
-                group,
-                allowed: review.status.is_some_and(|status| status.allowed),
-            })
-        }
+    let reviewed = NEEDED_RIGHTS.map(|(verb, resource, group)| async move {
+        Ok(Right {
+            verb,
+            resource,
+            group,
+            allowed: read::is_allowed(client, verb, resource, group).await?,
+        })
     });
     let rights: kube::Result<Vec<Right>> = join_all(reviewed).await.into_iter().collect();
     match rights {

@@ -10,10 +10,14 @@ use drydock_api::{
 use drydock_view::snapshot::{Snapshot, Unread};
 use jiff::Timestamp;
 use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     core::v1::{ConfigMap, Node, PersistentVolume, PersistentVolumeClaim, Pod},
     policy::v1::PodDisruptionBudget,
 };
-use kube::{Api, Client, Resource, api::ListParams};
+use kube::{
+    Api, Client, Resource,
+    api::{ListParams, PostParams},
+};
 use serde::de::DeserializeOwned;
 
 use crate::{failure::Failure, maintenance};
@@ -176,4 +180,26 @@ async fn beside_essential(client: &Client, at: Timestamp) -> Snapshot {
 
 fn shared<T>(all: Vec<T>) -> Vec<Arc<T>> {
     all.into_iter().map(Arc::new).collect()
+}
+
+/// Returns whether the user may do something with a resource in the whole cluster.
+///
+/// # Errors
+/// If the API server does not review it.
+pub(crate) async fn is_allowed(client: &Client, verb: &str, resource: &str, group: &str) -> kube::Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(ResourceAttributes {
+                verb: Some(verb.into()),
+                resource: Some(resource.into()),
+                group: Some(group.into()),
+                ..ResourceAttributes::default()
+            }),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let api = Api::<SelfSubjectAccessReview>::all(client.clone());
+    let review = api.create(&PostParams::default(), &review).await?;
+    Ok(review.status.is_some_and(|status| status.allowed))
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use drydock_api::maintenance::{Group, PLURAL};
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
-use kube::{Api, Client, api::PostParams};
+use kube::Client;
+
+use crate::read::is_allowed;
 
 /// Something that the console does for its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,23 +56,7 @@ impl Rights {
     pub(super) async fn review(client: &Client) -> Self {
         let reviews = Action::ALL.map(|action| async move {
             let (verb, resource, group) = action.needs();
-            let review = SelfSubjectAccessReview {
-                spec: SelfSubjectAccessReviewSpec {
-                    resource_attributes: Some(ResourceAttributes {
-                        group: Some(group.into()),
-                        resource: Some(resource.into()),
-                        verb: Some(verb.into()),
-                        ..ResourceAttributes::default()
-                    }),
-                    ..SelfSubjectAccessReviewSpec::default()
-                },
-                ..SelfSubjectAccessReview::default()
-            };
-            let api = Api::<SelfSubjectAccessReview>::all(client.clone());
-            let allowed = match api.create(&PostParams::default(), &review).await {
-                Ok(review) => review.status.is_none_or(|status| status.allowed),
-                Err(_) => true,
-            };
+            let allowed = is_allowed(client, verb, resource, group).await.unwrap_or(true);
             (!allowed).then(|| (action, action.missing()))
         });
         let missing = futures::future::join_all(reviews).await;

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 
 use super::{
     Context,
-    parts::{command, filter, identity, machine_path, node_path, pagination},
+    parts::{command, filter, heading, identity, machine_path, no_match, node_path, pagination, table},
 };
 use crate::console::{
     page::{Page, ROOT},
@@ -17,16 +17,13 @@ use crate::console::{
 };
 
 const BODY: &str = "machine-rows";
+const HEADINGS: [&str; 6] = ["Name", "Phase", "Node", "Memory", "Can it move?", "Why"];
 
 pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
     let all = machines(context.snapshot);
     let mut page = Page::new("Virtual machines");
     let text = format!("{} run or are to run", all.len());
-    page.push(
-        ROOT,
-        "summary",
-        html! { header #summary { h1 { "Virtual machines" } p.summary data-announce=(text) { (text) } } },
-    );
+    page.push(ROOT, "summary", heading("Virtual machines", &text));
     if all.is_empty() {
         page.push(
             ROOT,
@@ -41,28 +38,10 @@ pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
         return page;
     }
     filter(&mut page, path, "virtual machines");
-    page.push(
-        ROOT,
-        "machines",
-        html! {
-            div #machines .scroll tabindex="0" role="region" aria-label="Table of virtual machines" {
-                table {
-                    caption.hidden { "Virtual machines" }
-                    thead { tr { @for heading in ["Name", "Phase", "Node", "Memory", "Can it move?", "Why"] { th scope="col" { (heading) } } } }
-                    tbody #(BODY) {}
-                }
-            }
-        },
-    );
+    page.push(ROOT, "machines", table("machines", "virtual machines", &HEADINGS, BODY));
     let shown: Vec<&MachineRow> = all.iter().filter(|row| path.shows(texts(row))).collect();
     if shown.is_empty() {
-        page.push(
-            BODY,
-            "no-match",
-            html! {
-                tr #no-match { td colspan="6" { "No virtual machine has “" (path.filter) "” in its name, namespace, phase or node." } }
-            },
-        );
+        page.push(BODY, "no-match", no_match(path, HEADINGS.len(), "virtual machine"));
     }
     for row in shown.iter().skip(path.page * ROWS).take(ROWS) {
         page.push(BODY, identity("vm", &[&row.namespace, &row.name]), line(row));

@@ -8,7 +8,10 @@ use maud::{Markup, html};
 
 use super::{
     Context,
-    parts::{ago, command, filter, identity, machine_path, node_path, opens, pagination, segment},
+    parts::{
+        Question, ago, command, filter, form, heading, identity, machine_path, no_match, node_path, opens, pagination,
+        segment, table,
+    },
 };
 use crate::console::{
     page::{DIALOG, Page, ROOT},
@@ -17,17 +20,14 @@ use crate::console::{
 };
 
 const BODY: &str = "migration-rows";
+const HEADINGS: [&str; 7] = ["Virtual machine", "Phase", "From", "To", "Progress", "Why", "Age"];
 
 pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
     let all = migrations(context.snapshot);
     let running = all.iter().filter(|row| !row.phase.is_final()).count();
     let mut page = Page::new("Migrations");
     let text = format!("{running} under way or waiting, {} over", all.len() - running);
-    page.push(
-        ROOT,
-        "summary",
-        html! { header #summary { h1 { "Migrations" } p.summary data-announce=(text) { (text) } } },
-    );
+    page.push(ROOT, "summary", heading("Migrations", &text));
     if all.is_empty() {
         page.push(
             ROOT,
@@ -42,28 +42,10 @@ pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
         return page;
     }
     filter(&mut page, path, "migrations");
-    page.push(
-        ROOT,
-        "migrations",
-        html! {
-            div #migrations .scroll tabindex="0" role="region" aria-label="Table of migrations" {
-                table {
-                    caption.hidden { "Migrations" }
-                    thead { tr {
-                        @for heading in ["Virtual machine", "Phase", "From", "To", "Progress", "Why", "Age"] { th scope="col" { (heading) } }
-                    } }
-                    tbody #(BODY) {}
-                }
-            }
-        },
-    );
+    page.push(ROOT, "migrations", table("migrations", "migrations", &HEADINGS, BODY));
     let shown: Vec<&MigrationRow> = all.iter().filter(|row| path.shows(texts(row))).collect();
     if shown.is_empty() {
-        page.push(
-            BODY,
-            "no-match",
-            html! { tr #no-match { td colspan="7" { "No migration has “" (path.filter) "” in its names, phase or nodes." } } },
-        );
+        page.push(BODY, "no-match", no_match(path, HEADINGS.len(), "migration"));
     }
     for row in shown.iter().skip(path.page * ROWS).take(ROWS) {
         page.push(
@@ -172,32 +154,24 @@ pub(super) fn dialog(namespace: &str, name: &str, context: &Context<'_>) -> Page
     page.push(DIALOG, "dialog-title", html! { h2 #dialog-title { (title) } });
     let found = migration(context.snapshot, namespace, name);
     let runs = found.as_ref().is_some_and(|found| !found.phase.is_final());
-    let missing = match context.stale_since {
-        Some(_) => Some("the API server is not reached"),
-        None => context.rights.missing(Action::Cancel),
+    let content = html! {
+        @if runs {
+            p { "The virtual machine goes on where it runs. One that can no longer be held back arrives all the same." }
+            p { "If its node is to be emptied, it is tried again later." }
+        } @else {
+            p.banner { "The migration is over." }
+        }
     };
-    page.push(
-        DIALOG,
-        "cancel-form",
-        html! {
-            form #cancel-form data-post="/api/cancel" {
-                input type="hidden" name="namespace" value=(namespace);
-                input type="hidden" name="name" value=(name);
-                @if runs {
-                    p { "The virtual machine goes on where it runs. One that can no longer be held back arrives all the same." }
-                    p { "If its node is to be emptied, it is tried again later." }
-                } @else {
-                    p.banner { "The migration is over." }
-                }
-                @if let Some(missing) = missing { p.banner.warning { (missing) } }
-                p.error role="alert" hidden {}
-                div.buttons {
-                    button type="button" data-close { "Close" }
-                    button.primary type="submit" disabled[missing.is_some() || !runs] { "Cancel migration" }
-                }
-                (command(&format!("kubectl delete vmim -n {namespace} {name}")))
-            }
-        },
-    );
+    let question = Question {
+        id: "cancel-form",
+        path: "/api/cancel",
+        hidden: &[("namespace", namespace), ("name", name)],
+        content,
+        action: Action::Cancel,
+        open: runs,
+        label: "Cancel migration",
+        command: format!("kubectl delete vmim -n {namespace} {name}"),
+    };
+    page.push(DIALOG, question.id, form(&question, context));
     page
 }

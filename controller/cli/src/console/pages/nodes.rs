@@ -10,7 +10,9 @@ use maud::{Markup, html};
 
 use super::{
     Context,
-    parts::{ago, bar, filter, identity, node_path, opens, pagination, segment, state, until},
+    parts::{
+        ago, bar, filter, heading, identity, no_match, node_path, opens, pagination, segment, state, table, until,
+    },
 };
 use crate::console::{
     page::{Page, ROOT},
@@ -20,6 +22,10 @@ use crate::console::{
 
 /// Element with the rows.
 const BODY: &str = "node-rows";
+/// The last one is for the menu.
+const HEADINGS: [&str; 9] = [
+    "Name", "State", "Guests", "Room", "Ends", "Why", "Zone", "Since", "Options",
+];
 
 pub(super) fn page(path: &Path, context: &Context<'_>) -> Page {
     let all = rows(context.snapshot);
@@ -31,13 +37,9 @@ pub(super) fn page(path: &Path, context: &Context<'_>) -> Page {
         return page;
     }
     filter(&mut page, path, "nodes");
-    page.push(ROOT, "nodes", table());
+    page.push(ROOT, "nodes", table("nodes", "nodes", &HEADINGS, BODY));
     if shown.is_empty() {
-        let text = format!(
-            "No node has “{}” in its name, state, reason, zone or kernel.",
-            path.filter
-        );
-        page.push(BODY, "no-match", html! { tr #no-match { td colspan="9" { (text) } } });
+        page.push(BODY, "no-match", no_match(path, HEADINGS.len(), "node"));
     }
     for row in shown.iter().skip(path.page * ROWS).take(ROWS) {
         page.push(BODY, identity("node", &[&row.name]), node(row, context));
@@ -63,13 +65,7 @@ fn summary(rows: &[NodeRow]) -> Markup {
         .into_iter()
         .map(|(state, count)| format!("{count} {}", state.as_str().to_lowercase()))
         .collect();
-    let text = counts.join(" · ");
-    html! {
-        header #summary {
-            h1 { "Nodes" }
-            p.summary data-announce=(text) { (text) }
-        }
-    }
+    heading("Nodes", &counts.join(" · "))
 }
 
 fn empty() -> Markup {
@@ -78,23 +74,6 @@ fn empty() -> Markup {
             h2 { "No node is here" }
             p { "The cluster has no node, or you may not list nodes." }
             p { "A ClusterRole with the verbs " code { "list" } " and " code { "watch" } " for nodes is needed." }
-        }
-    }
-}
-
-fn table() -> Markup {
-    html! {
-        div #nodes .scroll tabindex="0" role="region" aria-label="Table of nodes" {
-            table {
-                caption.hidden { "Nodes" }
-                thead { tr {
-                    @for heading in ["Name", "State", "Guests", "Room", "Ends", "Why", "Zone", "Since"] {
-                        th scope="col" { (heading) }
-                    }
-                    th scope="col" { span.hidden { "Actions" } }
-                } }
-                tbody #(BODY) {}
-            }
         }
     }
 }

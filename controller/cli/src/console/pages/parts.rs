@@ -165,10 +165,7 @@ pub(super) fn command(text: &str) -> Markup {
 
 /// Returns a button that opens a dialog; disabled with the reason if the user may not do it, or if nothing can be done now.
 pub(super) fn opens(label: &str, path: &str, action: Action, context: &Context<'_>) -> Markup {
-    let missing = match context.stale_since {
-        Some(_) => Some("the API server is not reached"),
-        None => context.rights.missing(action),
-    };
+    let missing = missing(action, context);
     html! {
         button type="button" data-dialog=(path) disabled[missing.is_some()] title=[missing] { (label) }
         @if let Some(missing) = missing { span.why { (missing) } }
@@ -183,6 +180,74 @@ pub(super) fn identity(kind: &str, names: &[&str]) -> String {
         let _ = write!(identity, "/{name}");
     }
     identity
+}
+
+/// Returns a table whose rows are parts of their own, in the element `body`.
+pub(super) fn table(id: &str, what: &str, headings: &[&str], body: &str) -> Markup {
+    html! {
+        div .scroll id=(id) tabindex="0" role="region" aria-label={ "Table of " (what) } {
+            table {
+                caption.hidden { (what) }
+                thead { tr { @for heading in headings { th scope="col" { (heading) } } } }
+                tbody id=(body) {}
+            }
+        }
+    }
+}
+
+/// Returns the row of a table in which nothing matches the filter.
+pub(super) fn no_match(path: &Path, columns: usize, what: &str) -> Markup {
+    html! { tr #no-match { td colspan=(columns) { "No " (what) " has “" (path.filter) "” in it." } } }
+}
+
+/// Returns the heading of a table's page.
+pub(super) fn heading(title: &str, summary: &str) -> Markup {
+    html! { header #summary { h1 { (title) } p.summary data-announce=(summary) { (summary) } } }
+}
+
+/// A question whose answer is one button.
+pub(super) struct Question<'a> {
+    /// The identity of the form.
+    pub(super) id: &'a str,
+    /// Where it is sent.
+    pub(super) path: &'a str,
+    /// What is sent with it.
+    pub(super) hidden: &'a [(&'a str, &'a str)],
+    /// What follows from it, and other fields.
+    pub(super) content: Markup,
+    pub(super) action: Action,
+    /// Whether there is still something to be done.
+    pub(super) open: bool,
+    /// The words of the button.
+    pub(super) label: &'a str,
+    /// A command that does the same.
+    pub(super) command: String,
+}
+
+/// Returns the form of a question; its button is disabled with the reason where nothing can be done.
+pub(super) fn form(question: &Question<'_>, context: &Context<'_>) -> Markup {
+    let missing = missing(question.action, context);
+    html! {
+        form id=(question.id) data-post=(question.path) {
+            @for (name, value) in question.hidden { input type="hidden" name=(name) value=(value); }
+            (question.content)
+            @if let Some(missing) = missing { p.banner.warning { (missing) } }
+            p.error role="alert" hidden {}
+            div.buttons {
+                button type="button" data-close { "Close" }
+                button.primary type="submit" disabled[missing.is_some() || !question.open] { (question.label) }
+            }
+            (command(&question.command))
+        }
+    }
+}
+
+/// Returns why something cannot be done now.
+fn missing<'a>(action: Action, context: &Context<'a>) -> Option<&'a str> {
+    match context.stale_since {
+        Some(_) => Some("the API server is not reached"),
+        None => context.rights.missing(action),
+    }
 }
 
 /// Appends the field that leaves rows out.

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::{
     Context,
-    parts::{clock_time, command},
+    parts::{Question, clock_time, command, form},
 };
 use crate::console::{
     page::{DIALOG, Page},
@@ -28,7 +28,7 @@ pub(super) fn dialog(names: &[String], context: &Context<'_>) -> Page {
                 );
             }
             page.push(DIALOG, "plan-room", room(&plan, context));
-            page.push(DIALOG, "start-form", form(names, &plan, context));
+            page.push(DIALOG, "start-form", confirmation(names, &plan, context));
         }
         Err(NoSuchNode(name)) => page.push(
             DIALOG,
@@ -143,40 +143,37 @@ fn room(plan: &DrainPlan, context: &Context<'_>) -> Markup {
     }
 }
 
-fn form(names: &[String], plan: &DrainPlan, context: &Context<'_>) -> Markup {
-    let missing = match context.stale_since {
-        Some(_) => Some("the API server is not reached"),
-        None => context.rights.missing(Action::Start),
-    };
+fn confirmation(names: &[String], plan: &DrainPlan, context: &Context<'_>) -> Markup {
     let all = names.join(" ");
     let verdict = match plan.verdict() {
         Verdicts::AllMove => "",
         Verdicts::SomeStop => "Some virtual machines are shut down.",
         Verdicts::SomeBlock => "The node is not empty before somebody has removed what blocks.",
     };
-    html! {
-        form #start-form data-post="/api/start" {
-            input type="hidden" name="nodes" value=(all);
-            div.field { label for="reason" { "Reason" } input #reason name="reason" maxlength="200" autocomplete="off"; }
-            div.field {
-                label for="give-up" { "Give up and reopen the node after" }
-                input #give-up name="giveUpAfter" placeholder="never" pattern="([0-9]+h)?([0-9]+m)?([0-9]+s)?"
-                    title="A duration such as 45m or 2h30m; without one it never gives up" autocomplete="off";
-            }
-            @if context.cluster.careful {
-                div.field {
-                    label for="confirm" { "Type " code { (all) } " to confirm: " (context.cluster.context) " is to be treated with care" }
-                    input #confirm name="confirm" required autocomplete="off" spellcheck="false";
-                }
-            }
-            @if !verdict.is_empty() { p #verdict { (verdict) } }
-            @if let Some(missing) = missing { p.banner.warning { (missing) } }
-            p.error role="alert" hidden {}
-            div.buttons {
-                button type="button" data-close { "Cancel" }
-                button.primary type="submit" disabled[missing.is_some()] { "Start Maintenance" }
-            }
-            (command(&format!("kubectl drydock maintenance start {all}")))
+    let content = html! {
+        div.field { label for="reason" { "Reason" } input #reason name="reason" maxlength="200" autocomplete="off"; }
+        div.field {
+            label for="give-up" { "Give up and reopen the node after" }
+            input #give-up name="giveUpAfter" placeholder="never" pattern="([0-9]+h)?([0-9]+m)?([0-9]+s)?"
+                title="A duration such as 45m or 2h30m; without one it never gives up" autocomplete="off";
         }
-    }
+        @if context.cluster.careful {
+            div.field {
+                label for="confirm" { "Type " code { (all) } " to confirm: " (context.cluster.context) " is to be treated with care" }
+                input #confirm name="confirm" required autocomplete="off" spellcheck="false";
+            }
+        }
+        @if !verdict.is_empty() { p #verdict { (verdict) } }
+    };
+    let question = Question {
+        id: "start-form",
+        path: "/api/start",
+        hidden: &[("nodes", &all)],
+        content,
+        action: Action::Start,
+        open: true,
+        label: "Start Maintenance",
+        command: format!("kubectl drydock maintenance start {all}"),
+    };
+    form(&question, context)
 }
