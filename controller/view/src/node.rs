@@ -1,5 +1,7 @@
 //! One node: its maintenance, its drain, its guests and the pods that have not left.
 
+use std::collections::HashMap;
+
 use drydock_api::{
     hypervisor::{DrainStatus, RemainingGuest, RemainingState},
     kubevirt::{Phase, VirtualMachineInstance},
@@ -11,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
 use crate::{
+    guests::migrations,
     nodes::{NodeRow, rows_in},
     snapshot::{Snapshot, Unread, World},
 };
@@ -79,6 +82,8 @@ pub struct GuestRow {
     pub message: String,
     /// The node that it moves to.
     pub target: Option<String>,
+    /// How far its migration is: percentage, amount and time left, as far as they are known.
+    pub progress: Vec<String>,
 }
 
 /// Returns what is known of a node; `None` if there is none of this name.
@@ -142,7 +147,19 @@ fn guests(snapshot: &Snapshot, node: &str, drain: Option<&DrainStatus>) -> Vec<G
             status.node_name.as_deref() == Some(node) && !status.phase.is_some_and(Phase::is_final)
         })
     });
-    let mut guests: Vec<GuestRow> = here.map(|instance| guest(instance, remaining)).collect();
+    let moving: HashMap<(String, String), Vec<String>> = migrations(snapshot)
+        .into_iter()
+        .filter(|migration| !migration.phase.is_final())
+        .map(|migration| ((migration.namespace, migration.instance), migration.progress))
+        .collect();
+    let mut guests: Vec<GuestRow> = here
+        .map(|instance| {
+            let mut guest = guest(instance, remaining);
+            let key = (guest.namespace.clone(), guest.name.clone());
+            guest.progress = moving.get(&key).cloned().unwrap_or_default();
+            guest
+        })
+        .collect();
     // Blocked ones are first, guests that stay are last.
     guests.sort_by(|one, other| {
         let key = |guest: &GuestRow| (guest.leaving.is_none(), guest.leaving);
@@ -167,6 +184,7 @@ fn guest(instance: &VirtualMachineInstance, remaining: &[RemainingGuest]) -> Gue
         target: migration
             .filter(|migration| !migration.has_ended())
             .and_then(|migration| migration.target_node.clone()),
+        progress: Vec::new(),
         namespace,
         name,
     }

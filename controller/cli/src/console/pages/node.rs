@@ -136,7 +136,7 @@ fn guest_table(guests: &[GuestRow]) -> Markup {
             } @else {
                 div.scroll tabindex="0" role="region" aria-label="Table of virtual machines" {
                     table {
-                        thead { tr { @for heading in ["Name", "Does", "To", "Memory", "Why"] { th scope="col" { (heading) } } } }
+                        thead { tr { @for heading in ["Name", "Does", "To", "Progress", "Memory", "Why"] { th scope="col" { (heading) } } } }
                         tbody #(GUESTS) {}
                     }
                 }
@@ -159,6 +159,7 @@ fn guest_row(guest: &GuestRow) -> Markup {
             th scope="row" { a href=(machine_path(&guest.namespace, &guest.name)) { (guest.namespace) "/" (guest.name) } }
             td class=(class) { (does) }
             td { @match &guest.target { Some(target) => a href=(node_path(target)) { (target) }, None => span.quiet { "–" } } }
+            td { (guest.progress.join(", ")) }
             td.number { (bytes(guest.memory_bytes)) }
             td.why-cell { (guest.message) }
         }

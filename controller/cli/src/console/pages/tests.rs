@@ -51,14 +51,15 @@ fn drained() -> Snapshot {
         (
             "m-1",
             "web",
-            json!({"phase": "Running", "migrationState": {"sourceNode": "a", "targetNode": "b"}}),
+            json!({"phase": "Running", "sourceNode": "a", "target": {"node": "b"}, "source": {"node": "a", "progress": {
+                "summary": "", "dataTotal": 4_294_967_296_u64, "dataProcessed": 0, "dataRemaining": 1_073_741_824_u64,
+                "estimatedEnd": "2026-11-27T14:05:38Z"}}}),
         ),
-        ("m-2", "api", json!({"phase": "Pending"})),
+        ("m-2", "api", json!({"phase": "Pending", "sourceNode": "a"})),
         (
             "m-0",
             "other",
-            json!({"phase": "Succeeded", "migrationState": {"sourceNode": "a", "targetNode": "b",
-            "startTimestamp": "2026-11-27T13:00:00Z", "endTimestamp": "2026-11-27T13:00:20Z"}}),
+            json!({"phase": "Succeeded", "sourceNode": "a", "target": {"node": "b"}}),
         ),
     ] {
         let migration = json!({"metadata": {"namespace": "shop", "name": name, "uid": name,
