@@ -411,8 +411,8 @@ impl MaintenanceTask {
                 Some(node) => self.patch_node(node, patch).await,
                 None => Ok(Done::Changed),
             },
-            Next::WriteCondition(holds) => {
-                self.write_condition(&object.spec.node_name, &key.name, holds).await?;
+            Next::WriteCondition(stage) => {
+                self.write_condition(&object.spec.node_name, &key.name, stage).await?;
                 Ok(Done::Yes)
             }
         }

@@ -13,7 +13,7 @@ use drydock_api::{
     kubevirt::status::DrainRequest,
     labels::GUEST,
     launcher::KVM_RESOURCE,
-    maintenance::IN_PROGRESS,
+    maintenance::{IN_PROGRESS, PLANNED},
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
 use drydock_core::{
@@ -257,7 +257,9 @@ fn prune_node(node: &mut Node) {
             .conditions
             .into_iter()
             .flatten()
-            .filter(|condition| ["Ready", IN_PROGRESS].contains(&condition.type_.as_str()) || is_of_drains(condition))
+            .filter(|condition| {
+                ["Ready", IN_PROGRESS, PLANNED].contains(&condition.type_.as_str()) || is_of_drains(condition)
+            })
             .map(|mut condition| {
                 if condition.type_ == "Ready" {
                     // These fields change with every kubelet report, and nothing reads them.

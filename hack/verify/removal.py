@@ -41,7 +41,7 @@ POLICIES = (
 )
 PARTS = "app.kubernetes.io/part-of=drydock"
 FOLDERS = ("/var/lib/drydock", "/var/lib/kubelet/seccomp/drydock", "/var/lib/kubelet/device-plugins/drydock-kvm.sock")
-CONDITIONS = {"DrainInProgress", "Drained", "MaintenanceInProgress"}
+CONDITIONS = {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
 RELEASE = '{"metadata":{"finalizers":null}}'
 
 MACHINE = """

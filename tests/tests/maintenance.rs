@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, ensure};
 use drydock_api::maintenance::{
     self, EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, LEASE_NAMESPACE, NodeMaintenance, NodeMaintenanceStatus,
-    UNSCHEDULABLE_TAINT,
+    PLANNED, UNSCHEDULABLE_TAINT,
 };
 use drydock_tests::{
     Cluster,
@@ -289,6 +289,13 @@ fn in_progress(node: &Node) -> Option<(String, Option<String>)> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     let condition = conditions.iter().find(|condition| condition.type_ == IN_PROGRESS)?;
     Some((condition.status.clone(), condition.reason.clone()))
+}
+
+fn is_planned(node: &Node) -> bool {
+    let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .filter(|condition| condition.type_ == PLANNED)
+        .any(|condition| condition.status == "True")
 }
 
 /// Returns the message of an expected error of the API server.
@@ -746,7 +753,7 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
     );
     world.finish(group, "ghost-b").await?;
 
-    // If another holder has the Lease from the beginning, the maintenance waits and leaves the node unchanged.
+    // If another holder has the Lease from the beginning, the maintenance waits, announces itself, and leaves the node open.
     let mut foreign = stolen;
     foreign["metadata"] = json!({"name": "node-ghost-c"});
     world
@@ -760,13 +767,16 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
         error.contains("held by different owner: somebody errorOnLeaseCount 0"),
         "{error}"
     );
-    assert!(!is_cordoned(&world.api::<Node>().get("ghost-c").await?));
+    // The condition is written before the status that says what is waited for.
+    let node = world.api::<Node>().get("ghost-c").await?;
+    assert!(!is_cordoned(&node) && is_planned(&node));
     let over = json!({"spec": {"leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00.000000Z"}});
     world
         .leases()
         .patch("node-ghost-c", &PatchParams::default(), &Patch::Merge(&over))
         .await?;
     world.until_phase(group, "ghost-c", "Succeeded").await?;
+    assert!(!is_planned(&world.api::<Node>().get("ghost-c").await?));
     let taken = world.leases().get("node-ghost-c").await?.spec.context("no spec")?;
     assert_eq!(
         (taken.holder_identity.as_deref(), taken.lease_transitions),

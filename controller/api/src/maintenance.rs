@@ -38,7 +38,9 @@ pub const LEASE_HOLDER: &str = "node-maintenance";
 pub const LEASE_NAMESPACE: &str = "medik8s-leases";
 /// Condition of a Node (KEP-5683): the node is in maintenance.
 pub const IN_PROGRESS: &str = "MaintenanceInProgress";
-/// Field manager of that condition.
+/// Condition of a Node (KEP-5683): the node will be in maintenance.
+pub const PLANNED: &str = "MaintenancePlanned";
+/// Field manager of these conditions.
 pub const FIELD_MANAGER: &str = "drydock-maintenance";
 /// Label of the Leases that reserve a node for a NodeMaintenance that is being created.
 pub const RESERVATION: &str = "drydock.dev/maintenance-reservation";

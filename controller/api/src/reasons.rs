@@ -22,6 +22,8 @@ pub mod node {
     pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
     /// No drainable workload is left on the node: it is safe to power off.
     pub const DRAINED: &str = "Drained";
+    /// The node will be in maintenance.
+    pub const MAINTENANCE_PLANNED: &str = "MaintenancePlanned";
     /// The node is in maintenance.
     pub const MAINTENANCE_IN_PROGRESS: &str = "MaintenanceInProgress";
 }

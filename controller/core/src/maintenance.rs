@@ -40,6 +40,7 @@ use serde_json::Value;
 
 use answer::Attempt;
 use lease::{LeaseState, LeaseWrite, Release};
+use node::Stage;
 use pods::{Known, Target};
 use report::{Failure, Phase};
 
@@ -150,8 +151,8 @@ pub enum Next {
     ReleaseLease(Release),
     /// Change the node with this merge patch, to which its resourceVersion has to be added.
     WriteNode(Value),
-    /// Write the node's condition that it is in maintenance.
-    WriteCondition(bool),
+    /// Write the node's condition for a stage of its maintenance.
+    WriteCondition(Stage),
     /// Evict pods. Also write the status, if there is one.
     Evict(Vec<Target>, Option<Box<NodeMaintenanceStatus>>),
 }
@@ -232,7 +233,7 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
             // kind.
             let retry = seen.now.checked_add(lease::RETRY).ok();
             let retry = retry.filter(|_| seen.group == Group::KubeVirt);
-            return wait_for_lease(seen, before, &waiting, retry.into_iter().chain([until]).min());
+            return wait_for_lease(seen, before, node, &waiting, retry.into_iter().chain([until]).min());
         }
         LeaseState::ToWrite { exists } => match seen.lease_failure {
             None => {
@@ -243,7 +244,7 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
                 let failing = report::LeaseReport::Failing(why.to_owned());
                 let retry = seen.now.checked_add(lease::RETRY).ok();
                 if !held_before {
-                    return wait_for_lease(seen, before, &failing, retry);
+                    return wait_for_lease(seen, before, node, &failing, retry);
                 }
                 if report::lease_failing_since(before).is_some_and(|since| lease::is_lost(since, seen.now)) {
                     return fail(seen, before, Failure::LeaseLost, None);
@@ -258,7 +259,7 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
         return Turn::told(Next::WriteNode(patch), events);
     }
     if node::in_progress(node) != Some(true) {
-        return Turn::only(Next::WriteCondition(true));
+        return Turn::only(Next::WriteCondition(Stage::InProgress));
     }
     let mut turn = empty(seen, before, node, &lease);
     turn.wake = turn.wake.into_iter().chain(wake).min();
@@ -306,9 +307,13 @@ fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &r
 fn wait_for_lease(
     seen: &Seen<'_>,
     before: &NodeMaintenanceStatus,
+    node: &Node,
     lease: &report::LeaseReport,
     wake: Option<Timestamp>,
 ) -> Turn {
+    if !node::is_planned(node) {
+        return Turn::only(Next::WriteCondition(Stage::Planned));
+    }
     let after = report::waiting_for_lease(seen, before, lease);
     let (status, later) = report::worth_writing(before, after, seen.now);
     Turn {
@@ -365,8 +370,8 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
             let events = uncordons.then(Event::uncordoned).into_iter().collect();
             return Some(Turn::told(Next::WriteNode(opened), events));
         }
-        if node::in_progress(node) == Some(true) {
-            return Some(Turn::only(Next::WriteCondition(false)));
+        if node::is_announced(node) {
+            return Some(Turn::only(Next::WriteCondition(Stage::Ended)));
         }
     }
     lease::release(seen.group, seen.lease).map(|release| Turn::only(Next::ReleaseLease(release)))

@@ -4,7 +4,7 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     maintenance::{FIELD_MANAGER, Group, NodeMaintenance, NodeMaintenanceStatus},
 };
-use drydock_core::maintenance::node;
+use drydock_core::maintenance::node::{self, Stage};
 use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -100,11 +100,11 @@ impl MaintenanceTask {
         &self,
         node: &str,
         maintenance: &str,
-        holds: bool,
+        stage: Stage,
     ) -> Result<(), ReconcileError> {
         let apply = json!({
             "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
-            "status": {"conditions": [node::condition(holds, maintenance, clock::now())]},
+            "status": {"conditions": [node::condition(stage, maintenance, clock::now())]},
         });
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
         let written = self

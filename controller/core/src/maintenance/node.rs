@@ -4,7 +4,7 @@
 //! other clients write too.
 
 use drydock_api::maintenance::{
-    EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, NodeMaintenanceStatus, UNSCHEDULABLE_TAINT,
+    EXCLUDE_FROM_REMEDIATION, Group, IN_PROGRESS, NodeMaintenanceStatus, PLANNED, UNSCHEDULABLE_TAINT,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Taint};
@@ -29,6 +29,20 @@ pub fn is_unreachable(node: &Node) -> bool {
 /// Returns the value of the node's condition that it is in maintenance; `None` without that condition.
 pub fn in_progress(node: &Node) -> Option<bool> {
     status_of(node, IN_PROGRESS).map(|status| status == "True")
+}
+
+/// Returns whether the node's conditions report that it will be in maintenance.
+pub fn is_planned(node: &Node) -> bool {
+    status_of(node, PLANNED) == Some("True")
+}
+
+/// Returns whether the node's conditions report a maintenance that is planned or in progress. Where one has ended, what is planned
+/// was written by somebody else: all conditions of a maintenance are applied together.
+pub fn is_announced(node: &Node) -> bool {
+    match in_progress(node) {
+        Some(holds) => holds,
+        None => is_planned(node),
+    }
 }
 
 fn status_of<'a>(node: &'a Node, type_: &str) -> Option<&'a str> {
@@ -154,24 +168,52 @@ impl Patch {
     }
 }
 
-/// Returns the node's condition that it is in maintenance, to be applied (KEP-5683). `maintenance` is the object's
-/// name.
-pub fn condition(holds: bool, maintenance: &str, now: Timestamp) -> Value {
-    let (status, reason, message) = if holds {
-        (
+/// How far the maintenance of a node is, as its conditions report it (KEP-5683).
+///
+/// | stage | condition |
+/// |---|---|
+/// | `Planned`: it waits for a Lease that somebody else holds | `MaintenancePlanned=True` |
+/// | `InProgress`: the node is closed, and is emptied or empty | `MaintenanceInProgress=True` |
+/// | `Ended`: the node was given back | `MaintenanceInProgress=False` |
+///
+/// The KEP has a drain come before the maintenance. A NodeMaintenance is one request for both, and what reads this condition
+/// (dashboards, remediators) has to know of a node that is being emptied too, so the condition holds from the start;
+/// `Drained` is what separates the two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It has not begun.
+    Planned,
+    /// It has begun.
+    InProgress,
+    /// It is over.
+    Ended,
+}
+
+/// Returns the node's condition for a stage of its maintenance. It is applied alone, so that the one of the stage before goes.
+/// `maintenance` is the object's name.
+pub fn condition(stage: Stage, maintenance: &str, now: Timestamp) -> Value {
+    let (type_, status, reason, message) = match stage {
+        Stage::Planned => (
+            PLANNED,
+            "True",
+            "AdminRequested",
+            format!("NodeMaintenance {maintenance} waits until nobody else works on the node"),
+        ),
+        Stage::InProgress => (
+            IN_PROGRESS,
             "True",
             "AdminRequested",
             format!("NodeMaintenance {maintenance} asks for it"),
-        )
-    } else {
-        (
+        ),
+        Stage::Ended => (
+            IN_PROGRESS,
             "False",
             "MaintenanceEnded",
             format!("NodeMaintenance {maintenance} has ended"),
-        )
+        ),
     };
     json!({
-        "type": IN_PROGRESS,
+        "type": type_,
         "status": status,
         "reason": reason,
         "message": message,
@@ -341,6 +383,26 @@ mod tests {
         };
         let after = maintained(&open, &relabelled);
         assert_eq!((label(&after), taints(&after)), (Some("manual"), &[][..]));
+    }
+
+    #[test]
+    fn maintenance_is_announced_by_either_condition() {
+        for (conditions, expected) in [
+            (json!([]), false),
+            (json!([{"type": PLANNED, "status": "True"}]), true),
+            (json!([{"type": PLANNED, "status": "False"}]), false),
+            (json!([{"type": IN_PROGRESS, "status": "True"}]), true),
+            (json!([{"type": IN_PROGRESS, "status": "False"}]), false),
+            // Somebody else plans the next one.
+            (
+                json!([{"type": IN_PROGRESS, "status": "False"}, {"type": PLANNED, "status": "True"}]),
+                false,
+            ),
+        ] {
+            let node: Node =
+                serde_json::from_value(json!({"metadata": {}, "status": {"conditions": conditions}})).unwrap();
+            assert_eq!(is_announced(&node), expected, "{conditions}");
+        }
     }
 
     #[test]

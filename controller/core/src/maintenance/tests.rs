@@ -133,8 +133,8 @@ impl World {
                 };
             }
             Next::WriteNode(patch) => self.patch_node(&patch),
-            Next::WriteCondition(holds) => {
-                let condition = node::condition(holds, "m", self.now);
+            Next::WriteCondition(stage) => {
+                let condition = node::condition(stage, "m", self.now);
                 let mut value = serde_json::to_value(self.node.as_ref().unwrap()).unwrap();
                 value["status"] = json!({"conditions": [condition]});
                 self.node = Some(serde_json::from_value(value).unwrap());
@@ -262,7 +262,7 @@ impl World {
         self.cordoned() == cordoned
             && !tainted
             && labels.is_none_or(BTreeMap::is_empty)
-            && node::in_progress(node) != Some(true)
+            && !node::is_announced(node)
             && lease::release(self.group, self.lease.as_ref()).is_none()
     }
 }
@@ -477,6 +477,7 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
     world.steal_lease();
     world.settle();
     assert!(!world.cordoned(), "nothing is done to the node");
+    assert!(node::is_planned(world.node.as_ref().unwrap()), "but it is announced");
     assert_eq!(
         (world.phase().as_str(), world.reason().as_str()),
         ("Running", "WaitingForLease")
@@ -491,6 +492,7 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
     world.pass(3601);
     world.settle();
     assert_eq!((world.phase().as_str(), world.cordoned()), ("Succeeded", true));
+    assert!(!node::is_planned(world.node.as_ref().unwrap()), "it has begun");
     assert_eq!(
         world.lease.as_ref().unwrap().spec.as_ref().unwrap().lease_transitions,
         Some(1)
@@ -508,6 +510,19 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
         error.starts_with("maintenance failed: lease could not be extended after 1 attempts"),
         "{error}"
     );
+}
+
+#[test]
+fn maintenance_deleted_while_it_waits_is_not_announced() {
+    let mut world = World::new(&json!({}), false);
+    world.steal_lease();
+    world.settle();
+    assert!(node::is_announced(world.node.as_ref().unwrap()));
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none());
+    assert!(!node::is_announced(world.node.as_ref().unwrap()) && !world.cordoned());
+    assert!(world.lease.is_some(), "a foreign Lease is left alone");
 }
 
 #[test]

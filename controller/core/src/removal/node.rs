@@ -7,7 +7,7 @@ use drydock_api::{
     labels::is_of_drydock,
     launcher::KVM_RESOURCE,
     maintenance::FIELD_MANAGER,
-    reasons::node::{DRAIN_IN_PROGRESS, DRAINED, MAINTENANCE_IN_PROGRESS},
+    reasons::node::{DRAIN_IN_PROGRESS, DRAINED, MAINTENANCE_IN_PROGRESS, MAINTENANCE_PLANNED},
 };
 use k8s_openapi::api::core::v1::Node;
 use serde_json::{Map, Value, json};
@@ -62,7 +62,8 @@ fn is_own_condition(node: &Node, type_: &str) -> bool {
             .filter_map(|fields| fields.manager.as_deref())
             .any(|manager| manager == FIELD_MANAGER)
     };
-    [DRAIN_IN_PROGRESS, DRAINED].contains(&type_) || type_ == MAINTENANCE_IN_PROGRESS && reports_maintenance()
+    [DRAIN_IN_PROGRESS, DRAINED].contains(&type_)
+        || [MAINTENANCE_IN_PROGRESS, MAINTENANCE_PLANNED].contains(&type_) && reports_maintenance()
 }
 
 #[cfg(test)]
