@@ -163,8 +163,8 @@ pub fn machine_listing(rows: &[MachineRow], now: Timestamp) -> Listing {
             .migratable
             .map(|movable| if movable { "yes" } else { "no" }.to_owned());
         vec![
-            Cell::word(format!("{}/{}", row.namespace, row.name)),
-            Cell::word(row.phase.as_str()),
+            Cell::text(format!("{}/{}", row.namespace, row.name)),
+            Cell::text(row.phase.as_str()),
             Cell::optional(row.node.clone()),
             Cell::number(row.memory_bytes, bytes(row.memory_bytes)),
             Cell::optional(movable),
@@ -185,9 +185,9 @@ pub fn migration_listing(rows: &[MigrationRow], now: Timestamp) -> Listing {
             .next()
             .and_then(|percent| percent.trim_end_matches('%').parse::<u64>().ok());
         vec![
-            Cell::word(format!("{}/{}", row.namespace, row.name)),
-            Cell::word(row.instance.clone()),
-            Cell::word(row.phase.as_str()),
+            Cell::text(format!("{}/{}", row.namespace, row.name)),
+            Cell::text(row.instance.clone()),
+            Cell::text(row.phase.as_str()),
             Cell::optional(row.source.clone()),
             Cell::optional(row.target.clone()),
             percent.map_or_else(Cell::none, |percent| Cell::number(percent, format!("{percent}%"))),

@@ -39,7 +39,7 @@ pub struct NoSuchColumn {
 
 impl Cell {
     /// Returns a cell that is sorted by its text.
-    pub(crate) fn word(text: impl Into<String>) -> Self {
+    pub(crate) fn text(text: impl Into<String>) -> Self {
         let text = text.into();
         let key = Key::Text(text.clone());
         Self { text, key }
@@ -63,7 +63,7 @@ impl Cell {
 
     /// Returns a cell that is sorted by its text, or one without a value.
     pub(crate) fn optional(text: Option<String>) -> Self {
-        text.filter(|text| !text.is_empty()).map_or_else(Self::none, Self::word)
+        text.filter(|text| !text.is_empty()).map_or_else(Self::none, Self::text)
     }
 }
 
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn rows_are_sorted_by_amount_or_by_word() {
         let rows = vec![
-            vec![Cell::word("b"), Cell::number(9, "9 B")],
-            vec![Cell::word("a"), Cell::none()],
-            vec![Cell::word("c"), Cell::number(1024, "1 KiB")],
+            vec![Cell::text("b"), Cell::number(9, "9 B")],
+            vec![Cell::text("a"), Cell::none()],
+            vec![Cell::text("c"), Cell::number(1024, "1 KiB")],
         ];
         let listing = Listing::new(&["NAME", "MEMORY"], rows);
         for (column, expected) in [

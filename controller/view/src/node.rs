@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{
     guests::migrations,
-    nodes::{NodeRow, rows_in},
+    nodes::{NodeRow, row_in},
     snapshot::{Snapshot, Unread, World},
 };
 
@@ -97,7 +97,7 @@ pub fn node(snapshot: &Snapshot, name: &str) -> Option<NodeDetails> {
     let maintenances: Vec<_> = snapshot.maintenances_of(name).collect();
     let drain = status.drain;
     Some(NodeDetails {
-        row: rows_in(&world).into_iter().find(|row| row.name == name)?,
+        row: row_in(&world, name)?,
         maintenance: maintenances
             .first()
             .map(|(group, object)| Maintenance::of(*group, object)),
@@ -141,18 +141,13 @@ impl Maintenance {
 
 fn guests(snapshot: &Snapshot, node: &str, drain: Option<&DrainStatus>) -> Vec<GuestRow> {
     let remaining = drain.map(|drain| drain.remaining.as_slice()).unwrap_or_default();
-    let here = snapshot.instances.iter().filter(|instance| {
-        let status = instance.status.as_ref();
-        status.is_some_and(|status| {
-            status.node_name.as_deref() == Some(node) && !status.phase.is_some_and(Phase::is_final)
-        })
-    });
     let moving: HashMap<(String, String), Vec<String>> = migrations(snapshot)
         .into_iter()
         .filter(|migration| !migration.phase.is_final())
         .map(|migration| ((migration.namespace, migration.instance), migration.progress))
         .collect();
-    let mut guests: Vec<GuestRow> = here
+    let mut guests: Vec<GuestRow> = snapshot
+        .guests_on(node)
         .map(|instance| {
             let mut guest = guest(instance, remaining);
             let key = (guest.namespace.clone(), guest.name.clone());

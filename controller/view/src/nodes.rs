@@ -134,6 +134,16 @@ pub(crate) fn rows_in(world: &World<'_>) -> Vec<NodeRow> {
     rows.collect()
 }
 
+/// Returns the row of one node; `None` if there is none of this name.
+pub(crate) fn row_in(world: &World<'_>, name: &str) -> Option<NodeRow> {
+    let nodes = world.snapshot.nodes.as_slice();
+    let at = nodes
+        .iter()
+        .position(|node| node.metadata.name.as_deref() == Some(name))?;
+    let view = world.views(&nodes[at..=at]).pop()?;
+    Some(row(world, &view, &nodes[at], world.snapshot.guests_on(name).count()))
+}
+
 fn row(world: &World<'_>, view: &NodeView<'_>, node: &Node, guests: usize) -> NodeRow {
     let hypervisor = world.hypervisor(view.name);
     let last = hypervisor.and_then(|hypervisor| hypervisor.status.as_ref()?.drain.as_ref());
@@ -267,8 +277,8 @@ pub fn listing(rows: &[NodeRow], now: Timestamp) -> Listing {
         let since = row.since.map(|since| span(now.duration_since(since)));
         let memory = format!("{} of {}", bytes(row.requested_bytes), bytes(row.allocatable_bytes));
         vec![
-            Cell::word(row.name.clone()),
-            Cell::word(row.state.as_str()),
+            Cell::text(row.name.clone()),
+            Cell::text(row.state.as_str()),
             Cell::number(row.guests as u64, row.guests.to_string()),
             count(row.moving),
             count(row.blocked),

@@ -10,7 +10,7 @@ use drydock_api::{
     HyperConverged, Hypervisor,
     hyperconverged::EvictionStrategy,
     kubevirt::{
-        VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
+        Phase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase,
         names::CREATED_BY,
     },
     maintenance::{Group, NodeMaintenance},
@@ -91,6 +91,16 @@ impl Snapshot {
         nodes
             .find(|node| node.metadata.name.as_deref() == Some(name))
             .map(|node| &**node)
+    }
+
+    /// Returns the guests on a node that have not ended.
+    pub(crate) fn guests_on(&self, node: &str) -> impl Iterator<Item = &Arc<VirtualMachineInstance>> {
+        self.instances.iter().filter(move |instance| {
+            let status = instance.status.as_ref();
+            status.is_some_and(|status| {
+                status.node_name.as_deref() == Some(node) && !status.phase.is_some_and(Phase::is_final)
+            })
+        })
     }
 
     /// Returns the maintenances of a node: one, unless both groups have an object for it.

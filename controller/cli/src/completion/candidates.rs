@@ -224,7 +224,7 @@ mod tests {
     use super::*;
     use crate::arguments::Arguments;
 
-    fn asked(line: &str) -> Question {
+    fn question_of(line: &str) -> Question {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
         question(&Arguments::command(), &words)
     }
@@ -247,7 +247,7 @@ mod tests {
             ("--kubeconfig ", Wanted::Files),
             ("drain --reason ", Wanted::Nothing),
         ] {
-            assert_eq!(asked(line).wanted, expected, "{line}");
+            assert_eq!(question_of(line).wanted, expected, "{line}");
         }
     }
 
@@ -262,7 +262,7 @@ mod tests {
             ("top m", &["migrations"]),
             ("__com", &[]),
         ] {
-            let lines = asked(line).matching(Vec::new());
+            let lines = question_of(line).matching(Vec::new());
             let words: Vec<&str> = lines.iter().map(|line| line.split('\t').next().unwrap()).collect();
             assert_eq!(words, expected, "{line}");
         }
@@ -271,12 +271,12 @@ mod tests {
     #[test]
     fn names_that_were_given_are_no_candidates_again() {
         let found = ["worker-2", "worker-1", "control-1"].map(str::to_owned);
-        assert_eq!(asked("drain worker-1 wor").matching(found.into()), ["worker-2"]);
+        assert_eq!(question_of("drain worker-1 wor").matching(found.into()), ["worker-2"]);
     }
 
     #[test]
     fn options_about_the_api_server_are_kept() {
-        let question = asked("--context prod drain --as=admin --reason disk ");
+        let question = question_of("--context prod drain --as=admin --reason disk ");
         assert_eq!(question.options, ["--context=prod", "--as=admin"]);
         let text = format!("{:?}", question.connection());
         assert!(

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
-    nodes::{NodeRow, rows_in},
+    nodes::{NodeRow, row_in},
     plan::plan_in,
     snapshot::{Snapshot, Unread, World},
     text::{beside, bytes, seconds},
@@ -96,7 +96,7 @@ pub fn node(snapshot: &Snapshot, name: &str, lease: &Lease) -> Option<NodeExplan
     let obsolete = ObsoleteModels::with(world.configuration.obsolete_cpu_models.iter().cloned());
     let virtualization = view.facts.and_then(|facts| facts.virtualization.as_ref());
     Some(NodeExplanation {
-        row: rows_in(&world).into_iter().find(|row| row.name == name)?,
+        row: row_in(&world, name)?,
         refuses: refuses(&world, view),
         agent: agent(status.as_ref(), lease, snapshot.at),
         conditions: conditions(status.as_ref()),
