@@ -1,4 +1,4 @@
-//! The agent's metrics. The names are documented in `deploy/docs/troubleshooting.md`.
+//! The agent's metrics. The names are documented in `deploy/docs/metrics.md`.
 
 use std::sync::atomic::{AtomicI64, AtomicU64};
 

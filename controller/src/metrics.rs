@@ -1,4 +1,4 @@
-//! Metrics of the controller. The names are documented in `deploy/docs/troubleshooting.md`.
+//! Metrics of the controller. The names are documented in `deploy/docs/metrics.md`.
 
 use std::sync::atomic::AtomicI64;
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import browser, removal
+from . import browser, reference, removal
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -104,7 +104,8 @@ def missing_tests(text: str, known: set[str]) -> list[str]:
 
 
 def _missing_tests() -> dict[str, list[str]]:
-    known = {name for name, _ in removal.TESTS}
+    # Metrics have names as long as those of tests.
+    known = {name for name, _ in removal.TESTS} | reference.metric_names()
     for file in REPOSITORY.rglob("*.rs"):
         if "target" not in file.relative_to(REPOSITORY).parts:
             known.update(re.findall(r"\bfn ([a-z0-9_]+)", file.read_text(errors="replace")))
