@@ -4,7 +4,8 @@
 //!  browser ─▶ guard (headers) ─┬─▶ /, /nodes, ...       the same empty document, with a script and a style sheet
 //!                              ├─▶ /api/session          the key of a link for that of a session
 //!                              ├─▶ /api/live?path=       parts of a page, then what changes of them, as lines of JSON
-//!                              └─▶ /api/start, /api/stop, /api/cancel: the writes
+//!                              ├─▶ /api/start, /api/stop, /api/cancel: the writes
+//!                              └─▶ /api/guest/input, /api/guest/frame: keys to, and pixels of, a guest that a page shows
 //!  API server ─watches─▶ store ─▶ Snapshot ─▶ drydock_view ─▶ pages (HTML) ─▶ difference to what the browser has
 //! ```
 //!
@@ -12,6 +13,7 @@
 
 mod actions;
 mod guard;
+mod guest;
 mod live;
 mod page;
 mod pages;
@@ -51,6 +53,7 @@ use tokio::{net::TcpListener, sync::watch, time::sleep_until};
 
 use crate::failure::{Exit, Failure};
 use guard::Refusal;
+use guest::Guests;
 use sessions::Sessions;
 use store::Store;
 use view::Path;
@@ -82,6 +85,7 @@ struct Shared {
     client: Client,
     cluster: Cluster,
     store: Store,
+    guests: Arc<Guests>,
     sessions: Sessions,
     port: u16,
     read_only: bool,
@@ -119,6 +123,7 @@ pub(crate) async fn serve(
         client: client.clone(),
         cluster,
         store: Store::start(client, &process),
+        guests: Guests::new(&process),
         sessions: Sessions::default(),
         port,
         read_only: options.read_only,
@@ -196,6 +201,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/api/start", post(actions::start))
         .route("/api/stop", post(actions::stop))
         .route("/api/cancel", post(actions::cancel))
+        .route(guest::INPUT, post(guest::input))
+        .route(guest::FRAME, get(guest::frame))
         .fallback(document)
         .layer(middleware::from_fn_with_state(shared.clone(), guarded))
         .with_state(shared)
@@ -239,10 +246,18 @@ fn error(status: StatusCode, message: &str) -> Response {
 /// The document of all pages: what is on them comes through `/api/live`, for those who have a session.
 async fn document(request: Request) -> Response {
     let path = request.uri().path();
-    if path.starts_with("/api/") || Path::parse(path).is_none() {
+    let parsed = Path::parse(path).filter(|_| !path.starts_with("/api/"));
+    let Some(parsed) = parsed else {
         return error(StatusCode::NOT_FOUND, "there is no such page");
+    };
+    let kind = [(CONTENT_TYPE, "text/html; charset=utf-8")];
+    match parsed.view.section() {
+        None => (kind, DOCUMENT).into_response(),
+        Some(section) => {
+            let item = format!("<li><a href=\"{section}\"");
+            (kind, DOCUMENT.replace(&item, &format!("{item} aria-current=\"page\""))).into_response()
+        }
     }
-    ([(CONTENT_TYPE, "text/html; charset=utf-8")], DOCUMENT).into_response()
 }
 
 #[derive(Deserialize)]

@@ -182,17 +182,36 @@ fn shared<T>(all: Vec<T>) -> Vec<Arc<T>> {
     all.into_iter().map(Arc::new).collect()
 }
 
-/// Returns whether the user may do something with a resource in the whole cluster.
+/// Returns whether the user may do something with a resource, which may have a subresource after a slash, in the whole cluster.
 ///
 /// # Errors
 /// If the API server does not review it.
 pub(crate) async fn is_allowed(client: &Client, verb: &str, resource: &str, group: &str) -> kube::Result<bool> {
+    is_allowed_on(client, (verb, resource, group), None).await
+}
+
+/// Returns whether the user may do something, a verb with a resource of a group, with one object, by its namespace and name.
+///
+/// # Errors
+/// If the API server does not review it.
+pub(crate) async fn is_allowed_on(
+    client: &Client,
+    (verb, resource, group): (&str, &str, &str),
+    object: Option<(&str, &str)>,
+) -> kube::Result<bool> {
+    let (resource, subresource) = match resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource)),
+        None => (resource, None),
+    };
     let review = SelfSubjectAccessReview {
         spec: SelfSubjectAccessReviewSpec {
             resource_attributes: Some(ResourceAttributes {
                 verb: Some(verb.into()),
                 resource: Some(resource.into()),
+                subresource: subresource.map(str::to_owned),
                 group: Some(group.into()),
+                namespace: object.map(|(namespace, _)| namespace.to_owned()),
+                name: object.map(|(_, name)| name.to_owned()),
                 ..ResourceAttributes::default()
             }),
             ..SelfSubjectAccessReviewSpec::default()

@@ -48,7 +48,8 @@ pub(super) struct Cancel {
     name: String,
 }
 
-const READ_ONLY: &str = "this console was started with --read-only";
+/// Why nothing is written by a console that only reads.
+pub(super) const READ_ONLY: &str = "this console was started with --read-only";
 
 pub(super) async fn start(State(shared): State<Arc<Shared>>, Json(start): Json<Start>) -> Response {
     if shared.read_only {

@@ -8,16 +8,16 @@ use drydock_runtime::{
 };
 use drydock_view::check::Report;
 use futures::{Stream, stream};
-use serde_json::json;
 use tokio::{
     sync::watch,
     time::{sleep_until, timeout},
 };
 
 use super::{
-    Active,
-    page::{Page, Update, difference},
-    pages::{Context, render},
+    Active, actions,
+    guest::Opened,
+    page::{Page, difference, whole},
+    pages::{self, Context, guest::Circumstances, render},
     rights::Rights,
     view::{Path, View},
 };
@@ -26,9 +26,13 @@ use crate::check;
 /// Time between two updates: changes in between are one. With the time that a page of 500 nodes takes (27 ms), a change is
 /// shown within a quarter of a second.
 const PAUSE: Duration = Duration::from_millis(200);
+/// The same for what a guest shows: soon enough for somebody who types.
+const GUEST_PAUSE: Duration = Duration::from_millis(30);
 /// Time after which a page is made again without a change, because it has relative times, and after which the browser gets a
 /// line in any case. It takes the connection for broken after four of these.
 const TICK: Duration = Duration::from_secs(5);
+/// Time between two announcements to screen readers.
+const ANNOUNCE: Duration = Duration::from_secs(10);
 /// Time after which rights are reviewed again.
 const REVIEW: Duration = Duration::from_secs(30);
 
@@ -40,23 +44,38 @@ struct Open {
     shown: Option<Page>,
     seq: u64,
     sent: Instant,
+    /// What was announced last, and when.
+    announced: Option<(String, Instant)>,
     rights: Rights,
     reviewed: Option<Instant>,
     report: Option<Result<Report, String>>,
+    /// The console or the display of the page's guest, once it was opened.
+    guest: Option<(Opened, watch::Receiver<u64>)>,
+    /// The page without what the guest shows.
+    base: Option<Page>,
+    circumstances: Circumstances,
 }
 
 /// Returns the lines for a page.
 pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<String, Infallible>> {
+    let circumstances = Circumstances {
+        read_only: active.0.read_only,
+        runs: true,
+    };
     let open = Open {
+        circumstances,
         changes: active.0.store.changes(),
         active,
         path,
         shown: None,
         seq: 0,
+        announced: None,
         sent: Instant::now(),
         rights: Rights::default(),
         reviewed: None,
         report: None,
+        guest: None,
+        base: None,
     };
     stream::unfold(open, |mut open| async move {
         let line = open.next().await;
@@ -67,52 +86,113 @@ pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<Str
 impl Open {
     /// Returns the next line.
     async fn next(&mut self) -> String {
+        let is_stale = self.wait().await;
+        let page = match &self.base {
+            Some(base) if !is_stale => base.clone(),
+            _ => self.make().await,
+        };
+        let page = self.with_guest(page);
+        self.seq += 1;
+        self.sent = Instant::now();
+        let mut update = match &self.shown {
+            None => whole(&page, self.seq),
+            Some(shown) => difference(shown, &page, self.seq),
+        };
+        let is_new = !page.announcement.is_empty()
+            && self
+                .announced
+                .as_ref()
+                .is_none_or(|(text, at)| *text != page.announcement && at.elapsed() > ANNOUNCE);
+        if is_new {
+            update.announce = Some(&page.announcement);
+            self.announced = Some((page.announcement.clone(), Instant::now()));
+        }
+        // It cannot fail: an update has strings and numbers only. One without a change says that the console is there.
+        let line = serde_json::to_string(&update).unwrap_or_default();
+        self.shown = Some(page);
+        line
+    }
+
+    /// Waits until there is something new. Returns whether the page has to be made again, and not only what its guest shows.
+    async fn wait(&mut self) -> bool {
         if self.shown.is_none() {
             self.active.0.store.wait_until_synced().await;
-        } else {
-            // An error is the end of the store, with which the process ends.
-            let changed = timeout(TICK, self.changes.changed()).await.is_ok();
-            if changed {
-                sleep_until(self.sent + PAUSE).await;
-                self.changes.mark_unchanged();
-            }
+            return true;
         }
+        let is_of_guest = match &mut self.guest {
+            // An error is the end of the store, or of the guest, with which this ends.
+            Some((_, shown)) => tokio::select! {
+                changed = timeout(TICK, self.changes.changed()) => {
+                    changed.is_err() && shown.has_changed().unwrap_or(false)
+                }
+                _ = shown.changed() => true,
+            },
+            None => {
+                let _ = timeout(TICK, self.changes.changed()).await;
+                false
+            }
+        };
+        sleep_until(self.sent + if is_of_guest { GUEST_PAUSE } else { PAUSE }).await;
+        if is_of_guest {
+            return false;
+        }
+        self.changes.mark_unchanged();
+        true
+    }
+
+    /// Makes the page, and opens its guest if that has not been done and can be.
+    async fn make(&mut self) -> Page {
         self.review().await;
         if self.path.view == View::Check && self.report.is_none() {
             let found = check::report(&self.active.0.client, clock::now()).await;
             self.report = Some(found.map_err(|failure| chain(&failure).to_string()));
         }
-        let page = self.render();
-        self.seq += 1;
-        self.sent = Instant::now();
-        let update = match &self.shown {
-            None => Some(Update::Snapshot {
-                seq: self.seq,
-                title: &page.title,
-                parts: &page.parts,
-            }),
-            Some(shown) => difference(shown, &page, self.seq),
+        let page = self.with_context(|context| render(&self.path, context));
+        let View::Guest {
+            namespace,
+            name,
+            device,
+        } = &self.path.view
+        else {
+            return page;
         };
-        let line = match update {
-            // It cannot fail: an update has strings and numbers only.
-            Some(update) => serde_json::to_string(&update).unwrap_or_default(),
-            None => json!({"kind": "alive", "seq": self.seq}).to_string(),
-        };
-        self.shown = Some(page);
-        line
+        let (runs, is_available) = self.with_context(|context| {
+            let why = pages::guest::unavailable(namespace, name, *device, context);
+            (pages::guest::runs(namespace, name, context), why.is_none())
+        });
+        if self.guest.is_none() && is_available {
+            let shared = &self.active.0;
+            let opened = shared.guests.open(&shared.client, (namespace, name), *device);
+            let changes = opened.changes();
+            self.guest = Some((opened, changes));
+        }
+        self.circumstances.runs = runs;
+        page
+    }
+
+    /// Keeps a page of a guest, and appends what the guest shows.
+    fn with_guest(&mut self, mut page: Page) -> Page {
+        if let View::Guest { .. } = &self.path.view {
+            self.base = Some(page.clone());
+            if let Some((opened, changes)) = &mut self.guest {
+                changes.mark_unchanged();
+                pages::guest::show(&mut page, &self.path.view, &opened.shown(), self.circumstances);
+            }
+        }
+        page
     }
 
     async fn review(&mut self) {
         let shared = &self.active.0;
-        if shared.read_only {
-            self.rights = Rights::none("this console was started with --read-only");
-        } else if self.reviewed.is_none_or(|at| at.elapsed() > REVIEW) && shared.store.stale_since().is_none() {
-            self.rights = Rights::review(&shared.client).await;
+        let is_due = self.reviewed.is_none_or(|at| at.elapsed() > REVIEW);
+        if is_due && shared.store.stale_since().is_none() {
+            let read_only = shared.read_only.then_some(actions::READ_ONLY);
+            self.rights = Rights::review(&shared.client, self.path.view.machine(), read_only).await;
             self.reviewed = Some(Instant::now());
         }
     }
 
-    fn render(&self) -> Page {
+    fn with_context<T>(&self, with: impl FnOnce(&Context<'_>) -> T) -> T {
         let shared = &self.active.0;
         let now = clock::now();
         let snapshot = shared.store.snapshot(now);
@@ -124,6 +204,6 @@ impl Open {
             report: self.report.as_ref(),
             cluster: &shared.cluster,
         };
-        render(&self.path, &context)
+        with(&context)
     }
 }

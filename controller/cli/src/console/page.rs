@@ -23,12 +23,18 @@ pub(super) struct Part {
 pub(super) const ROOT: &str = "page";
 /// That of a dialog.
 pub(super) const DIALOG: &str = "dialog";
+/// That which names the cluster.
+pub(super) const CLUSTER: &str = "cluster";
+/// That for what holds on every page.
+pub(super) const BANNERS: &str = "banners";
 
 /// What a view shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) title: String,
     pub(super) parts: Vec<Part>,
+    /// What screen readers read out when it changes; empty if that is nothing.
+    pub(super) announcement: String,
 }
 
 impl Page {
@@ -36,7 +42,13 @@ impl Page {
         Self {
             title: title.into(),
             parts: Vec::new(),
+            announcement: String::new(),
         }
+    }
+
+    /// Sets what screen readers read out when it changes.
+    pub(super) fn announce(&mut self, text: impl Into<String>) {
+        self.announcement = text.into();
     }
 
     /// Appends a part to an element of an earlier one, or to the root.
@@ -60,59 +72,61 @@ impl Page {
     }
 }
 
-/// What has changed from one state of a page to the next.
+/// What a browser gets, of a page that it does not show yet or from one state of it to the next.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "kind", rename_all = "camelCase")]
-pub(super) enum Update<'a> {
-    /// All parts, in their order.
-    Snapshot {
-        seq: u64,
-        title: &'a str,
-        parts: &'a [Part],
-    },
-    /// Parts that are new or have changed, and the order of the parts where that has changed.
-    Patch {
-        seq: u64,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        title: Option<&'a str>,
-        parts: Vec<&'a Part>,
-        gone: Vec<&'a str>,
-        #[serde(skip_serializing_if = "HashMap::is_empty")]
-        order: HashMap<&'static str, Vec<&'a str>>,
-    },
+#[serde(rename_all = "camelCase")]
+pub(super) struct Update<'a> {
+    pub(super) seq: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) title: Option<&'a str>,
+    /// What screen readers read out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) announce: Option<&'a str>,
+    /// Parts that are new or have changed, each after the one that it is in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) parts: Vec<&'a Part>,
+    /// By element, the identities of the parts in it, in their order, where that has changed. Others in it are gone.
+    #[serde(skip_serializing_if = "HashMap::is_empty")]
+    pub(super) order: HashMap<&'static str, Vec<&'a str>>,
 }
 
-/// Returns what has changed; `None` if nothing has.
-pub(super) fn difference<'a>(before: &'a Page, after: &'a Page, seq: u64) -> Option<Update<'a>> {
-    let old: HashMap<&str, &Part> = before.parts.iter().map(|part| (part.id.as_str(), part)).collect();
-    let parts: Vec<&Part> = after
-        .parts
-        .iter()
-        .filter(|part| old.get(part.id.as_str()).is_none_or(|old| old != part))
-        .collect();
-    let now: HashMap<&str, &Part> = after.parts.iter().map(|part| (part.id.as_str(), part)).collect();
-    let gone = before
-        .parts
-        .iter()
-        .map(|part| part.id.as_str())
-        .filter(|id| !now.contains_key(id));
-    let gone: Vec<&str> = gone.collect();
-    let (ordered_before, ordered_after) = (ordered(before), ordered(after));
-    let order: HashMap<_, _> = ordered_after
-        .into_iter()
-        .filter(|(into, ids)| ordered_before.get(into) != Some(ids))
-        .collect();
-    let title = (before.title != after.title).then_some(after.title.as_str());
-    if parts.is_empty() && gone.is_empty() && order.is_empty() && title.is_none() {
-        return None;
+/// Returns all of a page. What was on the page before, of another connection, is gone.
+pub(super) fn whole(page: &Page, seq: u64) -> Update<'_> {
+    let mut order = ordered(page);
+    for element in [ROOT, CLUSTER, BANNERS] {
+        order.entry(element).or_default();
     }
-    Some(Update::Patch {
+    // A dialog shows beside a page.
+    if order.contains_key(DIALOG) {
+        order.retain(|into, _| !matches!(*into, ROOT | CLUSTER | BANNERS));
+    }
+    Update {
         seq,
-        title,
-        parts,
-        gone,
+        title: Some(&page.title),
+        announce: None,
+        parts: page.parts.iter().collect(),
         order,
-    })
+    }
+}
+
+/// Returns what has changed, which may be nothing.
+pub(super) fn difference<'a>(before: &'a Page, after: &'a Page, seq: u64) -> Update<'a> {
+    let old: HashMap<&str, &Part> = before.parts.iter().map(|part| (part.id.as_str(), part)).collect();
+    let parts = after.parts.iter();
+    let parts = parts.filter(|part| old.get(part.id.as_str()).is_none_or(|old| old != part));
+    let ordered_before = ordered(before);
+    let mut order = ordered(after);
+    for element in ordered_before.keys() {
+        order.entry(element).or_default();
+    }
+    order.retain(|element, ids| ordered_before.get(element) != Some(ids));
+    Update {
+        seq,
+        title: (before.title != after.title).then_some(after.title.as_str()),
+        announce: None,
+        parts: parts.collect(),
+        order,
+    }
 }
 
 /// Returns the identities in each element, in their order.
@@ -145,20 +159,32 @@ mod tests {
     #[test]
     fn only_what_has_changed_is_sent() {
         let before = page(&[("a", "1"), ("b", "2"), ("c", "3")]);
-        assert_eq!(patch(&before, &before), Value::Null);
+        assert_eq!(patch(&before, &before), json!({"seq": 2}));
         assert_eq!(
             patch(&before, &page(&[("a", "1"), ("b", "9"), ("c", "3")])),
-            json!({"kind": "patch", "seq": 2, "gone": [],
-                "parts": [{"id": "b", "into": "rows", "html": "<tr id=\"b\"><td>9</td></tr>"}]})
+            json!({"seq": 2, "parts": [{"id": "b", "into": "rows", "html": "<tr id=\"b\"><td>9</td></tr>"}]})
         );
         assert_eq!(
             patch(&before, &page(&[("a", "1"), ("c", "3")])),
-            json!({"kind": "patch", "seq": 2, "parts": [], "gone": ["b"], "order": {"rows": ["a", "c"]}})
+            json!({"seq": 2, "order": {"rows": ["a", "c"]}})
         );
+        assert_eq!(patch(&before, &page(&[])), json!({"seq": 2, "order": {"rows": []}}));
         assert_eq!(
             patch(&before, &page(&[("c", "3"), ("a", "1"), ("b", "2")])),
-            json!({"kind": "patch", "seq": 2, "parts": [], "gone": [], "order": {"rows": ["c", "a", "b"]}})
+            json!({"seq": 2, "order": {"rows": ["c", "a", "b"]}})
         );
+    }
+
+    #[test]
+    fn whole_page_replaces_what_was_shown_before() {
+        let mut page = Page::new("Nodes");
+        page.push(ROOT, "head", html! { h1 #head { "Nodes" } });
+        let update = serde_json::to_value(whole(&page, 1)).unwrap();
+        assert_eq!(update["order"], json!({"page": ["head"], "cluster": [], "banners": []}));
+        let mut dialog = Page::new("Start");
+        dialog.push(DIALOG, "head", html! { h2 #head { "Start" } });
+        let update = serde_json::to_value(whole(&dialog, 1)).unwrap();
+        assert_eq!(update["order"], json!({"dialog": ["head"]}));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The pages, as functions of the objects: no request is made here.
 
 mod check;
+pub(super) mod guest;
 mod machine;
 mod migration;
 mod node;
@@ -17,6 +18,8 @@ use super::{
     rights::Rights,
     view::{Path, View},
 };
+
+pub(super) use parts::segment;
 
 /// What a page is made of.
 pub(super) struct Context<'a> {
@@ -48,6 +51,11 @@ pub(super) fn render(path: &Path, context: &Context<'_>) -> Page {
         View::Node(name) => node::page(name, context),
         View::Machines => machine::list(path, context),
         View::Machine { namespace, name } => machine::page(namespace, name, context),
+        View::Guest {
+            namespace,
+            name,
+            device,
+        } => guest::page(namespace, name, *device, context),
         View::Check => check::page(context),
         View::Migrations => migration::list(path, context),
         View::Migration { namespace, name } => migration::page(namespace, name, context),

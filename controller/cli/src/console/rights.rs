@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use drydock_api::maintenance::{Group, PLURAL};
 use kube::Client;
 
-use crate::read::is_allowed;
+use crate::read::is_allowed_on;
 
 /// Something that the console does for its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,10 +16,22 @@ pub(super) enum Action {
     Stop,
     /// Cancels a migration.
     Cancel,
+    /// Opens the serial console of a guest.
+    Console,
+    /// Opens the display of a guest.
+    Display,
 }
 
+/// Group of the consoles and displays of guests.
+const SUBRESOURCES: &str = "subresources.kubevirt.io";
+
 impl Action {
-    const ALL: [Self; 3] = [Self::Start, Self::Stop, Self::Cancel];
+    const ALL: [Self; 5] = [Self::Start, Self::Stop, Self::Cancel, Self::Console, Self::Display];
+
+    /// Returns whether it is about the guest of one virtual machine.
+    fn is_of_guest(self) -> bool {
+        matches!(self, Self::Console | Self::Display)
+    }
 
     /// Returns the verb, the resource and its API group.
     fn needs(self) -> (&'static str, &'static str, &'static str) {
@@ -27,6 +39,8 @@ impl Action {
             Self::Start => ("create", PLURAL, Group::Medik8s.as_str()),
             Self::Stop => ("delete", PLURAL, Group::Medik8s.as_str()),
             Self::Cancel => ("delete", "virtualmachineinstancemigrations", "kubevirt.io"),
+            Self::Console => ("get", "virtualmachineinstances/console", SUBRESOURCES),
+            Self::Display => ("get", "virtualmachineinstances/vnc", SUBRESOURCES),
         }
     }
 
@@ -42,7 +56,8 @@ impl Action {
 pub(super) struct Rights(BTreeMap<Action, String>);
 
 impl Rights {
-    /// The rights of somebody who is only to see.
+    /// The rights of somebody who may do nothing, for this reason.
+    #[cfg(test)]
     pub(super) fn none(why: &str) -> Self {
         Self(Action::ALL.map(|action| (action, why.to_owned())).into())
     }
@@ -52,11 +67,21 @@ impl Rights {
         self.0.get(&action).map(String::as_str)
     }
 
-    /// Reviews what the user may do. Where the API server does not respond, it counts as allowed: the request itself will show.
-    pub(super) async fn review(client: &Client) -> Self {
+    /// Reviews what the user may do; with a guest if the namespace and the name of its `machine` are known. Where the API
+    /// server does not respond, it counts as allowed: the request itself will show.
+    ///
+    /// With `read_only`, which names the reason, the display alone is left: opening a serial console takes it from whoever
+    /// has it.
+    pub(super) async fn review(client: &Client, machine: Option<(&str, &str)>, read_only: Option<&str>) -> Self {
         let reviews = Action::ALL.map(|action| async move {
-            let (verb, resource, group) = action.needs();
-            let allowed = is_allowed(client, verb, resource, group).await.unwrap_or(true);
+            if let Some(why) = read_only.filter(|_| action != Action::Display) {
+                return Some((action, why.to_owned()));
+            }
+            // A page of a guest starts no maintenance, and the others open no guest.
+            if action.is_of_guest() != machine.is_some() {
+                return None;
+            }
+            let allowed = is_allowed_on(client, action.needs(), machine).await.unwrap_or(true);
             (!allowed).then(|| (action, action.missing()))
         });
         let missing = futures::future::join_all(reviews).await;

@@ -14,6 +14,7 @@ fn console(read_only: bool) -> (Arc<Shared>, Process) {
     let process = Process::new();
     let shared = Shared {
         store: Store::start(&client, &process),
+        guests: Guests::new(&process),
         client,
         cluster: Cluster {
             careful: true,
@@ -168,10 +169,81 @@ async fn nothing_is_written_by_a_console_that_only_reads() {
         ("/api/start", json!({"nodes": "a", "confirm": "a"})),
         ("/api/stop", json!({"node": "a"})),
         ("/api/cancel", json!({"namespace": "shop", "name": "m"})),
+        ("/api/guest/input", json!({"guest": "1", "text": "ls"})),
     ] {
         let (response, body) = send(&shared, writing(path, Some(&session), body)).await;
         assert_eq!(response.status(), 403);
         assert_eq!(body["error"], "this console was started with --read-only");
+    }
+}
+
+#[tokio::test]
+async fn guest_is_reached_with_a_session_while_it_is_open() {
+    let (shared, _process) = console(false);
+    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    let frame = "/api/guest/frame?guest=1&width=4&height=2";
+    let key =
+        json!({"kind": "key", "key": "a", "code": "KeyA", "down": true, "ctrl": false, "alt": false, "shift": false});
+    for (session, body, expected) in [
+        (None, json!({"guest": "1", "inputs": [key]}), 403),
+        (Some(session.as_str()), json!({"guest": "1", "inputs": [key]}), 404),
+        (Some(&session), json!({"guest": "../1", "inputs": []}), 404),
+        (Some(&session), json!({"guest": "1", "text": "ls", "enter": "yes"}), 404),
+        (
+            Some(&session),
+            json!({"guest": "1", "inputs": [{"kind": "reset"}]}),
+            422,
+        ),
+        (Some(&session), json!({"guest": "1", "path": "/api/v1/secrets"}), 422),
+    ] {
+        let (response, _) = send(&shared, writing("/api/guest/input", session, body.clone())).await;
+        assert_eq!(response.status(), expected, "{body}");
+    }
+    for (session, expected) in [(None, 403), (Some(session.as_str()), 404)] {
+        let request = Call {
+            session,
+            ..reading(frame)
+        };
+        assert_eq!(send(&shared, request).await.0.status(), expected);
+    }
+    // The API server is not there, so it ends at once; but it is open.
+    let opened = shared
+        .guests
+        .open(&shared.client, ("shop", "web"), view::Device::Display { take: false });
+    let id = opened.shown().id;
+    let input = json!({"guest": id.to_string(), "inputs": [key]});
+    let (response, _) = send(&shared, writing("/api/guest/input", Some(&session), input.clone())).await;
+    assert_eq!(response.status(), 200);
+    let request = Call {
+        session: Some(&session),
+        ..reading("/api/guest/frame?guest=1&width=4&height=2")
+    };
+    assert_eq!(send(&shared, request).await.0.status(), 409);
+    drop(opened);
+    let (response, _) = send(&shared, writing("/api/guest/input", Some(&session), input)).await;
+    assert_eq!(response.status(), 404);
+}
+
+#[tokio::test]
+async fn document_marks_its_section_in_the_navigation() {
+    let (shared, _process) = console(false);
+    for (path, section) in [
+        ("/", Some("/nodes")),
+        ("/virtual-machines/shop/web/console", Some("/virtual-machines")),
+        ("/check", Some("/check")),
+        ("/stop/a", None),
+    ] {
+        let request = Request::builder().uri(path).header(HOST, format!("127.0.0.1:{PORT}"));
+        let response = router(shared.clone())
+            .oneshot(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let marked = text.matches("aria-current").count();
+        assert_eq!(marked, usize::from(section.is_some()), "{path}");
+        let item = section.map(|section| format!("<li><a href=\"{section}\" aria-current=\"page\""));
+        assert!(item.is_none_or(|item| text.contains(&item)), "{path}");
     }
 }
 

@@ -5,6 +5,18 @@ use percent_encoding::percent_decode_str;
 /// Number of rows on a page.
 pub(super) const ROWS: usize = 100;
 
+/// What of a guest is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Device {
+    /// The first serial port. KubeVirt gives it to the client that comes last.
+    Console,
+    /// The first display.
+    Display {
+        /// Whether it is taken from a client that has it open. Without that it is left to that client.
+        take: bool,
+    },
+}
+
 /// What is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum View {
@@ -20,6 +32,15 @@ pub(super) enum View {
         namespace: String,
         /// Its name.
         name: String,
+    },
+    /// The serial console or the display of a virtual machine's guest.
+    Guest {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Which of both.
+        device: Device,
     },
     /// All migrations that the cluster still has.
     Migrations,
@@ -55,6 +76,27 @@ pub(super) struct Path {
     pub(super) page: usize,
 }
 
+impl View {
+    /// Returns the namespace and the name of the virtual machine that is shown.
+    pub(super) fn machine(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Machine { namespace, name } | Self::Guest { namespace, name, .. } => Some((namespace, name)),
+            _ => None,
+        }
+    }
+
+    /// Returns the item of the document's navigation under which it is.
+    pub(super) fn section(&self) -> Option<&'static str> {
+        match self {
+            Self::Nodes | Self::Node(_) => Some("/nodes"),
+            Self::Machines | Self::Machine { .. } | Self::Guest { .. } => Some("/virtual-machines"),
+            Self::Migrations | Self::Migration { .. } => Some("/migrations"),
+            Self::Check => Some("/check"),
+            Self::Cancel { .. } | Self::Start(_) | Self::Stop(_) => None,
+        }
+    }
+}
+
 impl Path {
     /// Returns what a path with its query shows; `None` if there is no such page.
     pub(super) fn parse(text: &str) -> Option<Self> {
@@ -69,6 +111,16 @@ impl Path {
             ["virtual-machines", namespace, name] => View::Machine {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
+            },
+            ["virtual-machines", namespace, name, device @ ..] => View::Guest {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+                device: match device {
+                    ["console"] => Device::Console,
+                    ["display"] => Device::Display { take: false },
+                    ["display", "take"] => Device::Display { take: true },
+                    _ => return None,
+                },
             },
             ["check"] => View::Check,
             ["migrations"] => View::Migrations,
@@ -126,6 +178,11 @@ mod tests {
             namespace: "shop".into(),
             name: "m".into(),
         };
+        let guest = |device| View::Guest {
+            namespace: "shop".into(),
+            name: "web".into(),
+            device,
+        };
         for (path, expected) in [
             ("/", Some(View::Nodes)),
             ("/nodes", Some(View::Nodes)),
@@ -135,6 +192,17 @@ mod tests {
             ("/virtual-machines", Some(View::Machines)),
             ("/virtual-machines/shop/web", Some(machine)),
             ("/virtual-machines/shop", None),
+            ("/virtual-machines/shop/web/console", Some(guest(Device::Console))),
+            (
+                "/virtual-machines/shop/web/display",
+                Some(guest(Device::Display { take: false })),
+            ),
+            (
+                "/virtual-machines/shop/web/display/take",
+                Some(guest(Device::Display { take: true })),
+            ),
+            ("/virtual-machines/shop/web/console/take", None),
+            ("/virtual-machines/shop/web/usbredir", None),
             ("/check", Some(View::Check)),
             ("/migrations", Some(View::Migrations)),
             ("/migrations/shop/m", Some(migration)),

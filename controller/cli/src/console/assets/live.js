@@ -2,19 +2,19 @@
 // Shows a page that the console keeps up to date, and sends what its user does. All HTML comes from the console.
 
 /** @typedef {{id: string, into: string, html: string}} Part */
-/** @typedef {{kind: string, title?: string, parts?: Part[], gone?: string[], order?: Record<string, string[]>}} Update */
+/** @typedef {{title?: string, announce?: string, parts?: Part[], order?: Record<string, string[]>}} Update */
 
 const KEY = "drydock-session";
 /** Milliseconds without a line after which the connection counts as broken: the console sends one every five seconds. */
 const SILENT = 20_000;
 /** Milliseconds after which a tab that nobody sees closes its connection. */
 const HIDDEN = 30_000;
-/** Milliseconds between two announcements to screen readers. */
-const ANNOUNCE = 10_000;
 
 /** @param {string} id @returns {HTMLElement} */
 const element = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 const dialog = /** @type {HTMLDialogElement} */ (element("window"));
+/** @param {unknown} error */
+const reason = (error) => error instanceof Error ? error.message : String(error);
 
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
 function request(path, options = {}) {
@@ -38,83 +38,54 @@ class View {
     this.main = main;
     /** @type {Map<string, Part>} */
     this.parts = new Map();
-    this.stopped = new AbortController();
+    this.stopped = false;
+    this.connection = new AbortController();
     void this.follow();
   }
 
-  stop() { this.stopped.abort(); }
+  stop() {
+    this.stopped = true;
+    this.connection.abort();
+  }
 
   async follow() {
-    let pause = 500;
-    while (!this.stopped.signal.aborted) {
+    for (let pause = 500; !this.stopped; pause = Math.min(pause * 2, 8000)) {
+      const connection = this.connection = new AbortController();
+      let timer = setTimeout(() => connection.abort(), SILENT);
       try {
-        await this.read(() => { pause = 500; });
+        const response = await request(`/api/live?path=${encodeURIComponent(this.path)}`, {signal: connection.signal});
+        if (response.status === 403) return signIn();
+        if (!response.ok || !response.body) throw new Error((await response.json()).error);
+        const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+        for (let text = "";;) {
+          const {value, done} = await reader.read();
+          if (done) throw new Error("the console has ended the connection");
+          clearTimeout(timer);
+          timer = setTimeout(() => connection.abort(), SILENT);
+          const lines = (text + value).split("\n");
+          text = lines.pop() ?? "";
+          for (const line of lines) this.apply(JSON.parse(line));
+          if (lines.length) pause = 500;
+        }
       } catch (error) {
-        if (this.stopped.signal.aborted) return;
-        this.broken(String(error instanceof Error ? error.message : error));
-      }
-      await new Promise((done) => setTimeout(done, pause));
-      pause = Math.min(pause * 2, 8000);
-    }
-  }
-
-  /** @param {() => void} heard */
-  async read(heard) {
-    const connection = new AbortController();
-    const stop = () => connection.abort();
-    this.stopped.signal.addEventListener("abort", stop);
-    let timer = setTimeout(stop, SILENT);
-    try {
-      const response = await request(`/api/live?path=${encodeURIComponent(this.path)}`, {signal: connection.signal});
-      if (response.status === 403) return signIn();
-      if (!response.ok || !response.body) throw new Error((await response.json()).error);
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let text = "";
-      for (;;) {
-        const {value, done} = await reader.read();
-        if (done) throw new Error("the console has ended the connection");
-        clearTimeout(timer);
-        timer = setTimeout(stop, SILENT);
-        const lines = (text + value).split("\n");
-        text = lines.pop() ?? "";
-        for (const line of lines) {
-          heard();
-          element("connection").hidden = true;
-          this.apply(JSON.parse(line));
+        if (!this.stopped && this.main) {
+          element("connection").hidden = false;
+          element("connection").textContent = `No connection to the console since ${new Date().toLocaleTimeString()} `
+            + `(${reason(error)}). This page is from before; maintenance goes on in the cluster.`;
         }
       }
-    } finally {
       clearTimeout(timer);
-      this.stopped.signal.removeEventListener("abort", stop);
-    }
-  }
-
-  /** @param {string} why */
-  broken(why) {
-    if (this.main) {
-      element("connection").hidden = false;
-      element("connection").textContent = `No connection to the console since ${new Date().toLocaleTimeString()} (${why}). `
-        + "This page is from before; maintenance goes on in the cluster.";
+      await new Promise((done) => setTimeout(done, pause));
     }
   }
 
   /** @param {Update} update */
   apply(update) {
+    element("connection").hidden = true;
     if (update.title && this.main) document.title = `${update.title} · Drydock`;
-    const gone = update.kind === "snapshot"
-      ? [...this.parts.keys()].filter((id) => !update.parts?.some((part) => part.id === id))
-      : update.gone ?? [];
-    for (const id of gone) {
-      document.getElementById(id)?.remove();
-      this.parts.delete(id);
-    }
+    if (update.announce && this.main) element("announcement").textContent = update.announce;
     for (const part of update.parts ?? []) this.set(part);
-    const order = update.order ?? {};
-    if (update.kind === "snapshot") {
-      for (const part of update.parts ?? []) (order[part.into] ??= []).push(part.id);
-    }
-    for (const [into, ids] of Object.entries(order)) arrange(into, ids);
-    if (update.kind !== "alive" && this.main) announce();
+    for (const [into, ids] of Object.entries(update.order ?? {})) arrange(into, ids);
   }
 
   /** @param {Part} part */
@@ -127,6 +98,7 @@ class View {
     const fresh = /** @type {HTMLElement} */ (template.content.firstElementChild);
     if (shown) exchange(shown, fresh);
     else element(part.into).append(fresh);
+    if (fresh instanceof HTMLCanvasElement) void draw(fresh);
   }
 }
 
@@ -146,43 +118,35 @@ function exchange(shown, fresh) {
   if (focused) /** @type {HTMLElement | undefined} */ ([...fresh.querySelectorAll(focused.tagName)][place])?.focus();
 }
 
+// Brings the parts in an element into their order; others are gone, and the element may be too.
 /** @param {string} into @param {string[]} ids */
 function arrange(into, ids) {
-  const parent = element(into);
+  const parent = document.getElementById(into);
   ids.forEach((id, index) => {
     const child = document.getElementById(id);
-    if (child && parent.children[index] !== child) parent.insertBefore(child, parent.children[index] ?? null);
+    if (child && parent?.children[index] !== child) parent?.insertBefore(child, parent.children[index] ?? null);
   });
+  while (parent && parent.children.length > ids.length) parent.lastElementChild?.remove();
 }
 
-let announced = 0;
-function announce() {
-  const text = document.querySelector("[data-announce]")?.getAttribute("data-announce") ?? "";
-  const shown = element("announcement");
-  if (shown.textContent !== text && Date.now() - announced > ANNOUNCE) {
-    announced = Date.now();
-    shown.textContent = text;
-  }
-}
+/** @param {string} id @returns {HTMLElement} */
+const copyOf = (id) => /** @type {any} */ (element(id)).content.firstElementChild.cloneNode(true);
 
 function signIn() {
   view?.stop();
-  element("page").innerHTML = `<section class="empty"><h1>Open the link from the terminal</h1>
-    <p>This tab has no session. <code>kubectl drydock console</code> prints a link that works once; another tab of this browser
-    that is open gives out a further one by “Link for another browser”.</p></section>`;
+  element("page").replaceChildren(copyOf("sign-in"));
 }
 
 /** @param {string} text @param {boolean} [bad] */
 function notice(text, bad = false) {
-  const line = document.createElement("p");
-  line.className = bad ? "banner warning" : "banner good-news";
-  line.textContent = text;
-  const close = document.createElement("button");
-  close.type = "button";
-  close.textContent = "Dismiss";
-  close.addEventListener("click", () => line.remove());
-  line.append(" ", close);
+  const line = copyOf(bad ? "bad" : "good");
+  line.prepend(`${text} `);
   element("notices").append(line);
+}
+
+/** @param {string} text @param {string} note */
+function clip(text, note) {
+  navigator.clipboard.writeText(text).then(() => notice(`${note}: ${text}`), () => notice(`Not copied: ${text}`, true));
 }
 
 /** @type {View | undefined} */
@@ -190,40 +154,30 @@ let view;
 /** @type {View | undefined} */
 let inDialog;
 
-function show() {
+/** @param {Map<string, Part>} [parts] What is on the page already. */
+function show(parts) {
   view?.stop();
   view = new View(location.pathname + location.search, true);
+  if (parts) view.parts = parts;
 }
 
-/** @param {string} path */
-function openDialog(path) {
-  inDialog?.stop();
-  element("dialog").replaceChildren();
-  inDialog = new View(path, false);
-  dialog.showModal();
-}
 dialog.addEventListener("close", () => inDialog?.stop());
-
 document.addEventListener("click", (event) => {
   const target = /** @type {HTMLElement} */ (event.target);
   for (const menu of document.querySelectorAll("details.menu[open]")) {
     if (!menu.contains(target) || target.closest("[data-dialog]")) menu.removeAttribute("open");
   }
   const path = target.closest("[data-dialog]")?.getAttribute("data-dialog");
-  if (path) openDialog(path);
+  if (path) {
+    inDialog?.stop();
+    element("dialog").replaceChildren();
+    inDialog = new View(path, false);
+    dialog.showModal();
+  }
   const text = target.closest("[data-copy]")?.getAttribute("data-copy");
-  if (text) {
-    navigator.clipboard.writeText(text).then(() => notice(`Copied: ${text}`), () => notice(`Not copied: ${text}`, true));
-  }
+  if (text) clip(text, "Copied");
   if (target.closest("[data-close]")) dialog.close();
-});
-
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape") return;
-  for (const menu of document.querySelectorAll("details.menu[open]")) {
-    menu.removeAttribute("open");
-    /** @type {HTMLElement | null} */ (menu.querySelector("summary"))?.focus();
-  }
+  target.closest("[data-dismiss]")?.parentElement?.remove();
 });
 
 document.addEventListener("submit", (event) => {
@@ -236,64 +190,111 @@ document.addEventListener("submit", (event) => {
   button.disabled = error.hidden = true;
   post(path, Object.fromEntries(new FormData(form))).then((result) => {
     dialog.close();
-    notice(result.done);
+    form.reset();
+    if (result.done) notice(result.done);
+    if (result.link) clip(result.link, "Copied; it works once, on this machine");
   }, (failure) => {
     // The form may have been shown anew meanwhile.
     const shown = /** @type {HTMLElement} */ (document.querySelector(`[id="${form.id}"] .error`) ?? error);
     shown.textContent = failure.message;
     shown.hidden = false;
-    button.disabled = false;
-  });
+  }).finally(() => { button.disabled = false; });
 });
 
-function reopen() {
-  const parts = view?.parts;
-  show();
-  if (view && parts) view.parts = parts;
-}
-
-let typing = 0;
+let [typing, hiding] = [0, 0];
 document.addEventListener("input", (event) => {
   const field = /** @type {HTMLInputElement} */ (event.target);
   if (!field.matches("[data-filter]")) return;
   clearTimeout(typing);
   typing = setTimeout(() => {
     history.replaceState(null, "", field.value ? `?q=${encodeURIComponent(field.value)}` : location.pathname);
-    reopen();
+    show(view?.parts);
   }, 200);
 });
 
-let hiding = 0;
 document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
-  if (document.hidden) hiding = setTimeout(() => view?.stop(), HIDDEN);
-  else if (view?.stopped.signal.aborted && sessionStorage.getItem(KEY)) reopen();
+  // The connection to a guest would end too, and what the guest prints meanwhile would be lost.
+  if (document.hidden && !document.querySelector("[data-guest]")) hiding = setTimeout(() => view?.stop(), HIDDEN);
+  else if (view?.stopped && sessionStorage.getItem(KEY)) show(view.parts);
 });
 
-element("other").addEventListener("click", () => {
-  post("/api/link", {}).then((result) => navigator.clipboard.writeText(result.link).then(() => result.link)).then(
-    (link) => notice(`Copied; it works once, on this machine: ${link}`),
-    (failure) => notice(failure.message, true),
-  );
-});
-
-for (const link of document.querySelectorAll("nav a")) {
-  if (location.pathname.startsWith(link.getAttribute("href") ?? "")) link.setAttribute("aria-current", "page");
+// Draws what changes on a display, as long as its canvas is on the page.
+/** @param {HTMLCanvasElement} canvas */
+async function draw(canvas) {
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  while (canvas.isConnected) {
+    const response = await request(canvas.dataset.frames ?? "").catch(() => null);
+    if (!response?.ok) return;
+    const body = await response.arrayBuffer();
+    for (let at = 0; at < body.byteLength;) {
+      const head = new DataView(body, at, 8);
+      const [x, y, width, height] = [0, 2, 4, 6].map((offset) => head.getUint16(offset));
+      const pixels = new Uint8ClampedArray(body, at + 8, 4 * width * height);
+      context.putImageData(new ImageData(pixels, width), x, y);
+      at += 8 + pixels.length;
+    }
+  }
 }
+
+/** @type {object[]} */
+let inputs = [];
+let sending = false;
+// Sends input to the guest that an element belongs to, in order: what comes during a request is in the next.
+/** @param {object} input @param {Element | null} [from] */
+async function send(input, from = document.activeElement) {
+  const guest = from?.closest("[data-guest]")?.getAttribute("data-guest");
+  if (guest) inputs.push(input);
+  if (!guest || sending) return;
+  sending = true;
+  try {
+    while (inputs.length) await post("/api/guest/input", {guest, inputs: inputs.splice(0)});
+  } catch (error) {
+    inputs = [];
+    notice(reason(error), true);
+  }
+  sending = false;
+}
+
+/** @param {KeyboardEvent} event */
+function onKey(event) {
+  const {key, code, ctrlKey: ctrl, altKey: alt, shiftKey: shift} = event;
+  for (const menu of key === "Escape" ? document.querySelectorAll("details.menu[open]") : []) {
+    menu.removeAttribute("open");
+    /** @type {HTMLElement | null} */ (menu.querySelector("summary"))?.focus();
+  }
+  const screen = document.activeElement?.closest("[data-guest]");
+  // A terminal leaves copying and pasting to the browser.
+  if (!screen || event.metaKey || (ctrl && shift && key !== "Escape" && screen.id === "terminal")) return;
+  event.preventDefault();
+  if (ctrl && (key === "F6" || (shift && key === "Escape"))) element("below").focus();
+  else void send({kind: "key", down: event.type === "keydown", key, code, ctrl, alt, shift});
+}
+document.addEventListener("keydown", onKey);
+document.addEventListener("keyup", onKey);
+document.addEventListener("focusout", (event) => void send({kind: "release"}, /** @type {Element} */ (event.target)));
+document.addEventListener("paste", (event) => {
+  void send({kind: "text", text: event.clipboardData?.getData("text/plain") ?? ""});
+});
+
+for (const kind of ["pointerdown", "pointermove", "pointerup", "wheel", "contextmenu"]) {
+  document.addEventListener(kind, (event) => {
+    const canvas = event.target;
+    if (!(canvas instanceof HTMLCanvasElement && event instanceof MouseEvent && canvas.closest("[data-guest]"))) return;
+    if (kind === "wheel" || kind === "contextmenu") event.preventDefault();
+    const [x, y] = [event.offsetX, event.offsetY].map((at) => Math.max(0, Math.round(at * canvas.width / canvas.clientWidth)));
+    if (event instanceof WheelEvent) void send({kind: "wheel", x, y, up: event.deltaY < 0}, canvas);
+    else void send({kind: "pointer", x, y, buttons: event.buttons & 7}, canvas);
+  }, {passive: false});
+}
+
 const key = new URLSearchParams(location.hash.slice(1)).get("key");
 if (key) {
   history.replaceState(null, "", "/nodes");
-  document.querySelector("nav a")?.setAttribute("aria-current", "page");
-  try {
-    sessionStorage.setItem(KEY, (await post("/api/session", {key})).session);
-  } catch (error) {
-    notice(String(error instanceof Error ? error.message : error), true);
-  }
+  const {session} = await post("/api/session", {key}).catch((error) => notice(reason(error), true)) ?? {};
+  if (session) sessionStorage.setItem(KEY, session);
 }
-if (sessionStorage.getItem(KEY)) {
-  element("other").hidden = false;
-  show();
-} else {
-  signIn();
-}
+element("other").hidden = !sessionStorage.getItem(KEY);
+if (sessionStorage.getItem(KEY)) show();
+else signIn();
 export {};

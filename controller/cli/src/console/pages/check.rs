@@ -13,7 +13,9 @@ pub(super) fn page(context: &Context<'_>) -> Page {
     let mut page = Page::new("Check");
     match context.report {
         Some(Ok(report)) => {
-            page.push(ROOT, "summary", summary(report));
+            let text = numbers(report);
+            page.announce(text.clone());
+            page.push(ROOT, "summary", summary(report, &text));
             for section in &report.sections {
                 page.push(ROOT, id(section), checks(section));
             }
@@ -28,19 +30,23 @@ pub(super) fn page(context: &Context<'_>) -> Page {
     page
 }
 
-fn summary(report: &Report) -> Markup {
+/// Returns the numbers of checks with each outcome.
+fn numbers(report: &Report) -> String {
     let count = |outcome| report.outcomes().filter(|other| *other == outcome).count();
-    let text = format!(
+    format!(
         "{} ok, {} warnings, {} errors, {} skipped",
         count(Outcome::Ok),
         count(Outcome::Warning),
         count(Outcome::Error),
         count(Outcome::Skipped)
-    );
+    )
+}
+
+fn summary(report: &Report, text: &str) -> Markup {
     html! {
         header #summary {
             h1 { "Check" }
-            p.summary data-announce=(text) { (text) ", at " (clock_time(report.at)) ". " a href="/check" { "Check again" } }
+            p.summary { (text) ", at " (clock_time(report.at)) ". " a href="/check" { "Check again" } }
             @if !report.unread.is_empty() {
                 p.banner {
                     "Not read: "

@@ -8,7 +8,7 @@ use drydock_view::{
 use maud::{Markup, html};
 
 use super::{
-    Context,
+    Context, guest,
     parts::{command, filter, heading, identity, machine_path, no_match, node_path, pagination, table},
 };
 use crate::console::{
@@ -23,7 +23,7 @@ pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
     let all = machines(context.snapshot);
     let mut page = Page::new("Virtual machines");
     let text = format!("{} run or are to run", all.len());
-    page.push(ROOT, "summary", heading("Virtual machines", &text));
+    heading(&mut page, "Virtual machines", &text);
     if all.is_empty() {
         page.push(
             ROOT,
@@ -80,21 +80,23 @@ pub(super) fn page(namespace: &str, name: &str, context: &Context<'_>) -> Page {
         return Page::missing(&format!("virtual machine {namespace}/{name} that runs or is to run"));
     };
     let mut page = Page::new(format!("{namespace}/{name}"));
-    page.push(ROOT, "head", head(&found));
+    page.announce(format!("{}: {}", found.name, found.phase.as_str()));
+    page.push(ROOT, "head", head(&found, context));
     page.push(ROOT, "movable", movable(&found));
     page.push(ROOT, "places", places(&found));
     page
 }
 
-fn head(found: &Explanation) -> Markup {
+fn head(found: &Explanation, context: &Context<'_>) -> Markup {
     html! {
         header #head {
             nav aria-label="Breadcrumb" { a href="/virtual-machines" { "Virtual machines" } " / " (found.namespace) "/" (found.name) }
             h1 { (found.namespace) "/" (found.name) }
-            p.summary data-announce={ (found.name) ": " (found.phase.as_str()) } {
+            p.summary {
                 (found.phase.as_str())
                 @if let Some(node) = &found.node { " on " a href=(node_path(node)) { (node) } }
             }
+            (guest::links(&found.namespace, &found.name, context))
         }
     }
 }

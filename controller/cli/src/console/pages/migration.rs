@@ -27,7 +27,7 @@ pub(super) fn list(path: &Path, context: &Context<'_>) -> Page {
     let running = all.iter().filter(|row| !row.phase.is_final()).count();
     let mut page = Page::new("Migrations");
     let text = format!("{running} under way or waiting, {} over", all.len() - running);
-    page.push(ROOT, "summary", heading("Migrations", &text));
+    heading(&mut page, "Migrations", &text);
     if all.is_empty() {
         page.push(
             ROOT,
@@ -92,6 +92,7 @@ pub(super) fn page(namespace: &str, name: &str, context: &Context<'_>) -> Page {
         return Page::missing(&format!("migration {namespace}/{name}"));
     };
     let mut page = Page::new(format!("{namespace}/{name}"));
+    page.announce(format!("{}: {}", found.name, found.phase.as_str()));
     page.push(ROOT, "head", head(&found, context));
     page.push(ROOT, "course", course(&found));
     page
@@ -111,7 +112,7 @@ fn head(found: &MigrationExplanation, context: &Context<'_>) -> Markup {
                     }
                 }
             }
-            p.summary data-announce={ (found.name) ": " (found.phase.as_str()) } {
+            p.summary {
                 (found.phase.as_str())
                 @if let Some(since) = found.since { " for " (ago(context.now, since)) }
                 ", of " a href=(machine_path(&found.namespace, &found.instance)) { (found.namespace) "/" (found.instance) }

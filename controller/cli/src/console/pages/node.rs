@@ -22,6 +22,7 @@ pub(super) fn page(name: &str, context: &Context<'_>) -> Page {
         return Page::missing(&format!("node {name}"));
     };
     let mut page = Page::new(name);
+    page.announce(format!("{}: {}", details.row.name, details.row.state.as_str()));
     page.push(ROOT, "head", head(&details, context));
     if let Some(maintenance) = &details.maintenance {
         page.push(ROOT, "maintenance", maintained(maintenance, &details, context));
@@ -64,7 +65,7 @@ fn head(details: &NodeDetails, context: &Context<'_>) -> Markup {
                     (items(row, context))
                 }
             }
-            p.summary data-announce={ (row.name) ": " (row.state.as_str()) } {
+            p.summary {
                 @if let Some(why) = &row.why { (why) }
                 @if let Some(since) = row.since { ", for " (ago(context.now, since)) }
             }

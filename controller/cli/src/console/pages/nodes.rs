@@ -31,7 +31,7 @@ pub(super) fn page(path: &Path, context: &Context<'_>) -> Page {
     let all = rows(context.snapshot);
     let shown: Vec<&NodeRow> = all.iter().filter(|row| path.shows(texts(row))).collect();
     let mut page = Page::new("Nodes");
-    page.push(ROOT, "summary", summary(&all));
+    heading(&mut page, "Nodes", &summary(&all));
     if all.is_empty() {
         page.push(ROOT, "none", empty());
         return page;
@@ -56,7 +56,7 @@ fn texts(row: &NodeRow) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the numbers of nodes in each state: `18 open · 1 emptying`.
-fn summary(rows: &[NodeRow]) -> Markup {
+fn summary(rows: &[NodeRow]) -> String {
     let mut counts: BTreeMap<State, usize> = BTreeMap::new();
     for row in rows {
         *counts.entry(row.state).or_default() += 1;
@@ -65,7 +65,7 @@ fn summary(rows: &[NodeRow]) -> Markup {
         .into_iter()
         .map(|(state, count)| format!("{count} {}", state.as_str().to_lowercase()))
         .collect();
-    heading("Nodes", &counts.join(" · "))
+    counts.join(" · ")
 }
 
 fn empty() -> Markup {

@@ -9,15 +9,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Context;
 use crate::console::{
-    page::{Page, ROOT},
+    page::{BANNERS, CLUSTER, Page, ROOT},
     rights::Action,
     view::{Path, ROWS},
 };
-
-/// The element of the document that names the cluster.
-const CLUSTER: &str = "cluster";
-/// The element of the document for what holds on every page.
-const BANNERS: &str = "banners";
 
 /// Appends what is on every page: the cluster, what is out of date, and what could not be read.
 pub(super) fn frame(page: &mut Page, context: &Context<'_>) {
@@ -139,7 +134,7 @@ pub(super) fn bar(segments: &[(&str, u64)], whole: u64, label: &str) -> Markup {
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Returns a segment of a path.
-pub(super) fn segment(name: &str) -> String {
+pub(in crate::console) fn segment(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
 
@@ -200,9 +195,14 @@ pub(super) fn no_match(path: &Path, columns: usize, what: &str) -> Markup {
     html! { tr #no-match { td colspan=(columns) { "No " (what) " has “" (path.filter) "” in it." } } }
 }
 
-/// Returns the heading of a table's page.
-pub(super) fn heading(title: &str, summary: &str) -> Markup {
-    html! { header #summary { h1 { (title) } p.summary data-announce=(summary) { (summary) } } }
+/// Appends the heading of a table's page.
+pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
+    page.announce(summary);
+    page.push(
+        ROOT,
+        "summary",
+        html! { header #summary { h1 { (title) } p.summary { (summary) } } },
+    );
 }
 
 /// A question whose answer is one button.
@@ -243,7 +243,7 @@ pub(super) fn form(question: &Question<'_>, context: &Context<'_>) -> Markup {
 }
 
 /// Returns why something cannot be done now.
-fn missing<'a>(action: Action, context: &Context<'a>) -> Option<&'a str> {
+pub(super) fn missing<'a>(action: Action, context: &Context<'a>) -> Option<&'a str> {
     match context.stale_since {
         Some(_) => Some("the API server is not reached"),
         None => context.rights.missing(action),

@@ -12,8 +12,14 @@ use drydock_view::{
 };
 use serde_json::json;
 
-use super::*;
-use crate::console::page::Part;
+use maud::html;
+
+use super::{guest::Circumstances, *};
+use crate::console::{
+    guest::{Picture, Shown, Status},
+    page::Part,
+    view::Device,
+};
 
 const NOW: &str = "2026-11-27T14:05:00Z";
 
@@ -73,6 +79,20 @@ fn drained() -> Snapshot {
 
 /// Returns a page of a snapshot, for a user with these rights.
 fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>) -> Page {
+    with(snapshot, rights, stale_since, |context| {
+        render(&Path::parse(path).unwrap(), context)
+    })
+}
+
+/// Returns the page of a guest that shows this.
+fn guest_page(path: &str, status: Status, picture: Picture, circumstances: Circumstances) -> Page {
+    let mut page = shown(path, &drained(), &Rights::default(), None);
+    let shown = Shown { id: 7, status, picture };
+    guest::show(&mut page, &Path::parse(path).unwrap().view, &shown, circumstances);
+    page
+}
+
+fn with<T>(snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
     let cluster = Cluster {
         context: "prod-eu".into(),
         server: "https://10.0.0.1:6443".into(),
@@ -88,7 +108,7 @@ fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&
         stale_since: stale_since.map(|since| since.parse().unwrap()),
         cluster: &cluster,
     };
-    render(&Path::parse(path).unwrap(), &context)
+    f(&context)
 }
 
 /// Returns a report with a check of each outcome.
@@ -172,6 +192,8 @@ fn parts_are_distinct_and_within_earlier_ones() {
         "/nodes/none",
         "/virtual-machines",
         "/virtual-machines/shop/web",
+        CONSOLE,
+        "/virtual-machines/%3Cb%3E/%3Cb%3E/display",
         "/check",
         "/migrations",
         "/migrations/shop/m-2",
@@ -208,10 +230,126 @@ fn markup_of_others_is_text_on_every_page() {
         "/nodes/%3Cb%3E",
         "/start/%3Cb%3E",
         "/stop/%3Cb%3E",
+        "/virtual-machines/%3Cb%3E/%3Cb%3E/display",
     ] {
         let text = lines(&shown(path, &snapshot, &Rights::default(), None));
         assert!(!text.contains("<b>"), "{path}: {text}");
     }
+}
+
+const WRITES: Circumstances = Circumstances {
+    read_only: false,
+    runs: true,
+};
+const CONSOLE: &str = "/virtual-machines/shop/web/console";
+const DISPLAY: &str = "/virtual-machines/shop/web/display";
+
+#[test]
+fn pages_of_a_guest_have_what_they_had() {
+    let rows = Picture::Rows(vec![
+        html! { "login: " span.cursor { " " } },
+        html! { span.f1 { "<b>" } },
+    ]);
+    let page = guest_page(CONSOLE, Status::Connected(None), rows, WRITES);
+    insta::assert_snapshot!("guest-console", lines(&page));
+    let size = Picture::Size(Some((800, 600)));
+    let page = guest_page(DISPLAY, Status::Connected(None), size.clone(), WRITES);
+    insta::assert_snapshot!("guest-display", lines(&page));
+    let read_only = Circumstances {
+        read_only: true,
+        ..WRITES
+    };
+    let page = lines(&guest_page(DISPLAY, Status::Connected(None), size, read_only));
+    assert!(
+        !page.contains("data-guest") && !page.contains("<form") && page.contains("--read-only"),
+        "{page}"
+    );
+}
+
+#[test]
+fn state_of_a_guest_has_its_reason_and_a_way_on() {
+    let again = "<a href=\"/virtual-machines/shop/web/display\">";
+    for (status, runs, expected) in [
+        (Status::Connecting, true, vec!["Connecting"]),
+        (
+            Status::Connected(Some("it migrated to node b".into())),
+            true,
+            vec!["Connected again after: it migrated to node b."],
+        ),
+        (
+            Status::Reconnecting("it migrated to node b".into()),
+            true,
+            vec!["Closed: it migrated to node b.", "is being connected again"],
+        ),
+        (
+            Status::InUse,
+            true,
+            vec![
+                "Another client",
+                "<a href=\"/virtual-machines/shop/web/display/take\">Take it over</a>",
+                again,
+            ],
+        ),
+        (Status::Lost, true, vec!["Another client has taken the display", again]),
+        (Status::Lost, false, vec!["The guest does not run any more", again]),
+        (
+            Status::Ended("<b>".into()),
+            true,
+            vec!["The display has ended: &lt;b&gt;.", again],
+        ),
+    ] {
+        let circumstances = Circumstances { runs, ..WRITES };
+        let page = guest_page(DISPLAY, status.clone(), Picture::Size(None), circumstances);
+        let state = &page.parts.iter().find(|part| part.id == "state").unwrap().html;
+        for text in expected {
+            assert!(state.contains(text), "{status:?}: {state}");
+        }
+    }
+}
+
+#[test]
+fn guest_that_cannot_be_opened_has_the_reason_on_both_pages() {
+    let devices = |snapshot: &mut Snapshot, phase: &str, attached: bool| {
+        for instance in &mut snapshot.instances {
+            let instance = Arc::make_mut(instance);
+            instance.status.get_or_insert_default().phase = Some(serde_json::from_value(json!(phase)).unwrap());
+            instance.spec.domain.devices.autoattach_serial_console = Some(attached);
+            instance.spec.domain.devices.autoattach_graphics_device = Some(attached);
+        }
+    };
+    let refused = Rights::none("you lack the right to get it");
+    for (phase, attached, rights, expected) in [
+        ("Running", true, &Rights::default(), None),
+        ("Scheduling", true, &Rights::default(), Some("its phase is Scheduling")),
+        ("Running", false, &Rights::default(), Some("it has no serial console")),
+        ("Running", true, &refused, Some("you lack the right to get it")),
+    ] {
+        let mut snapshot = drained();
+        devices(&mut snapshot, phase, attached);
+        let why = with(&snapshot, rights, None, |context| {
+            guest::unavailable("shop", "web", Device::Console, context)
+        });
+        assert_eq!(why.is_some(), expected.is_some(), "{why:?}");
+        let machine = lines(&shown("/virtual-machines/shop/web", &snapshot, rights, None));
+        let console = lines(&shown(CONSOLE, &snapshot, rights, None));
+        match expected {
+            None => assert!(machine.contains(&format!("href=\"{CONSOLE}\"")) && !console.contains("unavailable")),
+            Some(expected) => {
+                assert!(machine.contains(expected) && machine.contains("disabled"), "{machine}");
+                assert!(
+                    console.contains("Not available: ") && console.contains(expected),
+                    "{console}"
+                );
+            }
+        }
+    }
+    let missing = lines(&shown(
+        "/virtual-machines/shop/none/display",
+        &drained(),
+        &Rights::default(),
+        None,
+    ));
+    assert!(missing.contains("Not available: it does not run."), "{missing}");
 }
 
 #[test]

@@ -1,0 +1,403 @@
+//! Consoles and displays of guests that are open in a browser.
+//!
+//! ```text
+//!  page of a guest (/api/live) ─opens─▶ Guests ─▶ Guest ◀─task─▶ Socket ◀─▶ API server ◀─▶ guest
+//!     rows of its console, its state ◀── changes ──┤
+//!  /api/guest/input (keys, text, pointer) ────────▶├─▶ Terminal: bytes ─▶ screen ─▶ rows of HTML
+//!  /api/guest/frame (what of a display changed) ◀──┘└▶ Rfb: bytes ─▶ Framebuffer ─▶ rectangles of pixels
+//! ```
+//!
+//! A guest is open as long as the stream of its page: closing the tab closes the websocket. The browser interprets nothing
+//! that a guest sends; it gets HTML, in which everything is escaped, or pixels.
+
+mod framebuffer;
+mod keys;
+mod requests;
+mod rfb;
+mod socket;
+mod terminal;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use drydock_runtime::{CancellationToken, Process, chain};
+use kube::Client;
+use maud::Markup;
+use serde::Deserialize;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep},
+};
+
+use super::view::Device;
+use framebuffer::Budget;
+use keys::Key;
+use rfb::Rfb;
+use socket::{Event, Refused, Socket};
+use terminal::Terminal;
+
+pub(super) use requests::{FRAME, INPUT, frame, input};
+pub(super) use terminal::{COLUMNS, ROWS};
+
+/// Close code of a websocket after which the client may connect again: the guest has moved, or was restarted, or the
+/// controller that relays it stops (RFC 6455, 7.4.1 and its registry).
+const AGAIN: u16 = 1012;
+/// Time in which a connection that was closed with [`AGAIN`] has to be there again.
+const RECONNECT: Duration = Duration::from_secs(120);
+/// Time between two attempts for that.
+const ATTEMPT: Duration = Duration::from_millis(500);
+/// What KubeVirt and Drydock refuse a display with that another client has (`preserveSession`).
+const IN_USE: &str = "Active VNC connection";
+/// Bytes to a serial console that may wait.
+const MOST_INPUT: usize = 64 << 10;
+
+/// How it is with the connection to a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Status {
+    /// The websocket is being opened.
+    Connecting,
+    /// It is open. After another one that was closed there is the reason of that.
+    Connected(Option<String>),
+    /// It was closed for this reason, and another one is being opened.
+    Reconnecting(String),
+    /// Another client has the display.
+    InUse,
+    /// Another client has taken it, or the connection broke: nobody knows which.
+    Lost,
+    /// There will be no other one, for this reason.
+    Ended(String),
+}
+
+/// What a page shows of a guest.
+#[derive(Clone, Debug)]
+pub(super) struct Shown {
+    /// Under which input and frames are requested.
+    pub(super) id: u64,
+    pub(super) status: Status,
+    pub(super) picture: Picture,
+}
+
+/// What is seen of a guest.
+#[derive(Clone, Debug)]
+pub(super) enum Picture {
+    /// The rows of a serial console.
+    Rows(Vec<Markup>),
+    /// The width and height of a display in pixels, which the browser draws; `None` before they are known.
+    Size(Option<(u16, u16)>),
+}
+
+/// Something that the user does with a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "camelCase", deny_unknown_fields)]
+pub(super) enum Input {
+    /// A key is pressed or released.
+    Key(Key),
+    /// A text is pasted.
+    Text { text: String },
+    /// The pointer moves, or its buttons do: as in `MouseEvent.buttons`.
+    Pointer { x: u16, y: u16, buttons: u8 },
+    /// The wheel turns by a step.
+    Wheel { x: u16, y: u16, up: bool },
+    /// Ctrl, Alt and Delete.
+    CtrlAltDelete,
+    /// The guest does not get the keyboard any more.
+    Release,
+}
+
+enum Screen {
+    /// With the bytes that are to be sent.
+    Terminal(Box<Terminal>, Vec<u8>),
+    Display(Rfb),
+}
+
+struct State {
+    status: Status,
+    screen: Screen,
+}
+
+/// The console or the display of a guest.
+pub(super) struct Guest {
+    state: Mutex<State>,
+    /// Grows with each change of what a page shows.
+    changes: watch::Sender<u64>,
+    /// There is something to be sent.
+    output: Notify,
+    /// There is something for the browser to draw.
+    frames: Notify,
+}
+
+/// All that are open.
+pub(super) struct Guests {
+    process: Process,
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, Arc<Guest>>>,
+    budget: Budget,
+}
+
+/// One that is open, until this is dropped.
+pub(super) struct Opened {
+    id: u64,
+    guest: Arc<Guest>,
+    guests: Arc<Guests>,
+    cancelled: CancellationToken,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Guests {
+    /// Returns none, of a process that runs their tasks.
+    pub(super) fn new(process: &Process) -> Arc<Self> {
+        Arc::new(Self {
+            process: process.clone(),
+            next: AtomicU64::new(1),
+            open: Mutex::default(),
+            budget: Budget::default(),
+        })
+    }
+
+    /// Returns the one with this identity, if it is open.
+    pub(super) fn find(&self, id: u64) -> Option<Arc<Guest>> {
+        lock(&self.open).get(&id).cloned()
+    }
+
+    /// Opens the console or the display of a guest. A console is taken from whoever has it, by the API's rules.
+    pub(super) fn open(self: &Arc<Self>, client: &Client, (namespace, name): (&str, &str), device: Device) -> Opened {
+        let (screen, status) = match device {
+            Device::Display { .. } => (Screen::Display(Rfb::new(self.budget.clone())), Status::Connecting),
+            Device::Console => match Terminal::new() {
+                Ok(terminal) => (Screen::Terminal(Box::new(terminal), Vec::new()), Status::Connecting),
+                // Not with a constant size; the page says so all the same.
+                Err(error) => (
+                    Screen::Display(Rfb::new(self.budget.clone())),
+                    Status::Ended(error.to_string()),
+                ),
+            },
+        };
+        let guest = Arc::new(Guest {
+            state: Mutex::new(State { status, screen }),
+            changes: watch::Sender::new(0),
+            output: Notify::new(),
+            frames: Notify::new(),
+        });
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.open).insert(id, guest.clone());
+        let cancelled = self.process.stopping().child_token();
+        let (task, token, client) = (guest.clone(), cancelled.clone(), client.clone());
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        self.process.spawn("console or display of a guest", async move {
+            let connect = || Socket::open(&client, &namespace, &name, device);
+            token.run_until_cancelled(task.run(connect)).await;
+        });
+        Opened {
+            id,
+            guest,
+            guests: self.clone(),
+            cancelled,
+        }
+    }
+}
+
+impl Opened {
+    /// Returns a receiver of changes of what is shown.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.guest.changes.subscribe()
+    }
+
+    /// Returns what is shown.
+    pub(super) fn shown(&self) -> Shown {
+        let state = lock(&self.guest.state);
+        Shown {
+            id: self.id,
+            status: state.status.clone(),
+            picture: match &state.screen {
+                Screen::Terminal(terminal, _) => Picture::Rows(terminal.rows()),
+                Screen::Display(rfb) => Picture::Size(rfb.size()),
+            },
+        }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        lock(&self.guests.open).remove(&self.id);
+        self.cancelled.cancel();
+        self.guest.frames.notify_waiters();
+    }
+}
+
+impl Guest {
+    /// Connects, and connects again as long as that makes sense.
+    async fn run<Connect, Future>(&self, connect: Connect)
+    where
+        Connect: Fn() -> Future,
+        Future: std::future::Future<Output = Result<Socket, Refused>>,
+    {
+        // Why the last one was closed, and since when there is none.
+        let mut closed: Option<(String, Instant)> = None;
+        loop {
+            let is_late = closed.as_ref().is_none_or(|(_, at)| at.elapsed() > RECONNECT);
+            match connect().await {
+                Ok(socket) => {
+                    let reason = closed.take().map(|(reason, _)| reason);
+                    match self.relay(socket, reason).await {
+                        Status::Reconnecting(reason) => {
+                            self.set(Status::Reconnecting(reason.clone()));
+                            closed = Some((reason, Instant::now()));
+                        }
+                        end => return self.set(end),
+                    }
+                }
+                Err(Refused::Status { code: 403, message }) => return self.set(Status::Ended(message)),
+                Err(Refused::Status { message, .. }) if message.contains(IN_USE) => return self.set(Status::InUse),
+                Err(refused) if is_late => return self.set(Status::Ended(chain(&refused).to_string())),
+                Err(_) => {}
+            }
+            sleep(ATTEMPT).await;
+        }
+    }
+
+    /// Passes bytes on until the connection ends, and returns how it is with it then.
+    async fn relay(&self, mut socket: Socket, reason: Option<String>) -> Status {
+        if let Screen::Display(rfb) = &mut lock(&self.state).screen {
+            rfb.restart();
+        }
+        self.set(Status::Connected(reason));
+        loop {
+            let output = self.take_output();
+            if !output.is_empty() {
+                // If that fails, the next event has the reason.
+                socket.send(output).await;
+            }
+            let event = tokio::select! {
+                event = socket.next() => event,
+                () = self.output.notified() => continue,
+            };
+            match event {
+                Event::Data(bytes) => {
+                    if let Err(error) = self.read(&bytes) {
+                        return Status::Ended(error);
+                    }
+                }
+                Event::Closed { code: AGAIN, reason } => return Status::Reconnecting(reason),
+                Event::Closed { reason, .. } if reason.is_empty() => return Status::Lost,
+                Event::Closed { reason, .. } => return Status::Ended(reason),
+                Event::Lost => return Status::Lost,
+            }
+        }
+    }
+
+    fn set(&self, status: Status) {
+        lock(&self.state).status = status;
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    /// Shows what the guest has sent.
+    fn read(&self, bytes: &[u8]) -> Result<(), String> {
+        let mut state = lock(&self.state);
+        match &mut state.screen {
+            Screen::Terminal(terminal, output) => {
+                let replies = terminal.feed(bytes);
+                append(output, &replies);
+                drop(state);
+                self.changed();
+            }
+            Screen::Display(rfb) => {
+                let before = rfb.size();
+                rfb.feed(bytes).map_err(|error| error.to_string())?;
+                let is_other = rfb.size() != before;
+                let has_changed = rfb.frame().is_some_and(|frame| frame.has_changed());
+                drop(state);
+                if is_other {
+                    self.changed();
+                }
+                if has_changed {
+                    self.frames.notify_waiters();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_output(&self) -> Vec<u8> {
+        match &mut lock(&self.state).screen {
+            Screen::Terminal(_, output) => std::mem::take(output),
+            Screen::Display(rfb) => {
+                rfb.request();
+                rfb.take_output()
+            }
+        }
+    }
+
+    /// Passes on what the user does, in its order. Nothing reaches a guest that is not connected.
+    pub(super) fn input(&self, inputs: Vec<Input>) {
+        let mut state = lock(&self.state);
+        if !matches!(state.status, Status::Connected(_)) {
+            return;
+        }
+        for input in inputs {
+            match &mut state.screen {
+                Screen::Terminal(terminal, output) => match input {
+                    Input::Key(key) => append(output, &keys::bytes(&key, terminal.has_application_keys())),
+                    Input::Text { text } => append(output, &keys::pasted(&text)),
+                    Input::Pointer { .. } | Input::Wheel { .. } | Input::CtrlAltDelete | Input::Release => {}
+                },
+                Screen::Display(rfb) => match input {
+                    Input::Key(key) => rfb.key(&key),
+                    Input::Text { text } => rfb.text(&text),
+                    Input::Pointer { x, y, buttons } => rfb.pointer(x, y, buttons),
+                    Input::Wheel { x, y, up } => rfb.wheel(x, y, up),
+                    Input::CtrlAltDelete => rfb.chord(&keys::CTRL_ALT_DELETE),
+                    Input::Release => rfb.release(),
+                },
+            }
+        }
+        drop(state);
+        self.output.notify_one();
+    }
+
+    /// Waits until something of a display with this size has changed, and returns it; nothing if it has not within the
+    /// `patience`, and `None` if the display has another size or is closed.
+    pub(super) async fn frame(&self, size: (u16, u16), patience: Duration) -> Option<Vec<u8>> {
+        let end = Instant::now() + patience;
+        loop {
+            // Before the look, so that no change in between is missed.
+            let notified = self.frames.notified();
+            if let Screen::Display(rfb) = &mut lock(&self.state).screen {
+                let frame = rfb.frame().filter(|frame| (frame.width, frame.height) == size)?;
+                let taken = frame.take();
+                if !taken.is_empty() {
+                    self.output.notify_one();
+                    return Some(taken);
+                }
+            } else {
+                return None;
+            }
+            tokio::select! {
+                () = notified => {}
+                () = tokio::time::sleep_until(end) => return Some(Vec::new()),
+            }
+        }
+    }
+}
+
+/// Appends bytes to what waits for a guest, unless it takes nothing.
+fn append(output: &mut Vec<u8>, bytes: &[u8]) {
+    if output.len() + bytes.len() <= MOST_INPUT {
+        output.extend_from_slice(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests;

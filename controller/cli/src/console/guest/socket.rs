@@ -1,0 +1,268 @@
+//! A websocket to the console or the display of a guest, through the API server's `subresources.kubevirt.io`.
+//!
+//! `kube` opens websockets only with the subprotocols of `kubectl exec`, so the upgrade is done here, with its client.
+
+use std::time::Duration;
+
+use axum::{
+    body::{Body as Collected, to_bytes},
+    http::{
+        HeaderMap, Request, StatusCode,
+        header::{
+            CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION, UPGRADE,
+        },
+    },
+};
+use futures::{SinkExt, StreamExt};
+use hyper_util::rt::TokioIo;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use kube::{Client, client::Body};
+use thiserror::Error;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, timeout},
+};
+use tokio_tungstenite::{
+    WebSocketStream,
+    tungstenite::{
+        Bytes, Message,
+        handshake::{client::generate_key, derive_accept_key},
+        protocol::{Role, WebSocketConfig},
+    },
+};
+
+use crate::console::{pages::segment, view::Device};
+
+/// KubeVirt's subprotocol: bytes in binary messages.
+const SUBPROTOCOL: &str = "plain.kubevirt.io";
+/// Time in which the API server has to switch to the websocket; its own limit is 60 s.
+const CONNECT: Duration = Duration::from_secs(60);
+/// Time between two pings, which keep proxies from ending a connection that carries nothing.
+const PING: Duration = Duration::from_secs(30);
+/// Time without any message after which a connection counts as broken: that of three pings.
+const SILENCE: Duration = Duration::from_secs(95);
+/// Largest message that is read, in bytes. KubeVirt and Drydock send up to 32 KiB.
+const LARGEST_MESSAGE: usize = 1 << 20;
+/// Longest error that is read, in bytes.
+const LONGEST_ERROR: usize = 64 << 10;
+
+/// Why there is no websocket.
+#[derive(Debug, Error)]
+pub(super) enum Refused {
+    /// The API server, or who serves the subresources, refuses it, in its own words.
+    #[error("{message}")]
+    Status { code: u16, message: String },
+    #[error("the API server is not reached")]
+    Unreached(#[source] kube::Error),
+    #[error("the connection ended before it was a websocket")]
+    Upgrade(#[source] hyper::Error),
+    #[error("the API server accepted no websocket with the subprotocol {SUBPROTOCOL}")]
+    NoWebSocket,
+    #[error("the API server opened no websocket within {} s", CONNECT.as_secs())]
+    TooLate,
+    #[error("no request can be made of the name")]
+    Request(#[source] axum::http::Error),
+}
+
+/// Something that the other side has done.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// It has sent bytes.
+    Data(Bytes),
+    /// It has closed the websocket with a code and a reason.
+    Closed { code: u16, reason: String },
+    /// The connection has ended without a reason.
+    Lost,
+}
+
+/// A connection of any kind.
+trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// An open websocket.
+pub(super) struct Socket {
+    stream: WebSocketStream<Box<dyn Duplex>>,
+    /// When the last message came.
+    heard: Instant,
+}
+
+impl Socket {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// If it is refused, or the API server is not reached.
+    pub(super) async fn open(client: &Client, namespace: &str, name: &str, device: Device) -> Result<Self, Refused> {
+        let open = Self::upgrade(client, namespace, name, device);
+        timeout(CONNECT, open).await.map_err(|_| Refused::TooLate)?
+    }
+
+    async fn upgrade(client: &Client, namespace: &str, name: &str, device: Device) -> Result<Self, Refused> {
+        let key = generate_key();
+        let request = Request::get(path(namespace, name, device))
+            .header(CONNECTION, "Upgrade")
+            .header(UPGRADE, "websocket")
+            .header(SEC_WEBSOCKET_VERSION, "13")
+            .header(SEC_WEBSOCKET_KEY, &key)
+            .header(SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
+            .body(Body::empty())
+            .map_err(Refused::Request)?;
+        let response = client.send(request).await.map_err(Refused::Unreached)?;
+        let code = response.status();
+        if code.is_client_error() || code.is_server_error() {
+            let body = to_bytes(Collected::new(response.into_body()), LONGEST_ERROR).await;
+            return Err(refusal(code, &body.unwrap_or_default()));
+        }
+        if code != StatusCode::SWITCHING_PROTOCOLS || !is_accepted(response.headers(), &key) {
+            return Err(Refused::NoWebSocket);
+        }
+        let upgraded = hyper::upgrade::on(response).await.map_err(Refused::Upgrade)?;
+        Ok(Self::over(TokioIo::new(upgraded)).await)
+    }
+
+    /// Returns the websocket over a connection that has switched to it.
+    pub(super) async fn over(connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        let config = WebSocketConfig::default()
+            .max_message_size(Some(LARGEST_MESSAGE))
+            .max_frame_size(Some(LARGEST_MESSAGE));
+        let connection: Box<dyn Duplex> = Box::new(connection);
+        Self {
+            stream: WebSocketStream::from_raw_socket(connection, Role::Client, Some(config)).await,
+            heard: Instant::now(),
+        }
+    }
+
+    /// Waits for the next event. It may be dropped meanwhile without a loss.
+    pub(super) async fn next(&mut self) -> Event {
+        loop {
+            let message = match timeout(PING, self.stream.next()).await {
+                Ok(Some(Ok(message))) => message,
+                Ok(Some(Err(_)) | None) => return Event::Lost,
+                Err(_) if self.heard.elapsed() > SILENCE => return Event::Lost,
+                Err(_) => {
+                    if self.stream.send(Message::Ping(Bytes::new())).await.is_err() {
+                        return Event::Lost;
+                    }
+                    continue;
+                }
+            };
+            self.heard = Instant::now();
+            match message {
+                Message::Binary(data) => return Event::Data(data),
+                Message::Text(text) => return Event::Data(text.into()),
+                Message::Close(Some(frame)) => {
+                    return Event::Closed {
+                        code: frame.code.into(),
+                        reason: frame.reason.to_string(),
+                    };
+                }
+                Message::Close(None) => return Event::Lost,
+                Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
+            }
+        }
+    }
+
+    /// Sends bytes. If the connection has ended, that is the next event.
+    pub(super) async fn send(&mut self, bytes: Vec<u8>) {
+        let _ = self.stream.send(Message::Binary(bytes.into())).await;
+    }
+}
+
+/// Returns the path of a subresource. KubeVirt's default is to take a display from whoever has it.
+fn path(namespace: &str, name: &str, device: Device) -> String {
+    let subresource = match device {
+        Device::Console => "console",
+        Device::Display { take: true } => "vnc",
+        Device::Display { take: false } => "vnc?preserveSession=true",
+    };
+    format!(
+        "/apis/subresources.kubevirt.io/v1/namespaces/{}/virtualmachineinstances/{}/{subresource}",
+        segment(namespace),
+        segment(name)
+    )
+}
+
+/// Whether a response is for the request with this key (RFC 6455, 4.1).
+fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
+    let has = |name, expected: &str| {
+        headers
+            .get(name)
+            .is_some_and(|value| value.as_bytes() == expected.as_bytes())
+    };
+    let subprotocol = headers.get(SEC_WEBSOCKET_PROTOCOL);
+    has(SEC_WEBSOCKET_ACCEPT, &derive_accept_key(key.as_bytes()))
+        && subprotocol.is_none_or(|subprotocol| subprotocol.as_bytes() == SUBPROTOCOL.as_bytes())
+}
+
+/// Returns a refusal in the words of who refused it: a Status of Kubernetes, or plain text.
+fn refusal(code: StatusCode, body: &[u8]) -> Refused {
+    let status = serde_json::from_slice::<Status>(body).ok();
+    let text = status
+        .and_then(|status| status.message)
+        .unwrap_or_else(|| String::from_utf8_lossy(body).trim().to_owned());
+    let message = if text.is_empty() {
+        format!("the API server responded with {code}")
+    } else {
+        text
+    };
+    Refused::Status {
+        code: code.as_u16(),
+        message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_names_the_subresource_and_nothing_else() {
+        for (device, name, expected) in [
+            (Device::Console, "web", "web/console"),
+            (Device::Display { take: false }, "web", "web/vnc?preserveSession=true"),
+            (Device::Display { take: true }, "web", "web/vnc"),
+            (Device::Console, "a/b?c", "a%2Fb%3Fc/console"),
+        ] {
+            assert_eq!(
+                path("shop", name, device),
+                format!("/apis/subresources.kubevirt.io/v1/namespaces/shop/virtualmachineinstances/{expected}")
+            );
+        }
+    }
+
+    #[test]
+    fn refusal_has_the_words_of_who_refused_it() {
+        for (body, expected) in [
+            (
+                r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"virtualmachineinstances \"web\" is forbidden","code":403}"#,
+                "virtualmachineinstances \"web\" is forbidden",
+            ),
+            (
+                "Active VNC connection. Request denied.\n",
+                "Active VNC connection. Request denied.",
+            ),
+            ("", "the API server responded with 403 Forbidden"),
+        ] {
+            let refused = refusal(StatusCode::FORBIDDEN, body.as_bytes());
+            assert_eq!(refused.to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn response_is_for_the_key_and_the_subprotocol() {
+        // The example of RFC 6455, 1.3.
+        let key = "dGhlIHNhbXBsZSBub25jZQ==";
+        for (accept, subprotocol, expected) in [
+            ("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", Some(SUBPROTOCOL), true),
+            ("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", None, true),
+            ("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", Some("v4.channel.k8s.io"), false),
+            ("another", Some(SUBPROTOCOL), false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(SEC_WEBSOCKET_ACCEPT, accept.parse().unwrap());
+            if let Some(subprotocol) = subprotocol {
+                headers.insert(SEC_WEBSOCKET_PROTOCOL, subprotocol.parse().unwrap());
+            }
+            assert_eq!(is_accepted(&headers, key), expected, "{accept} {subprotocol:?}");
+        }
+    }
+}
