@@ -177,7 +177,7 @@ def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iter
             host = address.removeprefix("http://")
             session = _session(host, key)
             with contextlib.closing(Page(host, session)) as page:
-                page.until("snapshot")
+                page.first()
                 cold = time.monotonic() - begun
             progress.say(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
             yield Figure("console.first-page-from-start", cold, "s", None, None)
@@ -185,7 +185,7 @@ def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iter
             for _ in range(SAMPLES):
                 since = time.monotonic()
                 with contextlib.closing(Page(host, session)) as page:
-                    page.until("snapshot")
+                    page.first()
                     opened.append(time.monotonic() - since)
             yield Figure("console.first-table", median(opened), "s", None, FIRST_TABLE, least=min(opened))
             updates = _updates(api, host, session)
@@ -206,7 +206,7 @@ def _updates(api: Api, host: str, session: str) -> list[float]:
     """From the event of a node that gets another zone to the page that has it."""
     name, found = node(0), []
     with api.watching(f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}") as watch, contextlib.closing(Page(host, session)) as page:
-        page.until("snapshot")
+        page.first()
         for turn in range(2 * SAMPLES):
             zone, mark = f"zone-{turn}", watch.mark()
             api.merge(f"/api/v1/nodes/{name}", {"metadata": {"labels": {ZONE: zone}}})
@@ -223,20 +223,22 @@ class Page:
         self._connection.request("GET", "/api/live?path=/nodes", headers={"X-Drydock-Session": session})
         self._lines = self._connection.getresponse()
 
-    def until(self, kind: str) -> dict[str, Any]:
-        """The next update of a kind."""
-        while True:
-            line = self._lines.readline()
-            if not line:
-                raise Failure("the console has ended the connection")
-            update: dict[str, Any] = json.loads(line)
-            if update["kind"] == kind:
-                return update
+    def first(self) -> None:
+        """The whole page."""
+        if not self._update().get("parts"):
+            raise Failure("the console did not begin with the whole page")
+
+    def _update(self) -> dict[str, Any]:
+        line = self._lines.readline()
+        if not line:
+            raise Failure("the console has ended the connection")
+        update: dict[str, Any] = json.loads(line)
+        return update
 
     def until_row(self, name: str, text: str) -> float:
         """When the row of a node has a text."""
         while True:
-            for part in self.until("patch")["parts"]:
+            for part in self._update().get("parts", []):
                 if part["id"] == f"node/{name}" and f">{text}<" in part["html"]:
                     return time.monotonic()
 
