@@ -174,7 +174,7 @@ impl Guests {
             Device::Display { .. } => (Screen::Display(Rfb::new(self.budget.clone())), Status::Connecting),
             Device::Console => match Terminal::new() {
                 Ok(terminal) => (Screen::Terminal(Box::new(terminal), Vec::new()), Status::Connecting),
-                // Not with a constant size; the page says so all the same.
+                // A constant size is never refused; the page would show it.
                 Err(error) => (
                     Screen::Display(Rfb::new(self.budget.clone())),
                     Status::Ended(error.to_string()),

@@ -54,6 +54,9 @@ struct Open {
     /// The page without what the guest shows.
     base: Option<Page>,
     circumstances: Circumstances,
+    /// When the page was made last, and whether it has to be made again.
+    made: Instant,
+    is_due: bool,
 }
 
 /// Returns the lines for a page.
@@ -64,6 +67,8 @@ pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<Str
     };
     let open = Open {
         circumstances,
+        made: Instant::now(),
+        is_due: false,
         changes: active.0.store.changes(),
         active,
         path,
@@ -81,6 +86,16 @@ pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<Str
         let line = open.next().await;
         Some((Ok(line + "\n"), open))
     })
+}
+
+/// Waits until a guest shows something else; for ever if none is open.
+async fn changed(guest: &mut Option<(Opened, watch::Receiver<u64>)>) {
+    if let Some((_, shown)) = guest
+        && shown.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
 }
 
 impl Open {
@@ -119,25 +134,21 @@ impl Open {
             self.active.0.store.wait_until_synced().await;
             return true;
         }
-        let is_of_guest = match &mut self.guest {
-            // An error is the end of the store, or of the guest, with which this ends.
-            Some((_, shown)) => tokio::select! {
-                changed = timeout(TICK, self.changes.changed()) => {
-                    changed.is_err() && shown.has_changed().unwrap_or(false)
+        loop {
+            // Somebody who types does not wait for changes of the cluster, which may be many.
+            tokio::select! {
+                // An error is the end of the store, with which the process ends.
+                _ = timeout(TICK, self.changes.changed()), if !self.is_due => self.is_due = true,
+                () = sleep_until(self.made + PAUSE), if self.is_due => {
+                    self.changes.mark_unchanged();
+                    return true;
                 }
-                _ = shown.changed() => true,
-            },
-            None => {
-                let _ = timeout(TICK, self.changes.changed()).await;
-                false
+                () = changed(&mut self.guest) => {
+                    sleep_until(self.sent + GUEST_PAUSE).await;
+                    return false;
+                }
             }
-        };
-        sleep_until(self.sent + if is_of_guest { GUEST_PAUSE } else { PAUSE }).await;
-        if is_of_guest {
-            return false;
         }
-        self.changes.mark_unchanged();
-        true
     }
 
     /// Makes the page, and opens its guest if that has not been done and can be.
@@ -147,26 +158,34 @@ impl Open {
             let found = check::report(&self.active.0.client, clock::now()).await;
             self.report = Some(found.map_err(|failure| chain(&failure).to_string()));
         }
-        let page = self.with_context(|context| render(&self.path, context));
-        let View::Guest {
+        let (page, runs, is_available) = self.with_context(|context| {
+            let page = render(&self.path, context);
+            match &self.path.view {
+                View::Guest {
+                    namespace,
+                    name,
+                    device,
+                } => {
+                    let why = pages::guest::unavailable(namespace, name, *device, context);
+                    (page, pages::guest::runs(namespace, name, context), why.is_none())
+                }
+                _ => (page, false, false),
+            }
+        });
+        (self.circumstances.runs, self.is_due, self.made) = (runs, false, Instant::now());
+        if let View::Guest {
             namespace,
             name,
             device,
         } = &self.path.view
-        else {
-            return page;
-        };
-        let (runs, is_available) = self.with_context(|context| {
-            let why = pages::guest::unavailable(namespace, name, *device, context);
-            (pages::guest::runs(namespace, name, context), why.is_none())
-        });
-        if self.guest.is_none() && is_available {
+            && is_available
+            && self.guest.is_none()
+        {
             let shared = &self.active.0;
             let opened = shared.guests.open(&shared.client, (namespace, name), *device);
             let changes = opened.changes();
             self.guest = Some((opened, changes));
         }
-        self.circumstances.runs = runs;
         page
     }
 

@@ -187,7 +187,9 @@ document.addEventListener("submit", (event) => {
   if (!path) return;
   const error = /** @type {HTMLElement} */ (form.querySelector(".error"));
   const button = /** @type {HTMLButtonElement} */ (form.querySelector("[type=submit]"));
-  button.disabled = error.hidden = true;
+  // Elsewhere than in a dialog it may be pressed again, and keeps the focus.
+  button.disabled = dialog.open;
+  error.hidden = true;
   post(path, Object.fromEntries(new FormData(form))).then((result) => {
     dialog.close();
     form.reset();
@@ -270,12 +272,9 @@ function onKey(event) {
   if (ctrl && (key === "F6" || (shift && key === "Escape"))) element("below").focus();
   else void send({kind: "key", down: event.type === "keydown", key, code, ctrl, alt, shift});
 }
-document.addEventListener("keydown", onKey);
-document.addEventListener("keyup", onKey);
+document.onkeydown = document.onkeyup = onKey;
 document.addEventListener("focusout", (event) => void send({kind: "release"}, /** @type {Element} */ (event.target)));
-document.addEventListener("paste", (event) => {
-  void send({kind: "text", text: event.clipboardData?.getData("text/plain") ?? ""});
-});
+document.onpaste = (event) => void send({kind: "text", text: event.clipboardData?.getData("text/plain") ?? ""});
 
 for (const kind of ["pointerdown", "pointermove", "pointerup", "wheel", "contextmenu"]) {
   document.addEventListener(kind, (event) => {

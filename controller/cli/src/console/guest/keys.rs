@@ -63,7 +63,7 @@ const NUMBERS: [(&str, u8); 12] = [
 ];
 
 /// Returns what a terminal sends for a key that is pressed; nothing for a key that only modifies others, or is not known.
-/// `application` is whether the guest has asked for the other sequences of arrow keys.
+/// `application` is whether the guest has switched the arrow keys to their other sequences.
 pub(super) fn bytes(key: &Key, application: bool) -> Vec<u8> {
     if !key.down {
         return Vec::new();

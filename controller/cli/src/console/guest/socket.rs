@@ -83,7 +83,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub(super) struct Socket {
     stream: WebSocketStream<Box<dyn Duplex>>,
     /// When the last message came.
-    heard: Instant,
+    last: Instant,
 }
 
 impl Socket {
@@ -127,7 +127,7 @@ impl Socket {
         let connection: Box<dyn Duplex> = Box::new(connection);
         Self {
             stream: WebSocketStream::from_raw_socket(connection, Role::Client, Some(config)).await,
-            heard: Instant::now(),
+            last: Instant::now(),
         }
     }
 
@@ -137,7 +137,7 @@ impl Socket {
             let message = match timeout(PING, self.stream.next()).await {
                 Ok(Some(Ok(message))) => message,
                 Ok(Some(Err(_)) | None) => return Event::Lost,
-                Err(_) if self.heard.elapsed() > SILENCE => return Event::Lost,
+                Err(_) if self.last.elapsed() > SILENCE => return Event::Lost,
                 Err(_) => {
                     if self.stream.send(Message::Ping(Bytes::new())).await.is_err() {
                         return Event::Lost;
@@ -145,7 +145,7 @@ impl Socket {
                     continue;
                 }
             };
-            self.heard = Instant::now();
+            self.last = Instant::now();
             match message {
                 Message::Binary(data) => return Event::Data(data),
                 Message::Text(text) => return Event::Data(text.into()),
