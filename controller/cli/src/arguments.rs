@@ -154,7 +154,7 @@ pub(crate) struct Console {
     /// Port on 127.0.0.1; 0 for any that is free.
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
-    /// Show everything, start and stop nothing.
+    /// Show everything, start and stop nothing, and send nothing to guests: their serial consoles are not opened.
     #[arg(long)]
     read_only: bool,
     /// Where the context's name matches this, the name of a node has to be typed to start its maintenance.

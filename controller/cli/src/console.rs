@@ -76,7 +76,7 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 pub(crate) struct Options {
     /// The port; 0 for any that is free.
     pub(crate) port: u16,
-    /// Whether nothing can be started or stopped.
+    /// Whether nothing can be started or stopped, or sent to guests.
     pub(crate) read_only: bool,
 }
 
