@@ -28,6 +28,12 @@ const ESTIMATE_HYSTERESIS: u32 = 5;
 /// Estimates that change by less than this are not written either.
 const ESTIMATE_MIN_CHANGE: Duration = Duration::from_secs(5);
 
+/// Number of measured migrations from which on the share of a duration that depends on the size is derived from them.
+const MIN_FITTED: u32 = 4;
+/// Variance of the sizes, relative to the square of their mean, from which on it is: guests of nearly one size imply
+/// nothing about that share.
+const MIN_SPREAD: f64 = 0.01;
+
 /// Speed of all measured migrations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
@@ -37,6 +43,10 @@ pub struct Rate {
     pub time: Duration,
     /// Total memory of their guests, in bytes.
     pub bytes: u64,
+    /// Sum of the squares of their memory, in MiB².
+    squares: f64,
+    /// Sum of the products of memory and duration, in MiB·s.
+    products: f64,
 }
 
 /// Returns how long a succeeded migration held its slot.
@@ -52,22 +62,41 @@ impl Rate {
         self.count = self.count.saturating_add(1);
         self.time = self.time.saturating_add(time);
         self.bytes = self.bytes.saturating_add(bytes);
+        let size = mebibytes(bytes);
+        self.squares += size * size;
+        self.products += size * time.as_secs_f64();
     }
 
-    /// Returns the expected duration for a guest of this size. Half of the mean is fixed, half is proportional to the
-    /// size: the measured guests may all have had one size, which implies nothing about the two shares.
+    /// Returns the expected duration for a guest of this size: a fixed part and one proportional to the size.
     fn expected(&self, bytes: u64) -> Option<Duration> {
-        let (count, mean) = (self.count.max(1), self.mean()?);
-        let mean_bytes = (self.bytes / u64::from(count)).max(1);
-        #[allow(clippy::cast_precision_loss, reason = "an estimate needs no more than 52 bits")]
-        let share = bytes as f64 / mean_bytes as f64;
-        Some(mean.mul_f64((0.5 + 0.5 * share).min(1000.0)))
+        let mean = self.mean()?;
+        let mean_size = mebibytes(self.bytes / u64::from(self.count.max(1))).max(1.0);
+        let share = self.proportional_share(mean_size, mean.as_secs_f64());
+        let size = mebibytes(bytes) / mean_size;
+        Some(mean.mul_f64((1.0 - share + share * size).min(1000.0)))
+    }
+
+    /// Returns which share of the mean duration is proportional to the size: the slope of the least squares through all
+    /// measured migrations, or one half if they are few or of one size.
+    fn proportional_share(&self, mean_size: f64, mean_time: f64) -> f64 {
+        let count = f64::from(self.count);
+        let variance = self.squares / count - mean_size * mean_size;
+        if self.count < MIN_FITTED || variance < MIN_SPREAD * mean_size * mean_size || mean_time <= 0.0 {
+            return 0.5;
+        }
+        let slope = (self.products / count - mean_size * mean_time) / variance;
+        (slope * mean_size / mean_time).clamp(0.0, 1.0)
     }
 
     /// Returns the expected duration for a guest of unknown size.
     fn mean(&self) -> Option<Duration> {
         self.time.checked_div(self.count)
     }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "an estimate needs no more than 52 bits")]
+fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
 }
 
 /// Parallel migrations: each guest takes the lane that is free first.
@@ -250,6 +279,34 @@ mod tests {
         Leaving {
             bytes: Some(1 << 30),
             migration: Some(Arc::new(serde_json::from_value(migration).unwrap())),
+        }
+    }
+
+    #[test]
+    fn duration_depends_on_size_as_measured() {
+        let expected = |measured: &[(u64, u64)], gibibytes: u64| {
+            let mut rate = Rate::default();
+            for (seconds, size) in measured {
+                rate.add(Duration::from_secs(*seconds), size << 30);
+            }
+            rate.expected(gibibytes << 30).map(|time| time.as_secs_f64().round())
+        };
+        for (measured, size, seconds) in [
+            (&[][..], 1, None),
+            // Of one size: half of the duration is fixed.
+            (&[(10, 2); 8], 2, Some(10.0)),
+            (&[(10, 2); 8], 4, Some(15.0)),
+            // Too few of several sizes: the mean is 11 s for 2 GiB.
+            (&[(6, 1), (11, 2), (16, 3)], 4, Some(17.0)),
+            // One second fixed, five for each GiB.
+            (&[(6, 1), (11, 2), (16, 3), (21, 4)], 8, Some(41.0)),
+            // Nothing depends on the size, or less than nothing.
+            (&[(10, 1), (10, 2), (10, 3), (10, 4)], 8, Some(10.0)),
+            (&[(13, 1), (11, 2), (9, 3), (7, 4)], 8, Some(10.0)),
+            // All of it does, and more: no duration is negative.
+            (&[(1, 2), (1, 2), (9, 4), (9, 4)], 1, Some(2.0)),
+        ] {
+            assert_eq!(expected(measured, size), seconds, "{measured:?} {size}");
         }
     }
 
