@@ -44,6 +44,7 @@ use crate::{
     mount_failures::MountFailures,
     nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls, owner},
+    reserved_nodes::ReservedNodes,
     rooms::Rooms,
 };
 
@@ -60,6 +61,7 @@ pub(crate) struct Launchers {
     pub(crate) budgets: Budgets,
     pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
+    pub(crate) reserved: ReservedNodes,
     pub(crate) configuration: ConfigurationInForce,
     image: String,
 }
@@ -153,6 +155,7 @@ impl Launchers {
             budgets,
             nodes,
             rooms,
+            reserved: ReservedNodes::default(),
             configuration,
             image,
         }
@@ -181,6 +184,7 @@ impl Launchers {
             budgets,
             nodes,
             rooms: Rooms::default(),
+            reserved: ReservedNodes::default(),
             configuration: ConfigurationInForce::default(),
             image: "image".into(),
         }

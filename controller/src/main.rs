@@ -30,6 +30,7 @@ mod refusals;
 mod removal_task;
 mod replica_set_task;
 mod replicas_task;
+mod reserved_nodes;
 mod rooms;
 mod run;
 mod subresources;

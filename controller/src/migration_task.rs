@@ -414,12 +414,14 @@ impl MigrationTask {
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
         let earlier = self.migrations.of_instance(&Key::of(&instance));
         let limits = self.launchers.configuration.get().migrations.clone();
+        let mut avoided = self.turns.full_targets(&limits);
+        avoided.extend(self.launchers.reserved.for_others(&Key::of(&instance)));
         let arrival = Purpose::Arrival(MigrationTarget {
             uid: &uid,
             name: &name,
             rejected: rejected::count(migration, &self.launchers.of(&instance)),
             by_manifest: image_identity::may_be_unobtainable(&earlier),
-            full: &self.turns.full_targets(&limits),
+            avoided: &avoided,
             leaving: &self
                 .launchers
                 .nodes

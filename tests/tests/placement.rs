@@ -111,7 +111,7 @@ fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
         rejected: 0,
         name: "move",
         by_manifest: false,
-        full: &[],
+        avoided: &[],
         leaving: &[],
     };
     Ok([pod(&input), target_pod(&input, migration)])

@@ -54,7 +54,7 @@ pub use masks::{admit_masked, lift_masks};
 pub use misfit::Misfit;
 pub use models::admit_partial_models;
 pub use neighbors::{Moves, Neighbors, Newcomer, PodName, Rules, name_of, prune_affinity};
-pub use pack::{Leaving, Outlook, RulesOf, pack};
+pub use pack::{Leaving, Outlook, Packing, RulesOf, pack};
 pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu, target_misfits};

@@ -10,7 +10,7 @@ use std::{
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
     drain::{DrainingNode, Guest, competing},
-    placement::{Leaving, Outlook, name_of, pack},
+    placement::{Leaving, Outlook, Packing, name_of, pack},
 };
 use drydock_runtime::{
     Key,
@@ -18,7 +18,7 @@ use drydock_runtime::{
 };
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::{launchers::Launchers, nodes::NodePair};
+use crate::{launchers::Launchers, nodes::NodePair, reserved_nodes::PlannedNode};
 
 /// How long an outlook is valid at least.
 const LEAST: Duration = Duration::from_secs(2);
@@ -53,14 +53,20 @@ impl Outlooks {
                 .map(|(_, guest)| guest)
         };
         let mut known = self.lock();
+        if leaving().next().is_none() {
+            launchers.reserved.replace(Vec::new());
+        }
         if known.is_due(leaving()) {
             let began = Instant::now();
             let competing: Vec<_> = leaving().filter_map(|guest| Competitor::of(launchers, guest)).collect();
-            let outlooks = evaluate(launchers, &competing);
+            let packing = evaluate(launchers, &competing);
+            launchers.reserved.replace(planned_nodes(&competing, &packing));
             known.of = leaving()
                 .map(|guest| (Key::of(guest.instance), Outlook::Unknown))
                 .collect();
-            known.of.extend(competing.iter().map(Competitor::key).zip(outlooks));
+            known
+                .of
+                .extend(competing.iter().map(Competitor::key).zip(packing.outlooks));
             known.evaluated = Some((Instant::now(), began.elapsed()));
         }
         for guest in nodes.iter_mut().flat_map(|node| &mut node.guests) {
@@ -123,10 +129,27 @@ impl<'a> Competitor<'a> {
     }
 }
 
+/// Returns the nodes that guests are expected to move to.
+fn planned_nodes(competing: &[Competitor<'_>], packing: &Packing) -> Vec<PlannedNode> {
+    let results = packing.outlooks.iter().zip(&packing.reserved);
+    let planned = competing
+        .iter()
+        .zip(results)
+        .filter_map(|(competitor, (outlook, reserved))| match outlook {
+            Outlook::Fits(node) => Some(PlannedNode {
+                guest: competitor.key(),
+                node: node.clone(),
+                reserved: *reserved,
+            }),
+            Outlook::Crowded(_) | Outlook::Nowhere(_) | Outlook::Unknown => None,
+        });
+    planned.collect()
+}
+
 /// Returns for each of these guests, in their order, whether there is room for it.
-pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> Vec<Outlook> {
+pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> Packing {
     if competing.is_empty() {
-        return Vec::new();
+        return Packing::default();
     }
     let (nodes, rooms) = (&launchers.nodes, &launchers.rooms);
     let pairs = nodes.pairs();

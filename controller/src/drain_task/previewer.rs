@@ -49,8 +49,9 @@ impl Previewer {
             .iter()
             .filter_map(|guest| Competitor::of(&self.launchers, guest))
             .collect();
-        let outlooks = outlooks::evaluate(&self.launchers, &competing);
-        let mut outlooks: HashMap<_, _> = competing.iter().map(Competitor::key).zip(outlooks).collect();
+        let packing = outlooks::evaluate(&self.launchers, &competing);
+        let keys = competing.iter().map(Competitor::key);
+        let mut outlooks: HashMap<_, _> = keys.zip(packing.outlooks).collect();
         for guest in &mut guests {
             guest.outlook = outlooks.remove(&Key::of(guest.instance)).unwrap_or_default();
         }

@@ -279,8 +279,9 @@ fn outlooks(
             excluded: Vec::new(),
         });
     }
-    let outlooks = pack(&leaving, open, &|newcomer, moves| world.rules(newcomer, moves, open));
-    leaving.iter().map(|guest| key(guest.instance)).zip(outlooks).collect()
+    let packing = pack(&leaving, open, &|newcomer, moves| world.rules(newcomer, moves, open));
+    let guests = leaving.iter().map(|guest| key(guest.instance));
+    guests.zip(packing.outlooks).collect()
 }
 
 fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> NodePlan {

@@ -18,8 +18,8 @@ use crate::admission::change::RESERVED_LABELS;
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";
 /// Annotation of a target pod: name of the migration. KubeVirt's name.
 pub const MIGRATION_NAME: &str = "kubevirt.io/migrationJobName";
-/// Weight of the preference for nodes that are not full of incoming guests; the maximum weight.
-const NOT_FULL: i32 = 100;
+/// Weight of the preference for nodes that are not to be avoided; the maximum weight.
+const NOT_AVOIDED: i32 = 100;
 /// Maximum number of node names in a pod's affinity: a pod must not list all nodes of a large cluster.
 const MOST_NAMED: usize = 50;
 /// The node label with the unique host name.
@@ -34,8 +34,9 @@ pub struct MigrationTarget<'a> {
     pub name: &'a str,
     /// How many of its pods kubelets have rejected: each new pod gets a new name.
     pub rejected: usize,
-    /// Nodes to avoid if possible, since they have the maximum number of incoming migrations.
-    pub full: &'a [String],
+    /// Nodes to avoid if possible: they have the maximum number of incoming migrations, or are reserved for guests with
+    /// fewer alternatives.
+    pub avoided: &'a [String],
     /// Whether its images are the manifest's references, whatever these resolve to by now.
     pub by_manifest: bool,
     /// Nodes that are being drained and that the pod could otherwise be scheduled on.
@@ -87,8 +88,8 @@ pub fn target_pod(input: &PodInput<'_>, migration: MigrationTarget<'_>) -> Pod {
         if !migration.leaving.is_empty() {
             keep_off(affinity, migration.leaving);
         }
-        let preferred = migration.full.iter().map(|node| PreferredSchedulingTerm {
-            weight: NOT_FULL,
+        let preferred = migration.avoided.iter().map(|node| PreferredSchedulingTerm {
+            weight: NOT_AVOIDED,
             preference: NodeSelectorTerm {
                 match_fields: Some(vec![not_on(node)]),
                 match_expressions: None,

@@ -153,7 +153,7 @@ fn moving(leaving: &[String]) -> MigrationTarget<'_> {
         name: "move",
         rejected: 0,
         by_manifest: false,
-        full: &[],
+        avoided: &[],
         leaving,
     }
 }

@@ -9,6 +9,10 @@
 //!
 //! First-fit decreasing is a heuristic: it may leave out a guest that a better packing would place. So a crowded-out
 //! guest waits for the guests that it competes with, and is evaluated again once they have moved.
+//!
+//! The scheduler places each target pod by itself and does not know of those to come: it may give the only node that a
+//! guest can have to another one, which has others. So the nodes of guests with few alternatives are reserved: target
+//! pods of other guests avoid them if they can.
 
 use std::{
     cmp::Reverse,
@@ -28,6 +32,9 @@ use super::{
 
 /// A guest is not constrained if more nodes than this suit it: others need not make way for it.
 const MANY: usize = 16;
+
+/// A guest has few alternatives if at most this many nodes suit it and have room for it.
+const FEW: usize = 4;
 
 /// A guest that has to leave its node.
 #[derive(Clone, Debug)]
@@ -64,44 +71,68 @@ pub enum Outlook {
     Unknown,
 }
 
+/// The expected results for guests that leave together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Packing {
+    /// For each guest, in their order.
+    pub outlooks: Vec<Outlook>,
+    /// For each guest, whether its node is reserved for it: it has few alternatives.
+    pub reserved: Vec<bool>,
+}
+
 /// Returns what pods, after these moves, require of the node of a new one: [`Neighbors::rules`](super::Neighbors::rules)
 /// of all nodes.
 pub type RulesOf<'f> = &'f dyn Fn(&Newcomer<'_>, &Moves) -> Rules;
 
 /// Returns the outlook for each of these guests, in their order. `nodes` are all nodes.
-pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_>) -> Vec<Outlook> {
+pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_>) -> Packing {
     let mut places = Places::new(nodes, rules_of);
-    let mut outlooks = vec![Outlook::Unknown; guests.len()];
+    let mut packing = Packing {
+        outlooks: vec![Outlook::Unknown; guests.len()],
+        reserved: vec![false; guests.len()],
+    };
     let scarcer = scarcer(guests, &places);
-    let mut order: Vec<(usize, usize)> = Vec::new();
+    let mut order: Vec<(usize, usize, Choice)> = Vec::new();
     for (index, guest) in guests.iter().enumerate() {
         if let Some(class) = places.class(guest) {
-            order.push((index, class));
+            order.push((index, class, places.choice(guest, class)));
         }
     }
-    order.sort_by_cached_key(|(index, class)| {
+    order.sort_by_cached_key(|(index, _, choice)| {
         let guest = &guests[*index];
         let metadata = &guest.instance.metadata;
         (
             !guest.has_migration,
             guest.failures,
-            places.suited(guest, *class, MANY),
+            choice.suited,
             Reverse(guest.needs.requests.get(scarcer)),
             metadata.namespace.clone(),
             metadata.name.clone(),
         )
     });
     let mut unplaced = Vec::new();
-    for (index, class) in order {
+    for (index, class, choice) in order {
         match places.place(&guests[index], class) {
-            Some(node) => outlooks[index] = Outlook::Fits(node.into()),
+            Some(node) => {
+                packing.outlooks[index] = Outlook::Fits(node.into());
+                packing.reserved[index] = choice.with_room <= FEW;
+            }
             None => unplaced.push((index, class)),
         }
     }
     for (index, class) in unplaced {
-        outlooks[index] = places.explain(&guests[index], class);
+        packing.outlooks[index] = places.explain(&guests[index], class);
     }
-    outlooks
+    packing
+}
+
+/// How many nodes a guest can choose from.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    /// Nodes that suit it, however full they are, counted up to [`MANY`].
+    suited: usize,
+    /// Those of them that have room before any guest has moved.
+    with_room: usize,
 }
 
 /// Returns the scarcer of CPU and memory: the one with the larger ratio of requested to free.
@@ -220,18 +251,27 @@ impl<'a> Places<'a> {
         suits
     }
 
-    /// Returns how many nodes suit a guest, counted up to `most`.
-    fn suited(&mut self, guest: &Leaving<'_>, class: usize, most: usize) -> usize {
+    /// Returns how many nodes a guest can choose from.
+    fn choice(&mut self, guest: &Leaving<'_>, class: usize) -> Choice {
         let rules = (self.rules_of)(&guest.newcomer(), &Moves::default());
-        let mut count = 0;
+        let mut choice = Choice {
+            suited: 0,
+            with_room: 0,
+        };
         for node in 0..self.nodes.len() {
-            let suits = self.suits(guest, class, node) && rules.admit(&self.nodes[node]);
-            count += usize::from(suits);
-            if count >= most {
+            let is_counted = choice.suited >= MANY;
+            if is_counted && choice.with_room > FEW {
                 break;
             }
+            // In a crowded cluster a guest that suits many nodes may fit on few, so full nodes do not end the count.
+            let has_room = self.lacks(guest, node).next().is_none();
+            if (has_room || !is_counted) && self.suits(guest, class, node) && rules.admit(&self.nodes[node]) {
+                choice.suited += 1;
+                choice.with_room += usize::from(has_room);
+            }
         }
-        count
+        choice.suited = choice.suited.min(MANY);
+        choice
     }
 
     /// Returns how much of a resource is free on a node, not counting what was placed here.

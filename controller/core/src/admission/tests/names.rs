@@ -104,7 +104,7 @@ fn check_instance(
         uid: "4b2b0a54-4e0a-4a4b-9d9a-0f4d0c3ab001",
         name: migration,
         rejected: 0,
-        full: &[],
+        avoided: &[],
         by_manifest: false,
         leaving: &[],
     };

@@ -72,8 +72,12 @@ fn gib(gib: u64, cpus: u64) -> Requests {
     Requests::of_pod(&pod)
 }
 
-/// Returns the outlooks on nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
 fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Outlook> {
+    packing(guests, nodes).outlooks
+}
+
+/// Returns the packing onto nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
+fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Packing {
     // Nodes are in two zones.
     let zone = |name: &str| if name < "y" { "west" } else { "east" };
     let plain: Vec<_> = nodes
@@ -260,7 +264,34 @@ fn guest_with_an_unknown_cpu_is_not_judged() {
         labels: BTreeMap::new(),
         excluded: Vec::new(),
     };
-    assert_eq!(pack(&[leaving], &[], &|_, _| Rules::default()), [Outlook::Unknown]);
+    let found = pack(&[leaving], &[], &|_, _| Rules::default());
+    assert_eq!((found.outlooks, found.reserved), (vec![Outlook::Unknown], vec![false]));
+}
+
+#[test]
+fn nodes_of_guests_with_few_alternatives_are_reserved() {
+    let names = ["l", "m", "n", "o", "p", "q"];
+    let nodes: Vec<_> = names.iter().map(|name| (*name, 4, 10, "")).collect();
+    let with = |others: &[(&'static str, u64, u64, &'static str)]| [&nodes[..], others].concat();
+    let reserved = |guests: &[Sized], nodes: &[_]| packing(guests, nodes).reserved;
+    // Six nodes have room for the one, and one for the other.
+    assert_eq!(
+        reserved(&[sized("a", 4), sized("b", 8)], &with(&[("x", 8, 10, "")])),
+        [false, true]
+    );
+    // Nodes of others that are too small do not count, however many suit it.
+    assert_eq!(
+        reserved(&[sized("a", 5)], &with(&[("x", 8, 10, ""), ("y", 8, 10, "")])),
+        [true]
+    );
+    // A guest that has no place has none that is reserved.
+    assert_eq!(reserved(&[sized("a", 9)], &nodes), [false]);
+    let four: Vec<_> = ["u", "v", "w", "x"].map(|name| (name, 8, 10, "")).into();
+    assert_eq!(reserved(&[sized("a", 8)], &with(&four)), [true]);
+    assert_eq!(
+        reserved(&[sized("a", 8)], &with(&[&four[..], &[("y", 8, 10, "")]].concat())),
+        [false]
+    );
 }
 
 proptest! {

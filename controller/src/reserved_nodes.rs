@@ -1,0 +1,84 @@
+//! Nodes that are reserved for leaving guests with few alternatives. The drain task plans them; a target pod of another
+//! guest avoids them if it can, because the scheduler does not know which pods are still to come.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_runtime::Key;
+
+/// The planned node of a guest that leaves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PlannedNode {
+    /// The instance.
+    pub(crate) guest: Key,
+    /// The node that it has room on.
+    pub(crate) node: String,
+    /// Whether the node is reserved for it.
+    pub(crate) reserved: bool,
+}
+
+/// The planned nodes of all guests that leave. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReservedNodes(Arc<Mutex<Vec<PlannedNode>>>);
+
+impl ReservedNodes {
+    /// Replaces all planned nodes.
+    pub(crate) fn replace(&self, planned: Vec<PlannedNode>) {
+        *self.lock() = planned;
+    }
+
+    /// Returns the nodes that the target pod of a guest should avoid: those that are reserved for others, but for its
+    /// own planned node, which has room for all that are planned there.
+    pub(crate) fn for_others(&self, guest: &Key) -> Vec<String> {
+        let planned = self.lock();
+        let own = planned.iter().find(|planned| planned.guest == *guest);
+        let own = own.map(|own| own.node.as_str());
+        let reserved = planned.iter().filter(|planned| planned.reserved);
+        let others: BTreeSet<&str> = reserved
+            .map(|planned| planned.node.as_str())
+            .filter(|node| Some(*node) != own)
+            .collect();
+        others.into_iter().map(str::to_owned).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<PlannedNode>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_avoids_nodes_reserved_for_others() {
+        let key = |name: &str| Key::namespaced("n", name);
+        let planned = |name: &str, node: &str, reserved| PlannedNode {
+            guest: key(name),
+            node: node.into(),
+            reserved,
+        };
+        let nodes = ReservedNodes::default();
+        assert!(nodes.for_others(&key("a")).is_empty());
+        nodes.replace(vec![
+            planned("a", "x", true),
+            planned("b", "x", false),
+            planned("c", "y", true),
+            planned("d", "y", true),
+            planned("e", "z", false),
+        ]);
+        for (guest, avoided) in [
+            ("a", &["y"][..]),
+            ("b", &["y"]),
+            ("c", &["x"]),
+            ("e", &["x", "y"]),
+            ("unknown", &["x", "y"]),
+        ] {
+            assert_eq!(nodes.for_others(&key(guest)), avoided, "{guest}");
+        }
+        nodes.replace(Vec::new());
+        assert!(nodes.for_others(&key("e")).is_empty());
+    }
+}
