@@ -6,13 +6,14 @@
   drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
   streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
   console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
+  plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 8 minutes)
   scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
 tool measured in the same run, or a number of KubeVirt's that its name says; `value` is a median, `least` the smallest
 sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
-A cluster of its own is brought up and taken away again; those of `console` and `scale` have no nodes but played ones.
+A cluster of its own is brought up and taken away again; those of `console`, `plans` and `scale` have no nodes but played ones.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from . import (
     guest_writes,
     inspection_time,
     migration_time,
+    plans,
     reactions,
     scale,
     streams,
@@ -56,6 +58,8 @@ NAME = "bench"
 SCALE = "scale"
 # The one whose nodes are objects only.
 CONSOLE = "console"
+# The one whose nodes are random.
+PLANS = "plans"
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 
@@ -84,7 +88,7 @@ def at_least_one(text: str) -> int:
 
 def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
     """The figures of these benchmarks, as they come."""
-    real = [name for name in names if name not in (CONSOLE, SCALE)]
+    real = [name for name in names if name not in (CONSOLE, PLANS, SCALE)]
     if real:
         with _cluster(NAME, None, arguments.keep, progress) as made:
             install(made, progress)
@@ -95,6 +99,9 @@ def measured(names: list[str], arguments: argparse.Namespace, progress: Progress
     if CONSOLE in names:
         with _cluster(f"{NAME}-{CONSOLE}", 0, arguments.keep, progress) as made:
             yield from console_time.measure(made, Api(made), progress)
+    if PLANS in names:
+        with _cluster(f"{NAME}-{PLANS}", 0, arguments.keep, progress) as made:
+            yield from plans.measure(made, Api(made), progress, arguments.seed)
     if SCALE in names:
         size = Size(arguments.nodes, arguments.machines, arguments.drained)
         with _cluster(f"{NAME}-{SCALE}", 0, arguments.keep, progress) as made:
@@ -118,19 +125,20 @@ def main(argv: list[str]) -> int:
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = benchmarks(SAMPLES)
-    parser.add_argument("benchmark", choices=[*known, CONSOLE, SCALE, "all"])
+    parser.add_argument("benchmark", choices=[*known, CONSOLE, PLANS, SCALE, "all"])
     parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration`, `drain` and `streams` (default {SAMPLES})")
     size = Size()
     parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
     parser.add_argument("--machines", type=at_least_one, default=size.machines, help=f"of `scale` (default {size.machines})")
     parser.add_argument("--drained", type=at_least_one, default=size.drained, help=f"nodes of `scale` (default {size.drained})")
+    parser.add_argument("--seed", type=int, help="of the random clusters of `plans` (default: another one each time)")
     parser.add_argument("--keep", action="store_true", help="leave the cluster running")
     parser.add_argument("--against", metavar="COMMIT", help="then measure an earlier commit by its own scripts, for comparison")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress()
-    names = [*known, CONSOLE, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
+    names = [*known, CONSOLE, PLANS, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
     figures: list[Figure] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))

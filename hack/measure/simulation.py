@@ -45,7 +45,9 @@ class Size:
     nodes: int = 500
     machines: int = 5000
     drained: int = 50
+    # How long a guest moves, and how many MiB of its memory move in a second beside that; None: its size does not matter.
     seconds: float = 10.0
+    rate: int | None = None
 
 
 def requests_in(metrics: str) -> int:
@@ -191,12 +193,16 @@ class Simulation:
         self.made.kubectl("apply", "-f", "-", input=EMULATION)
 
     def _start_nodes(self, program: Path) -> subprocess.Popen[str]:
+        size = self.size
+        argv = [
+            str(program), "--kubeconfig", self.made.kubeconfig, "--nodes", str(size.nodes),
+            "--vms", str(size.machines), "--moves", str(int(size.seconds * 1000)),
+        ]  # fmt: skip
+        if size.rate is not None:
+            argv += ["--rate", str(size.rate)]
         with (self._folder / "nodes.log").open("w") as log:
             started = subprocess.Popen(
-                [
-                    str(program), "--kubeconfig", self.made.kubeconfig, "--nodes", str(self.size.nodes),
-                    "--vms", str(self.size.machines), "--moves", str(int(self.size.seconds * 1000)),
-                ],
+                argv,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
         threading.Thread(target=self._read, args=(started,), daemon=True).start()

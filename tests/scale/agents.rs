@@ -8,7 +8,10 @@ use drydock_api::{
     kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, names::GUEST_RUNNING, status::GuestCpu},
     launcher::{BackingImage, DiskFormat, PreparedDisk, Ready},
 };
-use drydock_core::guest::{Domain, GuestState, Observed, differs, report};
+use drydock_core::{
+    domain::guest_memory,
+    guest::{Domain, GuestState, Observed, differs, report},
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     ResourceExt,
@@ -129,12 +132,16 @@ impl Agents {
         let Some(pod) = self.latest.pod_on(uid, node) else {
             return Ok(());
         };
+        let domain = Domain {
+            memory: guest_memory(&instance.spec).ok(),
+            ..self.domain.clone()
+        };
         let wanted = report(&Observed {
             now: whole_seconds(),
             instance: &instance,
             pod: &pod,
             ready: &self.ready,
-            domain: &self.domain,
+            domain: &domain,
             readiness: None,
             targets: &[
                 ("containerdisk".into(), "vda".into()),
@@ -195,7 +202,7 @@ pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Po
     Ok(())
 }
 
-/// The domain of every guest.
+/// The domain of every guest, but for its memory.
 fn domain() -> Domain {
     let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
     Domain {
@@ -209,7 +216,7 @@ fn domain() -> Domain {
         }),
         machine: Some("pc-q35-10.0".into()),
         virt_type: "qemu".into(),
-        memory: Some(96 << 20),
+        memory: None,
         qemu_version: Some("10.0.13".into()),
         libvirt_version: Some("11.3.0".into()),
         agent: None,

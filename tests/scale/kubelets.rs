@@ -32,6 +32,8 @@ use crate::{door::Door, latest::Latest};
 
 /// From the binding of a pod to its container's start: images are there already.
 const STARTS_AFTER: Duration = Duration::from_millis(500);
+/// From the end of a container to the removal of its deleted pod, which a kubelet cleans up first.
+const REMOVED_AFTER: Duration = Duration::from_millis(700);
 /// Pause after a write that was refused or not answered.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -195,6 +197,7 @@ impl Kubelets {
                 self.write(pod, status).await
             }
             Todo::Remove => {
+                tokio::time::sleep(REMOVED_AFTER).await;
                 let parameters = DeleteParams {
                     preconditions: Some(Preconditions {
                         uid: pod.uid(),

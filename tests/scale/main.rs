@@ -40,7 +40,12 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::{
-    agents::Agents, door::Door, heartbeats::heartbeats, kubelets::Kubelets, latest::Latest, movers::Movers,
+    agents::Agents,
+    door::Door,
+    heartbeats::heartbeats,
+    kubelets::Kubelets,
+    latest::Latest,
+    movers::{Movers, Pace},
     world::World,
 };
 
@@ -62,6 +67,9 @@ struct Args {
     /// By how many parts of a hundred that may be more or less, evenly spread.
     #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u64).range(0..=100))]
     spread: u64,
+    /// How fast the memory of a guest moves beside that, in MiB per second; without it the size does not matter.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    rate: Option<u64>,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -77,8 +85,11 @@ async fn main() -> Result<()> {
         &door,
         &latest,
         &kubelets,
-        Duration::from_millis(args.moves),
-        args.spread,
+        Pace {
+            fixed: Duration::from_millis(args.moves),
+            rate: args.rate,
+            spread: args.spread,
+        },
     ));
     let playing = async {
         tokio::join!(

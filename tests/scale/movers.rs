@@ -15,11 +15,14 @@ use drydock_api::{
         migration::{MigrationMode, MigrationProgress, MigrationSource, MigrationTarget, SourceState, TargetState},
     },
 };
-use drydock_core::migration::{
-    convergence::{Written, worth_writing},
-    record::Record,
-    source::{self, SourceStep},
-    target::{self, TargetStep},
+use drydock_core::{
+    drain::guest::memory,
+    migration::{
+        convergence::{Written, worth_writing},
+        record::Record,
+        source::{self, SourceStep},
+        target::{self, TargetStep},
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{core::v1::ObjectReference, events::v1::Event};
@@ -44,13 +47,36 @@ const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a write that was refused or not answered.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// How long guests move.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// What each of them takes.
+    pub(crate) fixed: Duration,
+    /// How fast its memory moves beside that, in MiB per second.
+    pub(crate) rate: Option<u64>,
+    /// By how many parts of a hundred that may be more or less, evenly spread.
+    pub(crate) spread: u64,
+}
+
+impl Pace {
+    /// Returns how long a guest of this size moves: the same each time for the same migration.
+    fn duration(self, uid: &str, bytes: u64) -> Duration {
+        let mut hasher = DefaultHasher::new();
+        uid.hash(&mut hasher);
+        let parts = 100_000 + self.spread * 1000;
+        let least = parts - 2 * self.spread * 1000;
+        let part = least + hasher.finish() % (parts - least + 1);
+        let memory = self.rate.map(|rate| Duration::from_millis(bytes * 1000 / (rate << 20)));
+        (self.fixed + memory.unwrap_or_default()).mul_f64(f64::from(u32::try_from(part).unwrap_or(100_000)) / 100_000.0)
+    }
+}
+
 /// Both sides of all migrations.
 pub(crate) struct Movers {
     door: Arc<Door>,
     latest: Arc<Latest>,
     kubelets: Arc<Kubelets>,
-    lasts: Duration,
-    spread: u64,
+    pace: Pace,
     /// Who hears of changes of a migration, by UID.
     known: Mutex<HashMap<String, watch::Sender<u64>>>,
 }
@@ -64,21 +90,13 @@ struct Mover {
 }
 
 impl Movers {
-    /// Nothing is done before [`Self::run`]. Guests move for `lasts`, by up to `spread` parts of a hundred
-    /// more or less.
-    pub(crate) fn new(
-        door: &Arc<Door>,
-        latest: &Arc<Latest>,
-        kubelets: &Arc<Kubelets>,
-        lasts: Duration,
-        spread: u64,
-    ) -> Self {
+    /// Nothing is done before [`Self::run`].
+    pub(crate) fn new(door: &Arc<Door>, latest: &Arc<Latest>, kubelets: &Arc<Kubelets>, pace: Pace) -> Self {
         Self {
             door: Arc::clone(door),
             latest: Arc::clone(latest),
             kubelets: Arc::clone(kubelets),
-            lasts,
-            spread,
+            pace,
             known: Mutex::default(),
         }
     }
@@ -108,22 +126,19 @@ impl Movers {
             }
         }
     }
-
-    /// How long this migration's guest moves: the same each time.
-    fn duration(&self, uid: &str) -> Duration {
-        let mut hasher = DefaultHasher::new();
-        uid.hash(&mut hasher);
-        let parts = 100_000 + self.spread * 1000;
-        let least = parts - 2 * self.spread * 1000;
-        let part = least + hasher.finish() % (parts - least + 1);
-        self.lasts
-            .mul_f64(f64::from(u32::try_from(part).unwrap_or(100_000)) / 100_000.0)
-    }
 }
 
 impl Mover {
     fn newest(&self) -> Option<Arc<VirtualMachineInstanceMigration>> {
         self.all.latest.migrations.get(&self.uid)
+    }
+
+    /// Returns how long the guest moves.
+    fn duration(&self, migration: &VirtualMachineInstanceMigration) -> Duration {
+        let source = migration.status.as_ref().and_then(|status| status.source.as_ref());
+        let pod = source.and_then(|source| source.pod_uid.as_deref());
+        let instance = pod.and_then(|pod| self.all.latest.instances.get(&self.all.latest.instance_of(pod)?));
+        self.all.pace.duration(&self.uid, instance.as_deref().map_or(0, memory))
     }
 
     /// Looks at the guest or changes it.
@@ -160,7 +175,7 @@ impl Mover {
                 match step {
                     SourceStep::Start => {
                         self.record_event(&migration, "Migrating").await;
-                        moving = Some((Instant::now() + self.all.duration(&self.uid), Timestamp::now()));
+                        moving = Some((Instant::now() + self.duration(&migration), Timestamp::now()));
                         self.news.send_modify(|number| *number += 1);
                     }
                     SourceStep::Say(SourceState::Migrating) => self.with(Guest::is_due),
