@@ -53,7 +53,7 @@ pub(crate) const FOLDER: &str = "device-plugins";
 /// because the kubelet creates its socket a moment before it listens.
 const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(30));
 /// Timeout of a registration. The kubelet connects back to the plugin before it responds.
-const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An extended resource that the agent offers.
 pub(crate) struct Resource {
@@ -277,8 +277,8 @@ impl Keeper {
     fn connected(&self, stream: UnixStream) {
         let (process, closing, plugin) = (self.process.clone(), self.closing.clone(), Arc::clone(&self.plugin));
         let served = async move {
-            let answer = move |request| calls::serve(Arc::clone(&plugin), request);
-            wire::serve(&process, stream, &closing, answer).await;
+            let handler = move |request| calls::serve(Arc::clone(&plugin), request);
+            wire::serve(&process, stream, &closing, handler).await;
         };
         self.process
             .spawn("device plugin connection", self.tasks.track_future(served));
@@ -296,7 +296,7 @@ type Registering = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
 /// Registers the plugin with the kubelet, which connects to the plugin before it responds.
 async fn register(process: Process, kubelet: PathBuf, resource: &'static Resource) -> Result<(), Status> {
-    let asked = async {
+    let attempt = async {
         let mut kubelet = wire::connect(&process, &kubelet)
             .await
             .map_err(|error| Status::unavailable(format!("{}: {error}", kubelet.display())))?;
@@ -308,8 +308,8 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Resourc
         };
         wire::call::<_, Empty>(&mut kubelet, paths::REGISTER, request).await
     };
-    let answered = tokio::time::timeout(ANSWER_WITHIN, asked).await;
-    answered
+    let registered = tokio::time::timeout(REGISTRATION_TIMEOUT, attempt).await;
+    registered
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
         .map(|Empty {}| ())
 }

@@ -95,12 +95,12 @@ mod tests {
         fs::remove_file(folder.join("other")).unwrap();
         fs::rename(folder.join("mine"), folder.join("away")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
-        let mut told = Vec::new();
-        while told.last() != Some(&Happened::ToFolder) {
-            told.push(watch.next().await.unwrap());
+        let mut seen = Vec::new();
+        while seen.last() != Some(&Happened::ToFolder) {
+            seen.push(watch.next().await.unwrap());
         }
         // Closed after the write, then moved away.
-        assert_eq!(told, [Happened::ToFile, Happened::ToFile, Happened::ToFolder]);
+        assert_eq!(seen, [Happened::ToFile, Happened::ToFile, Happened::ToFolder]);
         assert!(FolderWatch::new(&folder, ["mine"]).is_err());
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct HostKnowledge {
     running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
     /// Fingerprint of the host at the last check.
     present: Fingerprint,
-    look_again: Option<Timestamp>,
+    next_check: Option<Timestamp>,
     concluded: bool,
 }
 
@@ -62,7 +62,7 @@ impl HostKnowledge {
             failure: None,
             running: None,
             present: Fingerprint::default(),
-            look_again: None,
+            next_check: None,
             concluded: false,
         }
     }
@@ -92,8 +92,8 @@ impl HostKnowledge {
     }
 
     /// Returns when to check the host again.
-    pub(crate) fn look_again(&self) -> Option<Timestamp> {
-        self.look_again
+    pub(crate) fn next_check(&self) -> Option<Timestamp> {
+        self.next_check
     }
 
     /// Returns whether an inspection by this process has ended, successfully or not.
@@ -102,9 +102,9 @@ impl HostKnowledge {
     }
 
     /// Checks whether the host has changed, and starts an inspection if so. Returns whether it started one.
-    pub(crate) fn look(&mut self, now: Timestamp) -> bool {
+    pub(crate) fn check(&mut self, now: Timestamp) -> bool {
         let every = now + self.args.fingerprint_every;
-        self.look_again = Some(every);
+        self.next_check = Some(every);
         if self.running.is_some() {
             // Changes in the meantime are detected once it has ended.
             return false;
@@ -113,7 +113,7 @@ impl HostKnowledge {
         match need(&self.history, &self.present, now) {
             Need::None => false,
             Need::At(retry) => {
-                self.look_again = Some(retry.min(every));
+                self.next_check = Some(retry.min(every));
                 false
             }
             Need::Now(parts) => {
@@ -154,7 +154,7 @@ impl HostKnowledge {
         self.concluded = true;
         // Check again at once: the host may have changed during the inspection, and after a failure the check
         // schedules the retry.
-        self.look_again = Some(now);
+        self.next_check = Some(now);
         let failure = match ended {
             Err(error) => {
                 self.metrics.inspected(Err(error.reason()), 0);

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::{
     args::{InspectArgs, Output},
-    cpu_map_questions::CpuMapQuestions,
+    cpu_map_queries::CpuMapQueries,
     inspector::options,
     table,
 };
@@ -37,9 +37,9 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
         return show(&json(report)?);
     }
     let features = &args.host.mask_features.0;
-    let mut questions = CpuMapQuestions::new(args.host.cpu_map.clone());
-    let answers = questions.ask([args.min_cpu_model.clone()].into(), features);
-    let minimum = Minimum::resolve(&args.min_cpu_model, |model| answers.features(model)).ok_or_else(|| {
+    let mut questions = CpuMapQueries::new(args.host.cpu_map.clone());
+    let queried = questions.query([args.min_cpu_model.clone()].into(), features);
+    let minimum = Minimum::resolve(&args.min_cpu_model, |model| queried.features(model)).ok_or_else(|| {
         format!(
             "--min-cpu-model: `{}` is not allowed; allowed: a CPU model of {}",
             args.min_cpu_model,
@@ -52,7 +52,7 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
         ..Configuration::default()
     };
     let policy = policy(&configuration, &minimum, args.host.label_aliases);
-    let facts = mask::apply(&report.facts, features, &answers.masked_models);
+    let facts = mask::apply(&report.facts, features, &queried.masked_models);
     if let Some(model) = &args.explain {
         let explanation = explain(&facts, &policy, model);
         show(&explanation.to_string())?;

@@ -3,7 +3,7 @@
 mod announcements;
 mod args;
 mod caches;
-mod cpu_map_questions;
+mod cpu_map_queries;
 mod device_plugin;
 mod folder_watch;
 mod guest_network;

@@ -256,18 +256,18 @@ mod leaving_tests {
     use super::{Leaving, LeavingMetrics};
 
     #[test]
-    fn a_guest_is_told_of_while_it_leaves() {
+    fn leaving_guest_still_has_metrics() {
         let mut registry = Registry::default();
         let metrics = LeavingMetrics::default();
         metrics.register(&mut registry);
-        let told = || {
+        let exposed = || {
             let mut text = String::new();
             encode(&mut text, &registry).unwrap();
             let values = text.lines().filter(|line| !line.starts_with('#'));
             values.map(str::to_owned).collect::<Vec<_>>()
         };
         let guest = metrics.guest("node1", "shop", "db");
-        assert_eq!(told(), [""; 0]);
+        assert_eq!(exposed(), [""; 0]);
         let measured = Leaving {
             processed: 1,
             remaining: 2,
@@ -288,7 +288,7 @@ mod leaving_tests {
             line("memory_transfer_rate_bytes", 5),
             line("disk_transfer_rate_bytes", 6),
         ];
-        assert_eq!(told(), all);
+        assert_eq!(exposed(), all);
         // A value that libvirt no longer reports is no longer exported.
         guest.measured(&Leaving {
             dirtied: None,
@@ -296,8 +296,8 @@ mod leaving_tests {
             ..measured
         });
         let left = [0, 1, 2, 4].map(|index: usize| all[index].clone());
-        assert_eq!(told(), left);
+        assert_eq!(exposed(), left);
         drop(guest);
-        assert_eq!(told(), [""; 0]);
+        assert_eq!(exposed(), [""; 0]);
     }
 }

@@ -46,7 +46,7 @@ use crate::{
     announcements::Announcements,
     args::RunArgs,
     caches::{Caches, without_drain},
-    cpu_map_questions::CpuMapQuestions,
+    cpu_map_queries::CpuMapQueries,
     device_plugin::DevicePlugin,
     guest_network::{self, Profiles},
     guests::{Host, LauncherPods},
@@ -74,7 +74,7 @@ pub(crate) struct NodeTask {
     ready: Option<ReadyHandle>,
     /// This node's position in the spread of configuration changes, from 0 to 1.
     place: f64,
-    questions: CpuMapQuestions,
+    questions: CpuMapQueries,
     host: HostKnowledge,
     following: Option<Following>,
     follow_at: Option<Timestamp>,
@@ -90,7 +90,7 @@ pub(crate) struct NodeTask {
     profiles: Option<Profiles>,
     plugin: Option<DevicePlugin>,
     /// What guests' tasks know about the host; they start when it is first set.
-    told_guests: watch::Sender<Option<Arc<Host>>>,
+    guest_host: watch::Sender<Option<Arc<Host>>>,
     /// When the deletion of the Node object was confirmed, for guests' tasks.
     deleted_node: watch::Sender<Option<clock::Instant>>,
     /// Where controllers reach this agent.
@@ -124,7 +124,7 @@ impl NodeTask {
         process: Process,
         lease: NodeLease,
         ready: ReadyHandle,
-        told_guests: watch::Sender<Option<Arc<Host>>>,
+        guest_host: watch::Sender<Option<Arc<Host>>>,
         deleted_node: watch::Sender<Option<clock::Instant>>,
         endpoint: Option<AgentEndpoint>,
     ) -> Self {
@@ -132,7 +132,7 @@ impl NodeTask {
         args.node_name.hash(&mut hasher);
         let place = f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or(0)) / f64::from(u32::MAX);
         Self {
-            questions: CpuMapQuestions::new(args.host.cpu_map.clone()),
+            questions: CpuMapQueries::new(args.host.cpu_map.clone()),
             host: HostKnowledge::new(Arc::clone(&args), process.clone(), metrics.clone()),
             following: None,
             follow_at: None,
@@ -143,7 +143,7 @@ impl NodeTask {
             recount: false,
             profiles: None,
             plugin: None,
-            told_guests,
+            guest_host,
             deleted_node,
             endpoint,
             lock: None,
@@ -178,10 +178,10 @@ impl NodeTask {
         let mut announcements = Announcements::of(watch);
         let mut waiting = host_lock::wait(&self.args.state);
         let mut is_next = false;
-        let mut look_at_host = true;
+        let mut check_host = true;
         loop {
             let now = clock::now();
-            if (look_at_host || self.host.look_again().is_some_and(|at| now >= at)) && self.host.look(now) {
+            if (check_host || self.host.next_check().is_some_and(|at| now >= at)) && self.host.check(now) {
                 self.questions.forget();
             }
             if is_next
@@ -191,8 +191,8 @@ impl NodeTask {
                 ready.release();
             }
             let wake = self.round(now).await;
-            let wake = [wake, self.host.look_again()].into_iter().flatten().min();
-            look_at_host = false;
+            let wake = [wake, self.host.next_check()].into_iter().flatten().min();
+            check_host = false;
             tokio::select! {
                 () = stopping.cancelled() => break,
                 () = self.caches.changed() => {}
@@ -209,7 +209,7 @@ impl NodeTask {
                 }
                 () = changed(&mut self.profiles) => {}
                 ended = self.host.ended() => self.host.conclude(ended, clock::now()),
-                () = announcements.next() => look_at_host = true,
+                () = announcements.next() => check_host = true,
                 () = clock::sleep_until(wake) => {}
             }
         }
@@ -291,9 +291,9 @@ impl NodeTask {
         self.follow_at = None;
         self.recount = true;
         let last_good = self.last_good();
-        let answers = observe::ask(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
+        let queried = observe::query_cpu_map(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
         let amd64 = std::env::consts::ARCH == "x86_64";
-        let (resolution, minimum) = observe::follow(sources.clone(), &answers, amd64, last_good.as_ref());
+        let (resolution, minimum) = observe::follow(sources.clone(), &queried, amd64, last_good.as_ref());
         self.following = Some(Following {
             sources,
             resolution,
@@ -345,14 +345,14 @@ impl NodeTask {
         let annotation = node.annotations().get(MASK_CPU_FEATURES).map(String::as_str);
         let (mask, mask_refused) = observe::mask(&self.args.host.mask_features.0, annotation, &self.mask);
         self.mask = mask;
-        let answers = observe::ask(
+        let queried = observe::query_cpu_map(
             &mut self.questions,
             &following.sources,
             Some(&following.resolution.configuration),
             &self.mask,
         );
         let previous = hypervisor.status.clone().unwrap_or_default();
-        let network = self.profiles.as_mut().map_or_else(not_looked_at, Profiles::seen);
+        let network = self.profiles.as_mut().map_or_else(not_checked, Profiles::seen);
         let pods = self.pods.listed();
         let plan = plan(&Observed {
             now,
@@ -364,7 +364,7 @@ impl NodeTask {
             minimum: &following.minimum,
             mask: &self.mask,
             mask_refused: mask_refused.as_deref(),
-            masked_models: &answers.masked_models,
+            masked_models: &queried.masked_models,
             label_aliases: self.args.host.label_aliases,
             pins_cpus: fs::read_to_string(self.cpu_manager_state()).is_ok_and(|text| pins_cpus(&text)),
             guest_network: &network,
@@ -383,7 +383,7 @@ impl NodeTask {
         if let Some(plugin) = &self.plugin {
             plugin.offer_post_copy(post_copy && Path::new(USERFAULTFD).exists());
         }
-        self.masked_models = answers.masked_models;
+        self.masked_models = queried.masked_models;
         self.describe_host();
         self.metrics.planned(&plan.status);
         self.waiting = plan.waiting;
@@ -418,9 +418,9 @@ impl NodeTask {
     fn describe_host(&self) {
         let Some((facts, _)) = self.host.facts() else { return };
         let host = Host::of(facts, &self.mask, &self.masked_models).map(Arc::new);
-        self.told_guests.send_if_modified(|told| {
-            let changed = *told != host;
-            *told = host;
+        self.guest_host.send_if_modified(|current| {
+            let changed = *current != host;
+            *current = host;
             changed
         });
     }
@@ -519,7 +519,7 @@ async fn changed(profiles: &mut Option<Profiles>) {
 }
 
 /// Returns what guests' networks need while the profiles have not been checked.
-fn not_looked_at() -> Seen {
+fn not_checked() -> Seen {
     Seen {
         seccomp: Profile::Unknown,
         user_namespaces: guest_network::namespaces(),

@@ -8,7 +8,7 @@ use drydock_core::{
     minimum::Minimum,
 };
 
-use crate::cpu_map_questions::{Answers, CpuMapQuestions};
+use crate::cpu_map_queries::{CpuMapQueries, QueryResult};
 
 /// Returns the features that this node must not offer: those of the command line and of the annotation. An invalid
 /// annotation is refused, and the previous mask stays in force.
@@ -24,32 +24,32 @@ pub(crate) fn mask(
 }
 
 /// Queries the CPU map for the minimum models that the sources want and the one last in force.
-pub(crate) fn ask(
-    questions: &mut CpuMapQuestions,
+pub(crate) fn query_cpu_map(
+    questions: &mut CpuMapQueries,
     sources: &[Source],
     last_good: Option<&Configuration>,
     mask: &BTreeSet<String>,
-) -> Answers {
+) -> QueryResult {
     let wanted = sources
         .iter()
         .filter_map(|source| source.parsed.min_cpu_model().map(str::to_owned));
     let models = wanted.chain(last_good.map(|good| good.min_cpu_model.clone())).collect();
-    questions.ask(models, mask)
+    questions.query(models, mask)
 }
 
 /// Returns the configuration in force on this node, with its minimum model. Only amd64 has models that can be a
 /// minimum; elsewhere none is refused.
 pub(crate) fn follow(
     sources: Vec<Source>,
-    answers: &Answers,
+    cpu_map: &QueryResult,
     amd64: bool,
     last_good: Option<&Configuration>,
 ) -> (Resolution, Minimum) {
-    let knows = |model: &str| amd64.then(|| answers.knows(model));
+    let knows = |model: &str| amd64.then(|| cpu_map.knows(model));
     let resolution = resolve(sources, knows, last_good);
     // No features are found if the model has none (not amd64), or if the map that contained the last good model
     // cannot be read any more. The documented list needs no map.
-    let minimum = Minimum::resolve(&resolution.configuration.min_cpu_model, |model| answers.features(model));
+    let minimum = Minimum::resolve(&resolution.configuration.min_cpu_model, |model| cpu_map.features(model));
     (resolution, minimum.unwrap_or_default())
 }
 
@@ -105,7 +105,7 @@ mod tests {
         let found = sources(&maps, &[Arc::new(hyperconverged)], &namespaces);
         let kinds: Vec<(&str, &str)> = found.iter().map(|s| (s.kind, s.reference.revision.as_str())).collect();
         assert_eq!(kinds, [("ConfigMap", "7"), ("HyperConverged", "3")]);
-        let (resolution, minimum) = follow(found, &Answers::default(), true, None);
+        let (resolution, minimum) = follow(found, &QueryResult::default(), true, None);
         assert!(
             resolution.configuration.use_emulation,
             "what is not refused stays in force"

@@ -72,7 +72,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let caches = Caches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &event_metrics);
-    let (told_guests, host) = watch::channel(None);
+    let (guest_host, host) = watch::channel(None);
     let (deleted_node, node_deleted) = watch::channel(None);
     let (of_guests, of_migrations) = (Trigger::new(), Trigger::new());
     let wakes = [of_guests.clone(), of_migrations.clone()];
@@ -124,7 +124,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         process.clone(),
         lease,
         ready,
-        told_guests,
+        guest_host,
         deleted_node,
         endpoint,
     );

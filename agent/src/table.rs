@@ -62,7 +62,7 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
     };
     page.row("KVM", kvm);
     // The JSON has all parameters; these are the ones people usually need.
-    let telling = [
+    let relevant = [
         "nested",
         "ept",
         "npt",
@@ -74,7 +74,7 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
         "tdx",
     ];
     let parameters: Vec<String> = (facts.kvm.parameters.iter())
-        .filter(|(name, _)| name.rsplit('.').next().is_some_and(|name| telling.contains(&name)))
+        .filter(|(name, _)| name.rsplit('.').next().is_some_and(|name| relevant.contains(&name)))
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
     page.list("KVM parameters", &parameters);

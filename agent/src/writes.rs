@@ -133,23 +133,23 @@ mod tests {
         let writes = Writes::new(client, "n1".into());
         let node = json!({"metadata": {"name": "n1"}});
         for (items, exists) in [(json!([node]), true), (json!([]), false)] {
-            let answer = async {
-                let asked = server.next_request().await;
+            let serve = async {
+                let request = server.next_request().await;
                 assert!(
-                    asked.line.contains("fieldSelector=metadata.name%3Dn1"),
+                    request.line.contains("fieldSelector=metadata.name%3Dn1"),
                     "{}",
-                    asked.line
+                    request.line
                 );
                 assert!(
-                    !asked.line.contains("resourceVersion"),
+                    !request.line.contains("resourceVersion"),
                     "a cache may be behind: {}",
-                    asked.line
+                    request.line
                 );
-                asked.with(&json!({
+                request.with(&json!({
                     "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": items,
                 }));
             };
-            let (found, ()) = tokio::join!(writes.node_exists(), answer);
+            let (found, ()) = tokio::join!(writes.node_exists(), serve);
             assert_eq!(found.unwrap(), exists);
         }
         let (found, ()) = tokio::join!(writes.node_exists(), async {

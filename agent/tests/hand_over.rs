@@ -122,8 +122,8 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
             node.runs().await;
             assert_eq!(node.status_in_qemu().await, "running");
         }
-        let (here, there) = (world.source.said(), world.target.said());
-        assert!(here.also_said(&there) > 0, "{loss:?}");
+        let (here, there) = (world.source.guest_output(), world.target.guest_output());
+        assert!(here.duplicates_in(&there) > 0, "{loss:?}");
         if loss == Loss::WithTunnel {
             world.source.tunnel = Tunnel::start(&world.source.pod).await;
         }
@@ -147,7 +147,7 @@ async fn lost_reply_leaves_the_guest_at_the_source_free_to_move() {
         world.reply.came_after(count).await;
         loss.happen(&mut world).await;
         let refused = moving.ended().await.unwrap_err();
-        assert!(refused.is_answer(), "{refused:?}");
+        assert!(refused.is_reply(), "{refused:?}");
         world.source.until("Resumed Migrated").await;
         world.source.runs().await;
         assert_eq!(
@@ -187,7 +187,7 @@ async fn while_the_reply_is_unread_nobody_runs() {
         let migration = world.prepare().await;
         let libvirtd = world.source.pod.libvirtd().await;
         let moving = world.moves_up_to_the_reply().await;
-        let before = world.source.said();
+        let before = world.source.guest_output();
         kill(libvirtd, Signal::SIGSTOP).unwrap();
         world.reply.decide(Fate::Passes);
         let came = |session: &Value| session["reply"] != "none";
@@ -198,7 +198,7 @@ async fn while_the_reply_is_unread_nobody_runs() {
         assert_eq!(moving.ended().await, Ok(()));
         world.is_taken_over(&migration, "ReplyConsumed").await;
         world.target.runs().await;
-        assert_eq!(world.source.said(), before);
+        assert_eq!(world.source.guest_output(), before);
         world.end_after_one_guest(&migration).await;
     }
 }
@@ -212,9 +212,9 @@ async fn while_the_reply_is_late_nobody_runs() {
     for _ in 0..runs() {
         let migration = world.prepare().await;
         let moving = world.moves_up_to_the_reply().await;
-        let before = world.source.said();
+        let before = world.source.guest_output();
         tokio::time::sleep(delay()).await;
-        assert_eq!(world.source.said(), before);
+        assert_eq!(world.source.guest_output(), before);
         assert_eq!(world.source.state().await, State::Paused(PausedReason::Migration));
         world.stands_still_at_target(&migration).await;
         assert_eq!(world.source.tunnel.now(&migration).await["reply"], "none");
@@ -222,7 +222,7 @@ async fn while_the_reply_is_late_nobody_runs() {
         assert_eq!(moving.ended().await, Ok(()));
         world.is_taken_over(&migration, "ReplyConsumed").await;
         world.target.runs().await;
-        assert_eq!(world.source.said(), before);
+        assert_eq!(world.source.guest_output(), before);
         world.end_after_one_guest(&migration).await;
     }
 }
@@ -374,7 +374,7 @@ enum Cut {
     /// When the target has not heard of the release.
     BeforeRelease,
     /// When the source has not heard that the guest was taken over.
-    BeforeAnswer,
+    BeforeTakenOver,
     /// Sometime when the reply arrives.
     Sometime,
 }
@@ -385,7 +385,7 @@ async fn a_guest_goes_on_once_however_often_it_is_released() {
         return;
     }
     let mut world = World::new().await;
-    for cut in (0..runs()).flat_map(|_| [Cut::BeforeRelease, Cut::BeforeAnswer, Cut::Sometime]) {
+    for cut in (0..runs()).flat_map(|_| [Cut::BeforeRelease, Cut::BeforeTakenOver, Cut::Sometime]) {
         let migration = world.prepare().await;
         let moving = world.moves_up_to_the_reply().await;
         let consumed = |session: &Value| session["reply"] == "consumed";
@@ -398,7 +398,7 @@ async fn a_guest_goes_on_once_however_often_it_is_released() {
                 world.network.cut();
                 world.network.hold(Held::Nothing);
             }
-            Cut::BeforeAnswer => {
+            Cut::BeforeTakenOver => {
                 world.network.hold(Held::ToSource);
                 world.reply.decide(Fate::Passes);
                 world.target.runs().await;
@@ -435,7 +435,7 @@ async fn a_guest_that_its_user_had_paused_stays_paused() {
         if keep_paused {
             assert_eq!(world.target.state().await, State::Paused(PausedReason::User));
             assert_eq!(world.target.status_in_qemu().await, "paused");
-            assert!(world.target.said().is_nothing());
+            assert!(world.target.guest_output().is_nothing());
             world.target.guest.resume().await.unwrap();
         }
         // Without the word it goes on by itself.

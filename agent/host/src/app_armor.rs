@@ -97,8 +97,8 @@ fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
     if done.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    let last = said
+    let message = String::from_utf8_lossy(&done.stderr);
+    let last = message
         .lines()
         .rfind(|line| !line.trim().is_empty())
         .unwrap_or("it says nothing");
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_kernel_that_says_so_has_it_on() {
+    fn app_armor_is_on_only_if_the_kernel_reports_it() {
         let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-apparmor-XXXXXX")).unwrap();
         let roots = Roots {
             sys: folder.clone(),

@@ -26,10 +26,10 @@ mod lifecycle;
 mod listener;
 mod live_xml;
 mod migration;
+mod named_enum;
 mod relay;
 mod state;
 mod thread;
-mod words;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -300,10 +300,10 @@ impl DomainHandle {
         const CALL: &str = "connecting to libvirt";
         let (shared, events) = Shared::new();
         let (jobs, receiver) = mpsc::channel(WAITING);
-        let (opened, answer) = oneshot::channel();
+        let (opened, result) = oneshot::channel();
         thread::start(domain, line, receiver, &shared, deadlines.open, open, opened)
             .map_err(|error| CallError::not_started(&error))?;
-        let answer = timeout(deadlines.open + MARGIN, answer).await;
+        let result = timeout(deadlines.open + MARGIN, result).await;
         let handle = Self {
             domain: domain.into(),
             deadlines,
@@ -311,7 +311,7 @@ impl DomainHandle {
             shared,
             origin,
         };
-        handle.settled(CALL, deadlines.open, answer)?;
+        handle.settled(CALL, deadlines.open, result)?;
         Ok((handle, events))
     }
 
@@ -500,7 +500,7 @@ impl DomainHandle {
                     replies.push(Err(error));
                     break;
                 }
-                Err(error) if !error.is_answer() => return Err(error),
+                Err(error) if !error.is_reply() => return Err(error),
                 reply => replies.push(reply),
             }
         }
@@ -584,7 +584,7 @@ impl DomainHandle {
     /// Dropping the future closes that connection; a migration that has begun continues. See [`Self::abort_job`].
     ///
     /// # Errors
-    /// If [`CallError::is_answer`] is true, libvirt has not begun or has given up, and the error contains the reason.
+    /// If [`CallError::is_reply`] is true, libvirt has not begun or has given up, and the error contains the reason.
     /// For all other errors the state of the migration is unknown, and it may still be running.
     pub async fn migrate(&self, migration: Migration) -> Result<(), CallError> {
         const CALL: &str = "migrating the guest";
@@ -694,8 +694,8 @@ impl DomainHandle {
         within: Duration,
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<T, CallError> {
-        let answer = self.begun(call, Some(within), make).await?;
-        self.settled(call, within, timeout(within + MARGIN, answer).await)
+        let response = self.begun(call, Some(within), make).await?;
+        self.settled(call, within, timeout(within + MARGIN, response).await)
     }
 
     /// Like [`Self::call`], but without a time limit.
@@ -704,8 +704,8 @@ impl DomainHandle {
         call: &'static str,
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<T, CallError> {
-        let answer = self.begun(call, None, make).await?;
-        self.settled(call, Duration::MAX, Ok(answer.await))
+        let response = self.begun(call, None, make).await?;
+        self.settled(call, Duration::MAX, Ok(response.await))
     }
 
     /// Waits until the thread begins the call. Returns the receiver for its result.
@@ -716,12 +716,12 @@ impl DomainHandle {
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<oneshot::Receiver<Result<T, LibvirtError>>, CallError> {
         let (begun, begins) = oneshot::channel();
-        let (answered, answer) = oneshot::channel();
-        let job = Job::new(call, within, begun, answered, make);
+        let (sender, response) = oneshot::channel();
+        let job = Job::new(call, within, begun, sender, make);
         if self.jobs.send(job).await.is_err() || begins.await.is_err() {
             return Err(self.lost(call, None));
         }
-        Ok(answer)
+        Ok(response)
     }
 
     /// Converts the result of a call, or the lack of one, into the value or a [`CallError`].
@@ -729,9 +729,9 @@ impl DomainHandle {
         &self,
         call: &'static str,
         within: Duration,
-        answer: Result<Result<Result<T, LibvirtError>, oneshot::error::RecvError>, tokio::time::error::Elapsed>,
+        result: Result<Result<Result<T, LibvirtError>, oneshot::error::RecvError>, tokio::time::error::Elapsed>,
     ) -> Result<T, CallError> {
-        match answer {
+        match result {
             Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err(error))) if self.shared.end() == Some(CloseReason::Overdue { call }) => {
                 Err(CallError::timed_out(call, within, Some(&error)))

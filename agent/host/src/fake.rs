@@ -13,7 +13,7 @@ use drydock_api::facts::{
     CpuFacts, CpuidTsc, KvmFacts, KvmState, NodeFacts, Topology, TscCounter, VirtType, VirtualizationFacts,
 };
 
-use crate::{architecture::Architecture, baseline, capabilities, domain_capabilities, libvirt_answers};
+use crate::{architecture::Architecture, baseline, capabilities, domain_capabilities, libvirt_probe};
 
 const CAPABILITIES: &str = include_str!("../testdata/trixie/capabilities.xml");
 
@@ -202,7 +202,7 @@ fn virtualization(
     VirtualizationFacts {
         libvirt_version: "11.3.0".into(),
         qemu_version: "10.0.13".into(),
-        ..libvirt_answers::facts(
+        ..libvirt_probe::facts(
             virt_type,
             architecture.machine().unwrap_or_default(),
             domain,

@@ -27,7 +27,7 @@ use crate::{
     architecture::Architecture,
     cpuinfo, kernel, kvm,
     libvirt::Libvirt,
-    libvirt_answers::{self, Answers},
+    libvirt_probe::{self, ProbeResult},
     private_libvirtd::PrivateLibvirtd,
     problem::{Problem, ProblemReason},
     roots::Roots,
@@ -100,7 +100,7 @@ pub fn inspect(options: &Options) -> Report {
     let start = Instant::now();
     let architecture = options.architecture.clone().unwrap_or_else(Architecture::native);
     let mut facts = machine_facts(&options.roots, &architecture);
-    let answers = match architecture.machine() {
+    let probed = match architecture.machine() {
         Some(machine) => {
             let virt_type = if facts.kvm.state == KvmState::Usable {
                 VirtType::Kvm
@@ -115,7 +115,7 @@ pub fn inspect(options: &Options) -> Report {
             let until = start + options.deadline;
             match &options.libvirt {
                 LibvirtSource::Private { libvirtd } => query_private_libvirtd(libvirtd, options, &question, until),
-                LibvirtSource::Uri(uri) => question.ask(uri, until),
+                LibvirtSource::Uri(uri) => question.probe(uri, until),
             }
             .unwrap_or_else(|TimedOut| Problem::timed_out(options.deadline).into())
         }
@@ -124,14 +124,14 @@ pub fn inspect(options: &Options) -> Report {
             Problem::new(ProblemReason::ArchitectureNotSupported, message).into()
         }
     };
-    if let Some(why) = answers.kvm_given_up {
+    if let Some(why) = probed.kvm_given_up {
         facts.kvm.state = KvmState::NoUsableModel;
         facts.kvm.message = why;
     }
-    facts.virtualization = answers.facts;
+    facts.virtualization = probed.facts;
     Report {
         facts,
-        problem: answers.problem,
+        problem: probed.problem,
         took: start.elapsed(),
     }
 }
@@ -181,29 +181,29 @@ struct Question {
 
 impl Question {
     /// Queries libvirt on a separate thread, which is left behind if libvirt hangs.
-    fn ask(&self, uri: &str, until: Instant) -> Result<Answers, TimedOut> {
-        let (answered, answer) = mpsc::channel();
+    fn probe(&self, uri: &str, until: Instant) -> Result<ProbeResult, TimedOut> {
+        let (sender, receiver) = mpsc::channel();
         let (question, uri) = (self.clone(), uri.to_owned());
         let thread = thread::Builder::new().name("libvirt client".into()).spawn(move || {
-            let answers = match Libvirt::open(&uri) {
+            let probed = match Libvirt::open(&uri) {
                 Ok(libvirt) => {
                     let Question {
                         architecture,
                         machine,
                         virt_type,
                     } = &question;
-                    libvirt_answers::ask(&libvirt, architecture, machine, *virt_type)
+                    libvirt_probe::probe(&libvirt, architecture, machine, *virt_type)
                 }
                 Err(error) => Problem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
             };
             // There is no receiver if the deadline has passed.
-            let _ = answered.send(answers);
+            let _ = sender.send(probed);
         });
         if let Err(error) = thread {
             return Ok(Problem::new(ProblemReason::LibvirtConnectFailed, format!("no thread: {error}")).into());
         }
-        match answer.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(answers) => Ok(answers),
+        match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(probed) => Ok(probed),
             Err(RecvTimeoutError::Timeout) => Err(TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
                 Ok(Problem::new(ProblemReason::LibvirtCallFailed, "the libvirt client gave up").into())
@@ -218,7 +218,7 @@ fn query_private_libvirtd(
     options: &Options,
     question: &Question,
     until: Instant,
-) -> Result<Answers, TimedOut> {
+) -> Result<ProbeResult, TimedOut> {
     let daemon = match PrivateLibvirtd::start(libvirtd, &options.scratch) {
         Ok(daemon) => daemon,
         Err(problem) => return Ok(problem.into()),
@@ -228,19 +228,19 @@ fn query_private_libvirtd(
         daemon.kill();
         return Ok(problem.into());
     }
-    let mut answers = question
-        .ask(&daemon.uri(), until)
+    let mut probed = question
+        .probe(&daemon.uri(), until)
         .inspect_err(|TimedOut| daemon.kill())?;
-    if let (Some(why), Some(withheld)) = (&mut answers.kvm_given_up, daemon.devices_withheld()) {
+    if let (Some(why), Some(withheld)) = (&mut probed.kvm_given_up, daemon.devices_withheld()) {
         *why += &format!("; its device could not be opened to the user of guests: {withheld}");
     }
-    if let Some(folder) = options.capabilities.as_ref().filter(|_| answers.problem.is_none())
+    if let Some(folder) = options.capabilities.as_ref().filter(|_| probed.problem.is_none())
         && let Err(error) = daemon.keep_capabilities(folder)
     {
         // The libvirts of guests then probe QEMU themselves.
         tracing::warn!(folder = %folder.display(), %error, "what libvirt has learned of QEMU cannot be kept");
     }
-    Ok(match &answers.problem {
+    Ok(match &probed.problem {
         // The connection broke because libvirtd crashed. Results received before that are dropped, because they may
         // be incomplete without any sign of it.
         Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
@@ -250,7 +250,7 @@ fn query_private_libvirtd(
             }
             None => problem.clone().into(),
         },
-        _ => answers,
+        _ => probed,
     })
 }
 

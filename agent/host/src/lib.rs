@@ -47,7 +47,7 @@ pub mod inspection;
 pub mod kernel;
 pub mod kvm;
 pub mod libvirt;
-mod libvirt_answers;
+mod libvirt_probe;
 mod libvirtd_folder;
 pub mod memory;
 pub mod pod_folder;

@@ -179,7 +179,7 @@ impl Libvirt {
         // SAFETY: the connection is open as long as `self` lives, all strings end with a zero byte and outlive the
         // call, `cpus` has as many elements as passed, and libvirt keeps none of the pointers. A null emulator means
         // the default one.
-        let answer = unsafe {
+        let raw_text = unsafe {
             sys::virConnectBaselineHypervisorCPU(
                 self.connect.as_ptr(),
                 ptr::null(),
@@ -192,24 +192,24 @@ impl Libvirt {
             )
         };
         // SAFETY: libvirt returned null or a newly allocated string that it does not keep.
-        unsafe { owned_text(CALL, answer) }
+        unsafe { owned_text(CALL, raw_text) }
     }
 }
 
 /// Copies a string that libvirt returned, and frees it. A null pointer is an error.
 ///
 /// # Safety
-/// `answer` must be null, or a string that ends with a zero byte, was allocated by libvirt (malloc), and has no other
+/// `raw_text` must be null, or a string that ends with a zero byte, was allocated by libvirt (malloc), and has no other
 /// users.
 #[expect(unsafe_code, reason = "libvirt gives strings that the caller has to free")]
-pub(crate) unsafe fn owned_text(call: &'static str, answer: *mut c_char) -> Result<String, LibvirtError> {
-    if answer.is_null() {
+pub(crate) unsafe fn owned_text(call: &'static str, raw_text: *mut c_char) -> Result<String, LibvirtError> {
+    if raw_text.is_null() {
         return Err(LibvirtError::last(call));
     }
     // SAFETY: guaranteed by the caller; the string is copied before it is freed, and freed once.
     unsafe {
-        let text = CStr::from_ptr(answer).to_string_lossy().into_owned();
-        nix::libc::free(answer.cast());
+        let text = CStr::from_ptr(raw_text).to_string_lossy().into_owned();
+        nix::libc::free(raw_text.cast());
         Ok(text)
     }
 }

@@ -92,7 +92,7 @@ fn clear_stale(scratch: &Path) {
 }
 
 /// Returns the last relevant lines of libvirtd's log, joined into one line.
-pub(crate) fn last_words(log: &Path) -> String {
+pub(crate) fn last_errors(log: &Path) -> String {
     const TAIL: u64 = 4096;
     const LINES: usize = 3;
     let tail = || -> io::Result<String> {
@@ -118,13 +118,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_words_are_the_errors() {
+    fn last_errors_are_preferred_to_other_lines() {
         let file = std::env::temp_dir().join(format!("drydock-words-{}", std::process::id()));
         fs::write(&file, "info : a\nx: error : b\n\nwarning : c\ny: error : d\n").unwrap();
-        assert_eq!(last_words(&file), "x: error : b; y: error : d");
+        assert_eq!(last_errors(&file), "x: error : b; y: error : d");
         fs::write(&file, b"one\ntwo\nthree\nfour\xff\n").unwrap();
-        assert_eq!(last_words(&file), "two; three; four\u{fffd}");
+        assert_eq!(last_errors(&file), "two; three; four\u{fffd}");
         fs::remove_file(&file).unwrap();
-        assert_eq!(last_words(&file), "");
+        assert_eq!(last_errors(&file), "");
     }
 }

@@ -44,7 +44,7 @@ use crate::{
     account::Account,
     descendants, device_nodes,
     libvirt::session_uri,
-    libvirtd_folder::{Folder, last_words},
+    libvirtd_folder::{Folder, last_errors},
     problem::{Problem, ProblemReason},
     qemu_capabilities,
 };
@@ -235,11 +235,11 @@ impl PrivateLibvirtd {
             end = ended.unwrap_or_else(PoisonError::into_inner).0;
         }
         let End(how) = end.as_ref()?;
-        let words = last_words(&self.folder.join("log"));
-        Some(if words.is_empty() {
+        let errors = last_errors(&self.folder.join("log"));
+        Some(if errors.is_empty() {
             how.clone()
         } else {
-            format!("{how}: {words}")
+            format!("{how}: {errors}")
         })
     }
 
@@ -321,15 +321,15 @@ fn keep(
 
 /// Waits until libvirtd has ended, without reaping it. Reaps orphaned processes.
 fn wait_for_end(libvirtd: Pid) {
-    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+    let options = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
-        match waitid(Id::All, look).map(|status| status.pid()) {
+        match waitid(Id::All, options).map(|status| status.pid()) {
             Ok(Some(pid)) if pid == libvirtd => return,
             Ok(Some(pid)) if descendants::is_adopted(pid) && descendants::reap(pid) => {}
             // A child of another part of this process, which will reap it soon. Until then it hides later children.
             Ok(_) => {
                 descendants::reap_adopted(libvirtd);
-                let ended = waitid(Id::Pid(libvirtd), look | WaitPidFlag::WNOHANG);
+                let ended = waitid(Id::Pid(libvirtd), options | WaitPidFlag::WNOHANG);
                 if !matches!(ended, Ok(WaitStatus::StillAlive)) {
                     return;
                 }

@@ -62,15 +62,15 @@ mod tests {
     #[test]
     fn what_is_not_read_to_its_last_byte_is_unread() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-        let told = |ours: &UnixStream| unread(ours.as_fd()).unwrap();
-        assert_eq!(told(&ours), Unread::Nothing);
+        let state_of = |ours: &UnixStream| unread(ours.as_fd()).unwrap();
+        assert_eq!(state_of(&ours), Unread::Nothing);
         for length in [1, 28, 4096, 100_000] {
             ours.write_all(&vec![7; length]).unwrap();
-            assert_eq!(told(&ours), Unread::Some, "{length}");
+            assert_eq!(state_of(&ours), Unread::Some, "{length}");
             theirs.read_exact(&mut vec![0; length - 1]).unwrap();
-            assert_eq!(told(&ours), Unread::Some, "{length}");
+            assert_eq!(state_of(&ours), Unread::Some, "{length}");
             theirs.read_exact(&mut [0]).unwrap();
-            assert_eq!(told(&ours), Unread::Nothing, "{length}");
+            assert_eq!(state_of(&ours), Unread::Nothing, "{length}");
         }
     }
 

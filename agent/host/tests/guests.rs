@@ -166,7 +166,7 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
     assert_eq!(events.close_reason(), Some(CloseReason::EndOfFile));
     guest.ended().await;
     let lost = guest.state().await.unwrap_err();
-    assert!(!lost.is_answer(), "{lost}");
+    assert!(!lost.is_reply(), "{lost}");
 
     let (guest, mut events) = connect(&pod).await;
     assert_eq!(guest.state().await.unwrap().as_str(), "running");
@@ -179,8 +179,8 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
 }
 
 #[tokio::test]
-async fn a_guest_that_crashes_is_told_of() {
-    if skipped("a_guest_that_crashes_is_told_of") {
+async fn guest_crash_is_reported() {
+    if skipped("guest_crash_is_reported") {
         return;
     }
     let pod = Pod::with_libvirtd();
@@ -197,12 +197,12 @@ async fn a_guest_that_crashes_is_told_of() {
 }
 
 /// Returns the processes whose command line contains this text.
-fn processes_with(words: &str) -> Vec<i32> {
+fn processes_with(argument: &str) -> Vec<i32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     entries
         .filter_map(|entry| {
             let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-            let found = String::from_utf8_lossy(&line).contains(words);
+            let found = String::from_utf8_lossy(&line).contains(argument);
             found
                 .then(|| entry.file_name().to_string_lossy().parse().ok())
                 .flatten()
@@ -259,7 +259,7 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
 }
 
 /// Connects to a server that is not libvirt.
-async fn connect_to(answer: impl Fn(&mut UnixStream) + Send + 'static) -> CallError {
+async fn connect_to(serve: impl Fn(&mut UnixStream) + Send + 'static) -> CallError {
     let pod = Pod::empty();
     let folder = pod.volume().join("libvirt");
     std::fs::create_dir(&folder).unwrap();
@@ -269,7 +269,7 @@ async fn connect_to(answer: impl Fn(&mut UnixStream) + Send + 'static) -> CallEr
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
-            answer(&mut stream);
+            serve(&mut stream);
         }
     });
     let connected = DomainHandle::connect(&pod.folder(), SOCKET, NAME, SOON).await;
@@ -314,7 +314,7 @@ async fn a_server_that_talks_garbage_is_hung_up_on() {
             let _ = stream.read_to_end(&mut Vec::new());
         })
         .await;
-        assert!(!error.is_answer() || error.reason() == "LibvirtRefused", "{error:?}");
+        assert!(!error.is_reply() || error.reason() == "LibvirtRefused", "{error:?}");
     }
 }
 
@@ -339,7 +339,7 @@ async fn a_server_that_floods_is_hung_up_on() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_is_overdue() {
+async fn silent_server_is_overdue() {
     let error = connect_to(|stream| {
         let _ = stream.read_to_end(&mut Vec::new());
     })
@@ -381,7 +381,7 @@ async fn a_connection_that_is_given_up_is_closed_before_it_is_hung_up() {
             let (mut client, _) = listening.accept().unwrap();
             let mut libvirtd = UnixStream::connect(own).unwrap();
             let (mut from, mut to) = (libvirtd.try_clone().unwrap(), client.try_clone().unwrap());
-            let answers = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            let replies = std::thread::spawn(move || std::io::copy(&mut from, &mut to));
             let (mut sent, mut piece) = (Vec::new(), [0; 4096]);
             while let Ok(read @ 1..) = client.read(&mut piece) {
                 sent.extend_from_slice(&piece[..read]);
@@ -390,7 +390,7 @@ async fn a_connection_that_is_given_up_is_closed_before_it_is_hung_up() {
                 }
             }
             let _ = libvirtd.shutdown(Shutdown::Both);
-            let _ = answers.join().unwrap();
+            let _ = replies.join().unwrap();
             sent
         });
         let (guest, _events) = connect(&pod).await;

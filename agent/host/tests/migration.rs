@@ -223,7 +223,7 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
     }
     let Pair { source, mut target } = Pair::new("").await;
     let none = source.guest.abort_job().await.unwrap_err();
-    assert!(none.is_answer(), "{none}");
+    assert!(none.is_reply(), "{none}");
     let tunnel = Tunnel::new(&source.pod, &target.pod);
     tunnel.hold(Stream::Memory);
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
@@ -249,18 +249,18 @@ async fn guest_ended_while_it_arrives_never_counts_as_running() {
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
     assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::Migration)));
     target.pod.signal_qemu(Signal::SIGTERM).await;
-    let mut told = BTreeSet::new();
+    let mut states = BTreeSet::new();
     let last = loop {
         match target.guest.state().await {
-            Ok(state) => told.insert(state.to_string()),
+            Ok(state) => states.insert(state.to_string()),
             Err(error) => break error,
         };
     };
-    assert_eq!(last, CallError::NoDomain, "after {told:?}");
-    println!("{told:?}");
+    assert_eq!(last, CallError::NoDomain, "after {states:?}");
+    println!("{states:?}");
     let arriving = [State::Paused(PausedReason::Migration), State::ShuttingDown];
     let arriving: BTreeSet<String> = arriving.iter().map(ToString::to_string).collect();
-    assert!(told.is_subset(&arriving), "{told:?}");
+    assert!(states.is_subset(&arriving), "{states:?}");
     tunnel.release(Stream::Memory);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
@@ -365,7 +365,7 @@ async fn killed_libvirtd_ends_call_and_migration_but_not_the_guest() {
     let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
     source.pod.signal_libvirtd(Signal::SIGKILL).await;
     let lost = moving.ended().await.unwrap_err();
-    assert!(!lost.is_answer(), "{lost:?}");
+    assert!(!lost.is_reply(), "{lost:?}");
     target.until("Stopped Destroyed").await;
     // QEMU does not respond while it blocks in a write that nothing reads.
     tunnel.release(Stream::Memory);

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_qemu_that_connects_again_is_heard() {
+    fn reconnected_qemu_console_is_read() {
         let folder = TempDir::new().unwrap();
         let (mut console, mut outlet, mut reader) = console(&folder);
         for text in ["first\n", "second\n"] {

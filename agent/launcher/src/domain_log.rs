@@ -30,7 +30,7 @@ pub(crate) struct DomainLog {
     /// Why libvirt stopped the process, or found it ended.
     pub(crate) reason: Option<OffReason>,
     /// QEMU's last messages.
-    pub(crate) last_words: Vec<String>,
+    pub(crate) last_messages: Vec<String>,
 }
 
 impl DomainLog {
@@ -45,22 +45,22 @@ impl DomainLog {
         let mut log = Self::default();
         for line in text[last..].lines() {
             if let Some((_, reason)) = line.split_once(": shutting down, reason=") {
-                log.reason = Some(OffReason::from_word(reason.trim()));
-            } else if let Some(words) = words_of_qemu(line) {
+                log.reason = Some(OffReason::from_name(reason.trim()));
+            } else if let Some(message) = qemu_message(line) {
                 // Filtered by character: QEMU's message may contain text from the guest.
-                log.last_words
-                    .push(words.chars().filter(|c| !c.is_control()).take(LINE).collect());
+                log.last_messages
+                    .push(message.chars().filter(|c| !c.is_control()).take(LINE).collect());
             }
         }
-        log.last_words.drain(..log.last_words.len().saturating_sub(LINES));
+        log.last_messages.drain(..log.last_messages.len().saturating_sub(LINES));
         log
     }
 }
 
 /// Returns QEMU's message in a line, with QEMU's name, if the line is one.
-fn words_of_qemu(line: &str) -> Option<&str> {
-    let (stamp, words) = line.split_once(' ')?;
-    (stamp.ends_with('Z') && words.starts_with("qemu-")).then_some(words)
+fn qemu_message(line: &str) -> Option<&str> {
+    let (stamp, message) = line.split_once(' ')?;
+    (stamp.ends_with('Z') && message.starts_with("qemu-")).then_some(message)
 }
 
 fn tail(path: &Path) -> io::Result<String> {
@@ -86,35 +86,35 @@ mod tests {
 ";
 
     #[test]
-    fn the_reason_and_the_last_words_are_found() {
+    fn reason_and_last_messages_are_found() {
         let log = DomainLog::parse(LOG);
         assert_eq!(log.reason, Some(OffReason::Destroyed));
         assert_eq!(
-            log.last_words,
+            log.last_messages,
             ["qemu-system-x86_64: terminating on signal 15 from pid 12 (libvirtd)"]
         );
     }
 
     #[test]
-    fn an_earlier_process_does_not_speak_for_the_last() {
+    fn log_of_earlier_process_is_ignored() {
         let twice = format!("{LOG}2026-11-21 11:31:00.000+0000: starting up libvirt version: 11.3.0\n-msg\n");
         assert_eq!(DomainLog::parse(&twice), DomainLog::default());
     }
 
     #[test]
-    fn what_is_told_is_bounded() {
+    fn log_excerpt_is_bounded() {
         let long = format!("2026Z qemu-system-x86_64: {}\n", "\u{1b}é".repeat(5000)).repeat(9);
         let log = DomainLog::parse(&long);
-        assert_eq!(log.last_words.len(), 3);
+        assert_eq!(log.last_messages.len(), 3);
         assert!(
-            log.last_words
+            log.last_messages
                 .iter()
                 .all(|line| line.chars().count() == 300 && !line.contains('\u{1b}'))
         );
     }
 
     #[test]
-    fn a_log_that_is_not_there_says_nothing() {
+    fn missing_log_is_empty() {
         assert_eq!(DomainLog::read("/nonexistent/log".as_ref()), DomainLog::default());
     }
 }

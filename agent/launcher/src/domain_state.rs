@@ -53,7 +53,7 @@ impl OffReason {
     }
 
     /// Converts libvirt's name of the reason. A name that a later libvirt added becomes `Unknown`.
-    pub(crate) fn from_word(word: &str) -> Self {
+    pub(crate) fn from_name(name: &str) -> Self {
         [
             Self::Shutdown,
             Self::Destroyed,
@@ -65,7 +65,7 @@ impl OffReason {
             Self::Daemon,
         ]
         .into_iter()
-        .find(|reason| reason.as_str() == word)
+        .find(|reason| reason.as_str() == name)
         .unwrap_or(Self::Unknown)
     }
 }
@@ -75,7 +75,7 @@ impl DomainState {
     ///
     /// # Errors
     /// Returns virsh's error message if it is not about the domain: libvirt could not be queried.
-    pub(crate) fn from_virsh(success: bool, said: &str, complaint: &str) -> Result<Self, String> {
+    pub(crate) fn from_virsh(success: bool, stdout: &str, complaint: &str) -> Result<Self, String> {
         if !success {
             let absent = ["failed to get domain", "Domain not found"];
             return if absent.iter().any(|text| complaint.contains(text)) {
@@ -84,18 +84,18 @@ impl DomainState {
                 Err(one_line(complaint))
             };
         }
-        let said = said.trim();
-        let (state, reason) = match said.split_once(" (") {
+        let stdout = stdout.trim();
+        let (state, reason) = match stdout.split_once(" (") {
             Some((state, reason)) => (state, reason.trim_end_matches(')')),
-            None => (said, ""),
+            None => (stdout, ""),
         };
         match state {
             "running" | "idle" | "no state" => Ok(Self::Running),
             // In shutdown the guest is already stopping; its CPUs no longer run, and the power button has no effect.
             // A crashed domain that is kept for inspection still has a QEMU.
             "paused" | "in shutdown" | "pmsuspended" | "crashed" => Ok(Self::Paused),
-            "shut off" => Ok(Self::Off(OffReason::from_word(reason))),
-            _ => Err(format!("virsh said {said:?}")),
+            "shut off" => Ok(Self::Off(OffReason::from_name(reason))),
+            _ => Err(format!("virsh said {stdout:?}")),
         }
     }
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::{DomainState, OffReason};
 
     #[test]
-    fn every_answer_of_virsh_is_understood() {
+    fn every_output_of_virsh_is_parsed() {
         let cases = [
             ("running (booted)", DomainState::Running),
             ("running (migrated)", DomainState::Running),
@@ -139,17 +139,17 @@ mod tests {
             ("shut off (of a later libvirt)", DomainState::Off(OffReason::Unknown)),
             ("shut off", DomainState::Off(OffReason::Unknown)),
         ];
-        for (said, state) in cases {
+        for (stdout, state) in cases {
             assert_eq!(
-                DomainState::from_virsh(true, &format!("{said}\n\n"), ""),
+                DomainState::from_virsh(true, &format!("{stdout}\n\n"), ""),
                 Ok(state),
-                "{said}"
+                "{stdout}"
             );
         }
     }
 
     #[test]
-    fn a_libvirt_that_cannot_be_asked_is_not_a_domain_that_is_gone() {
+    fn failed_libvirt_query_is_not_an_absent_domain() {
         assert_eq!(
             DomainState::from_virsh(false, "", "error: failed to get domain 'a'\n"),
             Ok(DomainState::Absent)

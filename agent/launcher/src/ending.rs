@@ -17,7 +17,7 @@ pub(crate) struct Circumstances {
     /// How QEMU ended, if observed.
     pub(crate) qemu: Option<ProcessEnd>,
     /// Whether termination was requested before the guest ended: by SIGTERM, or by a failed liveness probe.
-    pub(crate) asked: bool,
+    pub(crate) end_requested: bool,
     /// Whether this launcher had started to stop the guest, because of such a request, before the guest ended.
     pub(crate) requested: bool,
     /// Whether this launcher killed QEMU directly, without libvirt.
@@ -60,7 +60,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
         ),
         Some(OffReason::Shutdown) if seen.requested => (Outcome::Shutdown, "The guest shut down as it was asked to"),
         Some(OffReason::Shutdown) => (Outcome::Shutdown, "The guest shut itself down"),
-        Some(OffReason::Destroyed) if seen.asked => (
+        Some(OffReason::Destroyed) if seen.end_requested => (
             Outcome::Destroyed,
             "The guest was destroyed after the pod was told to end",
         ),
@@ -100,8 +100,8 @@ fn detail(seen: &Circumstances, outcome: Outcome) -> String {
     if seen.out_of_memory && interesting {
         parts.push("the kernel has killed a process of this pod because its memory limit was reached".into());
     }
-    if interesting && !seen.log.last_words.is_empty() && outcome != Outcome::Destroyed {
-        parts.push(format!("QEMU said last: {}", seen.log.last_words.join(" | ")));
+    if interesting && !seen.log.last_messages.is_empty() && outcome != Outcome::Destroyed {
+        parts.push(format!("QEMU said last: {}", seen.log.last_messages.join(" | ")));
     }
     if parts.is_empty() {
         String::new()
@@ -124,10 +124,10 @@ pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Endin
 }
 
 /// Returns the launcher's exit code: 0 if the guest ended as intended.
-pub(crate) fn exit_code(outcome: Outcome, asked: bool) -> u8 {
+pub(crate) fn exit_code(outcome: Outcome, end_requested: bool) -> u8 {
     match outcome {
         Outcome::Shutdown | Outcome::Migrated => 0,
-        Outcome::Destroyed if asked => 0,
+        Outcome::Destroyed if end_requested => 0,
         Outcome::Destroyed | Outcome::Crashed | Outcome::Failed | Outcome::NotStarted | Outcome::Unknown => 1,
     }
 }
@@ -150,7 +150,7 @@ mod tests {
     fn libvirt_is_believed_first_then_its_log_then_the_kernel() {
         let log = |reason| DomainLog {
             reason: Some(reason),
-            last_words: Vec::new(),
+            last_messages: Vec::new(),
         };
         let killed = Some(ProcessEnd::Killed(Signal::SIGKILL));
         assert_eq!(
@@ -218,15 +218,15 @@ mod tests {
         ] {
             let ending = ending(&Circumstances {
                 reason,
-                asked: true,
+                end_requested: true,
                 unhealthy: Some("failed 3 times in a row".into()),
                 has_left,
                 ..Circumstances::default()
             });
             assert_eq!(ending.outcome, expected, "{reason:?}");
-            let told = "The guest was ended since its liveness probe failed 3 times in a row.";
+            let description = "The guest was ended since its liveness probe failed 3 times in a row.";
             assert_eq!(
-                ending.message == told,
+                ending.message == description,
                 expected == Outcome::Failed,
                 "{}",
                 ending.message
@@ -270,14 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn the_message_says_what_is_known() {
+    fn message_contains_known_facts() {
         let ending = ending(&Circumstances {
             reason: Some(OffReason::Crashed),
             qemu: Some(ProcessEnd::Killed(Signal::SIGKILL)),
             out_of_memory: true,
             log: DomainLog {
                 reason: Some(OffReason::Crashed),
-                last_words: vec!["qemu-system-x86_64: oh".into()],
+                last_messages: vec!["qemu-system-x86_64: oh".into()],
             },
             ..Circumstances::default()
         });
@@ -292,19 +292,19 @@ mod tests {
     #[test]
     fn shutdown_is_requested_only_if_the_launcher_began_it() {
         // SIGTERM may arrive just after the guest has powered itself off.
-        for (asked, requested, words) in [
+        for (end_requested, requested, prefix) in [
             (false, false, "The guest shut itself down"),
             (true, false, "The guest shut itself down"),
             (true, true, "The guest shut down as it was asked to"),
         ] {
             let ending = ending(&Circumstances {
                 reason: Some(OffReason::Shutdown),
-                asked,
+                end_requested,
                 requested,
                 ..Circumstances::default()
             });
             assert_eq!((ending.outcome, ending.requested), (Outcome::Shutdown, Some(requested)));
-            assert!(ending.message.starts_with(words), "{}", ending.message);
+            assert!(ending.message.starts_with(prefix), "{}", ending.message);
         }
     }
 
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn only_what_was_wanted_is_a_success() {
-        let codes = |asked| {
+        let codes = |end_requested| {
             [
                 Outcome::Shutdown,
                 Outcome::Migrated,
@@ -325,7 +325,7 @@ mod tests {
                 Outcome::Failed,
                 Outcome::NotStarted,
             ]
-            .map(|outcome| exit_code(outcome, asked))
+            .map(|outcome| exit_code(outcome, end_requested))
         };
         assert_eq!(codes(true), [0, 0, 0, 1, 1, 1]);
         assert_eq!(codes(false), [0, 0, 1, 1, 1, 1]);

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn state_file_tells_activity() {
+    fn state_file_shows_activity() {
         let out = "  <job type='none' async='migration out' phase='perform3'>\n  </job>\n";
         let input = "  <job type='none' async='migration in' phase='finish3'/>\n";
         let dump = "  <job type='modify' async='dump'/>\n";

@@ -14,7 +14,7 @@ use std::{
 
 use drydock_api::launcher::Guest;
 
-use crate::{folders::Folders, lifecycle::Question};
+use crate::{folders::Folders, lifecycle::LibvirtCall};
 
 /// Search path of all programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -161,18 +161,18 @@ pub(crate) fn learning_command(folders: &Folders) -> Command {
 }
 
 /// Returns a virsh command for the domain.
-pub(crate) fn virsh_command(question: Question, domain: &str, folders: &Folders) -> Command {
+pub(crate) fn virsh_command(call: LibvirtCall, domain: &str, folders: &Folders) -> Command {
     let mut command = virsh(folders);
-    match question {
-        Question::State => command.args(["domstate", "--reason"]),
-        Question::PowerButton => command.args(["shutdown", "--mode", "acpi"]),
-        Question::Destroy => command.arg("destroy"),
+    match call {
+        LibvirtCall::State => command.args(["domstate", "--reason"]),
+        LibvirtCall::PowerButton => command.args(["shutdown", "--mode", "acpi"]),
+        LibvirtCall::Destroy => command.arg("destroy"),
         // send-key changes the domain. So libvirt first waits for every other job on it, including a migration, and
         // then fails because the domain is off.
-        Question::Settled => command.arg("send-key"),
+        LibvirtCall::Settled => command.arg("send-key"),
     };
     command.arg("--domain").arg(domain);
-    if question == Question::Settled {
+    if call == LibvirtCall::Settled {
         // Key code 0 is not a key.
         command.arg("0");
     }

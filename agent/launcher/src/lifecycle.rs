@@ -37,7 +37,7 @@ use std::time::Duration;
 use drydock_api::launcher::{Ending, Outcome};
 use nix::{sys::signal::Signal, unistd::Pid};
 
-pub(crate) use happenings::{Action, Event, Question, Traces};
+pub(crate) use happenings::{Action, Event, LibvirtCall, Traces};
 
 use crate::{
     domain_state::{DomainState, OffReason},
@@ -47,7 +47,7 @@ use crate::{
 };
 
 /// How long libvirtd may take from its start to its first response.
-const FIRST_ANSWER: Duration = Duration::from_secs(60);
+const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of consecutive failures of libvirtd before it is given up.
 const FAILURES: u32 = 8;
 /// After this uptime a libvirtd counts as healthy, and its failure count is reset.
@@ -57,7 +57,7 @@ const BACK_OFF: Duration = Duration::from_millis(200);
 /// Maximum restart delay.
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(10);
 /// Delay before a failed query to libvirt is repeated.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between two presses of the power button. Presses are repeated because a booting guest misses them.
 const PRESS_AGAIN: Duration = Duration::from_secs(5);
 /// Interval between later presses, after a guest has had enough time to boot.
@@ -105,7 +105,7 @@ enum Guest {
 enum Settling {
     NotYet,
     /// Queried, and waiting until this time.
-    Asked(Duration),
+    Queried(Duration),
     Done,
 }
 
@@ -127,9 +127,9 @@ pub(crate) struct Lifecycle {
     guest: Guest,
     stop: Option<Stop>,
     /// The call to libvirt in progress.
-    asking: Option<Question>,
+    pending: Option<LibvirtCall>,
     /// If set, libvirt's state of the domain has to be queried, but not before this time.
-    ask: Option<Duration>,
+    query_at: Option<Duration>,
     /// Whether to press the power button if the guest is running.
     press: bool,
     /// Set if libvirt reports that the domain is off, with its reason.
@@ -164,8 +164,8 @@ impl Lifecycle {
             failures: 0,
             guest: Guest::Never,
             stop: None,
-            asking: None,
-            ask: None,
+            pending: None,
+            query_at: None,
             press: false,
             off: None,
             kill_at: None,
@@ -198,20 +198,20 @@ impl Lifecycle {
         if self.over {
             return None;
         }
-        let ask = self
-            .ask
-            .filter(|_| self.asking.is_none() && self.settling == Settling::NotYet);
-        let (libvirtd, ask) = match self.libvirtd {
+        let query_at = self
+            .query_at
+            .filter(|_| self.pending.is_none() && self.settling == Settling::NotYet);
+        let (libvirtd, query_at) = match self.libvirtd {
             Libvirtd::Off { again } => (again, None),
-            Libvirtd::Starting { by, listens, .. } => (Some(by), ask.filter(|_| listens)),
-            Libvirtd::Up { .. } => (None, ask),
+            Libvirtd::Starting { by, listens, .. } => (Some(by), query_at.filter(|_| listens)),
+            Libvirtd::Up { .. } => (None, query_at),
             Libvirtd::Closing => (None, None),
         };
         let end = self.last_instant();
         let (stop, ended, kill) = match self.guest {
             Guest::Never => (end, None, None),
             Guest::Ended { at, .. } => match self.settling {
-                Settling::Asked(until) => (end, Some(until), None),
+                Settling::Queried(until) => (end, Some(until), None),
                 Settling::NotYet | Settling::Done => (end, Some(at + self.notice()), None),
             },
             Guest::Runs { .. } => {
@@ -222,7 +222,7 @@ impl Lifecycle {
                 (next.or(end), None, self.kill_at)
             }
         };
-        [libvirtd, ask, stop, ended, kill].into_iter().flatten().min()
+        [libvirtd, query_at, stop, ended, kill].into_iter().flatten().min()
     }
 
     /// Returns whether termination was requested, by SIGTERM or by a failed liveness probe.
@@ -233,9 +233,9 @@ impl Lifecycle {
     fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
         match event {
             Event::Time => {}
-            Event::ToldToEnd => {
+            Event::TerminationRequested => {
                 if self.begin_stop(now) {
-                    actions.push(Action::Say("told to end".into()));
+                    actions.push(Action::LogMessage("told to end".into()));
                 }
             }
             Event::Unhealthy(why) => {
@@ -252,7 +252,7 @@ impl Lifecycle {
             Event::LibvirtdListens => {
                 if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
                     *listens = true;
-                    self.ask = Some(now);
+                    self.query_at = Some(now);
                     // libvirt probes QEMU at the first use, which takes half a second and more. A guest that already
                     // runs does not need it.
                     if self.guest == Guest::Never && self.stop.is_none() {
@@ -273,17 +273,17 @@ impl Lifecycle {
                 if self.guest == Guest::Never {
                     self.guest = Guest::Ended { at: now, how: None };
                 }
-                self.ask = Some(now);
+                self.query_at = Some(now);
             }
             // A start may fail before there is any other sign of it. Later the log adds nothing, and the guest can
             // make QEMU write to it at any rate.
             Event::LogWritten => {
                 if self.guest == Guest::Never {
-                    self.ask = Some(now);
+                    self.query_at = Some(now);
                 }
             }
-            Event::Answered(answer) => self.answered(answer, now, actions),
-            Event::Done(question, result) => self.done(question, result, actions),
+            Event::StateReported(response) => self.responded(response, now, actions),
+            Event::Done(call, result) => self.done(call, result, actions),
             Event::Log(traces) => self.conclude(traces, actions),
         }
     }
@@ -315,21 +315,21 @@ impl Lifecycle {
         }
         self.failures += 1;
         // A pending query has to be repeated with the next libvirtd.
-        self.ask = None;
-        if let Some(question) = self.asking.take() {
+        self.query_at = None;
+        if let Some(call) = self.pending.take() {
             actions.push(Action::Abandon);
-            if question == Question::Destroy {
+            if call == LibvirtCall::Destroy {
                 self.end_qemu(Signal::SIGTERM, actions);
             }
         }
         if self.failures >= FAILURES {
             let why = format!("libvirtd ended {} times in a row; at last it {how}", self.failures);
-            actions.push(Action::Say(why.clone()));
+            actions.push(Action::LogMessage(why.clone()));
             self.libvirtd = Libvirtd::Off { again: None };
             self.failed = Some(why);
         } else {
             let pause = (BACK_OFF * 2_u32.saturating_pow(self.failures - 1)).min(LONGEST_BACK_OFF);
-            actions.push(Action::Say(format!(
+            actions.push(Action::LogMessage(format!(
                 "libvirtd {how}; it is started again in {:.1} s",
                 pause.as_secs_f64()
             )));
@@ -347,23 +347,23 @@ impl Lifecycle {
                     at: now,
                     how: Some(how),
                 };
-                self.ask = Some(now);
+                self.query_at = Some(now);
             }
             // Either libvirt stopped it before its PID was read, or it was not the guest's QEMU.
-            Guest::Never => self.ask = Some(now),
+            Guest::Never => self.query_at = Some(now),
             Guest::Ended { at, how: None } => self.guest = Guest::Ended { at, how: Some(how) },
             Guest::Ended { .. } => {}
         }
     }
 
-    fn answered(&mut self, answer: Result<DomainState, String>, now: Duration, actions: &mut Vec<Action>) {
-        self.asking = None;
-        let state = match answer {
+    fn responded(&mut self, response: Result<DomainState, String>, now: Duration, actions: &mut Vec<Action>) {
+        self.pending = None;
+        let state = match response {
             Ok(state) => state,
             Err(why) => {
                 if matches!(self.libvirtd, Libvirtd::Up { .. } | Libvirtd::Starting { .. }) {
-                    actions.push(Action::Say(format!("libvirt did not answer: {why}")));
-                    self.ask = Some(now + ASK_AGAIN);
+                    actions.push(Action::LogMessage(format!("libvirt did not answer: {why}")));
+                    self.query_at = Some(now + RETRY_INTERVAL);
                 }
                 return;
             }
@@ -371,7 +371,7 @@ impl Lifecycle {
         if let Libvirtd::Starting { since, .. } = self.libvirtd {
             self.libvirtd = Libvirtd::Up { since };
             let took = now.saturating_sub(since).as_secs_f64();
-            actions.push(Action::Say(format!("libvirtd answers after {took:.2} s")));
+            actions.push(Action::LogMessage(format!("libvirtd answers after {took:.2} s")));
         }
         match state {
             DomainState::Running | DomainState::Paused => {
@@ -379,9 +379,9 @@ impl Lifecycle {
                     self.guest = Guest::Runs { pid: None };
                 }
                 if self.press && state == DomainState::Running {
-                    self.ask_for(Question::PowerButton, actions);
+                    self.call_libvirt(LibvirtCall::PowerButton, actions);
                 } else if self.press {
-                    actions.push(Action::Say(
+                    actions.push(Action::LogMessage(
                         "the guest is paused and cannot hear its power button".into(),
                     ));
                 }
@@ -391,36 +391,38 @@ impl Lifecycle {
             // The response refers to the time before the current QEMU, or the kernel is just ending QEMU. Only the
             // end of the process, reported by the kernel, counts.
             DomainState::Off(_) | DomainState::Absent if matches!(self.guest, Guest::Runs { pid: Some(_) }) => {
-                self.ask = Some(now + ASK_AGAIN);
+                self.query_at = Some(now + RETRY_INTERVAL);
             }
-            DomainState::Absent => self.ended_by_word(None, now),
-            DomainState::Off(reason) => self.ended_by_word(Some(reason), now),
+            DomainState::Absent => self.ended_by_report(None, now),
+            DomainState::Off(reason) => self.ended_by_report(Some(reason), now),
         }
     }
 
-    fn ended_by_word(&mut self, reason: Option<OffReason>, now: Duration) {
+    fn ended_by_report(&mut self, reason: Option<OffReason>, now: Duration) {
         if !matches!(self.guest, Guest::Ended { .. }) {
             self.guest = Guest::Ended { at: now, how: None };
         }
         self.off = Some(reason);
     }
 
-    fn done(&mut self, question: Question, result: Result<(), String>, actions: &mut Vec<Action>) {
-        self.asking = None;
-        match (question, result) {
-            (Question::PowerButton, Ok(())) => actions.push(Action::Say("pressed the guest's power button".into())),
-            (Question::PowerButton, Err(why)) => {
-                actions.push(Action::Say(format!(
+    fn done(&mut self, call: LibvirtCall, result: Result<(), String>, actions: &mut Vec<Action>) {
+        self.pending = None;
+        match (call, result) {
+            (LibvirtCall::PowerButton, Ok(())) => {
+                actions.push(Action::LogMessage("pressed the guest's power button".into()));
+            }
+            (LibvirtCall::PowerButton, Err(why)) => {
+                actions.push(Action::LogMessage(format!(
                     "the guest's power button cannot be pressed: {why}"
                 )));
             }
-            (Question::Destroy, Ok(())) => actions.push(Action::Say("destroyed the guest".into())),
-            (Question::Destroy, Err(why)) => {
-                actions.push(Action::Say(format!("libvirt does not destroy the guest: {why}")));
+            (LibvirtCall::Destroy, Ok(())) => actions.push(Action::LogMessage("destroyed the guest".into())),
+            (LibvirtCall::Destroy, Err(why)) => {
+                actions.push(Action::LogMessage(format!("libvirt does not destroy the guest: {why}")));
                 self.end_qemu(Signal::SIGTERM, actions);
             }
-            (Question::Settled, _) => self.settling = Settling::Done,
-            (Question::State, _) => {}
+            (LibvirtCall::Settled, _) => self.settling = Settling::Done,
+            (LibvirtCall::State, _) => {}
         }
     }
 
@@ -448,16 +450,16 @@ impl Lifecycle {
         self.keep_libvirtd(now, actions);
         if self.prepared && !self.ready && self.stop.is_none() && matches!(self.libvirtd, Libvirtd::Up { .. }) {
             self.ready = true;
-            actions.push(Action::SayReady);
+            actions.push(Action::MarkReady);
         }
-        let answers = match self.libvirtd {
+        let responsive = match self.libvirtd {
             Libvirtd::Up { .. } => true,
             Libvirtd::Starting { listens, .. } => listens,
             Libvirtd::Off { .. } | Libvirtd::Closing => false,
         };
-        if answers && self.asking.is_none() && self.ask.is_some_and(|at| at <= now) {
-            self.ask = None;
-            self.ask_for(Question::State, actions);
+        if responsive && self.pending.is_none() && self.query_at.is_some_and(|at| at <= now) {
+            self.query_at = None;
+            self.call_libvirt(LibvirtCall::State, actions);
         }
     }
 
@@ -466,7 +468,7 @@ impl Lifecycle {
             Libvirtd::Off { again: Some(at) } if at <= now => {
                 self.libvirtd = Libvirtd::Starting {
                     listens: false,
-                    by: now + FIRST_ANSWER,
+                    by: now + FIRST_RESPONSE_TIMEOUT,
                     since: now,
                 };
                 actions.push(Action::StartLibvirtd);
@@ -475,12 +477,12 @@ impl Lifecycle {
                 // Killed only once; its end is an event.
                 self.libvirtd = Libvirtd::Starting {
                     listens,
-                    by: now + FIRST_ANSWER,
+                    by: now + FIRST_RESPONSE_TIMEOUT,
                     since,
                 };
-                actions.push(Action::Say(format!(
+                actions.push(Action::LogMessage(format!(
                     "libvirtd has not answered for {} s and is killed",
-                    FIRST_ANSWER.as_secs()
+                    FIRST_RESPONSE_TIMEOUT.as_secs()
                 )));
                 actions.push(Action::KillLibvirtd);
             }
@@ -530,9 +532,9 @@ impl Lifecycle {
         match self.settling {
             _ if !waits || self.last_instant().is_some_and(|last| last <= now) => true,
             Settling::Done => true,
-            Settling::Asked(until) => until <= now,
+            Settling::Queried(until) => until <= now,
             Settling::NotYet => {
-                if self.asking.is_some() {
+                if self.pending.is_some() {
                     actions.push(Action::Abandon);
                 }
                 let within = if self.has_failed() {
@@ -540,8 +542,8 @@ impl Lifecycle {
                 } else {
                     SETTLE
                 };
-                self.settling = Settling::Asked(now + within);
-                self.ask_for(Question::Settled, actions);
+                self.settling = Settling::Queried(now + within);
+                self.call_libvirt(LibvirtCall::Settled, actions);
                 false
             }
         }
@@ -557,7 +559,7 @@ impl Lifecycle {
             reason,
             log: traces.log,
             qemu,
-            asked: self.stop.is_some(),
+            end_requested: self.stop.is_some(),
             requested: self.stop.is_some() && (self.ending_begun || self.forced),
             forced: self.forced,
             libvirt: self.failed.clone(),
@@ -568,10 +570,10 @@ impl Lifecycle {
         self.end(ending(&seen), actions);
     }
 
-    fn ask_for(&mut self, question: Question, actions: &mut Vec<Action>) {
-        self.ending_begun |= matches!(question, Question::PowerButton | Question::Destroy);
-        self.asking = Some(question);
-        actions.push(Action::Ask(question));
+    fn call_libvirt(&mut self, call: LibvirtCall, actions: &mut Vec<Action>) {
+        self.ending_begun |= matches!(call, LibvirtCall::PowerButton | LibvirtCall::Destroy);
+        self.pending = Some(call);
+        actions.push(Action::Call(call));
     }
 
     fn end(&mut self, ending: Ending, actions: &mut Vec<Action>) {

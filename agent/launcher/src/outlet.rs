@@ -182,15 +182,15 @@ mod tests {
     #[test]
     fn a_reader_that_keeps_up_gets_everything() {
         let (mut outlet, mut reader) = outlet();
-        let mut said = String::new();
+        let mut expected = String::new();
         for number in 0..5000 {
             let line = format!("guest: {number}\n");
             outlet.line(&line);
-            said.push_str(&line);
+            expected.push_str(&line);
             outlet.flush();
             if number % 100 == 99 {
-                assert_eq!(drain(&mut outlet, &mut reader), said);
-                said.clear();
+                assert_eq!(drain(&mut outlet, &mut reader), expected);
+                expected.clear();
             }
         }
         assert_eq!(outlet.dropped, 0);
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_told_when_nothing_else_is() {
+    fn dropped_output_is_reported_when_idle() {
         let (mut outlet, mut reader) = outlet();
         let line = format!("guest: {}\n", "x".repeat(1000));
         for _ in 0..1000 {
@@ -226,10 +226,10 @@ mod tests {
         assert!(outlet.waits().is_some());
         outlet.flush();
         assert!(outlet.waits().is_none());
-        let told = String::from_utf8(take(&mut reader, 1 << 16)).unwrap();
+        let text = String::from_utf8(take(&mut reader, 1 << 16)).unwrap();
         assert!(
-            told.starts_with("launcher: ") && told.ends_with("in time\n"),
-            "{told:?}"
+            text.starts_with("launcher: ") && text.ends_with("in time\n"),
+            "{text:?}"
         );
     }
 

@@ -63,7 +63,7 @@ pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
         })
         .map_err(|refused| refused.to_string())
         .and_then(|ready| serde_json::to_string(&ready).map_err(|error| error.to_string()))
-        .and_then(|text| fs::write(unsaid(&folders), text).map_err(|error| error.to_string()));
+        .and_then(|text| fs::write(unmarked(&folders), text).map_err(|error| error.to_string()));
     match made {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -84,9 +84,9 @@ fn can_be_opened(device: &Path) -> bool {
 /// # Errors
 /// If the file cannot be renamed.
 pub(crate) fn write_ready(folders: &Folders) -> io::Result<()> {
-    fs::rename(unsaid(folders), folders.ready())
+    fs::rename(unmarked(folders), folders.ready())
 }
 
-fn unsaid(folders: &Folders) -> PathBuf {
+fn unmarked(folders: &Folders) -> PathBuf {
     folders.run().join(".ready.json")
 }

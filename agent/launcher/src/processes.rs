@@ -21,7 +21,7 @@ use nix::{
 use crate::process_end::ProcessEnd;
 
 /// Maximum number of bytes read from a short command's output.
-const SAID: u64 = 16 * 1024;
+const MAX_OUTPUT: u64 = 16 * 1024;
 
 /// A process that has ended and was reaped.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ fn all_of(from: Option<impl Read + AsFd>) -> String {
         && without_waiting(&from).is_ok()
     {
         // On an error, the data read so far is used.
-        let _ = from.take(SAID).read_to_end(&mut bytes);
+        let _ = from.take(MAX_OUTPUT).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -89,7 +89,7 @@ mod tests {
     };
 
     #[test]
-    fn a_file_is_known_by_all_that_is_told_of_it() {
+    fn file_is_identified_by_all_attributes() {
         assert_eq!(same(&FILE, &FILE), Ok(()));
         for other in [
             File { inode: 8, ..FILE },

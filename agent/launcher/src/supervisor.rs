@@ -38,7 +38,7 @@ use crate::{
     grace::Grace,
     guest_activity::GuestActivity,
     libvirt_settings,
-    lifecycle::{Action, Event, Lifecycle, Question, Traces},
+    lifecycle::{Action, Event, LibvirtCall, Lifecycle, Traces},
     outlet::Outlet,
     prepare_command,
     probes::{
@@ -49,7 +49,7 @@ use crate::{
 };
 
 /// Time limit for virsh. libvirt responds in milliseconds unless it hangs.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit for preparing the disks.
 const DISKS: Duration = Duration::from_secs(120);
 /// How long to wait for the last lines to be written, in milliseconds.
@@ -71,7 +71,7 @@ pub(crate) struct Supervisor {
     out: Outlet,
     own: Outlet,
     prepare: Option<ShortCommand>,
-    virsh: Option<(Question, ShortCommand)>,
+    virsh: Option<(LibvirtCall, ShortCommand)>,
     learning: Option<Pid>,
     libvirtd: Option<Daemon>,
     qemu: Option<Pid>,
@@ -128,12 +128,12 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
         // Without stderr no error can be reported.
         Err(_) => return 1,
     };
-    let (ending, asked) = match Supervisor::new(guest, root) {
+    let (ending, end_requested) = match Supervisor::new(guest, root) {
         Ok(mut supervisor) => {
             let ending = supervisor.serve();
-            let asked = supervisor.lifecycle.is_end_requested();
+            let end_requested = supervisor.lifecycle.is_end_requested();
             supervisor.farewell();
-            (ending, asked)
+            (ending, end_requested)
         }
         Err(error) => (
             bounded(Outcome::Failed, &format!("The launcher cannot begin: {error}."), false),
@@ -141,7 +141,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
         ),
     };
     report_ending(&ending, termination_log, &mut own);
-    exit_code(ending.outcome, asked)
+    exit_code(ending.outcome, end_requested)
 }
 
 /// Writes the termination message, and logs it to the launcher's own output.
@@ -211,7 +211,7 @@ impl Supervisor {
                 return ending;
             }
             self.wait(self.wake());
-            self.look();
+            self.check_sources();
         }
     }
 
@@ -230,7 +230,7 @@ impl Supervisor {
     }
 
     /// Checks all sources for events.
-    fn look(&mut self) {
+    fn check_sources(&mut self) {
         let now = Instant::now();
         Signals::take(&self.signals.child);
         self.read_signs();
@@ -238,7 +238,7 @@ impl Supervisor {
             self.ended(reaped);
         }
         if Signals::take(&self.signals.end) {
-            self.happened(Event::ToldToEnd);
+            self.happened(Event::TerminationRequested);
         }
         self.console.work(now, &mut self.out);
         self.probe();
@@ -316,9 +316,9 @@ impl Supervisor {
             // libvirtd's last events precede its end.
             self.read_signs();
             self.happened(Event::LibvirtdEnded(end.to_string()));
-        } else if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
-            let (answer, complaint) = command.into_output();
-            self.answered(question, end.is_success(), &answer, &complaint);
+        } else if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
+            let (output, complaint) = command.into_output();
+            self.call_ended(call, end.is_success(), &output, &complaint);
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
             // A failure will show up again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
@@ -338,26 +338,28 @@ impl Supervisor {
         }
     }
 
-    fn answered(&mut self, question: Question, success: bool, answer: &str, complaint: &str) {
-        let state = DomainState::from_virsh(success, answer, complaint);
-        self.happened(match question {
-            Question::State => Event::Answered(state),
-            Question::PowerButton | Question::Destroy | Question::Settled if success => Event::Done(question, Ok(())),
-            Question::PowerButton | Question::Destroy | Question::Settled => {
+    fn call_ended(&mut self, call: LibvirtCall, success: bool, output: &str, complaint: &str) {
+        let state = DomainState::from_virsh(success, output, complaint);
+        self.happened(match call {
+            LibvirtCall::State => Event::StateReported(state),
+            LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled if success => {
+                Event::Done(call, Ok(()))
+            }
+            LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => {
                 let why = state.map_or_else(|why| why, |_| "there is no such domain".into());
-                Event::Done(question, Err(why))
+                Event::Done(call, Err(why))
             }
         });
     }
 
     /// Kills commands that exceed their time limit.
     fn end_overdue(&mut self, now: Instant) {
-        if let Some((question, command)) = self.virsh.take_if(|(_, command)| command.deadline <= now) {
+        if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
-            let why = format!("virsh took longer than {} s", ANSWER.as_secs());
-            self.happened(match question {
-                Question::State => Event::Answered(Err(why)),
-                Question::PowerButton | Question::Destroy | Question::Settled => Event::Done(question, Err(why)),
+            let why = format!("virsh took longer than {} s", RESPONSE_TIMEOUT.as_secs());
+            self.happened(match call {
+                LibvirtCall::State => Event::StateReported(Err(why)),
+                LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => Event::Done(call, Err(why)),
             });
         }
         if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
@@ -376,7 +378,7 @@ impl Supervisor {
                 }
             }
             Action::Learn => self.learn(),
-            Action::Ask(question) => self.ask(question),
+            Action::Call(call) => self.call_libvirt(call),
             Action::Abandon => {
                 if let Some((_, command)) = self.virsh.take() {
                     processes::signal(command.pid, Signal::SIGKILL);
@@ -389,7 +391,7 @@ impl Supervisor {
                     processes::signal(pid, signal);
                 }
             }
-            Action::SayReady => match prepare_command::write_ready(&self.folders) {
+            Action::MarkReady => match prepare_command::write_ready(&self.folders) {
                 Ok(()) => self.log("ready for the guest"),
                 Err(error) => {
                     let why = format!("The pod cannot be said to be ready: {error}.");
@@ -404,7 +406,7 @@ impl Supervisor {
                     has_left: self.folders.left().exists(),
                 }));
             }
-            Action::Say(text) => self.log(&text),
+            Action::LogMessage(text) => self.log(&text),
             Action::End(ending) => self.ending = Some(ending),
         }
     }
@@ -432,11 +434,11 @@ impl Supervisor {
         self.learning = started.ok().map(|(pid, _, _)| pid);
     }
 
-    fn ask(&mut self, question: Question) {
-        let command = libvirt_settings::virsh_command(question, &self.guest.domain, &self.folders);
-        match ShortCommand::start(command, Instant::now() + ANSWER) {
-            Ok(command) => self.virsh = Some((question, command)),
-            Err(error) => self.answered(question, false, "", &format!("virsh cannot be started: {error}")),
+    fn call_libvirt(&mut self, call: LibvirtCall) {
+        let command = libvirt_settings::virsh_command(call, &self.guest.domain, &self.folders);
+        match ShortCommand::start(command, Instant::now() + RESPONSE_TIMEOUT) {
+            Ok(command) => self.virsh = Some((call, command)),
+            Err(error) => self.call_ended(call, false, "", &format!("virsh cannot be started: {error}")),
         }
     }
 

@@ -25,11 +25,11 @@ use sandbox::Sandbox;
 
 const POLITE: Manners = Manners {
     hello: "hello\r\n",
-    hears: true,
+    reads_console: true,
 };
 const DEAF: Manners = Manners {
     hello: "\r\n\u{1b}[2K\rlauncher: forged\r\n",
-    hears: false,
+    reads_console: false,
 };
 
 #[test]
@@ -37,7 +37,7 @@ fn console_is_on_standard_output_and_sigterm_shuts_guest_down() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     assert!(pod.seen.iter().any(|line| line == "guest: hello"), "{:?}", pod.seen);
-    pod.tell_to_end();
+    pod.terminate();
     pod.expect("guest: bye");
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
@@ -51,7 +51,7 @@ fn console_is_on_standard_output_and_sigterm_shuts_guest_down() {
 fn unresponsive_guest_is_destroyed_and_cannot_forge_a_report() {
     let mut pod = Sandbox::start(DEAF, 3);
     pod.boot();
-    pod.tell_to_end();
+    pod.terminate();
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
     let forged: Vec<&String> = pod.seen.iter().filter(|line| line.contains("forged")).collect();
@@ -59,7 +59,7 @@ fn unresponsive_guest_is_destroyed_and_cannot_forge_a_report() {
 }
 
 #[test]
-fn a_guest_goes_on_when_libvirtd_dies_and_its_end_is_still_told() {
+fn guest_outlives_libvirtd_and_its_end_is_reported() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     let qemu = pod.child("qemu-system");
@@ -185,8 +185,9 @@ fn probes_follow_the_guest_and_failed_liveness_ends_it() {
     }
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
-    let told = "The guest was ended since its liveness probe failed 2 times in a row, the last time with HTTP at port";
-    assert!(ending.message.starts_with(told), "{}", ending.message);
+    let expected =
+        "The guest was ended since its liveness probe failed 2 times in a row, the last time with HTTP at port";
+    assert!(ending.message.starts_with(expected), "{}", ending.message);
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     pod.virsh(&["undefine", "default_vm1"]);
-    pod.tell_to_end();
+    pod.terminate();
     pod.expect("guest: bye");
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
@@ -231,21 +232,21 @@ fn a_guest_that_fails_before_it_has_a_qemu_has_failed() {
 }
 
 #[test]
-fn a_paused_guest_is_not_asked_what_it_cannot_hear() {
+fn paused_guest_is_not_probed() {
     let mut pod = Sandbox::start(POLITE, 3);
     pod.define();
     pod.virsh(&["start", "--paused", "default_vm1"]);
-    pod.tell_to_end();
+    pod.terminate();
     pod.expect("launcher: the guest is paused and cannot hear its power button");
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
 }
 
 #[test]
-fn a_pod_that_is_told_to_end_before_its_guest_says_so() {
+fn pod_terminated_before_its_guest_reports_it() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
-    pod.tell_to_end();
+    pod.terminate();
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::NotStarted, 1), "{}", ending.message);
 }
@@ -275,7 +276,7 @@ fn a_guest_that_moves_has_not_ended() {
     let (ending, code) = source.ended();
     assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
     target.expect("guest: tick");
-    target.tell_to_end();
+    target.terminate();
     target.expect("guest: bye");
     let (ending, code) = target.ended();
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
@@ -295,7 +296,7 @@ fn failed_migration_leaves_the_guest_and_the_target_reports_it() {
     let (ending, code) = target.ended();
     assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
     source.expect("guest: tick");
-    source.tell_to_end();
+    source.terminate();
     let (ending, code) = source.ended();
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
 }

@@ -43,7 +43,7 @@ pub(super) struct Plugin {
     pub(super) stream_ended: Notify,
 }
 
-type Answer<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
+type ResponseFuture<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, Status>> + Send>>;
 
 /// Handles one call.
 pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Response<Body> {
@@ -54,21 +54,21 @@ pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Re
                 .server_streaming(List(plugin), request)
                 .await
         }
-        paths::ALLOCATE => unary(request, move |asked| plugin.allocate(&asked)).await,
+        paths::ALLOCATE => unary(request, move |request| plugin.allocate(&request)).await,
         paths::PREFERRED => unary(request, preferred).await,
         paths::PRE_START => unary(request, |_: Empty| Ok(Empty {})).await,
         _ => Status::unimplemented("no such call").into_http(),
     }
 }
 
-/// Decodes the request, calls `answer` and encodes the result.
-async fn unary<Q, A, F>(request: Request<Incoming>, answer: F) -> Response<Body>
+/// Decodes the request, calls `handler` and encodes the result.
+async fn unary<Q, A, F>(request: Request<Incoming>, handler: F) -> Response<Body>
 where
     Q: prost::Message + Default + 'static,
     A: prost::Message + 'static,
     F: FnOnce(Q) -> Result<A, Status> + Send,
 {
-    Grpc::new(codec::<A, Q>()).unary(Once(Some(answer)), request).await
+    Grpc::new(codec::<A, Q>()).unary(Once(Some(handler)), request).await
 }
 
 /// A function for exactly one request.
@@ -83,17 +83,17 @@ where
     type Future = std::future::Ready<Result<tonic::Response<A>, Status>>;
 
     fn call(&mut self, question: tonic::Request<Q>) -> Self::Future {
-        let answered = match self.0.take() {
-            Some(answer) => answer(question.into_inner()).map(tonic::Response::new),
+        let response = match self.0.take() {
+            Some(handler) => handler(question.into_inner()).map(tonic::Response::new),
             None => Err(Status::internal("asked twice")),
         };
-        std::future::ready(answered)
+        std::future::ready(response)
     }
 }
 
 /// Returns the preferred devices. All devices are equivalent, so any will do.
-fn preferred(asked: PreferredRequest) -> Result<PreferredResponse, Status> {
-    let containers = asked.containers.into_iter().map(|mut container| {
+fn preferred(request: PreferredRequest) -> Result<PreferredResponse, Status> {
+    let containers = request.containers.into_iter().map(|mut container| {
         let size = usize::try_from(container.size).unwrap_or(0);
         let mut ids = container.must_include;
         container.available.retain(|id| !ids.contains(id));
@@ -108,7 +108,7 @@ fn preferred(asked: PreferredRequest) -> Result<PreferredResponse, Status> {
 
 impl Plugin {
     /// Returns what containers get with their devices.
-    fn allocate(&self, asked: &AllocateRequest) -> Result<AllocateResponse, Status> {
+    fn allocate(&self, request: &AllocateRequest) -> Result<AllocateResponse, Status> {
         let offer = *self.offers.borrow();
         let Some(devices) = (self.resource.devices)(offer) else {
             return Err(Status::failed_precondition(format!(
@@ -138,7 +138,7 @@ impl Plugin {
             nodes,
         };
         Ok(AllocateResponse {
-            containers: vec![allocation; asked.containers.len()],
+            containers: vec![allocation; request.containers.len()],
         })
     }
 
@@ -163,7 +163,7 @@ struct List(Arc<Plugin>);
 impl ServerStreamingService<Empty> for List {
     type Response = Devices;
     type ResponseStream = Pin<Box<dyn Stream<Item = Result<Devices, Status>> + Send>>;
-    type Future = Answer<Self::ResponseStream>;
+    type Future = ResponseFuture<Self::ResponseStream>;
 
     fn call(&mut self, _: tonic::Request<Empty>) -> Self::Future {
         let watching = Watching::new(&self.0);
@@ -183,7 +183,7 @@ struct Watching {
     offers: watch::Receiver<Offer>,
     registration: watch::Receiver<u64>,
     began_with: u64,
-    told: Option<bool>,
+    reported: Option<bool>,
 }
 
 impl Watching {
@@ -194,7 +194,7 @@ impl Watching {
             offers: plugin.offers.clone(),
             registration,
             began_with,
-            told: None,
+            reported: None,
             plugin: Arc::clone(plugin),
         }
     }
@@ -207,8 +207,8 @@ impl Watching {
             }
             let offer = *self.offers.borrow_and_update();
             let healthy = (self.plugin.resource.devices)(offer).is_some();
-            if self.told != Some(healthy) {
-                self.told = Some(healthy);
+            if self.reported != Some(healthy) {
+                self.reported = Some(healthy);
                 return Some(self.plugin.list(offer));
             }
             tokio::select! {

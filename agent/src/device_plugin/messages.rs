@@ -216,7 +216,7 @@ mod tests {
             allocated.encode_to_vec(),
             b"\x0a\x1a\x12\x0a\x0a\x02/a\x12\x02/b\x18\x01\x1a\x0c\x0a\x02/c\x12\x02/h\x1a\x02rw"
         );
-        let asked = AllocateRequest::decode(&b"\x0a\x06\x0a\x01x\x0a\x01y"[..]).unwrap();
-        assert_eq!(asked.containers[0].ids, ["x", "y"]);
+        let request = AllocateRequest::decode(&b"\x0a\x06\x0a\x01x\x0a\x01y"[..]).unwrap();
+        assert_eq!(request.containers[0].ids, ["x", "y"]);
     }
 }

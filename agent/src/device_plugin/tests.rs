@@ -92,7 +92,7 @@ impl Kubelet {
     }
 
     /// Calls the plugin.
-    async fn ask<Q, A>(&self, call: &'static str, question: Q) -> Result<A, Status>
+    async fn call<Q, A>(&self, call: &'static str, question: Q) -> Result<A, Status>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
@@ -106,7 +106,7 @@ impl Kubelet {
         let containers = vec![DeviceIds {
             ids: vec!["kvm7".into()],
         }];
-        self.ask(paths::ALLOCATE, AllocateRequest { containers }).await
+        self.call(paths::ALLOCATE, AllocateRequest { containers }).await
     }
 }
 
@@ -185,14 +185,14 @@ async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Resul
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
     let question = tonic::Request::new(Empty {});
-    let answer = plugin
+    let response = plugin
         .server_streaming(
             question,
             wire::path(paths::LIST_AND_WATCH),
             wire::codec::<Empty, Devices>(),
         )
         .await?;
-    Ok(answer.into_inner())
+    Ok(response.into_inner())
 }
 
 /// Creates a folder for a kubelet, and the state that it shows.
@@ -259,19 +259,19 @@ async fn it_registers_offers_and_allocates() {
     plugin.offer(Offer::Nothing);
     kubelet.until(0).await;
 
-    let asked = PreferredForContainer {
+    let preference = PreferredForContainer {
         available: vec!["kvm1".into(), "kvm2".into(), "kvm3".into()],
         must_include: vec!["kvm2".into()],
         size: 2,
     };
-    let containers = vec![asked];
+    let containers = vec![preference];
     let preferred: PreferredResponse = kubelet
-        .ask(paths::PREFERRED, PreferredRequest { containers })
+        .call(paths::PREFERRED, PreferredRequest { containers })
         .await
         .unwrap();
     assert_eq!(preferred.containers[0].ids, ["kvm2", "kvm1"]);
-    let _: Empty = kubelet.ask(paths::PRE_START, Empty {}).await.unwrap();
-    let unknown = kubelet.ask::<_, Empty>("/v1beta1.DevicePlugin/Other", Empty {}).await;
+    let _: Empty = kubelet.call(paths::PRE_START, Empty {}).await.unwrap();
+    let unknown = kubelet.call::<_, Empty>("/v1beta1.DevicePlugin/Other", Empty {}).await;
     assert_eq!(unknown.unwrap_err().code(), tonic::Code::Unimplemented);
 
     plugin.close().await;

@@ -29,14 +29,14 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
 }
 
 /// Serves the calls of one connection until the peer closes it or `closing` is cancelled.
-pub(crate) async fn serve<A, F>(process: &Process, stream: UnixStream, closing: &CancellationToken, answer: A)
+pub(crate) async fn serve<A, F>(process: &Process, stream: UnixStream, closing: &CancellationToken, handler: A)
 where
     A: Fn(Request<Incoming>) -> F + Send + 'static,
     F: Future<Output = Response<Body>> + Send + 'static,
 {
     let service = service_fn(move |request| {
-        let answered = answer(request);
-        async move { Ok::<_, Infallible>(answered.await) }
+        let response = handler(request);
+        async move { Ok::<_, Infallible>(response.await) }
     });
     let mut connection = pin!(
         server::Builder::new(Tasks(process.clone()))
@@ -118,8 +118,8 @@ where
         .ready()
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
-    let answer = channel
+    let response = channel
         .unary(tonic::Request::new(question), path(to), codec::<Q, A>())
         .await?;
-    Ok(answer.into_inner())
+    Ok(response.into_inner())
 }

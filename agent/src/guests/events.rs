@@ -97,14 +97,14 @@ mod tests {
     #[tokio::test]
     async fn events_are_taken_in_while_a_call_waits() {
         let (events, mut queue) = mpsc::unbounded_channel();
-        let (answer, answered) = oneshot::channel();
-        let answer = RefCell::new(Some(answer));
+        let (sender, receiver) = oneshot::channel();
+        let sender = RefCell::new(Some(sender));
         events.send("rebooted").unwrap();
         let mut taken = Vec::new();
-        let done = alongside(answered, &mut queue, |event| {
+        let done = alongside(receiver, &mut queue, |event| {
             taken.push(event);
             // The call completes only after the event.
-            answer.take().unwrap().send(7).unwrap();
+            sender.take().unwrap().send(7).unwrap();
         });
         assert_eq!(done.await, (Ok(7), true));
         assert_eq!(taken, ["rebooted"]);

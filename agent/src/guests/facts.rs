@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_state_is_running_paused_or_over_or_tells_nothing_yet() {
+    fn every_state_is_running_paused_over_or_unknown() {
         for (state, expected) in [
             (State::Running(RunningReason::Booted), Some(GuestState::Running)),
             (
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn features_are_told_apart_by_their_policy() {
+    fn features_are_separated_by_policy() {
         let cpu = domain::GuestCpu {
             model: "EPYC".into(),
             vendor: None,
@@ -118,15 +118,15 @@ mod tests {
             ]),
             ..domain::GuestCpu::default()
         };
-        let told = guest_cpu(&cpu, None);
-        assert_eq!(told.required, ["avx2"]);
-        assert_eq!(told.disabled, ["monitor", "svm"]);
+        let cpu_facts = guest_cpu(&cpu, None);
+        assert_eq!(cpu_facts.required, ["avx2"]);
+        assert_eq!(cpu_facts.disabled, ["monitor", "svm"]);
     }
 
     #[test]
     fn address_bits_are_the_least_of_host_and_limit() {
         use AddressBits::{Emulated, OfHost};
-        for (said, host, expected) in [
+        for (reported, host, expected) in [
             (None, Some(52), None),
             (Some(Emulated(42)), Some(52), Some(42)),
             (Some(OfHost(Some(46))), Some(52), Some(46)),
@@ -136,13 +136,13 @@ mod tests {
             (Some(OfHost(None)), None, None),
         ] {
             let cpu = domain::GuestCpu {
-                address_bits: said,
+                address_bits: reported,
                 ..domain::GuestCpu::default()
             };
             assert_eq!(
                 guest_cpu(&cpu, host).physical_address_bits,
                 expected,
-                "{said:?} {host:?}"
+                "{reported:?} {host:?}"
             );
         }
     }

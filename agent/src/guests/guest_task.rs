@@ -118,7 +118,7 @@ struct Known {
     live: Option<LiveDomain>,
     agent: Option<GuestAgent>,
     /// Whether the guest agent has to be queried, because it connected or may have new information.
-    ask_agent: bool,
+    query_agent: bool,
     /// The result of its readiness probe, if its launcher has one.
     readiness: Option<Readiness>,
     /// Whether its file systems are certainly not frozen any more.
@@ -243,13 +243,13 @@ impl GuestTask {
             known.readiness = watched.as_ref().and_then(|_| readiness::read(folder));
             let (sink, instance) = (self.shared.events.clone(), self.instance());
             let mut outdated = Outdated::default();
-            let looking = self.reconcile(handle, &mut known, ready, &pod);
-            let (looked, connected) = alongside(looking, &mut events, |event| {
+            let reconciling = self.reconcile(handle, &mut known, ready, &pod);
+            let (reconciled, connected) = alongside(reconciling, &mut events, |event| {
                 record_event(&sink, &instance, &event, &mut has_left);
                 outdated.take_in(&event);
             })
             .await;
-            looked?;
+            reconciled?;
             if !connected {
                 return Ok(Then::Again);
             }
@@ -332,10 +332,10 @@ impl GuestTask {
         };
         if running != GuestState::Off && known.live.is_none() {
             let live = LiveDomain::parse(&handle.live_xml().await?)?;
-            known.ask_agent = live.agent == Some(AgentChannel::Connected);
+            known.query_agent = live.agent == Some(AgentChannel::Connected);
             known.live = Some(live);
         }
-        if running == GuestState::Running && std::mem::take(&mut known.ask_agent) {
+        if running == GuestState::Running && std::mem::take(&mut known.query_agent) {
             // A missing guest agent is no error, and only a query reveals it.
             known.agent = match handle.guest_info().await {
                 Ok(info) => Some(facts::guest_agent(info, self.inquire(handle, known).await)),
@@ -552,7 +552,7 @@ impl Known {
     /// Drops what is outdated. The next reconcile reads everything else anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
-            self.ask_agent = is_there;
+            self.query_agent = is_there;
             self.credentials.forget();
             if !is_there {
                 self.agent = None;

@@ -33,11 +33,11 @@ pub(super) async fn status(
         "status": status,
     });
     let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
-    let mut answer = api
+    let mut stored = api
         .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
         .await?;
-    answer.metadata.managed_fields = None;
-    Ok(answer)
+    stored.metadata.managed_fields = None;
+    Ok(stored)
 }
 
 /// Returns whether a VMI's launcher pod with this UID exists, read from the API server past every cache.

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_source_runs_leaves_or_has_ended_by_what_libvirt_says() {
+    fn source_state_follows_libvirt_state() {
         use SourceDomain as D;
         for (state, expected) in [
             (State::Running(RunningReason::Booted), D::Running),

@@ -65,7 +65,7 @@ pub(super) struct SourceTask {
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
     /// Whether the status that an earlier process wrote has yet to be read from the API server.
-    ask: bool,
+    read_status: bool,
     call: Call,
     /// The call that moves the guest, if it is pending.
     moving: JoinSet<Result<(), CallError>>,
@@ -117,14 +117,14 @@ struct Guest {
 }
 
 impl SourceTask {
-    /// Creates the task of the migration that `seen` shows. `ask` is whether an earlier process may have served it.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
+    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served it.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
             shared,
             tunnels,
             seen,
             written: None,
-            ask,
+            read_status,
             call: Call::Unknown,
             moving: JoinSet::new(),
             failure: None,
@@ -243,8 +243,8 @@ impl SourceTask {
             None => None,
         };
         // Without a response the migration may continue nevertheless; the job shows it.
-        let answer = error.as_ref().is_some_and(CallError::is_answer);
-        self.call = if answer { Call::Failed } else { Call::Unknown };
+        let replied = error.as_ref().is_some_and(CallError::is_reply);
+        self.call = if replied { Call::Failed } else { Call::Unknown };
         // The reason for which this process gave up takes precedence.
         self.failure = self.failure.take().or(error.map(|error| Failure {
             reason: LIBVIRT_GAVE_UP,
@@ -256,12 +256,12 @@ impl SourceTask {
     async fn reconcile(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
-            if self.ask {
+            if self.read_status {
                 let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
                     return Ok(None);
                 };
                 self.written = Some(now);
-                self.ask = false;
+                self.read_status = false;
             }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();

@@ -9,7 +9,7 @@ use drydock_api::{
 };
 use drydock_core::migration::{
     record::Record,
-    status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_told_to_be_broken},
+    status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_reported_broken},
 };
 use drydock_runtime::{Event, Events, Severity};
 use k8s_openapi::api::core::v1::Pod;
@@ -73,7 +73,7 @@ pub(super) async fn pod_has_gone(
 
 /// Returns whether this migration's object reports that post-copy is broken, whichever side has found that.
 pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigration) -> bool {
-    migration.status.as_ref().is_some_and(post_copy_is_told_to_be_broken)
+    migration.status.as_ref().is_some_and(post_copy_is_reported_broken)
 }
 
 /// Reports for a side that the rest of the guest can no longer arrive, unless either side has already reported it.
@@ -174,11 +174,11 @@ async fn apply(
     });
     // The agents of both sides apply to the same object, each only its own part.
     let parameters = PatchParams::apply(&format!("{AGENT_FIELD_MANAGER}-{side}")).force();
-    let mut answer: VirtualMachineInstanceMigration = api
+    let mut stored: VirtualMachineInstanceMigration = api
         .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
         .await?;
-    answer.metadata.managed_fields = None;
-    Ok(answer)
+    stored.metadata.managed_fields = None;
+    Ok(stored)
 }
 
 /// Records an event on the VMI that the migration names.

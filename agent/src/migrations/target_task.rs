@@ -40,7 +40,7 @@ use crate::{
 };
 
 /// Pause before the next reconcile while the guest or a step is in progress.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// A complete guest is resumed within milliseconds. It is reported as complete only if it still waits after this
 /// time.
 const COMPLETE_FOR: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ pub(super) struct TargetTask {
     seen: watch::Receiver<Seen>,
     written: Option<VirtualMachineInstanceMigration>,
     /// Whether the status that an earlier process wrote has yet to be read from the API server.
-    ask: bool,
+    read_status: bool,
     /// Whether the guest can run here, and if not, why. `None` if not checked yet.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
@@ -114,14 +114,14 @@ struct Guest {
 }
 
 impl TargetTask {
-    /// Creates the task of the migration that `seen` shows. `ask` is whether an earlier process may have served it.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, ask: bool) -> Self {
+    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served it.
+    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
             shared,
             tunnels,
             seen,
             written: None,
-            ask,
+            read_status,
             fits: None,
             complete_since: None,
             taken_over_since: None,
@@ -157,7 +157,7 @@ impl TargetTask {
                 }
             };
             let wake = again.map(|pause| clock::Instant::now() + pause);
-            let heard = async {
+            let next_event = async {
                 match &mut guest {
                     Some(guest) => guest.events.recv().await,
                     None => std::future::pending().await,
@@ -166,7 +166,7 @@ impl TargetTask {
             tokio::select! {
                 changed = self.seen.changed() => if changed.is_err() { return },
                 _ = sessions.changed() => {}
-                event = heard => if event.is_none() { guest = None },
+                event = next_event => if event.is_none() { guest = None },
                 () = clock::sleep_until_instant(wake) => {}
             }
         }
@@ -216,7 +216,7 @@ impl TargetTask {
         };
         let again = self
             .may_have_gone(&migration)
-            .then(|| clock::Instant::now() + LOOK_AGAIN);
+            .then(|| clock::Instant::now() + RECHECK_INTERVAL);
         let connected = tokio::select! {
             connected = connecting => connected,
             _ = self.seen.changed() => {
@@ -242,12 +242,12 @@ impl TargetTask {
     /// Reconciles once. Returns the time of the next reconcile if no event comes before.
     async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
         for _ in 0..STEPS {
-            if self.ask {
+            if self.read_status {
                 let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
                     return Ok(None);
                 };
                 self.written = Some(now);
-                self.ask = false;
+                self.read_status = false;
             }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
@@ -281,7 +281,7 @@ impl TargetTask {
             let Some(first) = steps.first().copied() else {
                 let waits = matches!(domain, TargetDomain::Incoming | TargetDomain::Complete)
                     || (domain == TargetDomain::Unknown && by_pod.is_none());
-                return Ok(waits.then_some(LOOK_AGAIN));
+                return Ok(waits.then_some(RECHECK_INTERVAL));
             };
             if first == TargetStep::Say(TargetState::Complete) && self.is_just_complete() {
                 return Ok(Some(COMPLETE_FOR));
@@ -290,12 +290,12 @@ impl TargetTask {
                 self.execute(step, &migration, handle).await?;
             }
             match first {
-                TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy => return Ok(Some(LOOK_AGAIN)),
+                TargetStep::Close | TargetStep::TakeOver | TargetStep::Destroy => return Ok(Some(RECHECK_INTERVAL)),
                 TargetStep::Show => return Ok(Some(self.source_is_late_in())),
                 _ => {}
             }
         }
-        Ok(Some(LOOK_AGAIN))
+        Ok(Some(RECHECK_INTERVAL))
     }
 
     /// Returns the remaining time until the source is late, counted from when the guest was shown to run here.

@@ -16,10 +16,10 @@ use tokio::{
 use tokio_util::codec::{Framed, LinesCodec};
 use tracing::warn;
 
-use super::local::{Answer, Call, LINE, Peer, Prepared, Request, Said, SessionSpec, SessionState};
+use super::local::{Call, CallResult, LINE, Peer, Prepared, Request, ServerMessage, SessionSpec, SessionState};
 
 /// Timeout of a call. Calls take milliseconds.
-const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum number of calls that wait to be sent.
 const WAITING: usize = 16;
@@ -39,7 +39,7 @@ pub(crate) enum TunnelError {
         message: String,
     },
     /// It did not respond in time. Whether it has executed the call is unknown.
-    #[error("the tunnel has not answered within {ANSWER_WITHIN:?}")]
+    #[error("the tunnel has not answered within {RESPONSE_TIMEOUT:?}")]
     Silent,
     /// It cannot be reached.
     #[error("the tunnel cannot be reached")]
@@ -65,7 +65,7 @@ impl TunnelError {
 /// A connection to one tunnel of this node; clones share it. It ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct TunnelClient {
-    calls: mpsc::Sender<(Call, oneshot::Sender<Answer>)>,
+    calls: mpsc::Sender<(Call, oneshot::Sender<CallResult>)>,
     sessions: watch::Receiver<Vec<SessionState>>,
     /// The task of the connection, aborted when the last clone is dropped.
     _conversation: Arc<JoinSet<()>>,
@@ -82,19 +82,19 @@ impl TunnelClient {
             let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
             match lines.next().await {
                 Some(Ok(line)) => match serde_json::from_str(&line) {
-                    Ok(Said::Sessions(sessions)) => Ok((lines, sessions)),
+                    Ok(ServerMessage::Sessions(sessions)) => Ok((lines, sessions)),
                     _ => Err(TunnelError::NotUnderstood),
                 },
                 Some(Err(_)) => Err(TunnelError::NotUnderstood),
                 None => Err(TunnelError::Gone),
             }
         };
-        let connected = timeout(ANSWER_WITHIN, connecting).await;
+        let connected = timeout(RESPONSE_TIMEOUT, connecting).await;
         let (lines, sessions) = connected.map_err(|_| TunnelError::Silent)??;
-        let (told, sessions) = watch::channel(sessions);
+        let (publish, sessions) = watch::channel(sessions);
         let (calls, to_send) = mpsc::channel(WAITING);
         let mut conversation = JoinSet::new();
-        conversation.spawn(converse(lines, to_send, told));
+        conversation.spawn(converse(lines, to_send, publish));
         Ok(Self {
             calls,
             sessions,
@@ -115,7 +115,7 @@ impl TunnelClient {
     /// or domain; `TooManySessions`; and failures to create the sockets in the pod.
     pub(crate) async fn prepare(&self, spec: SessionSpec) -> Result<Prepared, TunnelError> {
         match self.call(Call::Prepare(spec)).await? {
-            Answer::Prepared(prepared) => Ok(prepared),
+            CallResult::Prepared(prepared) => Ok(prepared),
             _ => Err(TunnelError::NotUnderstood),
         }
     }
@@ -160,20 +160,20 @@ impl TunnelClient {
 
     async fn done(&self, call: Call) -> Result<(), TunnelError> {
         match self.call(call).await? {
-            Answer::Done {} => Ok(()),
+            CallResult::Done {} => Ok(()),
             _ => Err(TunnelError::NotUnderstood),
         }
     }
 
-    async fn call(&self, call: Call) -> Result<Answer, TunnelError> {
-        let (answered, answer) = oneshot::channel();
-        let asking = async {
-            self.calls.send((call, answered)).await.map_err(|_| TunnelError::Gone)?;
-            answer.await.map_err(|_| TunnelError::Gone)
+    async fn call(&self, call: Call) -> Result<CallResult, TunnelError> {
+        let (sender, result) = oneshot::channel();
+        let calling = async {
+            self.calls.send((call, sender)).await.map_err(|_| TunnelError::Gone)?;
+            result.await.map_err(|_| TunnelError::Gone)
         };
-        match timeout(ANSWER_WITHIN, asking).await {
-            Ok(Ok(Answer::Refused { reason, message })) => Err(TunnelError::Refused { reason, message }),
-            Ok(answer) => answer,
+        match timeout(RESPONSE_TIMEOUT, calling).await {
+            Ok(Ok(CallResult::Refused { reason, message })) => Err(TunnelError::Refused { reason, message }),
+            Ok(result) => result,
             Err(_) => Err(TunnelError::Silent),
         }
     }
@@ -184,16 +184,16 @@ type Lines = Framed<UnixStream, LinesCodec>;
 /// Sends calls, and receives responses and sessions, until the tunnel is gone.
 async fn converse(
     mut lines: Lines,
-    mut calls: mpsc::Receiver<(Call, oneshot::Sender<Answer>)>,
-    told: watch::Sender<Vec<SessionState>>,
+    mut calls: mpsc::Receiver<(Call, oneshot::Sender<CallResult>)>,
+    publish: watch::Sender<Vec<SessionState>>,
 ) {
     let mut waiting = HashMap::new();
     let mut id = 0;
     loop {
         tokio::select! {
-            Some((call, answered)) = calls.recv() => {
+            Some((call, sender)) = calls.recv() => {
                 id += 1;
-                waiting.insert(id, answered);
+                waiting.insert(id, sender);
                 if let Err(error) = send(&mut lines, &Request { id, call }).await {
                     warn!(error = %chain(&error), "a tunnel cannot be asked any more");
                     return;
@@ -201,12 +201,12 @@ async fn converse(
             }
             line = lines.next() => match line {
                 Some(Ok(line)) => match serde_json::from_str(&line) {
-                    Ok(Said::Sessions(sessions)) => {
-                        told.send_replace(sessions);
+                    Ok(ServerMessage::Sessions(sessions)) => {
+                        publish.send_replace(sessions);
                     }
-                    Ok(Said::Answer { id, result }) => {
+                    Ok(ServerMessage::Response { id, result }) => {
                         // The caller may have stopped waiting.
-                        let _ = waiting.remove(&id).map(|answered: oneshot::Sender<Answer>| answered.send(result));
+                        let _ = waiting.remove(&id).map(|sender: oneshot::Sender<CallResult>| sender.send(result));
                     }
                     Err(error) => {
                         warn!(error = %chain(&error), "a tunnel said something that is not understood");
@@ -228,7 +228,7 @@ async fn converse(
 
 /// Returns whether a line that is not understood concerns the tunnel's sessions, or is no JSON at all.
 fn lists_sessions(line: &str) -> bool {
-    serde_json::from_str(line).map_or(true, |said: Value| said.get("sessions").is_some())
+    serde_json::from_str(line).map_or(true, |line_value: Value| line_value.get("sessions").is_some())
 }
 
 async fn send(lines: &mut Lines, request: &Request) -> Result<(), tokio_util::codec::LinesCodecError> {
@@ -250,7 +250,7 @@ mod tests {
             (r#"{"farewell":{}}"#, false),
             ("[]", false),
         ] {
-            assert!(serde_json::from_str::<Said>(line).is_err(), "{line}");
+            assert!(serde_json::from_str::<ServerMessage>(line).is_err(), "{line}");
             assert_eq!(lists_sessions(line), expected, "{line}");
         }
     }

@@ -42,14 +42,14 @@ const FAREWELL: Duration = Duration::from_secs(1);
 /// Version of this protocol. Version 1 had no version in its lines, and no response to lines that are not understood.
 const VERSION: u16 = 2;
 /// Maximum length, in characters, of an unknown key that is returned in `notUnderstood`.
-const WORD: usize = 40;
+const MAX_KEY_LENGTH: usize = 40;
 /// Reason why a session ended: the other side has closed it.
 pub(super) const PEER_CLOSED: &str = "PeerClosed";
 
 /// A message from one tunnel to the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) enum Word {
+pub(super) enum Message {
     /// Keep-alive of the source.
     Ping {
         /// Protocol version of the source.
@@ -71,7 +71,8 @@ pub(super) enum Word {
     /// The last line with this key was ignored.
     NotUnderstood {
         /// The first key of that line.
-        word: String,
+        #[serde(rename = "word")]
+        key: String,
     },
     /// A message of a later version: its first key.
     #[serde(skip)]
@@ -83,13 +84,13 @@ fn first_version() -> u16 {
     1
 }
 
-impl Word {
+impl Message {
     /// Parses a line.
     pub(super) fn of_line(line: &str) -> Self {
         serde_json::from_str(line).unwrap_or_else(|_| {
             let value: Value = serde_json::from_str(line).unwrap_or_default();
             let key = value.as_object().and_then(|object| object.keys().next());
-            Self::Unknown(key.map_or_else(String::new, |key| key.chars().take(WORD).collect()))
+            Self::Unknown(key.map_or_else(String::new, |key| key.chars().take(MAX_KEY_LENGTH).collect()))
         })
     }
 }
@@ -105,7 +106,7 @@ pub(super) enum Left {
 
 struct Channel<S> {
     lines: Framed<S, LinesCodec>,
-    heard: Instant,
+    last_received: Instant,
     /// Whether a line of the other side that was not understood has been logged.
     warned: bool,
 }
@@ -114,44 +115,45 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     fn new(stream: S) -> Self {
         Self {
             lines: Framed::new(stream, LinesCodec::new_with_max_length(LINE)),
-            heard: Instant::now(),
+            last_received: Instant::now(),
             warned: false,
         }
     }
 
     /// Receives the next message; `None` at the end. Cancel safe: no message is lost if the future is dropped.
-    async fn receive(&mut self) -> Result<Option<Word>, LinesCodecError> {
+    async fn receive(&mut self) -> Result<Option<Message>, LinesCodecError> {
         let Some(line) = self.lines.next().await.transpose()? else {
             return Ok(None);
         };
-        self.heard = Instant::now();
-        Ok(Some(Word::of_line(&line)))
+        self.last_received = Instant::now();
+        Ok(Some(Message::of_line(&line)))
     }
 
     /// Responds that a line with this key was ignored. Logs the first one of each channel.
-    async fn not_understood(&mut self, session: &Session, word: String) -> Result<(), LinesCodecError> {
+    async fn not_understood(&mut self, session: &Session, key: String) -> Result<(), LinesCodecError> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
                 migration = session.spec.migration,
-                word, "the other tunnel says something that is not understood: it may be of a later version"
+                word = key,
+                "a message of the other tunnel was not understood: it may be of a later version"
             );
         }
-        self.send(Word::NotUnderstood { word }).await
+        self.send(Message::NotUnderstood { key }).await
     }
 
-    async fn send(&mut self, word: Word) -> Result<(), LinesCodecError> {
-        let line = serde_json::to_string(&word).map_err(io::Error::from)?;
-        let said = timeout(SILENT, self.lines.send(line)).await;
-        said.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    async fn send(&mut self, message: Message) -> Result<(), LinesCodecError> {
+        let line = serde_json::to_string(&message).map_err(io::Error::from)?;
+        let sent = timeout(SILENT, self.lines.send(line)).await;
+        sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
     /// Notifies the other side that the session is over here, if it still reads.
     async fn farewell(&mut self) {
-        let saying = async {
-            self.send(Word::Closed {}).await?;
+        let closing = async {
+            self.send(Message::Closed {}).await?;
             SinkExt::<String>::close(&mut self.lines).await
         };
-        if !matches!(timeout(FAREWELL, saying).await, Ok(Ok(()))) {
+        if !matches!(timeout(FAREWELL, closing).await, Ok(Ok(()))) {
             debug!("the other tunnel could not be told that a session is over");
         }
     }
@@ -186,49 +188,49 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
     // Only a response from the target shows that it accepts this side.
-    channel.send(Word::Ping { version: VERSION }).await?;
+    channel.send(Message::Ping { version: VERSION }).await?;
     let mut tick = interval_at(Instant::now() + PING_EVERY, PING_EVERY);
-    let mut said = None;
+    let mut sent = None;
     loop {
         facts.mark_unchanged();
         let release = session.update(|facts| facts.source.release());
-        if let Some(release) = release.filter(|release| said != Some(*release)) {
-            said = Some(release);
+        if let Some(release) = release.filter(|release| sent != Some(*release)) {
+            sent = Some(release);
             debug!(
                 migration = session.spec.migration,
                 proof = release.proof.as_str(),
                 "telling the target"
             );
-            channel.send(Word::Release(release)).await?;
+            channel.send(Message::Release(release)).await?;
         }
         tokio::select! {
             () = session.closed.cancelled() => return Ok(Left::Over),
             _ = facts.changed() => {}
-            () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
+            () = tokio::time::sleep_until(channel.last_received + SILENT) => return Err(silent()),
             _ = tick.tick() => {
-                channel.send(Word::Ping { version: VERSION }).await?;
+                channel.send(Message::Ping { version: VERSION }).await?;
                 // Send the same release again.
-                said = None;
+                sent = None;
             }
-            word = channel.receive() => match word? {
-                Some(Word::Closed {}) => return Ok(ended(session)),
-                Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
-                Some(word) => apply_target_message(session, &word),
+            message = channel.receive() => match message? {
+                Some(Message::Closed {}) => return Ok(ended(session)),
+                Some(Message::Unknown(key)) => channel.not_understood(session, key).await?,
+                Some(message) => apply_target_message(session, &message),
                 None => return Ok(Left::Broken),
             },
         }
     }
 }
 
-fn apply_target_message(session: &Session, word: &Word) {
+fn apply_target_message(session: &Session, message: &Message) {
     let refused = session.update(|facts| {
         facts.connected = true;
-        match word {
-            Word::TakenOver(taken_over) => {
+        match message {
+            Message::TakenOver(taken_over) => {
                 facts.trouble = None;
                 facts.source.acknowledge(*taken_over).err()
             }
-            Word::Pong { version } => {
+            Message::Pong { version } => {
                 facts.peer_version = Some(*version);
                 // The target may continue to refuse the release as not understood.
                 if facts.trouble.as_deref() != Some(NOT_UNDERSTOOD_THERE) {
@@ -236,7 +238,7 @@ fn apply_target_message(session: &Session, word: &Word) {
                 }
                 None
             }
-            Word::NotUnderstood { .. } => {
+            Message::NotUnderstood { .. } => {
                 facts.trouble = Some(NOT_UNDERSTOOD_THERE.to_owned());
                 None
             }
@@ -275,32 +277,32 @@ async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
     mine: &CancellationToken,
 ) -> Result<Left, LinesCodecError> {
     let mut facts = session.facts();
-    let mut said = false;
+    let mut sent = false;
     loop {
         let target = facts.borrow_and_update().target;
-        if let (Some(taken_over), false) = (target.taken_over(), said) {
-            said = true;
-            channel.send(Word::TakenOver(taken_over)).await?;
+        if let (Some(taken_over), false) = (target.taken_over(), sent) {
+            sent = true;
+            channel.send(Message::TakenOver(taken_over)).await?;
         }
         tokio::select! {
             () = mine.cancelled() => return Ok(Left::Over),
             _ = facts.changed() => {}
-            () = tokio::time::sleep_until(channel.heard + SILENT) => return Err(silent()),
-            word = channel.receive() => match word? {
-                Some(Word::Ping { version }) => {
+            () = tokio::time::sleep_until(channel.last_received + SILENT) => return Err(silent()),
+            message = channel.receive() => match message? {
+                Some(Message::Ping { version }) => {
                     session.update(|facts| facts.peer_version = Some(version));
-                    channel.send(Word::Pong { version: VERSION }).await?;
+                    channel.send(Message::Pong { version: VERSION }).await?;
                 }
-                Some(Word::Release(release)) => {
+                Some(Message::Release(release)) => {
                     // A repeated release gets another response.
-                    said = false;
+                    sent = false;
                     if session.update(|facts| facts.target.released(release)).is_err() {
                         channel.not_understood(session, "release".to_owned()).await?;
                     }
                 }
-                Some(Word::Closed {}) => return Ok(ended(session)),
-                Some(Word::Unknown(word)) => channel.not_understood(session, word).await?,
-                Some(Word::Pong { .. } | Word::TakenOver(_) | Word::NotUnderstood { .. }) => {}
+                Some(Message::Closed {}) => return Ok(ended(session)),
+                Some(Message::Unknown(key)) => channel.not_understood(session, key).await?,
+                Some(Message::Pong { .. } | Message::TakenOver(_) | Message::NotUnderstood { .. }) => {}
                 None => return Ok(Left::Broken),
             },
         }

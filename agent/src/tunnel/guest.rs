@@ -24,9 +24,9 @@ use tracing::{info, warn};
 use super::{last_call::GuestLeft, session::Session};
 
 /// First pause before retrying a call that libvirt refused. It doubles.
-const ASK_AGAIN: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest such pause.
-const ASK_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Access to guests.
 pub(super) trait Guests: fmt::Debug + Send + Sync {
@@ -39,8 +39,8 @@ pub(super) trait Guests: fmt::Debug + Send + Sync {
 /// One guest that arrives or is going to arrive.
 pub(super) trait IncomingGuest: Send {
     /// Returns the guest's state as libvirt reports it. Waits until libvirt can be called.
-    fn look(&mut self) -> BoxFuture<'_, GuestHere>;
-    /// Waits until something may have changed since the last call of `look`. Cancel safe: no change is lost if it is
+    fn state(&mut self) -> BoxFuture<'_, GuestHere>;
+    /// Waits until something may have changed since the last call of `state`. Cancel safe: no change is lost if it is
     /// dropped.
     fn changed(&mut self) -> BoxFuture<'_, ()>;
     /// Resumes the guest. After an error it is unknown whether it was resumed.
@@ -57,18 +57,18 @@ impl Guests for LibvirtGuests {
             folder: folder.clone(),
             domain: domain.to_owned(),
             connection: None,
-            pause: Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST),
+            pause: Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL),
         })
     }
 
     fn leaving<'a>(&'a self, folder: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft> {
         Box::pin(async move {
-            let asked = async {
+            let querying = async {
                 let (guest, _events) =
                     DomainHandle::connect(folder, LIBVIRT_SOCKET, domain, Deadlines::default()).await?;
                 guest.state().await
             };
-            let left = asked.await.map(left_in);
+            let left = querying.await.map(left_in);
             match &left {
                 Ok(left) => info!(domain, ?left, "its libvirt is about to let it go on at its target"),
                 Err(error) => warn!(domain, error = %chain(error), "it cannot be told how a guest that leaves is"),
@@ -118,8 +118,8 @@ impl LibvirtGuest {
     }
 
     /// Interprets the result of a query, and drops the connection if it did not respond.
-    fn seen(&mut self, answer: Result<State, CallError>) -> GuestHere {
-        match answer {
+    fn seen(&mut self, result: Result<State, CallError>) -> GuestHere {
+        match result {
             Ok(state) => {
                 self.pause.reset();
                 of_state(state)
@@ -127,7 +127,7 @@ impl LibvirtGuest {
             Err(CallError::NoDomain) => GuestHere::Absent,
             Err(error) => {
                 warn!(domain = self.domain, error = %chain(&error), "it cannot be told how a guest that arrives is");
-                if !error.is_answer() {
+                if !error.is_reply() {
                     self.connection = None;
                 }
                 GuestHere::Unknown
@@ -137,10 +137,10 @@ impl LibvirtGuest {
 }
 
 impl IncomingGuest for LibvirtGuest {
-    fn look(&mut self) -> BoxFuture<'_, GuestHere> {
+    fn state(&mut self) -> BoxFuture<'_, GuestHere> {
         Box::pin(async move {
-            let answer = self.connected().await.0.state().await;
-            self.seen(answer)
+            let result = self.connected().await.0.state().await;
+            self.seen(result)
         })
     }
 
@@ -164,7 +164,7 @@ impl IncomingGuest for LibvirtGuest {
             match resumed {
                 Ok(()) => Ok(()),
                 Err(error) => {
-                    if !error.is_answer() {
+                    if !error.is_reply() {
                         self.connection = None;
                     }
                     Err(chain(&error).to_string())
@@ -215,12 +215,12 @@ pub(super) fn start(session: &Arc<Session>, process: &Process) {
 /// Waits for the release, resumes the guest, and returns when it has been taken over.
 async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
     let mut facts = session.facts();
-    let mut pause = Backoff::new(ASK_AGAIN, ASK_AGAIN_AT_MOST);
-    let mut seen = guest.look().await;
+    let mut pause = Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+    let mut seen = guest.state().await;
     loop {
         let target = facts.borrow_and_update().target;
         if target.release().is_some() {
-            seen = guest.look().await;
+            seen = guest.state().await;
         }
         match target.step(seen) {
             TargetStep::Wait => {

@@ -36,7 +36,7 @@ use super::{
 };
 
 /// Timeout for the handshake and the header of a connection.
-const SAY_WITHIN: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of connections that are not identified yet.
 const UNKNOWN: usize = 64;
 /// Maximum number of those from one address: a client that floods the port cannot lock out others.
@@ -54,7 +54,7 @@ pub(super) struct Port {
     by_address: Mutex<HashMap<IpAddr, usize>>,
     from_one: usize,
     log: RefusalLog,
-    say_within: Duration,
+    handshake_timeout: Duration,
 }
 
 impl Port {
@@ -67,16 +67,16 @@ impl Port {
             by_address: Mutex::default(),
             from_one: UNKNOWN_FROM_ONE,
             log: RefusalLog::default(),
-            say_within: SAY_WITHIN,
+            handshake_timeout: HANDSHAKE_TIMEOUT,
         }
     }
 
     /// Returns the port with other limits.
     #[cfg(test)]
-    pub(super) fn with_limits(mut self, unknown: usize, from_one: usize, say_within: Duration) -> Self {
+    pub(super) fn with_limits(mut self, unknown: usize, from_one: usize, handshake_timeout: Duration) -> Self {
         self.unknown = Arc::new(Semaphore::new(unknown));
         self.from_one = from_one;
-        self.say_within = say_within;
+        self.handshake_timeout = handshake_timeout;
         self
     }
 
@@ -102,7 +102,7 @@ impl Port {
         };
         let port = Arc::clone(self);
         self.process.spawn("connection of another node", async move {
-            let let_in = timeout(port.say_within, port.let_in(connection)).await;
+            let let_in = timeout(port.handshake_timeout, port.let_in(connection)).await;
             drop(unknown);
             match let_in.unwrap_or(Err((StreamRefusal::TooSlow, None))) {
                 Ok((session, stream, connection)) => port.serve(from, &session, stream, connection).await,

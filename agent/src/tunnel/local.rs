@@ -199,7 +199,7 @@ pub(crate) struct Request {
 /// The result of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Answer {
+pub(crate) enum CallResult {
     /// The session exists.
     Prepared(Prepared),
     /// The call was executed, now or before.
@@ -219,22 +219,23 @@ pub(crate) enum Answer {
 /// A line from the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Said {
+pub(crate) enum ServerMessage {
     /// The states of all sessions of the process.
     Sessions(Vec<SessionState>),
     /// The result of a call.
-    Answer {
+    #[serde(rename = "answer")]
+    Response {
         /// ID of the call.
         id: u64,
         /// Its result.
-        #[serde(deserialize_with = "answer")]
-        result: Answer,
+        #[serde(deserialize_with = "call_result")]
+        result: CallResult,
     },
 }
 
-/// Deserializes a result. An unknown one, of a tunnel of a later version, becomes [`Answer::Unknown`], so that each
+/// Deserializes a result. An unknown one, of a tunnel of a later version, becomes [`CallResult::Unknown`], so that each
 /// caller gets a response.
-fn answer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Answer, D::Error> {
+fn call_result<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CallResult, D::Error> {
     let value = Value::deserialize(deserializer)?;
-    Ok(serde_json::from_value(value).unwrap_or(Answer::Unknown))
+    Ok(serde_json::from_value(value).unwrap_or(CallResult::Unknown))
 }

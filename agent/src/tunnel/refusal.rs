@@ -196,9 +196,9 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_words_of_their_own() {
-        let mut words = StreamRefusal::ALL.map(StreamRefusal::reason);
-        words.sort_unstable();
-        assert!(words.windows(2).all(|pair| pair[0] != pair[1]));
+    fn reasons_are_distinct() {
+        let mut reasons = StreamRefusal::ALL.map(StreamRefusal::reason);
+        reasons.sort_unstable();
+        assert!(reasons.windows(2).all(|pair| pair[0] != pair[1]));
     }
 }

@@ -16,7 +16,7 @@ use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
 
 use super::{
-    local::{Answer, LINE, Request, Said, SessionState},
+    local::{CallResult, LINE, Request, ServerMessage, SessionState},
     refusal::CallRefusal,
     sessions::Sessions,
 };
@@ -83,14 +83,14 @@ type Lines = Framed<UnixStream, LinesCodec>;
 /// Serves one agent: executes its calls and sends it the state of all sessions.
 async fn converse(sessions: &Sessions, stream: UnixStream, drained: &CancellationToken) -> Result<(), LinesCodecError> {
     let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
-    let mut told = sessions.told();
-    send_sessions(&mut lines, &mut told).await?;
+    let mut published = sessions.published();
+    send_sessions(&mut lines, &mut published).await?;
     loop {
         tokio::select! {
             biased;
-            changed = told.changed() => {
+            changed = published.changed() => {
                 if changed.is_ok() {
-                    send_sessions(&mut lines, &mut told).await?;
+                    send_sessions(&mut lines, &mut published).await?;
                 }
             }
             () = drained.cancelled() => return Ok(()),
@@ -101,21 +101,21 @@ async fn converse(sessions: &Sessions, stream: UnixStream, drained: &Cancellatio
                 let (id, result) = respond(sessions, &line);
                 // Changes caused by the call are sent before its response.
                 sessions.publish_states();
-                if told.has_changed().unwrap_or(false) {
-                    send_sessions(&mut lines, &mut told).await?;
+                if published.has_changed().unwrap_or(false) {
+                    send_sessions(&mut lines, &mut published).await?;
                 }
-                send(&mut lines, &Said::Answer { id, result }).await?;
+                send(&mut lines, &ServerMessage::Response { id, result }).await?;
             }
         }
     }
 }
 
-fn respond(sessions: &Sessions, line: &str) -> (u64, Answer) {
+fn respond(sessions: &Sessions, line: &str) -> (u64, CallResult) {
     let (id, called) = match serde_json::from_str::<Request>(line) {
         Ok(Request { id, call }) => (id, sessions.call(call)),
         Err(error) => (id_of(line), Err(CallRefusal::NotUnderstood(error.to_string()))),
     };
-    let result = called.unwrap_or_else(|refusal| Answer::Refused {
+    let result = called.unwrap_or_else(|refusal| CallResult::Refused {
         reason: refusal.reason().to_owned(),
         message: chain(&refusal).to_string(),
     });
@@ -130,13 +130,13 @@ fn id_of(line: &str) -> u64 {
 
 async fn send_sessions(
     lines: &mut Lines,
-    told: &mut watch::Receiver<Vec<SessionState>>,
+    published: &mut watch::Receiver<Vec<SessionState>>,
 ) -> Result<(), LinesCodecError> {
-    let sessions = told.borrow_and_update().clone();
-    send(lines, &Said::Sessions(sessions)).await
+    let sessions = published.borrow_and_update().clone();
+    send(lines, &ServerMessage::Sessions(sessions)).await
 }
 
-async fn send(lines: &mut Lines, said: &Said) -> Result<(), LinesCodecError> {
-    let line = serde_json::to_string(said).map_err(io::Error::from)?;
+async fn send(lines: &mut Lines, server_message: &ServerMessage) -> Result<(), LinesCodecError> {
+    let line = serde_json::to_string(server_message).map_err(io::Error::from)?;
     lines.send(line).await
 }

@@ -56,21 +56,21 @@ pub(super) struct Changes {
     pub(super) facts: Notify,
     /// New byte counts, which can wait.
     pub(super) bytes: Notify,
-    bytes_told: AtomicBool,
+    bytes_reported: AtomicBool,
     /// Whether a guest has left whose last call this process has not seen.
     last_call_missed: AtomicBool,
 }
 
 impl Changes {
     fn more_bytes(&self) {
-        if !self.bytes_told.swap(true, Ordering::Relaxed) {
+        if !self.bytes_reported.swap(true, Ordering::Relaxed) {
             self.bytes.notify_one();
         }
     }
 
     /// Marks the byte counts as reported: the next bytes notify again.
-    pub(super) fn telling(&self) {
-        self.bytes_told.store(false, Ordering::Relaxed);
+    pub(super) fn mark_reported(&self) {
+        self.bytes_reported.store(false, Ordering::Relaxed);
     }
 }
 
@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_call_is_missed_only_if_libvirt_says_the_guest_left() {
+    fn last_call_is_missed_only_if_libvirt_reports_guest_left() {
         let released = || {
             let mut facts = Facts::default();
             facts.source.prove(Proof::SourceGone);

@@ -21,7 +21,7 @@ use super::{
     dialer,
     guest::{self, Guests},
     identity::{Fingerprint, Identity},
-    local::{Answer, Call, Peer, Prepared, Role, SessionSpec, SessionState},
+    local::{Call, CallResult, Peer, Prepared, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
     refusal::CallRefusal,
     session::{Changes, Paired, Session, lock},
@@ -32,7 +32,7 @@ use super::{
 const MOST: usize = 64;
 
 /// Minimum interval between two reports of changed byte counts to agents.
-const TELL_BYTES_EVERY: Duration = Duration::from_secs(1);
+const BYTES_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What all sessions of a process have in common.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ struct Inner {
     process: Process,
     table: Mutex<BTreeMap<String, Arc<Session>>>,
     changes: Arc<Changes>,
-    told: watch::Sender<Vec<SessionState>>,
+    published: watch::Sender<Vec<SessionState>>,
     /// Cancelled when the process is stopping and its last session has ended.
     drained: CancellationToken,
 }
@@ -79,7 +79,7 @@ impl Sessions {
             process: process.clone(),
             table: Mutex::default(),
             changes: Arc::default(),
-            told: watch::channel(Vec::new()).0,
+            published: watch::channel(Vec::new()).0,
             drained: CancellationToken::new(),
         }));
         process.spawn("telling of sessions", sessions.clone().report_changes());
@@ -87,8 +87,8 @@ impl Sessions {
     }
 
     /// Returns the states of the sessions, as agents receive them.
-    pub(super) fn told(&self) -> watch::Receiver<Vec<SessionState>> {
-        self.0.told.subscribe()
+    pub(super) fn published(&self) -> watch::Receiver<Vec<SessionState>> {
+        self.0.published.subscribe()
     }
 
     /// Returns a token that is cancelled when the process is stopping and its last session has ended.
@@ -110,9 +110,9 @@ impl Sessions {
     ///
     /// # Errors
     /// If the call is refused.
-    pub(super) fn call(&self, call: Call) -> Result<Answer, CallRefusal> {
+    pub(super) fn call(&self, call: Call) -> Result<CallResult, CallRefusal> {
         match call {
-            Call::Prepare(spec) => return self.prepare(spec).map(Answer::Prepared),
+            Call::Prepare(spec) => return self.prepare(spec).map(CallResult::Prepared),
             Call::Pair { migration, peer } => self.pair(&migration, &peer)?,
             Call::KeepPaused { migration, keep_paused } => {
                 self.source(&migration)?
@@ -121,7 +121,7 @@ impl Sessions {
             Call::Release { migration, proof } => self.release(&migration, proof)?,
             Call::Close { migration } => self.close(&migration),
         }
-        Ok(Answer::Done {})
+        Ok(CallResult::Done {})
     }
 
     fn prepare(&self, spec: SessionSpec) -> Result<Prepared, CallRefusal> {
@@ -276,11 +276,11 @@ impl Sessions {
 
     /// Updates the reported states. Returns whether that changed anything.
     pub(super) fn publish_states(&self) -> bool {
-        self.0.changes.telling();
+        self.0.changes.mark_reported();
         let states: Vec<SessionState> = lock(&self.0.table).values().map(|session| session.state()).collect();
-        self.0.told.send_if_modified(|told| {
-            let changed = *told != states;
-            *told = states;
+        self.0.published.send_if_modified(|published| {
+            let changed = *published != states;
+            *published = states;
             changed
         })
     }
@@ -307,7 +307,7 @@ impl Sessions {
                 }
             }
             more_bytes = false;
-            bytes_at = Instant::now() + TELL_BYTES_EVERY;
+            bytes_at = Instant::now() + BYTES_REPORT_INTERVAL;
             self.publish_states();
             // Returns the memory that the last session needed.
             if lock(&self.0.table).is_empty() {

@@ -38,20 +38,20 @@ const BUFFER: usize = 64 * 1024;
 /// Idle time of a connection before the kernel sends a keep-alive probe.
 const QUIET: Duration = Duration::from_secs(60);
 /// Interval between keep-alive probes.
-const ASK_AGAIN: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Number of probes that may be lost. It is high because cutting a stream may cost a guest.
 const UNANSWERED: u32 = 12;
 
 /// First interval for polling whether a reply has been read. It doubles. The kernel also wakes the waiting task;
 /// polling covers kernels that do not.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Longest such interval.
-const LOOK_AGAIN_AT_MOST: Duration = Duration::from_millis(256);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(256);
 
 /// First pause before retrying to query the guest's state from a source's libvirt that did not respond. It doubles.
-const ASK_GUEST_AGAIN: Duration = Duration::from_millis(50);
+const QUERY_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest such pause.
-const ASK_GUEST_AGAIN_AT_MOST: Duration = Duration::from_secs(2);
+const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Configures a connection between tunnels: without delay, as each side waits for responses, and with keep-alive,
 /// which detects a dead peer.
@@ -62,7 +62,7 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keep_alive = TcpKeepalive::new()
         .with_time(QUIET)
-        .with_interval(ASK_AGAIN)
+        .with_interval(KEEPALIVE_INTERVAL)
         .with_retries(UNANSWERED);
     SockRef::from(stream).set_tcp_keepalive(&keep_alive)
 }
@@ -192,7 +192,7 @@ async fn outward<S: AsyncWrite>(
 /// Returns whether the guest has been switched to post-copy. Retries until its libvirt responds, because a switched
 /// guest needs its session. Data of the guest waits meanwhile.
 async fn is_switched(proving: &dyn Proving) -> bool {
-    let mut pause = Backoff::new(ASK_GUEST_AGAIN, ASK_GUEST_AGAIN_AT_MOST);
+    let mut pause = Backoff::new(QUERY_INTERVAL, MAX_QUERY_INTERVAL);
     loop {
         match proving.guest().await {
             GuestLeft::Switched => return true,
@@ -247,17 +247,17 @@ async fn write(unix: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 /// Waits until everything that was written has been read. Returns `false` if the other side closed before that could
 /// be confirmed.
 async fn until_read(unix: &UnixStream) -> io::Result<bool> {
-    let mut wait = LOOK_AGAIN;
+    let mut wait = POLL_INTERVAL;
     loop {
         // Each piece that is read makes the socket writable again.
-        let look = unix.async_io(Interest::WRITABLE, || match unread(unix.as_fd())? {
+        let reading = unix.async_io(Interest::WRITABLE, || match unread(unix.as_fd())? {
             Unread::Some => Err(ErrorKind::WouldBlock.into()),
             Unread::Nothing => Ok(true),
             Unread::HungUp => Ok(false),
         });
-        match tokio::time::timeout(wait, look).await {
+        match tokio::time::timeout(wait, reading).await {
             Ok(seen) => return seen,
-            Err(_) => wait = (wait * 2).min(LOOK_AGAIN_AT_MOST),
+            Err(_) => wait = (wait * 2).min(MAX_POLL_INTERVAL),
         }
         if let Unread::Nothing = unread(unix.as_fd())? {
             return Ok(true);

@@ -68,12 +68,12 @@ impl Tunnels {
     pub(crate) fn follow(folder: &Path, own_pod_uid: &str, process: &Process) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let watch = FolderWatch::all(folder)?;
-        let (told, known) = watch::channel(KnownSessions::default());
+        let (published, known) = watch::channel(KnownSessions::default());
         let follower = Follower {
             folder: folder.to_owned(),
             own: format!("{own_pod_uid}{SUFFIX}"),
             tunnels: BTreeMap::new(),
-            told,
+            published,
         };
         let stopping = process.stopping();
         process.spawn("tunnels of the node", async move {
@@ -102,14 +102,14 @@ impl Tunnels {
 #[derive(Clone, Debug)]
 enum Tunnel {
     /// The agent is connecting to it, or waits to retry.
-    Unheard,
+    Connecting,
     /// It reports its sessions.
-    Heard(TunnelClient),
+    Connected(TunnelClient),
 }
 
 /// A change in the connection to a tunnel.
 enum News {
-    Heard(TunnelClient),
+    Connected(TunnelClient),
     Changed,
     /// Its process is gone. Its socket is removed, or was already missing.
     Gone,
@@ -120,17 +120,17 @@ struct Follower {
     /// Name of the socket of the agent's own tunnel.
     own: String,
     tunnels: BTreeMap<String, Tunnel>,
-    told: watch::Sender<KnownSessions>,
+    published: watch::Sender<KnownSessions>,
 }
 
 impl Follower {
     async fn run(mut self, mut watch: FolderWatch) {
-        let (news, mut heard) = tokio::sync::mpsc::channel(16);
+        let (news, mut received) = tokio::sync::mpsc::channel(16);
         let news = Arc::new(news);
         let mut connections = JoinSet::new();
         loop {
             for name in self.unknown() {
-                self.tunnels.insert(name.clone(), Tunnel::Unheard);
+                self.tunnels.insert(name.clone(), Tunnel::Connecting);
                 let path = self.folder.join(&name);
                 let is_own = name == self.own;
                 connections.spawn(follow_one(name, path, is_own, Arc::clone(&news)));
@@ -144,7 +144,7 @@ impl Follower {
                         std::future::pending::<()>().await;
                     }
                 }
-                Some((name, news)) = heard.recv() => self.note(name, news),
+                Some((name, news)) = received.recv() => self.note(name, news),
                 Some(ended) = connections.join_next() => {
                     if let Err(error) = ended {
                         warn!(error = %chain(&error), "a tunnel cannot be followed any more");
@@ -156,9 +156,9 @@ impl Follower {
 
     fn note(&mut self, name: String, news: News) {
         match news {
-            News::Heard(client) => {
+            News::Connected(client) => {
                 info!(tunnel = name, "tunnel found");
-                self.tunnels.insert(name, Tunnel::Heard(client));
+                self.tunnels.insert(name, Tunnel::Connected(client));
             }
             News::Changed => {}
             News::Gone => {
@@ -191,7 +191,7 @@ impl Follower {
             ..KnownSessions::default()
         };
         for (name, tunnel) in &self.tunnels {
-            let Tunnel::Heard(client) = tunnel else {
+            let Tunnel::Connected(client) = tunnel else {
                 known.is_complete = false;
                 continue;
             };
@@ -206,7 +206,7 @@ impl Follower {
                     .insert(state.migration.clone(), KnownSession { state, tunnel });
             }
         }
-        self.told.send_replace(known);
+        self.published.send_replace(known);
     }
 }
 
@@ -220,9 +220,9 @@ async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSen
         match TunnelClient::connect(&path).await {
             Ok(client) => {
                 let mut sessions = client.sessions();
-                let mut tell = News::Heard(client.clone());
-                while news.send((name.clone(), tell)).await.is_ok() && sessions.changed().await.is_ok() {
-                    tell = News::Changed;
+                let mut message = News::Connected(client.clone());
+                while news.send((name.clone(), message)).await.is_ok() && sessions.changed().await.is_ok() {
+                    message = News::Changed;
                 }
                 break;
             }

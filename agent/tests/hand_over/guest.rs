@@ -123,9 +123,9 @@ pub(crate) fn xml() -> String {
 
 /// What the guest has said in one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said(Vec<u8>);
+pub(crate) struct GuestOutput(Vec<u8>);
 
-impl Said {
+impl GuestOutput {
     /// Up to now.
     pub(crate) fn in_pod(pod: &Pod) -> Self {
         Self(fs::read(pod.scratch.join("said/numbers")).unwrap_or_default())
@@ -152,8 +152,8 @@ impl Said {
     /// If a number is missing, or was said twice.
     pub(crate) fn and_then(&self, there: &Self) -> u32 {
         let bytes: Vec<u8> = self.0.iter().chain(&there.0).copied().collect();
-        let said = numbers(&bytes);
-        for (index, number) in said.iter().enumerate() {
+        let output = numbers(&bytes);
+        for (index, number) in output.iter().enumerate() {
             assert_eq!(
                 usize::try_from(*number).unwrap(),
                 index + 1,
@@ -162,11 +162,11 @@ impl Said {
                 there.0.len()
             );
         }
-        said.last().copied().unwrap_or_default()
+        output.last().copied().unwrap_or_default()
     }
 
     /// How many numbers were said both here and there: what only two guests do.
-    pub(crate) fn also_said(&self, there: &Self) -> usize {
+    pub(crate) fn duplicates_in(&self, there: &Self) -> usize {
         let here = numbers(&self.0);
         // The first number there may have been begun here.
         let begun = (0..4).map(|skipped| there.0.get(skipped..).unwrap_or_default());

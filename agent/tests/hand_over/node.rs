@@ -11,13 +11,13 @@ use serde_json::Value;
 use tokio::{net::UnixStream, process::Command, task::JoinSet};
 
 use crate::{
-    guest::{self, NAME, Said},
+    guest::{self, GuestOutput, NAME},
     pod::{MOUNT, Pod, SOCKET},
     tunnel::Tunnel,
 };
 
 /// How often it is looked whether the guest has said more. It says 100 numbers a second.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The node.
 pub(crate) struct Node {
@@ -64,7 +64,7 @@ impl Node {
 
     /// The same with this definition.
     pub(crate) async fn run_as(&mut self, xml: &str) {
-        Said::forget(&self.pod);
+        GuestOutput::forget(&self.pod);
         self.guest.define(xml).await.unwrap();
         let started = self.guest.create(Start::Running).await;
         started.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()));
@@ -86,15 +86,15 @@ impl Node {
     }
 
     /// What the guest has said here.
-    pub(crate) fn said(&self) -> Said {
-        Said::in_pod(&self.pod)
+    pub(crate) fn guest_output(&self) -> GuestOutput {
+        GuestOutput::in_pod(&self.pod)
     }
 
     /// Waits until the guest says more, here.
     pub(crate) async fn runs(&self) {
-        let before = self.said().length();
-        while self.said().length() <= before {
-            tokio::time::sleep(LOOK_AGAIN).await;
+        let before = self.guest_output().length();
+        while self.guest_output().length() <= before {
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -113,9 +113,9 @@ impl Node {
     /// The same, or libvirt's word for why there is none.
     pub(crate) async fn try_status_in_qemu(&self) -> Result<String, String> {
         let question = r#"{"execute":"query-status"}"#;
-        let answered = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
-        let answer: Value = serde_json::from_str(&printed(&answered.unwrap())?).unwrap();
-        Ok(answer["return"]["status"].as_str().unwrap().to_owned())
+        let printed_reply = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
+        let reply: Value = serde_json::from_str(&printed(&printed_reply.unwrap())?).unwrap();
+        Ok(reply["return"]["status"].as_str().unwrap().to_owned())
     }
 
     /// Has QEMU do something past libvirt.
@@ -124,8 +124,8 @@ impl Node {
             .virsh(&["qemu-monitor-command", NAME, &command.to_string()])
             .output()
             .await;
-        let answer: Value = serde_json::from_str(&printed(&did.unwrap()).unwrap()).unwrap();
-        assert!(answer["error"].is_null(), "{command}: {answer}");
+        let reply: Value = serde_json::from_str(&printed(&did.unwrap()).unwrap()).unwrap();
+        assert!(reply["error"].is_null(), "{command}: {reply}");
     }
 
     /// Migrates the guest so that libvirt decides when it goes on.

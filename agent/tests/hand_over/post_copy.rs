@@ -71,7 +71,7 @@ impl World {
         let moving = Moving::begin_as(&self.source.guest, switchable());
         // Memory is sent for most of a minute, and before that libvirt refuses.
         while let Err(error) = self.source.guest.start_post_copy().await {
-            assert!(error.is_answer(), "{error:?}");
+            assert!(error.is_reply(), "{error:?}");
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
         self.source.until("Suspended Post-copy").await;
@@ -98,9 +98,9 @@ impl World {
             "{state}"
         );
         let refused = self.source.guest.resume().await.unwrap_err();
-        assert!(refused.is_answer(), "{refused:?}");
+        assert!(refused.is_reply(), "{refused:?}");
         let refused = self.source.guest.abort_job().await.unwrap_err();
-        assert!(refused.is_answer(), "{refused:?}");
+        assert!(refused.is_reply(), "{refused:?}");
     }
 
     /// Ends a hand-over after which the guest has run on, and says that there was one guest all the time.
@@ -111,7 +111,7 @@ impl World {
         let left = self.source.clear().await;
         self.target.clear().await;
         assert_eq!(resumed(&left), 0, "{left:?}\n{}", self.logs());
-        let (there, here) = (self.source.said(), self.target.said());
+        let (there, here) = (self.source.guest_output(), self.target.guest_output());
         println!("one guest, which counted to {}", there.and_then(&here));
     }
 }
@@ -143,7 +143,7 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
         world.reply.came_after(count).await;
         loss.happen(&mut world).await;
         let refused = moving.ended().await.unwrap_err();
-        assert!(refused.is_answer(), "{refused:?}");
+        assert!(refused.is_reply(), "{refused:?}");
         world.source.until("Resumed Migrated").await;
         world.source.runs().await;
         // libvirt would have let it go on, if its last call had said what it was told to.
@@ -152,7 +152,7 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
             State::Paused(PausedReason::User),
             "{loss:?}"
         );
-        assert!(world.target.said().is_nothing(), "{loss:?}");
+        assert!(world.target.guest_output().is_nothing(), "{loss:?}");
         if loss == Loss::WithTunnel {
             world.source.tunnel = Tunnel::start(&world.source.pod).await;
         }
@@ -230,7 +230,7 @@ async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
         };
         kill(node.libvirtd().await, Signal::SIGKILL).unwrap();
         let ended = moving.ended().await.unwrap_err();
-        assert_eq!(ended.is_answer(), !at_source, "{ended:?}");
+        assert_eq!(ended.is_reply(), !at_source, "{ended:?}");
         // The next one listens where the gate before the reply did.
         node.socket = SOCKET;
         node.connect_again().await;
@@ -258,7 +258,7 @@ async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
         let mut world = World::new().await;
         world.prepare_large().await;
         let moving = world.switches().await;
-        let before = world.source.said();
+        let before = world.source.guest_output();
         if with_tunnel {
             world.source.tunnel.kill().await;
         } else {
@@ -273,6 +273,6 @@ async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
         world.stands_still_at_source().await;
         assert_eq!(world.source.state().await, State::Paused(PausedReason::PostCopyFailed));
         assert!(world.target.guest.resume().await.is_err());
-        assert_eq!(world.source.said(), before);
+        assert_eq!(world.source.guest_output(), before);
     }
 }

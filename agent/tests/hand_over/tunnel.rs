@@ -92,8 +92,8 @@ impl Tunnel {
     /// Makes a session, and gives its fingerprint and address.
     pub(crate) async fn prepare(&mut self, migration: &str, role: &str) -> Value {
         let spec = json!({"migration": migration, "role": role, "podUid": UID, "domain": NAME});
-        let answer = self.call(json!({ "prepare": spec })).await;
-        answer["prepared"].clone()
+        let reply = self.call(json!({ "prepare": spec })).await;
+        reply["prepared"].clone()
     }
 
     /// Calls it, and gives the answer's result.
@@ -102,30 +102,30 @@ impl Tunnel {
         let request = json!({"id": self.id, "call": call}).to_string();
         self.lines.send(request).await.unwrap();
         loop {
-            let answer = self.hear().await;
-            if answer["id"] == self.id {
-                return answer["result"].clone();
+            let reply = self.receive().await;
+            if reply["id"] == self.id {
+                return reply["result"].clone();
             }
         }
     }
 
     /// The same, of what is done.
     pub(crate) async fn done(&mut self, call: Value) {
-        let answer = self.call(call).await;
-        assert_eq!(answer, json!({"done": {}}), "{}", self.log());
+        let reply = self.call(call).await;
+        assert_eq!(reply, json!({"done": {}}), "{}", self.log());
     }
 
     /// Reads on; gives the answer to a call, if it is one.
-    async fn hear(&mut self) -> Value {
+    async fn receive(&mut self) -> Value {
         let line = self.lines.next().await;
         let Some(Ok(line)) = line else {
             panic!("{line:?}\n{}", self.log());
         };
-        let mut said: Value = serde_json::from_str(&line).unwrap();
-        if said["sessions"].is_array() {
-            self.sessions = said["sessions"].take();
+        let mut message: Value = serde_json::from_str(&line).unwrap();
+        if message["sessions"].is_array() {
+            self.sessions = message["sessions"].take();
         }
-        said["answer"].take()
+        message["answer"].take()
     }
 
     /// A session as it is now.
@@ -150,7 +150,7 @@ impl Tunnel {
             if is_so(&session) {
                 return session;
             }
-            self.hear().await;
+            self.receive().await;
         }
     }
 }

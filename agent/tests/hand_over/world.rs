@@ -6,7 +6,7 @@ use drydock_host::domain::{PausedReason, ShutOffReason, State};
 use serde_json::{Value, json};
 
 use crate::{
-    guest::Said,
+    guest::GuestOutput,
     network::{Held, Network},
     node::{Moving, Node, resumed},
     pod,
@@ -81,7 +81,7 @@ impl World {
     pub(crate) async fn pair(&mut self) -> String {
         let migration = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
         let migration = migration.trim();
-        Said::forget(&self.target.pod);
+        GuestOutput::forget(&self.target.pod);
         self.reply.decide(Fate::Passes);
         self.network.hold(Held::Nothing);
         self.network.expect_migration();
@@ -147,7 +147,7 @@ impl World {
         );
         assert_eq!(self.target.state().await, State::Paused(PausedReason::User));
         assert_eq!(self.target.status_in_qemu().await, "paused");
-        assert!(self.target.said().is_nothing());
+        assert!(self.target.guest_output().is_nothing());
     }
 
     /// What the tunnels have logged.
@@ -169,7 +169,7 @@ impl World {
             "{left:?} {came:?}\n{}",
             self.logs()
         );
-        let (there, here) = (self.source.said(), self.target.said());
+        let (there, here) = (self.source.guest_output(), self.target.guest_output());
         println!("one guest, which counted to {}", there.and_then(&here));
     }
 

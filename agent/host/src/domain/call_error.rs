@@ -69,7 +69,7 @@ impl CallError {
     }
 
     /// Returns whether libvirt's response was received, so that the outcome is certain.
-    pub fn is_answer(&self) -> bool {
+    pub fn is_reply(&self) -> bool {
         matches!(self, Self::NoDomain | Self::Refused(_) | Self::AgentSilent(_))
     }
 

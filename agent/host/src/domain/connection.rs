@@ -308,7 +308,7 @@ impl Calls for Connection {
             // If the agent does not support one of these types, the whole call fails. If all types are requested,
             // libvirt leaves out the unsupported ones.
             Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => domain.guest_info(CALL, 0),
-            answer => answer,
+            result => result,
         }
     }
 
@@ -540,8 +540,8 @@ impl Drop for Found {
 }
 
 /// Converts a call's numeric return value: a negative number is an error.
-fn succeeded(call: &'static str, answer: c_int) -> Result<usize, LibvirtError> {
-    usize::try_from(answer).map_err(|_| LibvirtError::last(call))
+fn succeeded(call: &'static str, result: c_int) -> Result<usize, LibvirtError> {
+    usize::try_from(result).map_err(|_| LibvirtError::last(call))
 }
 
 /// Returns the elements of a list that libvirt allocated, and frees the list itself.

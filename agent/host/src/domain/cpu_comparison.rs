@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn other_errors_say_nothing_of_the_cpu() {
+    fn other_errors_are_not_about_the_cpu() {
         let unknown = error(sys::VIR_ERR_CONFIG_UNSUPPORTED, "Unknown CPU model Foo");
         assert_eq!(CpuComparison::from_error(unknown.clone()), Err(unknown));
     }

@@ -8,13 +8,13 @@ use std::{
 use tokio::sync::{Notify, mpsc};
 use virt_sys as sys;
 
-use super::{JobInfo, lifecycle::Lifecycle, words::words};
+use super::{JobInfo, lifecycle::Lifecycle, named_enum::named_enum};
 
 /// Maximum number of unread events. A guest causes a handful in its lifetime. A reader that falls this far behind has
 /// to read the domain's state again anyway.
 pub(crate) const QUEUE: usize = 256;
 
-words! {
+named_enum! {
     /// Whether the guest agent is connected to its channel.
     AgentChannel {
         Connected = sys::VIR_CONNECT_DOMAIN_EVENT_AGENT_LIFECYCLE_STATE_CONNECTED => "connected",
@@ -22,7 +22,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How QEMU reacts to an I/O error of a disk.
     IoErrorAction {
         Ignore = sys::VIR_DOMAIN_EVENT_IO_ERROR_NONE => "none",

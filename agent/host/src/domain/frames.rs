@@ -72,8 +72,8 @@ mod tests {
     use crate::rpc::HEADER;
 
     fn message(length: u32, kind: u32) -> Vec<u8> {
-        let words = [length, 0x2000_8086, 1, 1, kind, 0, 0];
-        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        let named_enum = [length, 0x2000_8086, 1, 1, kind, 0, 0];
+        let mut bytes: Vec<u8> = named_enum.iter().flat_map(|name| name.to_be_bytes()).collect();
         bytes.resize((length as usize).max(HEADER), 0xff);
         bytes
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_no_libvirt_says_end_the_connection() {
+    fn invalid_frame_lengths_end_the_connection() {
         let largest = u32::try_from(MAX_BYTES).unwrap();
         for length in [0, 27, largest + 1, u32::MAX, u32::from_be_bytes(*b"HTTP")] {
             let mut frames = Frames::new(Instant::now());

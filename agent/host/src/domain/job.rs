@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, ffi::CStr, time::Duration};
 
 use virt_sys as sys;
 
-use super::{Parameter, ParameterValue, words::words};
+use super::{Parameter, ParameterValue, named_enum::named_enum};
 
-words! {
+named_enum! {
     /// Whether a job is running, or how it ended.
     JobType {
         None = sys::VIR_DOMAIN_JOB_NONE => "None",
@@ -18,7 +18,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// The kind of job.
     JobOperation {
         Start = sys::VIR_DOMAIN_JOB_OPERATION_START => "Start",
@@ -100,49 +100,49 @@ impl JobInfo {
         if job_type == JobType::None {
             return None;
         }
-        let said = Said(
+        let named = ByName(
             parameters
                 .iter()
                 .map(|parameter| (parameter.name.as_str(), &parameter.value))
                 .collect(),
         );
-        let page = said.number(sys::VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE);
-        let dirty_pages = said.number(sys::VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE);
-        let operation = said
+        let page = named.number(sys::VIR_DOMAIN_JOB_MEMORY_PAGE_SIZE);
+        let dirty_pages = named.number(sys::VIR_DOMAIN_JOB_MEMORY_DIRTY_RATE);
+        let operation = named
             .number(sys::VIR_DOMAIN_JOB_OPERATION)
             .and_then(|raw| i32::try_from(raw).ok());
         Some(Self {
             job_type,
             operation: JobOperation::from_raw(operation.unwrap_or(0)),
-            elapsed: said.milliseconds(sys::VIR_DOMAIN_JOB_TIME_ELAPSED),
-            remaining: said.milliseconds(sys::VIR_DOMAIN_JOB_TIME_REMAINING),
-            downtime: said.milliseconds(sys::VIR_DOMAIN_JOB_DOWNTIME),
-            setup: said.milliseconds(sys::VIR_DOMAIN_JOB_SETUP_TIME),
-            data: said.amount(
+            elapsed: named.milliseconds(sys::VIR_DOMAIN_JOB_TIME_ELAPSED),
+            remaining: named.milliseconds(sys::VIR_DOMAIN_JOB_TIME_REMAINING),
+            downtime: named.milliseconds(sys::VIR_DOMAIN_JOB_DOWNTIME),
+            setup: named.milliseconds(sys::VIR_DOMAIN_JOB_SETUP_TIME),
+            data: named.amount(
                 sys::VIR_DOMAIN_JOB_DATA_TOTAL,
                 sys::VIR_DOMAIN_JOB_DATA_PROCESSED,
                 sys::VIR_DOMAIN_JOB_DATA_REMAINING,
             ),
-            memory: said.amount(
+            memory: named.amount(
                 sys::VIR_DOMAIN_JOB_MEMORY_TOTAL,
                 sys::VIR_DOMAIN_JOB_MEMORY_PROCESSED,
                 sys::VIR_DOMAIN_JOB_MEMORY_REMAINING,
             ),
-            disk: said.amount(
+            disk: named.amount(
                 sys::VIR_DOMAIN_JOB_DISK_TOTAL,
                 sys::VIR_DOMAIN_JOB_DISK_PROCESSED,
                 sys::VIR_DOMAIN_JOB_DISK_REMAINING,
             ),
-            memory_rate: said.number(sys::VIR_DOMAIN_JOB_MEMORY_BPS),
-            disk_rate: said.number(sys::VIR_DOMAIN_JOB_DISK_BPS),
+            memory_rate: named.number(sys::VIR_DOMAIN_JOB_MEMORY_BPS),
+            disk_rate: named.number(sys::VIR_DOMAIN_JOB_DISK_BPS),
             dirty_rate: dirty_pages.zip(page).map(|(pages, size)| pages.saturating_mul(size)),
-            iteration: said.number(sys::VIR_DOMAIN_JOB_MEMORY_ITERATION),
-            throttle: said
+            iteration: named.number(sys::VIR_DOMAIN_JOB_MEMORY_ITERATION),
+            throttle: named
                 .number(sys::VIR_DOMAIN_JOB_AUTO_CONVERGE_THROTTLE)
                 .and_then(|percent| u32::try_from(percent).ok()),
-            post_copy_requests: said.number(sys::VIR_DOMAIN_JOB_MEMORY_POSTCOPY_REQS),
-            success: said.number(sys::VIR_DOMAIN_JOB_SUCCESS).map(|success| success != 0),
-            error: said.text(sys::VIR_DOMAIN_JOB_ERRMSG),
+            post_copy_requests: named.number(sys::VIR_DOMAIN_JOB_MEMORY_POSTCOPY_REQS),
+            success: named.number(sys::VIR_DOMAIN_JOB_SUCCESS).map(|success| success != 0),
+            error: named.text(sys::VIR_DOMAIN_JOB_ERRMSG),
         })
     }
 
@@ -184,9 +184,9 @@ impl JobInfo {
 }
 
 /// Parameters by name.
-struct Said<'a>(BTreeMap<&'a str, &'a ParameterValue>);
+struct ByName<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
-impl Said<'_> {
+impl ByName<'_> {
     fn value(&self, name: &CStr) -> Option<&ParameterValue> {
         self.0.get(name.to_str().ok()?).copied()
     }

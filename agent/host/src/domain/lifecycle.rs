@@ -4,9 +4,9 @@ use std::fmt;
 
 use virt_sys as sys;
 
-use super::words::words;
+use super::named_enum::named_enum;
 
-words! {
+named_enum! {
     /// How a domain came to be defined.
     DefinedDetail {
         Added = sys::VIR_DOMAIN_EVENT_DEFINED_ADDED => "Added",
@@ -16,7 +16,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How a domain came to be undefined.
     UndefinedDetail {
         Removed = sys::VIR_DOMAIN_EVENT_UNDEFINED_REMOVED => "Removed",
@@ -24,7 +24,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How a guest was started.
     StartedDetail {
         Booted = sys::VIR_DOMAIN_EVENT_STARTED_BOOTED => "Booted",
@@ -36,7 +36,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Why a guest was paused.
     SuspendedDetail {
         Paused = sys::VIR_DOMAIN_EVENT_SUSPENDED_PAUSED => "Paused",
@@ -52,7 +52,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Why a guest was resumed.
     ResumedDetail {
         Unpaused = sys::VIR_DOMAIN_EVENT_RESUMED_UNPAUSED => "Unpaused",
@@ -63,7 +63,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How a guest stopped.
     StoppedDetail {
         Shutdown = sys::VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN => "Shutdown",
@@ -77,7 +77,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// What initiated a completed shutdown.
     ShutdownDetail {
         Finished = sys::VIR_DOMAIN_EVENT_SHUTDOWN_FINISHED => "Finished",
@@ -86,7 +86,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How a guest was suspended by its power management.
     PmSuspendedDetail {
         Memory = sys::VIR_DOMAIN_EVENT_PMSUSPENDED_MEMORY => "Memory",
@@ -94,7 +94,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// How a guest crashed.
     CrashedDetail {
         Panicked = sys::VIR_DOMAIN_EVENT_CRASHED_PANICKED => "Panicked",
@@ -196,8 +196,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_have_the_words_of_virsh() {
-        for (raw, words) in [
+    fn events_are_named_as_in_virsh() {
+        for (raw, expected) in [
             ((0, 0), "Defined Added"),
             ((2, 0), "Started Booted"),
             ((3, 0), "Suspended Paused"),
@@ -209,7 +209,7 @@ mod tests {
             ((9, 3), "unknown (9, 3)"),
             ((-1, -1), "unknown (-1, -1)"),
         ] {
-            assert_eq!(Lifecycle::from_raw(raw.0, raw.1).to_string(), words);
+            assert_eq!(Lifecycle::from_raw(raw.0, raw.1).to_string(), expected);
         }
         assert_eq!(
             Lifecycle::from_raw(5, 99),

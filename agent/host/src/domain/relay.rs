@@ -127,7 +127,7 @@ async fn carry(listener: StdListener, client: &mut Option<UnixStream>, pod: &mut
     let (from_pod, to_pod) = pod.split();
     tokio::select! {
         reason = requests(from_client, to_pod) => reason,
-        reason = answers(from_pod, to_client) => reason,
+        reason = replies(from_pod, to_client) => reason,
     }
 }
 
@@ -160,7 +160,7 @@ async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReas
     }
 }
 
-async fn answers(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReason {
+async fn replies(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReason {
     let mut buffer = vec![0; BUFFER];
     let mut frames = Frames::new(Instant::now());
     loop {

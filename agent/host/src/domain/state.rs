@@ -4,9 +4,9 @@ use std::fmt;
 
 use virt_sys as sys;
 
-use super::words::words;
+use super::named_enum::named_enum;
 
-words! {
+named_enum! {
     /// Why a domain is running.
     RunningReason {
         Booted = sys::VIR_DOMAIN_RUNNING_BOOTED => "booted",
@@ -23,7 +23,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Why a domain is paused.
     PausedReason {
         User = sys::VIR_DOMAIN_PAUSED_USER => "user",
@@ -43,7 +43,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Why a domain is shut off.
     ShutOffReason {
         Shutdown = sys::VIR_DOMAIN_SHUTOFF_SHUTDOWN => "shutdown",
@@ -57,7 +57,7 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// Why a domain is considered crashed.
     CrashedReason {
         Panicked = sys::VIR_DOMAIN_CRASHED_PANICKED => "panicked",
@@ -158,8 +158,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_have_the_words_of_virsh() {
-        for (raw, words) in [
+    fn states_are_named_as_in_virsh() {
+        for (raw, expected) in [
             ((1, 1), "running (booted)"),
             ((1, 2), "running (migrated)"),
             ((1, 6), "running (migration canceled)"),
@@ -170,7 +170,7 @@ mod tests {
             ((6, 1), "crashed (panicked)"),
             ((0, 0), "no state (unknown)"),
         ] {
-            assert_eq!(State::from_raw(raw.0, raw.1).to_string(), words);
+            assert_eq!(State::from_raw(raw.0, raw.1).to_string(), expected);
         }
     }
 
@@ -188,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn each_word_stands_for_one_reason() {
-        let mut words: Vec<&str> = PausedReason::ALL.iter().map(|reason| reason.as_str()).collect();
-        words.sort_unstable();
-        words.dedup();
-        assert_eq!(words.len(), PausedReason::ALL.len());
+    fn each_name_stands_for_one_reason() {
+        let mut names: Vec<&str> = PausedReason::ALL.iter().map(|reason| reason.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), PausedReason::ALL.len());
     }
 }

@@ -95,7 +95,7 @@ async fn the_last_copy_ends_the_connection_and_its_thread() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_opened_says_why() {
+async fn failed_open_has_a_reason() {
     let opened = DomainHandle::start("x", Deadlines::default(), |shared| {
         let connection = Connection::open("nonsense:///", "x", shared)?;
         Ok(Box::new(connection))
@@ -128,12 +128,12 @@ async fn a_client_that_does_not_come_back_is_left_behind() {
 }
 
 #[tokio::test]
-async fn each_error_has_its_own_word() {
+async fn each_error_has_its_own_reason() {
     let (guest, _events) = test_driver().await;
     guest.close();
     guest.ended().await;
     let lost = guest.state().await.unwrap_err();
-    assert_eq!((lost.reason(), lost.is_answer()), ("LibvirtConnectionLost", false));
+    assert_eq!((lost.reason(), lost.is_reply()), ("LibvirtConnectionLost", false));
     assert!(lost.to_string().contains("given up"), "{lost}");
-    assert!(CallError::NoDomain.is_answer());
+    assert!(CallError::NoDomain.is_reply());
 }

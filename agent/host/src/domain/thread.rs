@@ -31,19 +31,19 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Creates a job. `begun` is notified when the thread starts the call, `answered` receives its result.
+    /// Creates a job. `begun` is notified when the thread starts the call, `reply_to` receives its result.
     pub(crate) fn new<T: Send + 'static>(
         call: &'static str,
         within: Option<Duration>,
         begun: oneshot::Sender<()>,
-        answered: oneshot::Sender<Result<T, LibvirtError>>,
+        reply_to: oneshot::Sender<Result<T, LibvirtError>>,
         make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Self {
         let work = move |calls: &dyn Calls| {
-            let answer = make(calls);
-            let broken = answer.as_ref().is_err_and(LibvirtError::is_broken_connection);
+            let result = make(calls);
+            let broken = result.as_ref().is_err_and(LibvirtError::is_broken_connection);
             // The caller may have stopped waiting.
-            let _ = answered.send(answer);
+            let _ = reply_to.send(result);
             broken
         };
         Self {

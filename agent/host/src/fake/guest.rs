@@ -194,11 +194,11 @@ impl Connection {
 
     pub(super) fn question<T>(
         &self,
-        answer: impl FnOnce(&Inner) -> Result<T, LibvirtError>,
+        result: impl FnOnce(&Inner) -> Result<T, LibvirtError>,
     ) -> Result<T, LibvirtError> {
         let mut inner = self.libvirt.lock();
         inner.refusals.pop_front().map_or(Ok(()), Err)?;
-        answer(&inner)
+        result(&inner)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
     /// All migrations requested so far.
-    asked: Vec<Migration>,
+    requested: Vec<Migration>,
     /// How the last one ended; `None` while it is running.
     end: watch::Sender<Option<Result<(), LibvirtError>>>,
     /// Number of migrations requested so far.
@@ -44,7 +44,7 @@ pub fn migration_job(operation: JobOperation) -> JobInfo {
 impl FakeLibvirt {
     /// Returns all migrations that were begun.
     pub fn migrations(&self) -> Vec<Migration> {
-        self.lock().migrations.asked.clone()
+        self.lock().migrations.requested.clone()
     }
 
     /// Waits until this number of migrations have begun.
@@ -182,12 +182,12 @@ impl Connection {
                     "another migration job is already running for domain",
                 ));
             }
-            inner.migrations.asked.push(migration.clone());
+            inner.migrations.requested.push(migration.clone());
             inner.migrations.completed = None;
             inner.migrations.job = Some(migration_job(JobOperation::OutgoingMigration));
             inner.migrations.end.send_replace(None);
-            let asked = inner.migrations.asked.len();
-            inner.migrations.count.send_replace(asked);
+            let requested = inner.migrations.requested.len();
+            inner.migrations.count.send_replace(requested);
             Ok(inner.migrations.end.subscribe())
         });
         let mut end = match begun {
@@ -263,7 +263,7 @@ impl Connection {
             inner.guest(CALL)?;
             let allowed = inner
                 .migrations
-                .asked
+                .requested
                 .last()
                 .is_some_and(|migration| migration.post_copy);
             if inner.migrations.job.is_none() || !allowed {
@@ -376,7 +376,7 @@ mod tests {
         guest.abort_job().await.unwrap();
         let aborted = ended(moving).await.unwrap_err();
         assert!(
-            aborted.is_answer() && aborted.to_string().contains("canceled"),
+            aborted.is_reply() && aborted.to_string().contains("canceled"),
             "{aborted}"
         );
         assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Booted)));
@@ -400,7 +400,7 @@ mod tests {
         let moving = begin(&libvirt, &guest, false).await;
         libvirt.daemon_ends();
         let lost = ended(moving).await.unwrap_err();
-        assert!(!lost.is_answer(), "{lost}");
+        assert!(!lost.is_reply(), "{lost}");
         let (guest, _events) = libvirt.connect("vm").await.unwrap();
         assert!(guest.job().await.unwrap().is_some());
         libvirt.guest_has_left();

@@ -71,7 +71,7 @@ fn it_crashes_after_accepting() {
 }
 
 #[test]
-fn it_answers_garbage() {
+fn garbage_from_libvirt_is_reported() {
     let report = Fake::new("c = client()\nc.sendall(bytes([255]) * 64)\ntime.sleep(60)").inspect();
     assert_eq!(kind(&report), ProblemReason::LibvirtConnectFailed);
 }

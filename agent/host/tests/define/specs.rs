@@ -31,7 +31,7 @@ pub(crate) struct Case {
 }
 
 /// Features that a spec may request, and below, others that a node may mask.
-const ASKED: [&str; 4] = ["aes", "avx", "pcid", "x2apic"];
+const FEATURES: [&str; 4] = ["aes", "avx", "pcid", "x2apic"];
 const MASKED: [&str; 3] = ["avx2", "hle", "sse4.2"];
 
 /// Generates cases that are never refused.
@@ -179,7 +179,7 @@ fn cpu() -> impl Strategy<Value = Cpu> {
         FeaturePolicy::Disable,
         FeaturePolicy::Forbid,
     ]);
-    let features = prop::collection::btree_map(select(&ASKED[..]), option::of(policy), 0..4);
+    let features = prop::collection::btree_map(select(&FEATURES[..]), option::of(policy), 0..4);
     let model = option::of(select(
         &["host-model", "host-passthrough", "Penryn", "Haswell-noTSX", "qemu64"][..],
     ));

@@ -31,7 +31,7 @@ fn a_line_begins_with_its_prefix_and_has_an_end() {
 }
 
 #[test]
-fn nothing_is_held_when_all_is_said() {
+fn nothing_is_buffered_after_last_line() {
     let mut console = ConsoleLines::new("guest: ");
     console.feed(b"all\r\n", |_| ());
     assert!(!console.is_unfinished());
@@ -85,7 +85,7 @@ fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn no_line_can_look_like_another_s(bytes in any_bytes()) {
+    fn shown_console_lines_have_no_deceptive_characters(bytes in any_bytes()) {
         for line in lines(&[&bytes]) {
             let text = line.strip_prefix("guest: ").and_then(|line| line.strip_suffix('\n'));
             let text = text.ok_or_else(|| TestCaseError::fail(format!("{line:?}")))?;

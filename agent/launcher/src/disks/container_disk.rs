@@ -40,7 +40,7 @@ pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Refu
     if !file.metadata().map_err(cannot)?.is_file() {
         return Err(Refusal::NotADisk(wanted.into()));
     }
-    let found = image_format::look(Path::new(&wanted), &file)?;
+    let found = image_format::detect(Path::new(&wanted), &file)?;
     Ok(BackingImage {
         path: real_path(&file).map_err(cannot)?.display().to_string(),
         format: found.format,

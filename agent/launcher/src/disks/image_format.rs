@@ -56,7 +56,7 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// If it cannot be read or may not be opened.
-pub(crate) fn look(path: &Path, file: &File) -> Result<Found, Refusal> {
+pub(crate) fn detect(path: &Path, file: &File) -> Result<Found, Refusal> {
     let cannot = |error| Refusal::unreadable(path, error);
     let length = file.metadata().map_err(cannot)?.len();
     if length == 0 {

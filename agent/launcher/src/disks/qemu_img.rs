@@ -53,11 +53,11 @@ fn run<const N: usize>(arguments: [&OsStr; N], path: &Path, size: &str) -> Resul
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let said = said.trim().trim_start_matches("qemu-img: ");
-    Err(Refusal::QemuImg(if said.is_empty() {
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    let complaint = complaint.trim().trim_start_matches("qemu-img: ");
+    Err(Refusal::QemuImg(if complaint.is_empty() {
         output.status.to_string()
     } else {
-        said.replace('\n', "; ")
+        complaint.replace('\n', "; ")
     }))
 }

@@ -11,7 +11,7 @@ pub(crate) enum Event {
     /// Time passed.
     Time,
     /// The pod received SIGTERM.
-    ToldToEnd,
+    TerminationRequested,
     /// The guest's liveness probe has failed: how often and why.
     Unhealthy(String),
     /// The disks are prepared, or the reason why they are not.
@@ -30,10 +30,10 @@ pub(crate) enum Event {
     StateRemoved,
     /// libvirt or QEMU has written to the domain's log.
     LogWritten,
-    /// libvirt's response to [`Question::State`], or why there is none.
-    Answered(Result<DomainState, String>),
-    /// libvirt has carried out another [`Question`], or why it has not.
-    Done(Question, Result<(), String>),
+    /// libvirt's response to [`LibvirtCall::State`], or why there is none.
+    StateReported(Result<DomainState, String>),
+    /// libvirt has carried out another [`LibvirtCall`], or why it has not.
+    Done(LibvirtCall, Result<(), String>),
     /// The traces of a guest that has ended.
     Log(Traces),
 }
@@ -51,7 +51,7 @@ pub(crate) struct Traces {
 
 /// A call to libvirt. There is one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Question {
+pub(crate) enum LibvirtCall {
     /// Query the domain's state.
     State,
     /// Press the power button.
@@ -73,17 +73,17 @@ pub(crate) enum Action {
     /// Make libvirt probe QEMU's capabilities, so that the first guest does not have to wait for it.
     Learn,
     /// Make a call to libvirt.
-    Ask(Question),
+    Call(LibvirtCall),
     /// Ignore the call in progress.
     Abandon,
     /// Send QEMU a signal.
     SignalQemu(Pid, Signal),
     /// Report that the pod is ready for its guest.
-    SayReady,
+    MarkReady,
     /// Read the domain's log; [`Event::Log`] follows at once.
     ReadLog,
     /// Log a message.
-    Say(String),
+    LogMessage(String),
     /// Exit with this ending.
     End(Ending),
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use drydock_api::launcher::Outcome;
 use nix::sys::signal::Signal;
 
-use super::{Action, Guest, Libvirtd, Lifecycle, POLITE, PRESS_AGAIN, PRESS_LATER, Question};
+use super::{Action, Guest, LibvirtCall, Libvirtd, Lifecycle, POLITE, PRESS_AGAIN, PRESS_LATER};
 use crate::ending::bounded;
 
 impl Lifecycle {
@@ -31,7 +31,7 @@ impl Lifecycle {
                     let again = if passed < PRESS_LATER { PRESS_AGAIN } else { PRESS_LATER };
                     stop.press_at = now + again;
                     self.press = true;
-                    self.ask = Some(now);
+                    self.query_at = Some(now);
                 }
                 self.stop = Some(stop);
                 self.kill_when_due(now, actions);
@@ -66,15 +66,15 @@ impl Lifecycle {
     }
 
     fn destroy(&mut self, actions: &mut Vec<Action>) {
-        if self.asking.is_some() {
-            self.asking = None;
+        if self.pending.is_some() {
+            self.pending = None;
             actions.push(Action::Abandon);
         }
         self.press = false;
         if matches!(self.libvirtd, Libvirtd::Up { .. }) {
-            self.ask_for(Question::Destroy, actions);
+            self.call_libvirt(LibvirtCall::Destroy, actions);
         } else {
-            actions.push(Action::Say("libvirt is not there to destroy the guest".into()));
+            actions.push(Action::LogMessage("libvirt is not there to destroy the guest".into()));
             self.end_qemu(Signal::SIGTERM, actions);
         }
     }

@@ -6,7 +6,7 @@ use drydock_api::launcher::Outcome;
 use nix::{sys::signal::Signal, unistd::Pid};
 use proptest::{collection::vec, prelude::*};
 
-use super::{Action, Event, FAILURES, Lifecycle, Question, Traces};
+use super::{Action, Event, FAILURES, LibvirtCall, Lifecycle, Traces};
 use crate::{
     domain_log::DomainLog,
     domain_state::{DomainState, OffReason},
@@ -55,9 +55,9 @@ impl Story {
         assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
         assert_eq!(
             story.happens(Event::LibvirtdListens),
-            [Action::Learn, Action::Ask(Question::State)]
+            [Action::Learn, Action::Call(LibvirtCall::State)]
         );
-        assert_eq!(story.says(DomainState::Absent), [Action::SayReady]);
+        assert_eq!(story.reports(DomainState::Absent), [Action::MarkReady]);
         story
     }
 
@@ -66,7 +66,7 @@ impl Story {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
             match action {
-                Action::Say(_) => {}
+                Action::LogMessage(_) => {}
                 Action::ReadLog => {
                     let log = Event::Log(Traces {
                         log: self.log.clone(),
@@ -74,8 +74,8 @@ impl Story {
                     });
                     done.extend(self.happens(log));
                 }
-                Action::Ask(Question::Settled) if self.settles => {
-                    done.extend(self.happens(Event::Done(Question::Settled, Err("it is off".into()))));
+                Action::Call(LibvirtCall::Settled) if self.settles => {
+                    done.extend(self.happens(Event::Done(LibvirtCall::Settled, Err("it is off".into()))));
                 }
                 Action::End(ending) => {
                     self.requested = ending.requested;
@@ -87,8 +87,8 @@ impl Story {
         done
     }
 
-    fn says(&mut self, state: DomainState) -> Vec<Action> {
-        self.happens(Event::Answered(Ok(state)))
+    fn reports(&mut self, state: DomainState) -> Vec<Action> {
+        self.happens(Event::StateReported(Ok(state)))
     }
 
     /// Advances time to the launcher's wake-up.
@@ -102,9 +102,9 @@ impl Story {
     }
 }
 
-const STATE: Action = Action::Ask(Question::State);
-const BUTTON: Action = Action::Ask(Question::PowerButton);
-const DESTROY: Action = Action::Ask(Question::Destroy);
+const STATE: Action = Action::Call(LibvirtCall::State);
+const BUTTON: Action = Action::Call(LibvirtCall::PowerButton);
+const DESTROY: Action = Action::Call(LibvirtCall::Destroy);
 
 fn off(reason: OffReason) -> DomainState {
     DomainState::Off(reason)
@@ -119,13 +119,13 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     let unhealthy = || Event::Unhealthy("failed 3 times in a row".into());
     let mut story = Story::running(30);
     assert_eq!(story.happens(unhealthy()), [STATE]);
-    assert_eq!(story.says(DomainState::Running), [BUTTON]);
-    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    assert_eq!(story.reports(DomainState::Running), [BUTTON]);
+    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
     // A repeated failure, or SIGTERM meanwhile, changes nothing.
     assert_eq!(story.happens(unhealthy()), []);
-    assert_eq!(story.happens(Event::ToldToEnd), []);
+    assert_eq!(story.happens(Event::TerminationRequested), []);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(off(OffReason::Shutdown));
+    story.reports(off(OffReason::Shutdown));
     let (outcome, message) = story.ending.clone().unwrap();
     assert_eq!(outcome, Outcome::Failed);
     assert!(message.contains("liveness probe failed 3 times in a row"), "{message}");
@@ -136,12 +136,12 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 
     // A pod that received SIGTERM first ends for that reason.
     let mut story = Story::running(30);
-    story.happens(Event::ToldToEnd);
+    story.happens(Event::TerminationRequested);
     story.happens(unhealthy());
-    story.says(DomainState::Running);
-    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    story.reports(DomainState::Running);
+    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(off(OffReason::Shutdown));
+    story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
 
     // Without a guest the failure is ignored.
@@ -151,7 +151,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 }
 
 #[test]
-fn a_pod_is_ready_when_its_disks_are_there_and_libvirt_answers() {
+fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
     for disks_first in [true, false] {
         let mut story = Story::new(30);
         assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
@@ -159,12 +159,12 @@ fn a_pod_is_ready_when_its_disks_are_there_and_libvirt_answers() {
             assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
         }
         assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
-        let answered = story.says(DomainState::Absent);
+        let now_ready = story.reports(DomainState::Absent);
         if disks_first {
-            assert_eq!(answered, [Action::SayReady]);
+            assert_eq!(now_ready, [Action::MarkReady]);
         } else {
-            assert_eq!(answered, []);
-            assert_eq!(story.happens(Event::Prepared(Ok(()))), [Action::SayReady]);
+            assert_eq!(now_ready, []);
+            assert_eq!(story.happens(Event::Prepared(Ok(()))), [Action::MarkReady]);
         }
         assert_eq!(story.lifecycle.wake(), None, "an idle pod waits for no time");
     }
@@ -182,7 +182,7 @@ fn a_disk_that_cannot_be_made_ends_the_pod_with_its_reason() {
 }
 
 #[test]
-fn however_a_guest_ends_its_end_is_told() {
+fn every_guest_end_is_reported() {
     for (reason, outcome) in [
         (OffReason::Shutdown, Outcome::Shutdown),
         (OffReason::Destroyed, Outcome::Destroyed),
@@ -192,7 +192,7 @@ fn however_a_guest_ends_its_end_is_told() {
     ] {
         let mut story = Story::running(30);
         assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
-        assert_eq!(story.says(off(reason)), []);
+        assert_eq!(story.reports(off(reason)), []);
         assert_eq!(story.outcome(), Some(outcome), "{reason:?}");
     }
 }
@@ -201,31 +201,31 @@ fn however_a_guest_ends_its_end_is_told() {
 fn libvirt_may_notice_the_end_after_the_kernel() {
     let mut story = Story::running(30);
     assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
-    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!(story.reports(DomainState::Running), []);
     assert_eq!(story.happens(Event::StateRemoved), [STATE]);
-    story.says(off(OffReason::Shutdown));
+    story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
 }
 
 #[test]
-fn libvirt_may_notice_the_end_before_the_kernel_tells() {
+fn libvirt_may_report_the_end_before_the_kernel() {
     let mut story = Story::running(30);
     assert_eq!(story.happens(Event::StateRemoved), [STATE]);
-    assert_eq!(story.says(off(OffReason::Destroyed)), []);
+    assert_eq!(story.reports(off(OffReason::Destroyed)), []);
     assert_eq!(story.outcome(), None, "its QEMU still lives");
     assert_eq!(
         story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         [STATE]
     );
-    story.says(off(OffReason::Destroyed));
+    story.reports(off(OffReason::Destroyed));
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
 }
 
 #[test]
-fn an_end_that_libvirt_never_notices_is_told_all_the_same() {
+fn guest_end_unnoticed_by_libvirt_is_reported() {
     let mut story = Story::running(30);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
-    story.says(DomainState::Running);
+    story.reports(DomainState::Running);
     story.wakes();
     let (outcome, message) = story.ending.expect("it has ended");
     assert_eq!(outcome, Outcome::Crashed);
@@ -233,7 +233,7 @@ fn an_end_that_libvirt_never_notices_is_told_all_the_same() {
 }
 
 #[test]
-fn killed_qemu_needs_no_word_of_libvirt_unless_guest_leaves() {
+fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     let killed = ProcessEnd::Killed(Signal::SIGKILL);
     for (how, leaves, seconds) in [
         (killed, false, 3),
@@ -257,28 +257,34 @@ fn killed_qemu_needs_no_word_of_libvirt_unless_guest_leaves() {
     let mut story = Story::running(30);
     story.settles = false;
     story.happens(Event::QemuEnded(QEMU, killed));
-    assert_eq!(story.says(off(OffReason::Crashed)), [Action::Ask(Question::Settled)]);
+    assert_eq!(
+        story.reports(off(OffReason::Crashed)),
+        [Action::Call(LibvirtCall::Settled)]
+    );
     story.wakes();
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Crashed), 1));
     // libvirt's report counts if it arrives.
     let mut story = Story::running(30);
     story.happens(Event::QemuEnded(QEMU, killed));
-    story.says(off(OffReason::Migrated));
+    story.reports(off(OffReason::Migrated));
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 0));
 }
 
 #[test]
-fn who_moves_the_guest_hears_of_it_before_libvirtd_ends() {
+fn migration_client_gets_result_before_libvirtd_stops() {
     let moved = || {
         let mut story = Story::running(30);
         story.settles = false;
         story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-        assert_eq!(story.says(off(OffReason::Migrated)), [Action::Ask(Question::Settled)]);
+        assert_eq!(
+            story.reports(off(OffReason::Migrated)),
+            [Action::Call(LibvirtCall::Settled)]
+        );
         assert_eq!(story.outcome(), None);
         story
     };
     let mut story = moved();
-    story.happens(Event::Done(Question::Settled, Err("domain is not running".into())));
+    story.happens(Event::Done(LibvirtCall::Settled, Err("domain is not running".into())));
     assert_eq!(story.outcome(), Some(Outcome::Migrated));
     // A client that gets no response does not keep the pod alive.
     let mut story = moved();
@@ -291,11 +297,11 @@ fn who_moves_the_guest_hears_of_it_before_libvirtd_ends() {
 }
 
 #[test]
-fn a_guest_that_was_undefined_is_told_of_by_its_log() {
+fn end_of_undefined_guest_is_read_from_its_log() {
     let mut story = Story::running(30);
     story.log.reason = Some(OffReason::Migrated);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(DomainState::Absent);
+    story.reports(DomainState::Absent);
     assert_eq!(story.outcome(), Some(Outcome::Migrated));
 }
 
@@ -303,12 +309,12 @@ fn a_guest_that_was_undefined_is_told_of_by_its_log() {
 fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::StateRemoved), [STATE]);
-    story.says(off(OffReason::Failed));
+    story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(Outcome::Failed));
     // Not even libvirt's state file was seen, only the end of a QEMU.
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(1))), [STATE]);
-    story.says(off(OffReason::Destroyed));
+    story.reports(off(OffReason::Destroyed));
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
 }
 
@@ -316,7 +322,7 @@ fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
 fn a_start_that_failed_early_is_seen_by_the_log_alone() {
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::LogWritten), [STATE]);
-    story.says(off(OffReason::Failed));
+    story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(Outcome::Failed));
     // A running guest may fill its log at any rate.
     let mut story = Story::running(30);
@@ -324,11 +330,11 @@ fn a_start_that_failed_early_is_seen_by_the_log_alone() {
 }
 
 #[test]
-fn a_qemu_that_libvirt_only_asked_is_not_the_guest() {
+fn qemu_probed_by_libvirt_is_not_the_guest() {
     for state in [DomainState::Absent, off(OffReason::Unknown)] {
         let mut story = Story::ready(30);
         assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
-        assert_eq!(story.says(state), []);
+        assert_eq!(story.reports(state), []);
         assert_eq!(story.outcome(), None);
     }
     let mut story = Story::running(30);
@@ -337,14 +343,14 @@ fn a_qemu_that_libvirt_only_asked_is_not_the_guest() {
 }
 
 #[test]
-fn a_stale_word_does_not_end_a_guest_whose_qemu_lives() {
+fn stale_report_does_not_end_guest_with_live_qemu() {
     let mut story = Story::ready(30);
     assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
     story.happens(Event::QemuStarted(QEMU));
     // The response predates the start.
-    assert_eq!(story.says(off(OffReason::Unknown)), []);
+    assert_eq!(story.reports(off(OffReason::Unknown)), []);
     assert_eq!(story.wakes(), [STATE]);
-    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!(story.reports(DomainState::Running), []);
     assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
 }
 
@@ -352,30 +358,30 @@ fn a_stale_word_does_not_end_a_guest_whose_qemu_lives() {
 fn power_button_is_repeated_before_the_guest_is_destroyed() {
     let mut story = Story::running(30);
     let mut pressed = Vec::new();
-    let mut steps = story.happens(Event::ToldToEnd);
+    let mut steps = story.happens(Event::TerminationRequested);
     while steps != [DESTROY] {
         assert_eq!(steps, [STATE]);
-        assert_eq!(story.says(DomainState::Running), [BUTTON]);
-        assert_eq!(story.happens(Event::Done(Question::PowerButton, Ok(()))), []);
+        assert_eq!(story.reports(DomainState::Running), [BUTTON]);
+        assert_eq!(story.happens(Event::Done(LibvirtCall::PowerButton, Ok(()))), []);
         pressed.push(story.now.as_secs());
         steps = story.wakes();
     }
     assert_eq!(pressed, [0, 5, 10, 15, 20, 25]);
     assert_eq!(story.now.as_secs(), 27);
-    assert_eq!(story.happens(Event::Done(Question::Destroy, Ok(()))), []);
+    assert_eq!(story.happens(Event::Done(LibvirtCall::Destroy, Ok(()))), []);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(off(OffReason::Destroyed));
+    story.reports(off(OffReason::Destroyed));
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
 }
 
 #[test]
-fn a_guest_that_shuts_down_when_asked_has_shut_down() {
+fn requested_shutdown_ends_as_shutdown() {
     let mut story = Story::running(30);
-    story.happens(Event::ToldToEnd);
-    story.says(DomainState::Running);
-    story.happens(Event::Done(Question::PowerButton, Ok(())));
+    story.happens(Event::TerminationRequested);
+    story.reports(DomainState::Running);
+    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(off(OffReason::Shutdown));
+    story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(Outcome::Shutdown));
     assert_eq!(story.requested, Some(true));
     assert!(story.lifecycle.is_end_requested());
@@ -384,16 +390,16 @@ fn a_guest_that_shuts_down_when_asked_has_shut_down() {
 #[test]
 fn guest_that_powers_off_before_the_button_shut_itself_down() {
     // Before SIGTERM, or before libvirt has confirmed that a guest is running that could react to the button.
-    for told_first in [false, true] {
+    for terminated_first in [false, true] {
         let mut story = Story::running(30);
-        if told_first {
-            assert_eq!(story.happens(Event::ToldToEnd), [STATE]);
+        if terminated_first {
+            assert_eq!(story.happens(Event::TerminationRequested), [STATE]);
             story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
         } else {
             assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
-            story.happens(Event::ToldToEnd);
+            story.happens(Event::TerminationRequested);
         }
-        story.says(off(OffReason::Shutdown));
+        story.reports(off(OffReason::Shutdown));
         assert_eq!(
             (story.outcome(), story.requested),
             (Some(Outcome::Shutdown), Some(false))
@@ -402,13 +408,13 @@ fn guest_that_powers_off_before_the_button_shut_itself_down() {
 }
 
 #[test]
-fn a_paused_guest_hears_no_button_until_it_runs_again() {
+fn power_button_of_paused_guest_is_pressed_after_resume() {
     let mut story = Story::running(12);
-    story.happens(Event::ToldToEnd);
-    assert_eq!(story.says(DomainState::Paused), []);
+    story.happens(Event::TerminationRequested);
+    assert_eq!(story.reports(DomainState::Paused), []);
     assert_eq!(story.wakes(), [STATE]);
-    assert_eq!(story.says(DomainState::Running), [BUTTON]);
-    story.happens(Event::Done(Question::PowerButton, Err("no".into())));
+    assert_eq!(story.reports(DomainState::Running), [BUTTON]);
+    story.happens(Event::Done(LibvirtCall::PowerButton, Err("no".into())));
     assert_eq!(story.wakes(), [DESTROY]);
     assert_eq!(story.now.as_secs(), 10);
 }
@@ -416,22 +422,22 @@ fn a_paused_guest_hears_no_button_until_it_runs_again() {
 #[test]
 fn without_a_grace_period_the_guest_is_destroyed_at_once() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(Event::ToldToEnd), [DESTROY]);
+    assert_eq!(story.happens(Event::TerminationRequested), [DESTROY]);
 }
 
 #[test]
 fn a_destroy_that_does_not_succeed_is_done_by_hand() {
     // libvirt refuses.
     let mut story = Story::running(0);
-    story.happens(Event::ToldToEnd);
-    let refused = Event::Done(Question::Destroy, Err("no".into()));
+    story.happens(Event::TerminationRequested);
+    let refused = Event::Done(LibvirtCall::Destroy, Err("no".into()));
     assert_eq!(story.happens(refused), [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
     assert_eq!(story.outcome(), Some(Outcome::Destroyed));
     // libvirt hangs.
     let mut story = Story::running(0);
-    story.happens(Event::ToldToEnd);
+    story.happens(Event::TerminationRequested);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     // Even that has no effect.
     story.wakes();
@@ -441,7 +447,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
 #[test]
 fn a_question_in_flight_does_not_delay_destroying() {
     let mut story = Story::running(10);
-    assert_eq!(story.happens(Event::ToldToEnd), [STATE]);
+    assert_eq!(story.happens(Event::TerminationRequested), [STATE]);
     // virsh hangs. The second press is due, but no call can be made.
     assert_eq!(story.wakes(), []);
     assert_eq!(story.wakes(), [Action::Abandon, DESTROY]);
@@ -451,7 +457,7 @@ fn a_question_in_flight_does_not_delay_destroying() {
 #[test]
 fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::ToldToEnd), [Action::KillLibvirtd]);
+    assert_eq!(story.happens(Event::TerminationRequested), [Action::KillLibvirtd]);
     assert_eq!(story.outcome(), None, "libvirtd could still start the guest");
     story.happens(Event::LibvirtdEnded("was killed by SIGKILL".into()));
     assert_eq!(story.outcome(), Some(Outcome::NotStarted));
@@ -460,7 +466,7 @@ fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
 #[test]
 fn guest_that_starts_during_the_stop_is_ended() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::ToldToEnd), [Action::KillLibvirtd]);
+    assert_eq!(story.happens(Event::TerminationRequested), [Action::KillLibvirtd]);
     story.happens(Event::QemuStarted(QEMU));
     let ended = Event::LibvirtdEnded("was killed by SIGKILL".into());
     assert_eq!(story.happens(ended), [signal(Signal::SIGTERM)]);
@@ -469,9 +475,9 @@ fn guest_that_starts_during_the_stop_is_ended() {
 }
 
 #[test]
-fn a_pod_told_to_end_at_once_starts_nothing() {
+fn pod_terminated_at_once_starts_nothing() {
     let mut story = Story::new(30);
-    assert_eq!(story.happens(Event::ToldToEnd), []);
+    assert_eq!(story.happens(Event::TerminationRequested), []);
     assert_eq!(story.outcome(), Some(Outcome::NotStarted));
 }
 
@@ -482,7 +488,7 @@ fn libvirtd_is_started_again_and_the_guest_goes_on() {
     assert_eq!(story.wakes(), [Action::StartLibvirtd]);
     assert_eq!(story.now.as_millis(), 200);
     assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
-    assert_eq!(story.says(DomainState::Running), []);
+    assert_eq!(story.reports(DomainState::Running), []);
     assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
 }
 
@@ -496,7 +502,7 @@ fn end_of_a_guest_while_libvirtd_is_dead_is_read_later() {
     );
     assert_eq!(story.wakes(), [Action::StartLibvirtd]);
     assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
-    story.says(off(OffReason::Unknown));
+    story.reports(off(OffReason::Unknown));
     assert_eq!(story.outcome(), Some(Outcome::Crashed));
 }
 
@@ -547,17 +553,17 @@ fn failures_long_apart_are_not_counted_together() {
         story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
         assert_eq!(story.wakes(), [Action::StartLibvirtd]);
         story.happens(Event::LibvirtdListens);
-        story.says(DomainState::Running);
+        story.reports(DomainState::Running);
     }
     assert_eq!(story.outcome(), None);
 }
 
 #[test]
-fn a_libvirtd_that_does_not_answer_is_killed() {
+fn unresponsive_libvirtd_is_killed() {
     let mut story = Story::new(30);
     story.happens(Event::Time);
     assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
-    assert_eq!(story.happens(Event::Answered(Err("refused".into()))), []);
+    assert_eq!(story.happens(Event::StateReported(Err("refused".into()))), []);
     assert_eq!(story.wakes(), [STATE], "it may only have been too early");
     assert_eq!(story.wakes(), [Action::KillLibvirtd]);
     assert_eq!(story.now.as_secs(), 60);
@@ -566,7 +572,7 @@ fn a_libvirtd_that_does_not_answer_is_killed() {
 #[test]
 fn libvirtd_may_die_while_it_destroys_the_guest() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(Event::ToldToEnd), [DESTROY]);
+    assert_eq!(story.happens(Event::TerminationRequested), [DESTROY]);
     let ended = Event::LibvirtdEnded("was killed by SIGSEGV".into());
     assert_eq!(story.happens(ended), [Action::Abandon, signal(Signal::SIGTERM)]);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
@@ -577,10 +583,10 @@ fn libvirtd_may_die_while_it_destroys_the_guest() {
 fn nothing_is_done_after_the_end() {
     let mut story = Story::running(30);
     story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.says(off(OffReason::Shutdown));
+    story.reports(off(OffReason::Shutdown));
     for event in [
         Event::Time,
-        Event::ToldToEnd,
+        Event::TerminationRequested,
         Event::LibvirtdEnded("ended".into()),
         Event::StateRemoved,
     ] {
@@ -616,16 +622,18 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
         Just(Event::StateRemoved),
         Just(Event::LogWritten),
-        state.prop_map(|state| Event::Answered(Ok(state))),
-        Just(Event::Answered(Err("no".into()))),
-        result.clone().prop_map(|result| Event::Done(Question::Destroy, result)),
-        result.prop_map(|result| Event::Done(Question::Settled, result)),
+        state.prop_map(|state| Event::StateReported(Ok(state))),
+        Just(Event::StateReported(Err("no".into()))),
+        result
+            .clone()
+            .prop_map(|result| Event::Done(LibvirtCall::Destroy, result)),
+        result.prop_map(|result| Event::Done(LibvirtCall::Settled, result)),
     ]
 }
 
 proptest! {
     #[test]
-    fn once_told_to_end_a_pod_ends_within_its_grace_period(
+    fn terminated_pod_ends_within_its_grace_period(
         before in vec((any_event(), 0_u64..40_000), 0..25),
         after in vec((any_event(), 0_u64..4000), 0..25),
         grace in 0_u64..60,
@@ -637,9 +645,9 @@ proptest! {
             story.now += Duration::from_millis(pause);
             story.happens(event);
         }
-        let told = story.now;
-        let given_up = told + Grace::divide(grace).give_up;
-        story.happens(Event::ToldToEnd);
+        let requested_at = story.now;
+        let given_up = requested_at + Grace::divide(grace).give_up;
+        story.happens(Event::TerminationRequested);
         let mut after = after.into_iter();
         // No further events follow, except that the kernel ends a killed libvirtd.
         for _ in 0..500 {
@@ -661,26 +669,26 @@ proptest! {
             }
         }
         prop_assert!(story.ending.is_some(), "it never ends: {:?}", story.lifecycle);
-        prop_assert!(story.now <= given_up, "{:?}", story.now - told);
+        prop_assert!(story.now <= given_up, "{:?}", story.now - requested_at);
     }
 
     #[test]
-    fn one_thing_at_a_time_is_asked(events in vec((any_event(), 0_u64..20_000), 0..60), stop in 0_usize..60) {
+    fn one_libvirt_call_at_a_time(events in vec((any_event(), 0_u64..20_000), 0..60), stop in 0_usize..60) {
         let mut story = Story::new(30);
         story.settles = false;
-        let mut asking = false;
-        let mut check = |done: &[Action], answered: bool| {
-            if answered {
-                asking = false;
+        let mut in_progress = false;
+        let mut check = |done: &[Action], call_ended: bool| {
+            if call_ended {
+                in_progress = false;
             }
             for action in done {
                 match action {
-                    Action::Abandon => asking = false,
-                    Action::Ask(_) => {
-                        if asking {
+                    Action::Abandon => in_progress = false,
+                    Action::Call(_) => {
+                        if in_progress {
                             return false;
                         }
-                        asking = true;
+                        in_progress = true;
                     }
                     _ => {}
                 }
@@ -690,18 +698,18 @@ proptest! {
         for (at, (event, pause)) in events.into_iter().enumerate() {
             story.now += Duration::from_millis(pause);
             if at == stop {
-                let done = story.happens(Event::ToldToEnd);
+                let done = story.happens(Event::TerminationRequested);
                 prop_assert!(check(&done, false));
             }
             // Only responses to the call in progress are generated.
-            let answers = match (&event, story.lifecycle.asking) {
-                (Event::Answered(_), asked) if asked != Some(Question::State) => continue,
-                (Event::Done(question, _), asked) if asked != Some(*question) => continue,
-                (Event::Answered(_) | Event::Done(..), _) => true,
+            let ends_call = match (&event, story.lifecycle.pending) {
+                (Event::StateReported(_), pending) if pending != Some(LibvirtCall::State) => continue,
+                (Event::Done(call, _), pending) if pending != Some(*call) => continue,
+                (Event::StateReported(_) | Event::Done(..), _) => true,
                 _ => false,
             };
             let done = story.happens(event);
-            prop_assert!(check(&done, answers));
+            prop_assert!(check(&done, ends_call));
         }
     }
 }

@@ -173,8 +173,8 @@ fn exchange(connection: &mut (impl Read + Write), text: &str) -> io::Result<u16>
         .take(STATUS_LINE)
         .read_until(b'\n', &mut line)?;
     let line = String::from_utf8_lossy(&line);
-    let mut words = line.split_ascii_whitespace();
-    let status = match (words.next(), words.next()) {
+    let mut parts = line.split_ascii_whitespace();
+    let status = match (parts.next(), parts.next()) {
         (Some(version), Some(status)) if version.starts_with("HTTP/") => status.parse().ok(),
         _ => None,
     };
@@ -235,16 +235,16 @@ mod tests {
     }
 
     #[test]
-    fn tcp_succeeds_when_kept_or_spoken_on() {
+    fn tcp_probe_succeeds_when_kept_open_or_written_to() {
         let (listener, port) = listener();
         let probe = |timeout| measure(&ProbeAction::Tcp { host: None, port }, HERE, timeout);
         // The connection has neither been accepted nor refused yet.
         probe(SHORT).unwrap();
         drop(listener.accept().unwrap());
         let server = thread::spawn(move || {
-            let (mut spoken, _) = listener.accept().unwrap();
-            spoken.write_all(b"hello").unwrap();
-            drop(spoken);
+            let (mut peer, _) = listener.accept().unwrap();
+            peer.write_all(b"hello").unwrap();
+            drop(peer);
             drop(listener.accept().unwrap());
         });
         probe(LONG).unwrap();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn http_succeeds_by_status_and_sends_what_is_asked() {
+    fn http_probe_succeeds_by_status_and_sends_headers() {
         for (response, expected) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", Ok(())),
             ("HTTP/1.0 204\r\n\r\n", Ok(())),

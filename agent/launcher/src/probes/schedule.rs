@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_never_ready_is_told_why() {
+    fn guest_never_ready_reports_the_cause() {
         let mut schedule = schedule(Kind::Readiness);
         schedule.observe(Running, at(0));
         assert_eq!(next(&mut schedule, refused()), None);

@@ -51,13 +51,13 @@ pub(crate) struct Manners {
     /// The greeting, printed first.
     pub(crate) hello: &'static str,
     /// Whether it reacts to its power button.
-    pub(crate) hears: bool,
+    pub(crate) reads_console: bool,
 }
 
 /// Returns the guest's disk.
 pub(crate) fn disk(manners: Manners) -> Vec<u8> {
     let mut code = CODE;
-    if !manners.hears {
+    if !manners.reads_console {
         code[EVENTS] = 0;
     }
     let mut disk = [&code[..], b"tick\r\n\0bye\r\n\0", manners.hello.as_bytes(), b"\0"].concat();

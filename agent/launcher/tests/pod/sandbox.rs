@@ -220,7 +220,7 @@ impl Sandbox {
     }
 
     /// Sends SIGTERM to the launcher.
-    pub(crate) fn tell_to_end(&self) {
+    pub(crate) fn terminate(&self) {
         kill(Pid::from_raw(self.launcher.id().cast_signed()), Signal::SIGTERM).unwrap();
     }
 

@@ -48,27 +48,27 @@ fn gates(shown: Pod) -> (Gates, ApiServer) {
 }
 
 /// Returns the gate's status in the next request, and responds with the pod as it is then, or with an error.
-async fn answered(server: &mut ApiServer, answer: Result<Pod, (u16, &str)>) -> String {
-    let asked = server.next_request().await;
-    assert_eq!(asked.method, Method::PATCH);
-    assert_eq!(asked.path(), "/api/v1/namespaces/vms/pods/virt-launcher-a/status");
-    assert_eq!(asked.body["metadata"]["uid"], UID);
-    let wanted = asked.body["status"]["conditions"][0].clone();
-    match answer {
-        Ok(pod) => asked.with(&json!(pod)),
-        Err((code, reason)) => asked.refuse(code, reason),
+async fn responded(server: &mut ApiServer, response: Result<Pod, (u16, &str)>) -> String {
+    let request = server.next_request().await;
+    assert_eq!(request.method, Method::PATCH);
+    assert_eq!(request.path(), "/api/v1/namespaces/vms/pods/virt-launcher-a/status");
+    assert_eq!(request.body["metadata"]["uid"], UID);
+    let wanted = request.body["status"]["conditions"][0].clone();
+    match response {
+        Ok(pod) => request.with(&json!(pod)),
+        Err((code, reason)) => request.refuse(code, reason),
     }
     assert_eq!(wanted["type"], GUEST_RUNNING);
     wanted["status"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Fails if there is a request to the API server meanwhile.
-async fn unasked<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T {
+async fn without_requests<T>(server: &mut ApiServer, work: impl Future<Output = T>) -> T {
     let work = std::pin::pin!(work);
     tokio::select! {
         biased;
         result = work => result,
-        asked = server.next_request() => panic!("asked for {}", asked.line),
+        request = server.next_request() => panic!("asked for {}", request.line),
     }
 }
 
@@ -77,21 +77,25 @@ async fn what_two_want_at_once_is_written_once() {
     let (gates, mut server) = gates(pod(5, None));
     let (mut first, mut second) = (Box::pin(gates.set(UID, true)), Box::pin(gates.set(UID, true)));
     assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
-    assert_eq!(answered(&mut server, Ok(pod(6, Some(true)))).await, "True");
+    assert_eq!(responded(&mut server, Ok(pod(6, Some(true)))).await, "True");
     first.await.expect("it is opened");
-    unasked(&mut server, second).await.expect("it is open");
+    without_requests(&mut server, second).await.expect("it is open");
 }
 
 #[tokio::test]
 async fn what_was_written_counts_until_the_watch_has_shown_it() {
     let (gates, mut server) = gates(pod(5, Some(false)));
-    unasked(&mut server, gates.set(UID, false)).await.expect("it is shut");
-    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, Ok(pod(7, Some(true)))));
+    without_requests(&mut server, gates.set(UID, false))
+        .await
+        .expect("it is shut");
+    let (set, wanted) = tokio::join!(gates.set(UID, true), responded(&mut server, Ok(pod(7, Some(true)))));
     set.expect("it is opened");
     assert_eq!(wanted, "True");
     // The watch still shows it as closed.
-    unasked(&mut server, gates.set(UID, true)).await.expect("it is open");
-    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, Ok(pod(8, Some(false)))));
+    without_requests(&mut server, gates.set(UID, true))
+        .await
+        .expect("it is open");
+    let (set, wanted) = tokio::join!(gates.set(UID, false), responded(&mut server, Ok(pod(8, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
     // Another client has opened it since.
@@ -99,8 +103,10 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
         pods: gates.pods.showing([pod(9, Some(true))]),
         ..gates
     };
-    unasked(&mut server, gates.set(UID, true)).await.expect("it is open");
-    let (set, wanted) = tokio::join!(gates.set(UID, false), answered(&mut server, Ok(pod(10, Some(false)))));
+    without_requests(&mut server, gates.set(UID, true))
+        .await
+        .expect("it is open");
+    let (set, wanted) = tokio::join!(gates.set(UID, false), responded(&mut server, Ok(pod(10, Some(false)))));
     set.expect("it is shut");
     assert_eq!(wanted, "False");
 }
@@ -109,13 +115,13 @@ async fn what_was_written_counts_until_the_watch_has_shown_it() {
 async fn refused_gate_is_written_again_and_a_gone_pod_has_none() {
     let (gates, mut server) = gates(pod(5, None));
     let refused = Err((500, "InternalError"));
-    let (set, _) = tokio::join!(gates.set(UID, true), answered(&mut server, refused));
+    let (set, _) = tokio::join!(gates.set(UID, true), responded(&mut server, refused));
     set.expect_err("it was refused");
     let gone = Err((404, "NotFound"));
-    let (set, wanted) = tokio::join!(gates.set(UID, true), answered(&mut server, gone));
+    let (set, wanted) = tokio::join!(gates.set(UID, true), responded(&mut server, gone));
     assert_eq!(wanted, "True");
     set.expect("there is nothing to open");
-    unasked(&mut server, gates.set("another", true))
+    without_requests(&mut server, gates.set("another", true))
         .await
         .expect("there is nothing to open");
 }

@@ -114,7 +114,7 @@ impl SourceTask {
             ..before
         };
         match status_patch::source(&self.shared.client, &migration, &side).await {
-            Ok(answer) => self.written = Some(answer),
+            Ok(stored) => self.written = Some(stored),
             Err(error) => info!(error = %chain(&error), "progress could not be told"),
         }
     }

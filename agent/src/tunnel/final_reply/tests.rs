@@ -8,12 +8,12 @@ use super::{CALL, FinalReply, REPLY};
 
 /// Returns a message of the program for domains.
 fn message(procedure: u32, kind: u32, serial: u32, status: u32, body: &[u8]) -> Vec<u8> {
-    words([PROGRAM, VERSION, procedure, kind, serial, status], body)
+    header_of([PROGRAM, VERSION, procedure, kind, serial, status], body)
 }
 
-fn words(words: [u32; 6], body: &[u8]) -> Vec<u8> {
+fn header_of(header_of: [u32; 6], body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(HEADER + body.len()).unwrap();
-    let header = [length].into_iter().chain(words).flat_map(u32::to_be_bytes);
+    let header = [length].into_iter().chain(header_of).flat_map(u32::to_be_bytes);
     header.chain(body.iter().copied()).collect()
 }
 
@@ -45,10 +45,10 @@ fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
 
 #[test]
 fn only_the_successful_reply_to_the_last_call_proves() {
-    let other_program = words([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
-    let other_version = words([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
-    let keep_alive = words([KEEPALIVE_PROGRAM, 1, 306, CALL, 9, 0], b"");
-    let call_of_another_program = words([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
+    let other_program = header_of([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
+    let other_version = header_of([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
+    let keep_alive = header_of([KEEPALIVE_PROGRAM, 1, 306, CALL, 9, 0], b"");
+    let call_of_another_program = header_of([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
     let without_parameters = message(217, CALL, 9, 0, &[0; 8]);
     for (name, expected, messages) in [
         ("the reply", true, vec![(true, finish(9, 0)), (false, reply(9))]),
@@ -209,7 +209,7 @@ fn any_message() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_split_gives_the_same_answer(
+    fn split_of_reply_does_not_change_result(
         calls in vec(any_message(), 0..5),
         replies in vec(any_message(), 0..5),
         call_cuts in vec(any::<prop::sample::Index>(), 0..20),

@@ -89,25 +89,25 @@ fn last_call(procedure: u32, cookie: usize, flags: u32, cancelled: u32) -> Vec<u
 /// Feeds pieces of this size, with `guest` as the result of each query of the guest's state. Returns the output, the
 /// number of queries, and why the session ends, if it does.
 fn carried(bytes: &[u8], piece: usize, guest: GuestLeft) -> (Vec<u8>, usize, Option<NotUnderstood>) {
-    let (mut calls, mut out, mut asked) = (LastCalls::default(), Vec::new(), 0);
+    let (mut calls, mut out, mut consulted) = (LastCalls::default(), Vec::new(), 0);
     for bytes in bytes.chunks(piece) {
         for piece in calls.feed(bytes) {
             match piece {
                 Piece::Other(bytes) => out.extend(bytes),
                 Piece::LetsGoOn(call) => {
-                    asked += 1;
+                    consulted += 1;
                     out.extend(call.decided(guest));
                 }
                 Piece::NotUnderstood(_, bytes) if guest == GuestLeft::Switched => {
-                    asked += 1;
+                    consulted += 1;
                     calls.pass_all();
                     out.extend(bytes);
                 }
-                Piece::NotUnderstood(why, _) => return (out, asked + 1, Some(why)),
+                Piece::NotUnderstood(why, _) => return (out, consulted + 1, Some(why)),
             }
         }
     }
-    (out, asked, None)
+    (out, consulted, None)
 }
 
 #[test]
@@ -132,10 +132,10 @@ fn a_guest_goes_on_there_only_if_it_was_switched() {
 fn recorded_calls_pass_but_for_one_flag() {
     for (name, bytes, held) in RECORDED {
         for piece in [1, 1000, usize::MAX] {
-            let (same, asked, why) = carried(bytes, piece, GuestLeft::Switched);
-            assert_eq!((&same[..], asked, why), (bytes, usize::from(held), None), "{name}");
-            let (paused, asked, why) = carried(bytes, piece, GuestLeft::MayReturn);
-            assert_eq!((asked, why), (usize::from(held), None), "{name}");
+            let (same, consulted, why) = carried(bytes, piece, GuestLeft::Switched);
+            assert_eq!((&same[..], consulted, why), (bytes, usize::from(held), None), "{name}");
+            let (paused, consulted, why) = carried(bytes, piece, GuestLeft::MayReturn);
+            assert_eq!((consulted, why), (usize::from(held), None), "{name}");
             let changed = paused.iter().zip(bytes).filter(|(after, before)| after != before);
             assert_eq!(changed.count(), usize::from(held), "{name}");
             assert!(server(&paused).is_empty(), "{name}");
@@ -252,10 +252,10 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
     ] {
         assert!(!why.to_string().is_empty());
         for piece in [1, 7, usize::MAX] {
-            let (out, asked, refused) = carried(&bytes, piece, GuestLeft::MayReturn);
-            assert_eq!((out, asked, refused), (Vec::new(), 1, Some(why)), "{name}");
-            let (out, asked, refused) = carried(&bytes, piece, GuestLeft::Switched);
-            assert_eq!((asked, refused), (1, None), "{name}");
+            let (out, consulted, refused) = carried(&bytes, piece, GuestLeft::MayReturn);
+            assert_eq!((out, consulted, refused), (Vec::new(), 1, Some(why)), "{name}");
+            let (out, consulted, refused) = carried(&bytes, piece, GuestLeft::Switched);
+            assert_eq!((consulted, refused), (1, None), "{name}");
             // The header of an invalid frame is not forwarded.
             assert!(bytes.ends_with(&out) && out.len() + HEADER >= bytes.len(), "{name}");
         }
@@ -385,12 +385,12 @@ proptest! {
                 message(header(procedure, CALL), &vec![1; length])
             });
         }
-        let (same, asked, why) = carried(&bytes, piece, GuestLeft::Switched);
+        let (same, consulted, why) = carried(&bytes, piece, GuestLeft::Switched);
         prop_assert_eq!((&same, why), (&bytes, None));
         let (paused, _, _) = carried(&bytes, piece, GuestLeft::MayReturn);
         prop_assert_eq!(paused.len(), bytes.len());
         let changed = paused.iter().zip(&bytes).filter(|(after, before)| after != before).count();
-        prop_assert_eq!(changed, asked);
+        prop_assert_eq!(changed, consulted);
         // A call that leaves the guest paused needs no further decision.
         prop_assert_eq!(carried(&paused, piece, GuestLeft::MayReturn).1, 0);
     }

@@ -40,9 +40,9 @@ async fn libvirts(world: &World) -> (UnixStream, UnixStream) {
 
 async fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: &[u8]) {
     from.write_all(bytes).await.unwrap();
-    let mut heard = vec![0; bytes.len()];
-    to.read_exact(&mut heard).await.unwrap();
-    assert_eq!(heard, bytes);
+    let mut received = vec![0; bytes.len()];
+    to.read_exact(&mut received).await.unwrap();
+    assert_eq!(received, bytes);
 }
 
 #[tokio::test]
@@ -94,9 +94,9 @@ async fn guest_with_post_copy_waits_at_its_target_until_switched() {
     ] {
         world.source.guests.of(DOMAIN).leaves(left);
         source.write_all(&goes_on).await.unwrap();
-        let mut heard = vec![0; expected.len()];
-        target.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, expected, "{left:?}");
+        let mut received = vec![0; expected.len()];
+        target.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, expected, "{left:?}");
     }
 }
 
@@ -122,9 +122,9 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
         let before = message(303, 0, 11, 0, &[3; 100]);
         pass(&mut source, &mut target, &before).await;
         source.write_all(&call).await.unwrap();
-        let mut heard = Vec::new();
-        let _ = target.read_to_end(&mut heard).await;
-        assert!(heard.is_empty(), "{call:?}: {heard:?}");
+        let mut received = Vec::new();
+        let _ = target.read_to_end(&mut received).await;
+        assert!(received.is_empty(), "{call:?}: {received:?}");
         assert_eq!(source.read(&mut [0]).await.unwrap_or(0), 0);
         let state = world.source.until(MIGRATION, |state| state.ended.is_some()).await;
         assert_eq!(state.ended.as_deref(), Some("LibvirtNotUnderstood"));
@@ -148,11 +148,11 @@ async fn unknown_call_passes_once_the_guest_has_been_switched() {
     // Its libvirt does not respond at first.
     guest.leaves(GuestLeft::Unknown);
     source.write_all(&call).await.unwrap();
-    guest.until_asked().await;
+    guest.until_queried().await;
     guest.leaves(GuestLeft::Switched);
-    let mut heard = vec![0; call.len()];
-    target.read_exact(&mut heard).await.unwrap();
-    assert_eq!(heard, call);
+    let mut received = vec![0; call.len()];
+    target.read_exact(&mut received).await.unwrap();
+    assert_eq!(received, call);
     pass(&mut source, &mut target, &call).await;
     assert_eq!(world.source.state(MIGRATION).unwrap().ended, None);
 }
@@ -218,9 +218,9 @@ async fn a_reply_that_is_lost_on_the_way_proves_nothing() {
     // The target's libvirtd dies while it writes the reply.
     target.write_all(&reply[..reply.len() - 1]).await.unwrap();
     drop(target);
-    let mut heard = Vec::new();
-    source.read_to_end(&mut heard).await.unwrap();
-    assert_eq!(heard, reply[..reply.len() - 1]);
+    let mut received = Vec::new();
+    source.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, reply[..reply.len() - 1]);
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
     let state = world.source.state(MIGRATION).unwrap();
     assert_eq!((state.reply, state.released), (Reply::None, None));
@@ -272,7 +272,7 @@ async fn a_release_waits_for_the_whole_guest() {
         (GuestHere::Unknown, "cannot be told"),
     ] {
         guest.becomes(state);
-        let waits = |trouble: &str, told: Option<&str>| told.is_some_and(|told| told.contains(trouble));
+        let waits = |trouble: &str, shown: Option<&str>| shown.is_some_and(|shown| shown.contains(trouble));
         let state = world
             .target
             .until(MIGRATION, |state| waits(trouble, state.trouble.as_deref()))

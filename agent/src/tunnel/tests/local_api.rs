@@ -6,7 +6,7 @@ use tokio_util::codec::{Framed, LinesCodec};
 use super::world::{Node, World, noise, write};
 use crate::tunnel::{
     client::{TunnelClient, TunnelError},
-    local::{Peer, Role, Said, SessionSpec},
+    local::{Peer, Role, ServerMessage, SessionSpec},
 };
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000004";
@@ -29,7 +29,7 @@ fn reason<T: std::fmt::Debug>(result: Result<T, TunnelError>) -> String {
 }
 
 #[tokio::test]
-async fn what_is_asked_again_changes_nothing() {
+async fn repeated_calls_change_nothing() {
     let node = Node::new().await;
     let spec = node.spec(MIGRATION, Role::Source);
     let prepared = node.client.prepare(spec.clone()).await.unwrap();
@@ -159,8 +159,10 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
     let path = node.folder.0.join("tunnels/own.sock");
     let stream = UnixStream::connect(&path).await.unwrap();
     let mut lines = Framed::new(stream, LinesCodec::new());
-    let said = |line: String| serde_json::from_str(&line).unwrap();
-    assert!(matches!(said(lines.next().await.unwrap().unwrap()), Said::Sessions(sessions) if sessions.is_empty()));
+    let parse = |line: String| serde_json::from_str(&line).unwrap();
+    assert!(
+        matches!(parse(lines.next().await.unwrap().unwrap()), ServerMessage::Sessions(sessions) if sessions.is_empty())
+    );
     for (line, expected) in [
         ("", 0),
         ("nonsense", 0),
@@ -170,7 +172,7 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
         (r#"{"id":9,"call":{"prepare":{"migration":1}}}"#, 9),
     ] {
         lines.send(line).await.unwrap();
-        let Said::Answer { id, result } = said(lines.next().await.unwrap().unwrap()) else {
+        let ServerMessage::Response { id, result } = parse(lines.next().await.unwrap().unwrap()) else {
             panic!("no answer to {line}");
         };
         assert_eq!(id, expected);
@@ -180,8 +182,8 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
         .send(r#"{"id":10,"call":{"close":{"migration":"0","later":true}}}"#)
         .await
         .unwrap();
-    let answer = lines.next().await.unwrap().unwrap();
-    assert_eq!(answer, r#"{"answer":{"id":10,"result":{"done":{}}}}"#);
+    let line = lines.next().await.unwrap().unwrap();
+    assert_eq!(line, r#"{"answer":{"id":10,"result":{"done":{}}}}"#);
     let _ = lines
         .send(String::from_utf8_lossy(&noise(2 << 20, 1)).replace('\n', " "))
         .await;

@@ -28,15 +28,15 @@ struct Caller {
 impl Caller {
     /// Creates the peer of the target's session if `known`; otherwise the session gets another peer.
     async fn new(node: &Node, known: bool) -> Self {
-        let caller = Self::unheard_of(node).await;
+        let caller = Self::unpaired(node).await;
         let other = Identity::new(MIGRATION).unwrap();
         let peer = if known { &caller.identity } else { &other };
-        tell(node, peer).await;
+        pair(node, peer).await;
         caller
     }
 
     /// Creates a client that dials the target's session before the session has a peer.
-    async fn unheard_of(node: &Node) -> Self {
+    async fn unpaired(node: &Node) -> Self {
         let target = node.client.prepare(node.spec(MIGRATION, Role::Target)).await.unwrap();
         Self {
             identity: Identity::new(MIGRATION).unwrap(),
@@ -59,7 +59,7 @@ impl Caller {
 }
 
 /// Sets the peer of the target's session.
-async fn tell(node: &Node, peer: &Identity) {
+async fn pair(node: &Node, peer: &Identity) {
     let peer = Peer {
         fingerprint: peer.fingerprint().to_string(),
         address: None,
@@ -82,11 +82,11 @@ async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
 
 /// Checks that the caller's session still works.
 async fn still_good(node: &Node, caller: &Caller) {
-    answers(&mut caller.open(node, Stream::Control.header()).await).await;
+    responds(&mut caller.open(node, Stream::Control.header()).await).await;
 }
 
 /// Checks that the other end of a control channel responds.
-async fn answers(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
+async fn responds(control: &mut (impl AsyncReadExt + AsyncWriteExt + Unpin)) {
     control.write_all(b"{\"ping\":{}}\n").await.unwrap();
     assert_eq!(line(control).await, PONG);
 }
@@ -123,7 +123,7 @@ async fn who_shows_another_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn a_source_that_its_target_does_not_know_says_so() {
+async fn source_unknown_to_its_target_reports_it() {
     let World { source, target } = World::new().await;
     let prepared = target
         .client
@@ -162,34 +162,34 @@ async fn a_client_accepts_its_server_only() {
 }
 
 #[tokio::test]
-async fn a_source_that_dials_before_the_target_has_heard_of_it_waits() {
+async fn source_that_dials_before_pairing_waits() {
     let node = Node::with(|port| port.with_limits(1, 1, Duration::from_secs(3600))).await;
-    let caller = Caller::unheard_of(&node).await;
+    let caller = Caller::unpaired(&node).await;
     let connecting = caller.connect(&node, MIGRATION);
-    let telling = async {
+    let pairing = async {
         // It occupies the only place for connections that are not identified yet.
         let _next = TcpStream::connect(node.address).await.unwrap();
         while node.metrics.refusals(StreamRefusal::TooManyConnections) == 0 {
             assert_eq!(node.metrics.refusals(StreamRefusal::UnknownSession), 0);
             tokio::task::yield_now().await;
         }
-        tell(&node, &caller.identity).await;
+        pair(&node, &caller.identity).await;
     };
-    let (connected, ()) = tokio::join!(connecting, telling);
+    let (connected, ()) = tokio::join!(connecting, pairing);
     let mut stream = connected.unwrap();
     stream.write_all(&Stream::Control.header()).await.unwrap();
-    answers(&mut stream).await;
+    responds(&mut stream).await;
 }
 
 #[tokio::test]
 async fn session_without_a_peer_ends_its_waiters() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(200))).await;
-    let caller = Caller::unheard_of(&node).await;
+    let caller = Caller::unpaired(&node).await;
     assert!(caller.connect(&node, MIGRATION).await.is_err());
     counted(&node, StreamRefusal::TooSlow, 1).await;
     // A session that is closed meanwhile is treated as missing.
     let node = Node::new().await;
-    let caller = Caller::unheard_of(&node).await;
+    let caller = Caller::unpaired(&node).await;
     let closing = async { node.client.close(MIGRATION).await.unwrap() };
     let (connected, ()) = tokio::join!(caller.connect(&node, MIGRATION), closing);
     assert!(connected.is_err());
@@ -263,11 +263,11 @@ async fn garbage_harms_nobody() {
     let _ = stream.write_all(&[b'{'; 10_000]).await;
     until_refused(&mut stream).await;
     let mut stream = caller.open(&node, Stream::Control.header()).await;
-    let words = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
-    stream.write_all(words).await.unwrap();
+    let lines = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
+    stream.write_all(lines).await.unwrap();
     // Each gets a response, so that a side of a later version does not wait for ever.
-    for word in ["", "release", "release"] {
-        let expected = format!(r#"{{"notUnderstood":{{"word":"{word}"}}}}"#);
+    for key in ["", "release", "release"] {
+        let expected = format!(r#"{{"notUnderstood":{{"word":"{key}"}}}}"#);
         assert_eq!(line(&mut stream).await, expected);
     }
     assert_eq!(line(&mut stream).await, PONG);
@@ -289,7 +289,7 @@ async fn who_is_slow_is_refused() {
 }
 
 #[tokio::test]
-async fn too_many_who_say_nothing_are_refused() {
+async fn too_many_silent_connections_are_refused() {
     let node = Node::with(|port| port.with_limits(2, 2, Duration::from_secs(3600))).await;
     let mut silent = Vec::new();
     for _ in 0..5 {
@@ -372,7 +372,7 @@ async fn the_newest_control_channel_counts() {
 }
 
 #[tokio::test]
-async fn protocol_is_the_first_that_both_sides_speak() {
+async fn protocol_is_the_first_common_to_both_sides() {
     for (offered, accepted) in [
         (&["drydock-migration/1"][..], true),
         (&["drydock-migration/2", "drydock-migration/1"], true),
@@ -390,7 +390,7 @@ async fn protocol_is_the_first_that_both_sides_speak() {
         if let Ok(mut stream) = connected {
             assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"drydock-migration/1"[..]));
             stream.write_all(&Stream::Control.header()).await.unwrap();
-            answers(&mut stream).await;
+            responds(&mut stream).await;
         }
     }
 }

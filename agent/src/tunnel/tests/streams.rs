@@ -28,13 +28,13 @@ async fn receive(stream: &mut (impl AsyncReadExt + Unpin)) -> Vec<u8> {
 async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8], piece: usize) {
     let (mut our_reads, mut our_writes) = ours.into_split();
     let (mut their_reads, mut their_writes) = theirs.into_split();
-    let ((), (), heard_there, heard_back) = tokio::join!(
+    let ((), (), received_there, received_back) = tokio::join!(
         send(&mut our_writes, there, piece),
         send(&mut their_writes, back, piece / 2 + 1),
         receive(&mut their_reads),
         receive(&mut our_reads),
     );
-    assert!(heard_there == there && heard_back == back, "pieces of {piece}");
+    assert!(received_there == there && received_back == back, "pieces of {piece}");
 }
 
 #[tokio::test]
@@ -119,8 +119,8 @@ async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
         assert!(written < bytes.len(), "nobody reads, and all of it was taken");
     }
     drop(ours);
-    let heard = receive(&mut theirs).await;
-    assert!(heard == bytes[..written]);
+    let bytes_received = receive(&mut theirs).await;
+    assert!(bytes_received == bytes[..written]);
 }
 
 #[tokio::test]

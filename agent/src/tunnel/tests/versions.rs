@@ -5,8 +5,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use crate::tunnel::{
-    control::Word,
-    local::{Answer, Call, Reply, Request, Role, Said},
+    control::Message,
+    local::{Call, CallResult, Reply, Request, Role, ServerMessage},
 };
 
 /// Checks that each line still parses, and is still written the same way, except for values to which `adds` applies.
@@ -22,39 +22,39 @@ fn read<T: Debug + Serialize + DeserializeOwned>(lines: &str, adds: impl Fn(&T) 
 
 #[test]
 fn lines_of_the_previous_release_are_read() {
-    let words = read(include_str!("../../../testdata/a233b06/control.jsonl"), |word| {
-        matches!(word, Word::Ping { .. } | Word::Pong { .. })
+    let messages = read(include_str!("../../../testdata/a233b06/control.jsonl"), |message| {
+        matches!(message, Message::Ping { .. } | Message::Pong { .. })
     });
-    let release = |proof, keep_paused| Word::Release(Release { proof, keep_paused });
+    let release = |proof, keep_paused| Message::Release(Release { proof, keep_paused });
     let expected = [
-        Word::Ping { version: 1 },
-        Word::Pong { version: 1 },
+        Message::Ping { version: 1 },
+        Message::Pong { version: 1 },
         release(Proof::ReplyConsumed, false),
         release(Proof::SourceStopped, true),
         release(Proof::SourceGone, false),
-        Word::TakenOver(TakenOver::Resumed),
-        Word::TakenOver(TakenOver::LeftPaused),
-        Word::Closed {},
+        Message::TakenOver(TakenOver::Resumed),
+        Message::TakenOver(TakenOver::LeftPaused),
+        Message::Closed {},
     ];
-    assert_eq!(words, expected);
+    assert_eq!(messages, expected);
     let calls: Vec<Request> = read(include_str!("../../../testdata/a233b06/calls.jsonl"), |_| false);
     assert_eq!(calls.len(), 7);
-    let answers: Vec<Said> = read(include_str!("../../../testdata/a233b06/answers.jsonl"), |_| false);
-    let unknown = |said: &Said| match said {
-        Said::Sessions(sessions) => sessions.iter().any(|session| {
+    let messages: Vec<ServerMessage> = read(include_str!("../../../testdata/a233b06/answers.jsonl"), |_| false);
+    let unknown = |message: &ServerMessage| match message {
+        ServerMessage::Sessions(sessions) => sessions.iter().any(|session| {
             session.role == Role::Unknown || session.reply == Reply::Unknown || session.released == Some(Proof::Unknown)
         }),
-        Said::Answer { result, .. } => *result == Answer::Unknown,
+        ServerMessage::Response { result, .. } => *result == CallResult::Unknown,
     };
-    assert!(!answers.iter().any(unknown));
+    assert!(!messages.iter().any(unknown));
 }
 
 /// The previous release ignores the version in a ping.
 #[test]
 fn lines_for_the_previous_release_have_all_that_it_needs() {
-    let ping = serde_json::to_value(Word::Ping { version: 2 }).unwrap();
+    let ping = serde_json::to_value(Message::Ping { version: 2 }).unwrap();
     assert_eq!(ping, json!({"ping": {"version": 2}}));
-    let pong = serde_json::to_value(Word::Pong { version: 2 }).unwrap();
+    let pong = serde_json::to_value(Message::Pong { version: 2 }).unwrap();
     assert_eq!(pong, json!({"pong": {"version": 2}}));
 }
 
@@ -77,7 +77,7 @@ fn values_of_a_later_version_are_unknown() {
         (r#""hibernate""#, ""),
         ("{", ""),
     ] {
-        assert_eq!(Word::of_line(line), Word::Unknown(key.to_owned()), "{line}");
+        assert_eq!(Message::of_line(line), Message::Unknown(key.to_owned()), "{line}");
     }
     // A session with values of a later version does not affect the other sessions.
     let sessions = include_str!("../../../testdata/a233b06/answers.jsonl")
@@ -87,18 +87,18 @@ fn values_of_a_later_version_are_unknown() {
     let later = sessions
         .replacen(r#""role":"source""#, r#""role":"witness""#, 1)
         .replacen("SourceGone", "SourceMelted", 1);
-    let Said::Sessions(sessions) = serde_json::from_str(&later).unwrap() else {
+    let ServerMessage::Sessions(sessions) = serde_json::from_str(&later).unwrap() else {
         panic!("{later}");
     };
     assert_eq!((sessions[0].role, sessions[1].role), (Role::Unknown, Role::Target));
     assert_eq!(sessions[1].released, Some(Proof::Unknown));
-    let answer = r#"{"answer":{"id":7,"result":{"postponed":{}}}}"#;
-    let answer: Said = serde_json::from_str(answer).unwrap();
+    let message = r#"{"answer":{"id":7,"result":{"postponed":{}}}}"#;
+    let message: ServerMessage = serde_json::from_str(message).unwrap();
     assert_eq!(
-        answer,
-        Said::Answer {
+        message,
+        ServerMessage::Response {
             id: 7,
-            result: Answer::Unknown
+            result: CallResult::Unknown
         }
     );
     // An unknown call is refused instead, with the reason.

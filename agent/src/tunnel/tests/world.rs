@@ -69,7 +69,7 @@ pub(super) struct FakeGuest {
     resumed: Arc<AtomicUsize>,
     left: Arc<Mutex<GuestLeft>>,
     /// Number of queries to its source's libvirt.
-    asked: watch::Sender<usize>,
+    queries: watch::Sender<usize>,
     /// Number of attempts to resume it that fail.
     pub(super) failures: Arc<AtomicUsize>,
 }
@@ -80,7 +80,7 @@ impl FakeGuest {
             state: watch::channel(GuestHere::Absent).0,
             resumed: Arc::default(),
             left: Arc::new(Mutex::new(GuestLeft::MayReturn)),
-            asked: watch::channel(0).0,
+            queries: watch::channel(0).0,
             failures: Arc::default(),
         }
     }
@@ -95,8 +95,8 @@ impl FakeGuest {
     }
 
     /// Waits until its source's libvirt has been queried.
-    pub(super) async fn until_asked(&self) {
-        self.asked.subscribe().wait_for(|asked| *asked > 0).await.unwrap();
+    pub(super) async fn until_queried(&self) {
+        self.queries.subscribe().wait_for(|queries| *queries > 0).await.unwrap();
     }
 
     /// Returns how often it was resumed.
@@ -111,7 +111,7 @@ struct FakeConnection {
 }
 
 impl IncomingGuest for FakeConnection {
-    fn look(&mut self) -> BoxFuture<'_, GuestHere> {
+    fn state(&mut self) -> BoxFuture<'_, GuestHere> {
         Box::pin(async { *self.state.borrow_and_update() })
     }
 
@@ -166,7 +166,7 @@ impl Guests for FakeGuests {
         Box::pin(async {
             let guest = self.of(domain);
             let left = *guest.left.lock().unwrap();
-            guest.asked.send_modify(|asked| *asked += 1);
+            guest.queries.send_modify(|queries| *queries += 1);
             left
         })
     }
@@ -248,10 +248,10 @@ impl Node {
     pub(super) async fn until(&self, migration: &str, wanted: impl Fn(&SessionState) -> bool) -> SessionState {
         let mut sessions = self.client.sessions();
         let found = |states: &Vec<SessionState>| states.iter().find(|state| state.migration == migration).cloned();
-        let told = sessions
+        let found_state = sessions
             .wait_for(|states| found(states).is_some_and(|state| wanted(&state)))
             .await;
-        found(&told.unwrap()).unwrap()
+        found(&found_state.unwrap()).unwrap()
     }
 
     pub(super) fn state(&self, migration: &str) -> Option<SessionState> {

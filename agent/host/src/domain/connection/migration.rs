@@ -121,7 +121,7 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
     let mut job_type = 0;
     let mut parameters = Parameters::new();
     // SAFETY: the domain is one of this open connection, and all places outlive the call.
-    let asked = succeeded(CALL, unsafe {
+    let fetched = succeeded(CALL, unsafe {
         sys::virDomainGetJobStats(
             domain.0,
             &raw mut job_type,
@@ -130,7 +130,7 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
             flags,
         )
     });
-    match asked {
+    match fetched {
         Ok(_) => {}
         // "migration statistics are available only on the source host"
         Err(error) if error.code == sys::VIR_ERR_OPERATION_UNSUPPORTED => return Ok(Some(JobInfo::incoming())),
@@ -139,8 +139,8 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
         Err(error) => return Err(error),
     }
     // SAFETY: libvirt returned that many parameters.
-    let said = unsafe { read_parameters(parameters.list, parameters.count) };
-    Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &said))
+    let parameters_read = unsafe { read_parameters(parameters.list, parameters.count) };
+    Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &parameters_read))
 }
 
 pub(super) fn set_max_downtime(connection: &Connection, milliseconds: u64) -> Result<(), LibvirtError> {
@@ -188,7 +188,7 @@ pub(super) fn compare_cpu(
     let flags = sys::VIR_CONNECT_COMPARE_CPU_FAIL_INCOMPATIBLE;
     // SAFETY: the connection is open, both strings end with a zero byte and outlive the call; null selects the host's
     // architecture, its emulator, and the emulator's default machine.
-    let answer = unsafe {
+    let result = unsafe {
         sys::virConnectCompareHypervisorCPU(
             connection.raw,
             ptr::null(),
@@ -199,7 +199,7 @@ pub(super) fn compare_cpu(
             flags,
         )
     };
-    match answer {
+    match result {
         sys::VIR_CPU_COMPARE_IDENTICAL | sys::VIR_CPU_COMPARE_SUPERSET => Ok(CpuComparison::Fits),
         sys::VIR_CPU_COMPARE_INCOMPATIBLE => Ok(CpuComparison::Incompatible {
             message: "the CPU is incompatible with that of the host".into(),

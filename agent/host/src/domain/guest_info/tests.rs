@@ -26,7 +26,7 @@ fn parameters(text: &str) -> Vec<Parameter> {
 }
 
 #[test]
-fn everything_that_an_agent_says() {
+fn every_field_of_the_guest_agent_is_parsed() {
     let info = GuestInfo::from_parameters(&parameters(include_str!("../../../testdata/made/guest-info.txt")));
     assert_eq!(info.os.pretty_name.as_deref(), Some("Debian GNU/Linux 13 (trixie)"));
     assert_eq!(info.os.kernel_release.as_deref(), Some("6.12.48+deb13-cloud-amd64"));

@@ -99,21 +99,21 @@ fn a_migration_that_has_ended_at_both_sides() {
 }
 
 #[test]
-fn there_is_no_job_whatever_is_said_of_it() {
-    let said = parameters("operation 5\ntime_elapsed 7");
-    assert_eq!(JobInfo::from_parameters(JobType::None, &said), None);
+fn job_of_type_none_is_absent_despite_parameters() {
+    let parameters_read = parameters("operation 5\ntime_elapsed 7");
+    assert_eq!(JobInfo::from_parameters(JobType::None, &parameters_read), None);
 }
 
 #[test]
-fn what_is_not_said_is_not_known() {
+fn unreported_values_are_unknown() {
     let job = JobInfo::from_parameters(JobType::Unbounded, &[]).unwrap();
     assert_eq!(
         (job.operation, job.elapsed, job.dirty_rate),
         (JobOperation::Unknown(0), None, None)
     );
     // A rate without the page size is ignored, and so is a negative time.
-    let said = parameters("memory_dirty_rate 7\ntime_elapsed -1\noperation 99");
-    let job = JobInfo::from_parameters(JobType::from_raw(77), &said).unwrap();
+    let parameters_read = parameters("memory_dirty_rate 7\ntime_elapsed -1\noperation 99");
+    let job = JobInfo::from_parameters(JobType::from_raw(77), &parameters_read).unwrap();
     assert_eq!(
         (job.job_type, job.operation, job.elapsed, job.dirty_rate),
         (JobType::Unknown(77), JobOperation::Unknown(99), None, None)
@@ -123,12 +123,12 @@ fn what_is_not_said_is_not_known() {
 
 #[test]
 fn a_failure_has_its_message() {
-    let mut said = parameters("operation 5\nsuccess 0");
-    said.push(Parameter {
+    let mut parameters_read = parameters("operation 5\nsuccess 0");
+    parameters_read.push(Parameter {
         name: "errmsg".into(),
         value: ParameterValue::Text("no space left".into()),
     });
-    let job = JobInfo::from_parameters(JobType::Failed, &said).unwrap();
+    let job = JobInfo::from_parameters(JobType::Failed, &parameters_read).unwrap();
     assert_eq!(
         (job.success, job.error.as_deref()),
         (Some(false), Some("no space left"))
@@ -141,11 +141,11 @@ proptest! {
         numbers in prop::collection::vec(any::<i128>(), 22),
         job_type in any::<i32>(),
     ) {
-        let mut said = parameters(include_str!("../../../testdata/trixie/migration/outgoing.txt"));
-        for (parameter, number) in said.iter_mut().zip(numbers) {
+        let mut parameters_read = parameters(include_str!("../../../testdata/trixie/migration/outgoing.txt"));
+        for (parameter, number) in parameters_read.iter_mut().zip(numbers) {
             parameter.value = ParameterValue::Number(number);
         }
-        let job = JobInfo::from_parameters(JobType::from_raw(job_type), &said);
+        let job = JobInfo::from_parameters(JobType::from_raw(job_type), &parameters_read);
         assert_eq!(job.is_none(), job_type == 0);
     }
 }

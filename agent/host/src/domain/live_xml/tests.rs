@@ -89,7 +89,7 @@ fn a_cpu_that_is_not_spelled_out_is_not_complete() {
 }
 
 #[test]
-fn the_agents_channel_is_told_from_others() {
+fn guest_agent_channel_is_distinguished_from_others() {
     let parse = |target: &str| {
         let xml = format!(
             "<domain><devices><channel><target name='org.spice.0' state='connected'/></channel>\

@@ -8,16 +8,16 @@ const QEMU: &str = include_str!("../../testdata/trixie/x86_64-qemu.domain-capabi
 const BASELINE: &str = include_str!("../../testdata/trixie/x86_64-qemu.baseline.xml");
 const CAPABILITIES: &str = include_str!("../../testdata/trixie/capabilities.xml");
 
-type Answer = Result<String, LibvirtError>;
+type Reply = Result<String, LibvirtError>;
 
 /// A libvirt with recorded responses, which also records the queries.
 struct Recorded {
-    kvm: Answer,
-    qemu: Answer,
-    baseline: Answer,
-    capabilities: Answer,
+    kvm: Reply,
+    qemu: Reply,
+    baseline: Reply,
+    capabilities: Reply,
     version: u32,
-    asked: RefCell<Vec<String>>,
+    queries: RefCell<Vec<String>>,
 }
 
 impl Default for Recorded {
@@ -28,23 +28,23 @@ impl Default for Recorded {
             baseline: Ok(BASELINE.into()),
             capabilities: Ok(CAPABILITIES.into()),
             version: 11_003_000,
-            asked: RefCell::default(),
+            queries: RefCell::default(),
         }
     }
 }
 
 impl Recorded {
-    fn ask(&self, virt_type: VirtType) -> Answers {
-        ask(self, &Architecture::Amd64, "q35", virt_type)
+    fn probe(&self, virt_type: VirtType) -> ProbeResult {
+        probe(self, &Architecture::Amd64, "q35", virt_type)
     }
 
     fn note(&self, what: impl Into<String>) {
-        self.asked.borrow_mut().push(what.into());
+        self.queries.borrow_mut().push(what.into());
     }
 }
 
-impl Ask for Recorded {
-    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Answer {
+impl LibvirtQueries for Recorded {
+    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Reply {
         self.note(format!(
             "{} {} {} {detail:?}",
             machine.architecture,
@@ -58,7 +58,7 @@ impl Ask for Recorded {
         }
     }
 
-    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Answer {
+    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Reply {
         assert!(
             cpu.starts_with("<cpu>") && cpu.contains("<model fallback='forbid'>"),
             "{cpu}"
@@ -67,7 +67,7 @@ impl Ask for Recorded {
         self.baseline.clone()
     }
 
-    fn capabilities(&self) -> Answer {
+    fn capabilities(&self) -> Reply {
         self.note("capabilities");
         self.capabilities.clone()
     }
@@ -81,7 +81,7 @@ impl Ask for Recorded {
     }
 }
 
-fn refusal(code: u32, domain: u32) -> Answer {
+fn refusal(code: u32, domain: u32) -> Reply {
     Err(LibvirtError {
         call: "asking",
         code,
@@ -91,27 +91,27 @@ fn refusal(code: u32, domain: u32) -> Answer {
 }
 
 /// An error of libvirt's QEMU driver; below, an error of its connection.
-fn refused() -> Answer {
+fn refused() -> Reply {
     refusal(virt_sys::VIR_ERR_INVALID_ARG, virt_sys::VIR_FROM_QEMU)
 }
 
-fn broken() -> Answer {
+fn broken() -> Reply {
     refusal(virt_sys::VIR_ERR_INTERNAL_ERROR, virt_sys::VIR_FROM_RPC)
 }
 
 #[test]
-fn nothing_is_asked_twice() {
+fn each_query_is_made_once() {
     let libvirt = Recorded::default();
-    let answers = libvirt.ask(VirtType::Kvm);
-    assert_eq!((&answers.problem, &answers.kvm_given_up), (&None, &None));
-    let facts = answers.facts.unwrap();
+    let probed = libvirt.probe(VirtType::Kvm);
+    assert_eq!((&probed.problem, &probed.kvm_given_up), (&None, &None));
+    let facts = probed.facts.unwrap();
     assert_eq!((facts.virt_type, facts.vendor.as_str()), (VirtType::Kvm, "Intel"));
     assert_eq!(
         (facts.libvirt_version.as_str(), facts.qemu_version.as_str()),
         ("11.3.0", "10.0.13")
     );
     assert_eq!(
-        *libvirt.asked.borrow(),
+        *libvirt.queries.borrow(),
         ["x86_64 q35 kvm HostModel", "baseline kvm", "capabilities"]
     );
 }
@@ -129,30 +129,30 @@ fn kvm_without_a_usable_model_is_given_up() {
             kvm,
             ..Recorded::default()
         };
-        let answers = libvirt.ask(VirtType::Kvm);
-        assert_eq!(answers.kvm_given_up.as_deref(), Some(why));
-        assert_eq!(answers.problem, None);
-        assert_eq!(answers.facts.unwrap().virt_type, VirtType::Qemu);
-        let asked = [
+        let probed = libvirt.probe(VirtType::Kvm);
+        assert_eq!(probed.kvm_given_up.as_deref(), Some(why));
+        assert_eq!(probed.problem, None);
+        assert_eq!(probed.facts.unwrap().virt_type, VirtType::Qemu);
+        let queries = [
             "x86_64 q35 kvm HostModel",
             "x86_64 q35 qemu HostModel",
             "baseline qemu",
             "capabilities",
         ];
-        assert_eq!(*libvirt.asked.borrow(), asked);
+        assert_eq!(*libvirt.queries.borrow(), queries);
     }
 }
 
 #[test]
-fn a_broken_connection_says_nothing_about_kvm() {
+fn broken_libvirt_connection_does_not_rule_out_kvm() {
     let libvirt = Recorded {
         kvm: broken(),
         ..Recorded::default()
     };
-    let answers = libvirt.ask(VirtType::Kvm);
-    assert_eq!((answers.facts, answers.kvm_given_up), (None, None));
-    assert_eq!(answers.problem.unwrap().kind(), ProblemReason::LibvirtConnectFailed);
-    assert_eq!(libvirt.asked.borrow().len(), 1);
+    let probed = libvirt.probe(VirtType::Kvm);
+    assert_eq!((probed.facts, probed.kvm_given_up), (None, None));
+    assert_eq!(probed.problem.unwrap().kind(), ProblemReason::LibvirtConnectFailed);
+    assert_eq!(libvirt.queries.borrow().len(), 1);
 }
 
 #[test]
@@ -162,14 +162,14 @@ fn neither_kvm_nor_emulation() {
         qemu: refused(),
         ..Recorded::default()
     };
-    let answers = libvirt.ask(VirtType::Kvm);
-    assert_eq!(answers.facts, None);
-    assert!(answers.kvm_given_up.is_some());
-    assert_eq!(answers.problem.unwrap().kind(), ProblemReason::LibvirtCallFailed);
+    let probed = libvirt.probe(VirtType::Kvm);
+    assert_eq!(probed.facts, None);
+    assert!(probed.kvm_given_up.is_some());
+    assert_eq!(probed.problem.unwrap().kind(), ProblemReason::LibvirtCallFailed);
 }
 
 #[test]
-fn gaps_are_told_and_the_rest_stands() {
+fn gaps_are_reported_and_other_facts_kept() {
     let garbage = || Ok("<html/>".to_owned());
     for (libvirt, reason) in [
         (
@@ -187,47 +187,47 @@ fn gaps_are_told_and_the_rest_stands() {
             ProblemReason::LibvirtAnswerNotUnderstood,
         ),
     ] {
-        let answers = libvirt.ask(VirtType::Qemu);
-        assert_eq!(answers.problem.unwrap().kind(), reason);
-        let facts = answers.facts.unwrap();
+        let probed = libvirt.probe(VirtType::Qemu);
+        assert_eq!(probed.problem.unwrap().kind(), reason);
+        let facts = probed.facts.unwrap();
         assert!(facts.features.is_empty() && !facts.models.is_empty() && !facts.machine_types.is_empty());
     }
-    let answers = Recorded {
+    let probed = Recorded {
         capabilities: garbage(),
         ..Recorded::default()
     }
-    .ask(VirtType::Qemu);
+    .probe(VirtType::Qemu);
     assert_eq!(
-        answers.problem.unwrap().to_string(),
+        probed.problem.unwrap().to_string(),
         "<html> instead of <capabilities> as the capabilities"
     );
-    assert!(answers.facts.unwrap().machine_types.is_empty());
-    let answers = Recorded {
+    assert!(probed.facts.unwrap().machine_types.is_empty());
+    let probed = Recorded {
         qemu: garbage(),
         ..Recorded::default()
     }
-    .ask(VirtType::Qemu);
+    .probe(VirtType::Qemu);
     assert_eq!(
-        answers.problem.unwrap().kind(),
+        probed.problem.unwrap().kind(),
         ProblemReason::LibvirtAnswerNotUnderstood
     );
-    assert_eq!(answers.facts, None);
+    assert_eq!(probed.facts, None);
 }
 
 #[test]
-fn newer_libvirt_is_asked_for_everything_that_the_host_can_give() {
+fn newer_libvirt_is_queried_for_all_host_features() {
     let libvirt = Recorded {
         version: 12_005_000,
         ..Recorded::default()
     };
-    assert_eq!(libvirt.ask(VirtType::Qemu).problem, None);
-    let asked = [
+    assert_eq!(libvirt.probe(VirtType::Qemu).problem, None);
+    let queries = [
         "x86_64 q35 qemu HostModel",
         "x86_64 q35 qemu Everything",
         "baseline qemu",
         "capabilities",
     ];
-    assert_eq!(*libvirt.asked.borrow(), asked);
+    assert_eq!(*libvirt.queries.borrow(), queries);
 }
 
 #[test]
@@ -237,8 +237,11 @@ fn without_a_host_model_there_is_no_baseline() {
         qemu: Ok(arm.into()),
         ..Recorded::default()
     };
-    let answers = ask(&libvirt, &Architecture::Arm64, "virt", VirtType::Qemu);
-    assert_eq!(answers.problem, None);
-    assert!(answers.facts.unwrap().features.is_empty());
-    assert_eq!(*libvirt.asked.borrow(), ["aarch64 virt qemu HostModel", "capabilities"]);
+    let probed = probe(&libvirt, &Architecture::Arm64, "virt", VirtType::Qemu);
+    assert_eq!(probed.problem, None);
+    assert!(probed.facts.unwrap().features.is_empty());
+    assert_eq!(
+        *libvirt.queries.borrow(),
+        ["aarch64 virt qemu HostModel", "capabilities"]
+    );
 }

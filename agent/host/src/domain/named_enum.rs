@@ -2,12 +2,12 @@
 
 /// Defines an enum over the type of a C constant: its variants, their numbers, and the names that `virsh` prints. A
 /// number that a later libvirt added is kept as `Unknown`.
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $constant:path => $word:literal,)+ }) => {
+macro_rules! named_enum {
+    ($(#[$doc:meta])* $name:ident { $($variant:ident = $constant:path => $text:literal,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum $name {
-            $(#[doc = concat!("libvirt's \"", $word, "\".")] $variant,)+
+            $(#[doc = concat!("libvirt's \"", $text, "\".")] $variant,)+
             /// libvirt's "unknown", or a number without a name here.
             Unknown(i32),
         }
@@ -25,7 +25,7 @@ macro_rules! words {
             /// Returns libvirt's name of the value.
             pub fn as_str(self) -> &'static str {
                 match self {
-                    $(Self::$variant => $word,)+
+                    $(Self::$variant => $text,)+
                     Self::Unknown(_) => "unknown",
                 }
             }
@@ -45,4 +45,4 @@ macro_rules! words {
     };
 }
 
-pub(crate) use words;
+pub(crate) use named_enum;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The queries to a libvirt.
-pub(crate) trait Ask {
+pub(crate) trait LibvirtQueries {
     /// Returns the domain capabilities of a machine.
     fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError>;
     /// Returns the hypervisor CPU baseline of a `<cpu>`.
@@ -27,7 +27,7 @@ pub(crate) trait Ask {
     fn qemu_version(&self) -> Result<Version, LibvirtError>;
 }
 
-impl Ask for Libvirt {
+impl LibvirtQueries for Libvirt {
     fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
         self.domain_capabilities(machine, detail)
     }
@@ -51,7 +51,7 @@ impl Ask for Libvirt {
 
 /// The results of the queries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Answers {
+pub(crate) struct ProbeResult {
     /// What guests can get; `None` if even the domain capabilities are missing.
     pub(crate) facts: Option<VirtualizationFacts>,
     /// Why emulation was chosen instead of KVM, if it was.
@@ -60,7 +60,7 @@ pub(crate) struct Answers {
     pub(crate) problem: Option<Problem>,
 }
 
-impl From<Problem> for Answers {
+impl From<Problem> for ProbeResult {
     fn from(problem: Problem) -> Self {
         Self {
             problem: Some(problem),
@@ -71,7 +71,12 @@ impl From<Problem> for Answers {
 
 /// Queries libvirt. `virt_type` is the intended way to run guests. If that is KVM and libvirt reports no usable model
 /// for it, emulation is queried instead.
-pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str, virt_type: VirtType) -> Answers {
+pub(crate) fn probe(
+    libvirt: &dyn LibvirtQueries,
+    architecture: &Architecture,
+    machine: &str,
+    virt_type: VirtType,
+) -> ProbeResult {
     let mut question = Machine {
         architecture: architecture.libvirt(),
         machine,
@@ -97,7 +102,7 @@ pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str,
     let domain = match domain {
         Ok(domain) => domain,
         Err(problem) => {
-            return Answers {
+            return ProbeResult {
                 kvm_given_up,
                 ..problem.into_problem().into()
             };
@@ -125,7 +130,7 @@ pub(crate) fn ask(libvirt: &dyn Ask, architecture: &Architecture, machine: &str,
         qemu_version: text(qemu_version),
         ..facts
     };
-    Answers {
+    ProbeResult {
         facts: Some(facts),
         kvm_given_up,
         problem,
@@ -175,7 +180,7 @@ impl DomainProblem {
 }
 
 fn domain_capabilities(
-    libvirt: &dyn Ask,
+    libvirt: &dyn LibvirtQueries,
     machine: &Machine<'_>,
     architecture: &Architecture,
 ) -> Result<DomainCapabilities, DomainProblem> {
@@ -188,7 +193,7 @@ fn domain_capabilities(
 /// Returns every feature that a guest can have. From libvirt 12.5 on, the input of the baseline is everything that
 /// the host can provide; an older libvirt only reports the host model.
 fn features(
-    libvirt: &dyn Ask,
+    libvirt: &dyn LibvirtQueries,
     machine: &Machine<'_>,
     architecture: &Architecture,
     domain: &DomainCapabilities,
@@ -206,7 +211,7 @@ fn features(
     Ok(baseline::parse(&libvirt.baseline(machine, &cpu)?, architecture)?.features)
 }
 
-fn host(libvirt: &dyn Ask, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
+fn host(libvirt: &dyn LibvirtQueries, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
     Ok(capabilities::parse(&libvirt.capabilities()?, architecture)?)
 }
 

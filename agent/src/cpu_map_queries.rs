@@ -14,7 +14,7 @@ use tracing::warn;
 
 /// The result of one query.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Answers {
+pub(crate) struct QueryResult {
     /// Features of each queried model; `None` if the map does not contain the model.
     models: BTreeMap<String, Option<BTreeSet<String>>>,
     /// Models that contain a masked feature.
@@ -23,7 +23,7 @@ pub(crate) struct Answers {
     readable: bool,
 }
 
-impl Answers {
+impl QueryResult {
     /// Returns whether the map contains a model. The default minimum needs no map.
     pub(crate) fn knows(&self, model: &str) -> bool {
         model == DEFAULT_MODEL || self.features(model).is_some()
@@ -37,12 +37,12 @@ impl Answers {
 
 /// Queries the map and caches the last query with its result.
 #[derive(Debug)]
-pub(crate) struct CpuMapQuestions {
+pub(crate) struct CpuMapQueries {
     folder: PathBuf,
-    last: Option<(BTreeSet<String>, BTreeSet<String>, Answers)>,
+    last: Option<(BTreeSet<String>, BTreeSet<String>, QueryResult)>,
 }
 
-impl CpuMapQuestions {
+impl CpuMapQueries {
     /// Creates queries to the map in `folder`.
     pub(crate) fn new(folder: PathBuf) -> Self {
         Self { folder, last: None }
@@ -54,34 +54,34 @@ impl CpuMapQuestions {
     }
 
     /// Returns the features of `models` and the models that contain a feature of `mask`.
-    pub(crate) fn ask(&mut self, models: BTreeSet<String>, mask: &BTreeSet<String>) -> Answers {
+    pub(crate) fn query(&mut self, models: BTreeSet<String>, mask: &BTreeSet<String>) -> QueryResult {
         let models: BTreeSet<String> = models.into_iter().filter(|model| model != DEFAULT_MODEL).collect();
-        if let Some((known_models, known_mask, answers)) = &self.last
+        if let Some((known_models, known_mask, result)) = &self.last
             && *known_models == models
             && known_mask == mask
         {
-            return answers.clone();
+            return result.clone();
         }
-        let answers = self.read(&models, mask);
+        let result = self.read(&models, mask);
         // A failed read is not cached, so the next call retries it.
-        if answers.readable {
-            self.last = Some((models, mask.clone(), answers.clone()));
+        if result.readable {
+            self.last = Some((models, mask.clone(), result.clone()));
         }
-        answers
+        result
     }
 
-    fn read(&self, models: &BTreeSet<String>, mask: &BTreeSet<String>) -> Answers {
+    fn read(&self, models: &BTreeSet<String>, mask: &BTreeSet<String>) -> QueryResult {
         if models.is_empty() && mask.is_empty() {
-            return Answers {
+            return QueryResult {
                 readable: true,
-                ..Answers::default()
+                ..QueryResult::default()
             };
         }
         let map = match CpuMap::load(&self.folder) {
             Ok(map) => map,
             Err(error) => {
                 warn!(folder = %self.folder.display(), error = %drydock_runtime::chain(&error), "cannot read libvirt's CPU map");
-                return Answers::default();
+                return QueryResult::default();
             }
         };
         let mut masked_models = MaskedModels::new();
@@ -94,7 +94,7 @@ impl CpuMapQuestions {
             .iter()
             .map(|model| (model.clone(), map.features(model)))
             .collect();
-        Answers {
+        QueryResult {
             models,
             masked_models,
             readable: true,
