@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_pruned_like_what_is_shown() {
+    fn api_response_is_pruned_like_watched_objects() {
         let mut objects = AssumeCache::filled([at("5", "u")]);
         objects.prune = |object| object.data = None;
         let mut answer = at("7", "u");

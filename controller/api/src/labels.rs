@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn owned_keys_are_exact_and_look_alikes_are_foreign() {
+    fn owned_keys_are_exact_and_similar_keys_are_foreign() {
         for owned in [
             "cpu-model.node.kubevirt.io/Haswell",
             "cpu-vendor.node.kubevirt.io/Intel",

@@ -88,7 +88,7 @@ fn files_of_the_previous_release_are_read() {
 }
 
 #[test]
-fn ready_pod_with_a_disk_of_an_unknown_format_is_told_apart() {
+fn ready_pod_with_unknown_disk_format_is_recognized() {
     let later = |format: &str, below: &str| {
         let text = include_str!("../testdata/a233b06/ready.json");
         let text = text.replacen("qcow2\",\"virtual", &format!("{format}\",\"virtual"), 1);

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_explained_in_words() {
+    fn model_explanations_are_sentences() {
         let text: Vec<String> = ["Haswell", "Haswell-noTSX", "qemu64", "haswel", "zEC12"]
             .map(|model| explain(&facts(), &LabelPolicy::default(), model).to_string())
             .into();

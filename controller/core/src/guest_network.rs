@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_profile_says_why() {
+    fn missing_profile_is_explained() {
         let seen = Seen {
             seccomp: missing(),
             user_namespaces: ON,

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn penryn_is_the_documented_set_whatever_the_cpu_map_says() {
+    fn penryn_is_the_documented_set_for_any_cpu_map() {
         let minimum = Minimum::resolve("Penryn", |_| panic!("the default needs no CPU map")).unwrap();
         assert_eq!(minimum.features.len(), 29);
         assert_eq!(minimum, Minimum::default());

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answers_as_the_process_is() {
+    async fn endpoints_reflect_process_state() {
         let process = Process::new();
         let (readiness, liveness) = (Readiness::new(), Liveness::new());
         let (logs, _layer) = LogHandle::detached("info").unwrap();

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_kind_is_an_answer_and_a_failure_is_none() {
+    fn missing_kind_is_synced_and_failure_is_not() {
         let sight = |synced, problem| SyncState { synced, problem };
         assert!(sight(false, Some(Problem::KindMissing)).is_answered());
         assert!(!sight(false, Some(Problem::Forbidden)).is_answered());

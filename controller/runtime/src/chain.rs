@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transparent_error_is_said_once() {
+    fn transparent_error_appears_once() {
         assert_eq!(chain(&Ours::Same(missing())).to_string(), "no such place");
     }
 

@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_that_does_not_come_is_an_error_and_counted() {
+    async fn missing_response_is_an_error_and_counted() {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let metrics = ClientMetrics::default();
         let client = ClientBuilder::new(service, "default")

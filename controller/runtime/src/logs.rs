@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_of_retries_is_kept_out_unless_asked_for() {
+    fn retry_noise_is_filtered_by_default() {
         let (logs, _layer) = LogHandle::detached("info").unwrap();
         assert!(logs.level().contains("kube_client::client::builder=off"));
         logs.set("info,kube_client=info").unwrap();

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_says_what_it_is_and_uses() {
+    fn process_metrics_have_version_and_usage() {
         let mut text = String::new();
         encode(&mut text, &registry("drydock-agent", "1.2.3")).unwrap();
         assert!(

@@ -165,7 +165,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn last_words_go_only_where_there_is_a_place_for_them() {
+    fn termination_message_is_written_only_to_existing_file() {
         let folder = std::env::temp_dir().join(format!("drydock-last-words-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let place = folder.join("termination-log");

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_alone_is_asked_for_where_that_is_wanted() {
+    fn metadata_only_watch_requests_partial_objects() {
         assert!(TolerantDecode::<PartialObjectMeta<Pod>>::metadata_api());
         assert!(!TolerantDecode::<Pod>::metadata_api());
     }

@@ -176,7 +176,7 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
 }
 
 #[tokio::test]
-async fn everything_that_is_wrong_is_told_at_once() {
+async fn all_errors_are_in_one_refusal() {
     let mut object = instance();
     object["spec"]["domain"]["devices"]["gpus"] = json!([{"name": "a"}]);
     object["spec"]["domain"]["cpu"] = json!({"core": 2, "sockets": 600});

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_says_why_and_the_rest_can() {
+    fn unusable_certificates_are_explained_and_others_used() {
         let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
         let (_, other) = made::authority(at(0), at(48 * HOUR)).unwrap();
         let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();

@@ -60,7 +60,7 @@ async fn created_object_is_assumed_until_shown_or_expired() {
 }
 
 #[tokio::test]
-async fn what_was_deleted_is_so_until_the_watch_says_it() {
+async fn deletion_is_assumed_until_watch_shows_it() {
     let instances = Instances::filled([instance("a", "u1", None)]);
     instances.deleted(&key("a"), "u1");
     assert!(instances.is_deleted("u1"));
@@ -82,7 +82,7 @@ async fn what_was_deleted_is_so_until_the_watch_says_it() {
 }
 
 #[test]
-fn a_set_hears_of_instances_that_join_and_leave_it() {
+fn replica_set_is_enqueued_when_instances_join_or_leave() {
     let (old, new) = (instance("a", "u1", Some("s1")), instance("a", "u1", None));
     let change = |old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>| {
         sets_of_change(&Change::Object {

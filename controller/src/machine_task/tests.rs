@@ -145,7 +145,7 @@ async fn instance_is_deleted_once_with_its_uid_as_precondition() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_told_on_the_machine_and_tried_again() {
+async fn refusal_is_reported_on_the_machine_and_retried() {
     let first = machine(RunStrategy::Always, "10");
     let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
     let served = async {
@@ -211,7 +211,7 @@ async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_start_that_has_to_wait_says_until_when() {
+async fn delayed_start_has_a_retry_time() {
     let mut waiting = machine(RunStrategy::Always, "10");
     let retry = clock::now() + jiff::SignedDuration::from_secs(100);
     waiting.status = serde_json::from_value(json!({

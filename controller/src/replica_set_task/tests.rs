@@ -100,7 +100,7 @@ async fn missing_members_are_created_in_growing_batches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_set_that_can_have_none_costs_one_request_and_says_why() {
+async fn impossible_replica_costs_one_request_and_is_explained() {
     let wanted = set(100);
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {

@@ -51,7 +51,7 @@ mod tests {
     use super::nearest;
 
     #[test]
-    fn typing_errors_are_seen_through_and_other_words_are_not() {
+    fn typing_errors_are_recognized_and_other_names_are_not() {
         let names = [
             "cores",
             "sockets",

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn default_model_is_judged_by_what_nodes_say() {
+    fn default_model_is_judged_by_reported_nodes() {
         use Usable::{No, Yes};
         let xeon = node(
             "amd64",

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_namespace_wins_and_the_others_are_told_why() {
+    fn first_namespace_wins_and_others_get_a_reason() {
         let namespaces = NAMESPACES.map(str::to_owned);
         let objects = [
             at("kubevirt", "kubevirt-hyperconverged"),

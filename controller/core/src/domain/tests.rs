@@ -163,12 +163,12 @@ fn interface(more: &Value) -> Value {
 }
 
 #[test]
-fn a_spec_that_asks_for_nothing() {
+fn spec_without_optional_fields() {
     insta::assert_snapshot!(xml(&spec(&json!({}))).unwrap());
 }
 
 #[test]
-fn a_spec_that_asks_for_everything() {
+fn spec_with_all_fields() {
     let spec = spec(&json!({
         "cpu": {
             "cores": 2, "sockets": 2, "threads": 2, "model": "Haswell-noTSX",
@@ -398,7 +398,7 @@ fn disks_are_opened_as_they_were_prepared() {
 }
 
 #[test]
-fn disks_have_the_serial_number_and_cache_that_they_ask_for() {
+fn disks_have_requested_serial_number_and_cache() {
     let claim = json!([{"name": "a", "dataVolume": {"name": "x"}}]);
     insta::assert_snapshot!(shown(
         &[
@@ -467,7 +467,7 @@ fn disks_boot_by_number_else_in_the_manifests_order() {
 }
 
 #[test]
-fn interfaces_are_what_they_ask_for() {
+fn interfaces_have_requested_type_and_model() {
     insta::assert_snapshot!(shown(
         &[
             json!({}),
@@ -582,7 +582,7 @@ fn serial_port_and_screen_are_there_unless_refused() {
 }
 
 #[test]
-fn random_numbers_are_there_if_asked_for() {
+fn rng_device_is_present_if_requested() {
     insta::assert_snapshot!(shown(&[json!({}), json!({"devices": {"rng": {}}})], &["rng"]));
 }
 

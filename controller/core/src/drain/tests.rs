@@ -137,7 +137,7 @@ fn said(plan: &Plan) -> Vec<(RemainingState, String)> {
 }
 
 #[test]
-fn a_node_says_itself_that_it_is_to_be_emptied() {
+fn node_status_reports_its_drain_request() {
     let node: Node = serde_json::from_value(json!({"spec": {"unschedulable": true, "taints": [
         {"key": "kubevirt.io/drain", "effect": "NoSchedule", "value": "draining"},
         {"key": "medik8s.io/drain", "effect": "NoExecute"},
@@ -165,7 +165,7 @@ fn a_plain_cordon_moves_nothing() {
 }
 
 #[test]
-fn a_taint_marks_what_should_move_and_says_what_will_not() {
+fn taint_marks_movable_guests_and_reports_the_rest() {
     let plain = instance("web", |_| {});
     let immovable = instance("web", |instance| {
         instance["status"]["conditions"] = json!([
@@ -273,7 +273,7 @@ fn the_descheduler_is_in_no_hurry() {
 }
 
 #[test]
-fn what_a_migration_waits_for_is_said() {
+fn migration_wait_reason_is_reported() {
     let web = marked("web", "Cordon");
     let waiting = migration("1", "Pending", |migration| {
         migration["status"]["conditions"] =
@@ -295,7 +295,7 @@ fn what_a_migration_waits_for_is_said() {
 }
 
 #[test]
-fn marks_go_with_whoever_has_asked() {
+fn marks_are_removed_with_their_requester() {
     for (by, marks, stays) in [
         ("Cordon", CORDONED, true),
         ("Cordon", OPEN, false),
@@ -566,7 +566,7 @@ fn a_node_is_drained_when_nothing_is_left() {
 }
 
 #[test]
-fn a_drain_is_told_from_its_beginning_to_its_end() {
+fn drain_status_is_reported_from_start_to_end() {
     let web = marked("web", "Cordon");
     let first = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()))
         .reports
@@ -837,7 +837,7 @@ fn guests_that_are_to_be_migrated_compete_for_room() {
 }
 
 #[test]
-fn a_preview_says_what_would_move_and_what_would_block() {
+fn preview_lists_moves_and_blockers() {
     let moves = instance("moves", |instance| {
         let found = json!({"type": "MigrationTargetAvailable", "status": "True", "message": "node b could take it"});
         instance["status"]["conditions"].as_array_mut().unwrap().push(found);

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_elses_budget_is_said_and_ours_gives_way() {
+    fn foreign_pdb_is_reported_and_ours_deleted() {
         let looked_at = |instance: &VirtualMachineInstance, foreign, refused| {
             let pods = [guarded(pod("p", "a", |_| {}), true, foreign)];
             let plan = plan(&Observed {

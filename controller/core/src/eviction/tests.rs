@@ -70,7 +70,7 @@ fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy
 }
 
 #[test]
-fn each_strategy_answers_as_the_table_says() {
+fn each_eviction_strategy_decides_as_in_its_table() {
     let plain = pod(json!({}));
     let late = made() + SignedDuration::try_from(GRACE).unwrap();
     // Its migratability may have changed by now; its strategy cannot.
@@ -240,7 +240,7 @@ fn the_texts_are_those_that_drainers_compare() {
 }
 
 #[test]
-fn a_mark_says_who_asked() {
+fn mark_records_its_requester() {
     for (cordoned, tainted, maintenance, expected) in [
         (false, false, false, DrainRequest::Eviction),
         (true, false, false, DrainRequest::Cordon),

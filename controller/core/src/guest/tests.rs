@@ -140,7 +140,7 @@ fn a_running_guest_is_reported_whole() {
 }
 
 #[test]
-fn a_pause_and_its_cause_are_told_and_it_is_not_ready() {
+fn paused_guest_is_not_ready_and_reports_the_cause() {
     for (cause, reason) in [
         (PauseCause::User, "PausedByUser"),
         (PauseCause::IoError, "PausedIOError"),

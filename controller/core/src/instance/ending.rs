@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_launchers_words_decide() {
+    fn termination_message_of_launcher_decides() {
         for (outcome, phase, reason) in [
             ("Shutdown", Some(Phase::Succeeded), "GuestShutdown"),
             ("Crashed", Some(Phase::Failed), "GuestCrashed"),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launcher_that_said_nothing_or_nonsense_was_lost() {
+    fn launcher_without_valid_termination_message_is_lost() {
         for message in ["", "{}", "{\"outcome\":1,\"message\":\"\"}", "Segmentation fault"] {
             let ended = ended(&terminated(message)).unwrap();
             assert_eq!((ended.phase(), ended.reason()), (Some(Phase::Failed), "LauncherLost"));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_evicted_pod_says_so() {
+    fn evicted_pod_has_its_reason() {
         let mut pod = terminated(&json!({"outcome": "Shutdown", "message": ""}).to_string());
         pod.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
             {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},

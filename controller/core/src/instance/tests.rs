@@ -106,7 +106,7 @@ fn a_new_instance_gets_its_finalizer_and_then_its_pod() {
 }
 
 #[test]
-fn a_pod_that_could_not_be_made_is_told() {
+fn failed_pod_creation_is_reported() {
     let new = instance(&json!({"phase": "Pending"}));
     let plan = plan(&Observed {
         node: NodeState::Unknown,
@@ -142,7 +142,7 @@ fn phase_is_scheduling_until_the_container_runs_once() {
 }
 
 #[test]
-fn scheduling_and_images_in_trouble_are_told() {
+fn scheduling_and_image_problems_are_reported() {
     let mut unschedulable = pod("p", None, &Value::Null).as_ref().clone();
     unschedulable.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"},
@@ -178,7 +178,7 @@ fn scheduling_and_images_in_trouble_are_told() {
 }
 
 #[test]
-fn image_pulled_before_guests_container_is_told_while_it_fails() {
+fn image_pull_failure_is_reported_while_it_lasts() {
     let instance = instance(&json!({"phase": "Scheduling"}));
     let waits = |reason: &str| json!({"waiting": {"reason": reason}});
     let reason = |before: Value, own: Value| {
@@ -900,7 +900,7 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
 }
 
 #[test]
-fn how_a_guest_ends_is_not_said_before_its_migration_is_over() {
+fn guest_end_is_not_reported_before_migration_is_over() {
     let instance = instance(&up());
     let pods = [pod("p", Some("a"), &said("Crashed"))];
     let at = |under_way| {
@@ -934,7 +934,7 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
 }
 
 #[test]
-fn a_running_guest_is_asked_for_the_image_that_its_tag_named() {
+fn running_guest_is_queried_for_the_image_of_its_tag() {
     let with_image = |phase: &str, id: Value| {
         let mut status = up();
         status["phase"] = json!(phase);

@@ -245,7 +245,7 @@ fn a_term_that_matches_nothing_goes_on_matching_nothing() {
 }
 
 #[test]
-fn what_scripts_say_survives_the_kubelet() {
+fn script_text_survives_the_kubelet() {
     let script = "#!/bin/sh\necho $$ $(HOME) $(KUBERNETES_SERVICE_HOST) \\$x";
     let pod = made(
         &small(json!({"volumes": [{"name": "init", "cloudInitNoCloud": {"userData": script}}]})),
@@ -319,7 +319,7 @@ fn the_guest_is_called_as_kubevirt_calls_it() {
 }
 
 #[test]
-fn a_pod_has_time_to_tell_how_its_guest_ended() {
+fn pod_has_time_to_report_how_its_guest_ended() {
     for (said, of_pod, of_guest) in [
         (json!(0), 5, 0),
         (json!(5), 5, 5),
@@ -336,7 +336,7 @@ fn a_pod_has_time_to_tell_how_its_guest_ended() {
 }
 
 #[test]
-fn what_is_said_of_the_instance_is_not_said_of_its_pod() {
+fn instance_metadata_is_not_copied_to_pod() {
     let mut instance = instance(&small(json!({})));
     let labels = instance.metadata.labels.as_mut().unwrap();
     labels.extend([
@@ -620,7 +620,7 @@ fn memory_is_the_guests_and_the_overhead() {
 }
 
 #[test]
-fn the_cpu_request_is_a_tenth_unless_it_is_said() {
+fn cpu_request_defaults_to_a_tenth() {
     let request = |spec: Value| {
         let pod = made(&spec, &[]);
         container(&pod).resources.clone().unwrap().requests.unwrap()["cpu"]

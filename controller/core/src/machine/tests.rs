@@ -167,7 +167,7 @@ fn run_strategy_follows_who_has_ended_the_guest() {
 }
 
 #[test]
-fn each_run_strategy_does_what_its_table_says() {
+fn each_run_strategy_follows_its_table() {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     let again = "end, to run again";
     let by_request = "end, then start by request";
@@ -576,7 +576,7 @@ fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
 }
 
 #[test]
-fn a_refused_instance_is_told_until_it_was_tried_again() {
+fn refused_instance_is_reported_until_retried() {
     let mut machine = machine(RunStrategy::Always);
     let refused = plan(&Observed {
         now: now(),

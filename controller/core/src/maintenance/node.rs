@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_kubelet_is_told_from_one_that_is_not_ready() {
+    fn unresponsive_kubelet_differs_from_not_ready() {
         for (ready, unreachable) in [("True", false), ("False", false), ("Unknown", true)] {
             let node: Node = serde_json::from_value(json!({
                 "metadata": {}, "status": {"conditions": [{"type": "Ready", "status": ready}]},

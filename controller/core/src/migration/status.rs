@@ -282,7 +282,7 @@ pub fn after(
 }
 
 /// Returns whether a side has reported that post-copy is broken.
-pub fn post_copy_is_told_to_be_broken(said: &VirtualMachineInstanceMigrationStatus) -> bool {
+pub fn post_copy_is_reported_broken(said: &VirtualMachineInstanceMigrationStatus) -> bool {
     let source = said.source.as_ref().and_then(|source| source.reason.as_deref());
     let target = said.target.as_ref().and_then(|target| target.reason.as_deref());
     [source, target].contains(&Some(POST_COPY_BROKEN))
@@ -290,7 +290,7 @@ pub fn post_copy_is_told_to_be_broken(said: &VirtualMachineInstanceMigrationStat
 
 /// Returns reason and message of the condition [`POST_COPY`], until all memory has arrived.
 fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
-    if post_copy_is_told_to_be_broken(said) {
+    if post_copy_is_reported_broken(said) {
         return Some((POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE.into()));
     }
     let switched = said

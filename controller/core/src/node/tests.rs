@@ -221,7 +221,7 @@ fn labels_stay_before_the_first_inspection_unschedulable() {
 }
 
 #[test]
-fn a_failed_inspection_keeps_facts_and_labels_and_says_so_once() {
+fn failed_inspection_keeps_facts_and_is_reported_once() {
     let mut scene = Scene::default();
     scene.settle();
     scene.failure = Some(Failure {
@@ -353,7 +353,7 @@ fn readiness_labels_follow_the_agent_the_gate_and_the_kubelet() {
 }
 
 #[test]
-fn no_kvm_and_no_emulation_means_no_guests_and_says_why() {
+fn node_without_kvm_and_emulation_explains_it_has_no_guests() {
     let mut scene = Scene::default();
     let facts = scene.facts.as_mut().unwrap();
     facts.kvm = KvmFacts {

@@ -211,7 +211,7 @@ fn deleted_member_does_not_count_while_the_cache_has_it() {
 }
 
 #[test]
-fn what_may_live_is_only_deleted_by_what_the_api_server_says() {
+fn instance_is_deleted_only_by_api_server_state() {
     for (replicas, phases, confirm) in [
         (1, [Phase::Running, Phase::Running], true),
         (0, [Phase::Running, Phase::Failed], true),
@@ -316,7 +316,7 @@ fn the_status_is_what_scaling_reads() {
 }
 
 #[test]
-fn a_failure_is_told_until_there_are_as_many_as_wanted() {
+fn failure_is_reported_until_replica_count_is_reached() {
     let mut set = set(2);
     let failure = Failure {
         tried: Tried::Create,

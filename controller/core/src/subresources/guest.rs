@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn command_is_checked_in_the_order_and_words_of_kubevirt() {
+    fn command_checks_have_order_and_text_of_kubevirt() {
         use GuestCommand::{Pause, Reset, SoftReboot, Unpause};
         let plain = |_: &mut Value| {};
         for (given, commands) in [

@@ -85,7 +85,7 @@ fn path_names_document_target_or_nothing() {
 }
 
 #[test]
-fn every_listed_subresource_is_served_or_refused_in_words() {
+fn listed_subresources_are_served_or_refused_with_message() {
     let list = discovery::document(&Document::Resources("v1"), "0").unwrap();
     let api = discovery::document(&Document::OpenApi, "0").unwrap();
     let resources = list["resources"].as_array().unwrap();

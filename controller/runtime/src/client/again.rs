@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn what_may_not_be_sent_twice_is_left_to_its_asker() {
+    async fn non_idempotent_request_is_not_retried() {
         for (name, method, content) in [
             ("create", Method::POST, "application/json"),
             ("delete", Method::DELETE, "application/json"),

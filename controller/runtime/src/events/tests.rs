@@ -55,7 +55,7 @@ async fn accept(server: &mut ApiServer) -> (Method, String, serde_json::Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_says_who_saw_what() {
+async fn event_names_reporter_and_object() {
     let (events, mut server, _process, _) = setup();
     events.publish(event("n1", &"ä".repeat(2000)));
     let (method, line, body) = accept(&mut server).await;

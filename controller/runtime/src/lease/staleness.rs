@@ -206,7 +206,7 @@ mod tests {
     proptest! {
         /// Compares with a model that checks every Lease each time.
         #[test]
-        fn agrees_with_looking_at_each(steps in prop::collection::vec((0u8..5, 0u8..3, 0u64..30, 0u8..20), 1..100)) {
+        fn staleness_agrees_with_per_entry_check(steps in prop::collection::vec((0u8..5, 0u8..3, 0u64..30, 0u8..20), 1..100)) {
             let mut now = Instant::now();
             let mut staleness = Staleness::new(AFTER);
             let mut model: BTreeMap<String, (u8, Instant)> = BTreeMap::new();

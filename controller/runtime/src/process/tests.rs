@@ -72,7 +72,7 @@ async fn a_panic_in_any_task_ends_the_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_drain_is_bounded_and_says_who_is_late() {
+async fn drain_is_bounded_and_lists_late_parts() {
     let process = Process::new();
     process.spawn("deaf", std::future::pending());
     process.spawn("deaf", std::future::pending());

@@ -211,13 +211,13 @@ async fn metadata_alone_is_fetched_where_that_is_wanted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_changes_is_pruned_stored_and_told() {
+async fn changed_objects_are_pruned_stored_and_notified() {
     for packed in [false, true] {
-        changes_are_told(packed).await;
+        changes_are_notified(packed).await;
     }
 }
 
-async fn changes_are_told(packed: bool) {
+async fn changes_are_notified(packed: bool) {
     let mut setup = setup();
     let told = Arc::new(Mutex::new(Vec::new()));
     let sink = told.clone();

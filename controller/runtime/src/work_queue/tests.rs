@@ -42,7 +42,7 @@ fn without_a_term_nothing_is_kept() {
 }
 
 #[test]
-fn what_is_added_during_its_look_is_looked_at_once_more() {
+fn key_added_during_its_reconcile_is_reconciled_again() {
     let (mut queue, now) = (open(), Instant::now());
     queue.add(key("a"));
     queue.take(now);
@@ -240,7 +240,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn looks_are_bounded_and_one_that_fails_holds_up_no_other() {
+async fn reconciles_are_bounded_and_failures_are_isolated() {
     let (leadership, mut server, process) = candidate();
     let work = WorkQueue::new("things", 2);
     let (looks, mut looked) = mpsc::unbounded();

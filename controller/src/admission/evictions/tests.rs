@@ -152,7 +152,7 @@ async fn instance_without_strategy_follows_the_configuration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repeat_asks_the_api_server_nothing() {
+async fn repeated_eviction_makes_no_api_request() {
     let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
     let response = evictions.review(&asked(|_| {})).await;
     assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
@@ -387,7 +387,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_read_or_marked_is_said() {
+async fn unreadable_or_unmarkable_instance_is_reported() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let response = evictions
         .review(&asked(|request| request["object"] = Value::Null))

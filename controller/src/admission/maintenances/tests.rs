@@ -113,7 +113,7 @@ fn answers(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_one_reserves_its_node_and_asks_past_the_caches() {
+async fn new_maintenance_reserves_its_node_past_the_caches() {
     let (review, server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
     let (response, seen) = with_answers(server, answers([]), review.respond(&question)).await;
@@ -129,7 +129,7 @@ async fn a_new_one_reserves_its_node_and_asks_past_the_caches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dry_run_writes_nothing_and_is_told_what_would_happen() {
+async fn dry_run_writes_nothing_and_returns_warnings() {
     let (review, server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, true);
     let (response, seen) = with_answers(server, BTreeMap::new(), review.respond(&question)).await;
@@ -209,7 +209,7 @@ async fn expired_or_own_reservation_is_taken_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_answer_nothing_is_admitted() {
+async fn nothing_is_admitted_without_api_response() {
     let (review, mut server) = review(&[]);
     let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
     let answer = review.respond(&question);

@@ -60,7 +60,7 @@ async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exch
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_asked_where_the_caches_have_nothing_against_it() {
+async fn migration_without_cached_conflict_needs_no_api_request() {
     let running = [instance("Running")];
     assert_eq!(reviewed(&running, &[], vec![]).await, None);
     let others = [

@@ -47,7 +47,7 @@ fn guest(state: &str, reason: &str) -> Value {
 }
 
 #[test]
-fn nodes_are_told_of_while_they_are_being_emptied() {
+fn draining_nodes_have_metrics() {
     let under_way = drain(&json!({
         "left": 5, "blocked": 3, "estimatedEnd": "2026-01-01T00:10:00Z",
         "remaining": [guest("Blocked", "NoTargetAvailable"), guest("Blocked", "NotMigratable"), guest("Moving", "Migration")],

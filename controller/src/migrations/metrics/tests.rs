@@ -27,7 +27,7 @@ fn migration(name: &str, phase: Option<&str>) -> VirtualMachineInstanceMigration
 }
 
 #[test]
-fn each_migration_is_told_of_once() {
+fn each_migration_is_counted_once() {
     let migrations = Migrations::filled([
         migration("new", None),
         migration("waits", Some("Pending")),

@@ -273,7 +273,7 @@ mod tests {
     use super::{decoded_length, is_absolute_without_dots};
 
     #[test]
-    fn base64_is_told_from_other_text() {
+    fn base64_is_distinguished_from_other_text() {
         for (text, length) in [
             ("", Some(0)),
             ("QQ==", Some(1)),

@@ -44,7 +44,7 @@ fn annotations_that_are_not_carried_out_are_refused() {
 }
 
 #[test]
-fn annotations_that_ask_for_nothing_else_are_kept() {
+fn harmless_annotations_are_kept() {
     for (key, value) in [
         ("vm.kubevirt.io/os", "fedora"),
         ("vm.kubevirt.io/validations", "[{}]"),

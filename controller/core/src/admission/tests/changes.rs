@@ -110,7 +110,7 @@ fn migration(phase: Option<&str>) -> VirtualMachineInstanceMigration {
 }
 
 #[test]
-fn migrations_are_refused_in_kubevirts_words() {
+fn migration_refusals_have_the_text_of_kubevirt() {
     let said = |status: Value| {
         let mut object = instance();
         put(&mut object, "/status", status);
@@ -205,7 +205,7 @@ fn a_migration_names_its_instance_and_nothing_more() {
 }
 
 #[test]
-fn only_the_controller_says_how_urgent_a_migration_is() {
+fn only_the_controller_may_set_migration_urgency() {
     let urgent = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm", "priority": "system-critical"}});
     assert_eq!(told(&urgent, Kind::Migration), "");
     assert_eq!(review_asker(None, &urgent, CONTROLLER), []);
@@ -226,7 +226,7 @@ fn only_the_controller_says_how_urgent_a_migration_is() {
 }
 
 #[test]
-fn only_the_controller_says_that_a_migration_empties_a_node() {
+fn only_the_controller_may_mark_an_evacuation() {
     let plain = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm"}});
     for key in ["kubevirt.io/evacuationMigration", "kubevirt.io/workloadUpdateMigration"] {
         let marked = |value: &str| {

@@ -64,7 +64,7 @@ fn a_sparse_manifest_is_complete_afterwards() {
 }
 
 #[test]
-fn what_the_manifest_says_stays() {
+fn manifest_values_are_kept() {
     let said = manifest(
         "
         spec:
@@ -203,7 +203,7 @@ fn the_cpu_model_exists_on_the_architecture() {
 }
 
 #[test]
-fn memory_and_cpus_follow_what_the_pod_asks_for() {
+fn memory_and_cpus_follow_pod_requests() {
     for (given, guest, request, sockets) in [
         (json!({"memory": {"guest": "1Gi"}}), "1Gi", "1Gi", 1),
         (

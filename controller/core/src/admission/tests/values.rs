@@ -305,7 +305,7 @@ fn disks() {
 }
 
 #[test]
-fn what_cannot_be_described_to_libvirt_is_told_at_creation() {
+fn domain_not_describable_to_libvirt_is_refused_at_creation() {
     check(&[(
         &[("/domain/devices/disks/0/disk", r#"{"bus": "sata", "readonly": true}"#)],
         "spec.domain cannot be had: disk `root` cannot be read-only on bus sata; virtio and scsi are possible",

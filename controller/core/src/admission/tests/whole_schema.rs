@@ -188,7 +188,7 @@ fn supported_fields_are_read_by_the_api_types() {
 }
 
 #[test]
-fn all_fields_that_are_not_supported_are_told_in_one_answer() {
+fn all_unsupported_fields_are_in_one_refusal() {
     let mut object = super::instance();
     super::put(&mut object, "/spec/domain/devices/gpus", json!([{"name": "a"}]));
     super::put(&mut object, "/spec/domain/devices/tpm", json!({}));

@@ -147,7 +147,7 @@ fn layers_go_alone_only_to_the_very_same_images() {
 }
 
 #[test]
-fn who_has_a_tag_is_asked_once_where_it_began() {
+fn image_of_tag_is_probed_once_where_guest_started() {
     let asked = |guest: &VirtualMachineInstance, of: &Value| {
         let witnesses = wanted_witnesses(guest, &pod(of));
         let names = witnesses.into_iter().map(|witness| witness.name);

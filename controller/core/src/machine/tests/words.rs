@@ -31,7 +31,7 @@ fn says(
 }
 
 #[test]
-fn every_state_has_kubevirts_word() {
+fn every_state_has_the_printable_status_of_kubevirt() {
     use RunStrategy::{Always, Halted, Manual, Once};
     let none = |_: &mut VirtualMachineInstance| {};
     assert_eq!(word(Halted, None, none), "Stopped");

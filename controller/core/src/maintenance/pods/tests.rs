@@ -73,7 +73,7 @@ fn judged(pod: &Arc<Pod>, attempt: Option<&Attempt>, unreachable: bool, budgets:
 }
 
 #[test]
-fn each_pod_says_where_it_is() {
+fn each_pod_reports_its_progress() {
     let running = || pod("p", &json!({}), "Running");
     let ends = |at: &str| pod("p", &json!({"deletionTimestamp": at}), "Running");
     let held = pod(

@@ -264,7 +264,7 @@ fn until_the_source_has_begun_the_controller_ends_it_by_itself() {
 }
 
 #[test]
-fn once_the_guest_may_move_it_asks_and_waits_for_a_word() {
+fn ready_migration_enters_running_and_waits_for_source() {
     check(
         running,
         &[

@@ -85,7 +85,7 @@ fn endless_migration_is_paused_or_switched_before_its_timeout() {
 }
 
 #[test]
-fn the_sentence_tells_what_was_measured() {
+fn sentence_contains_measurements() {
     let paused = moves(&busy(), with(&busy(), false, true), &[]);
     assert_eq!(
         paused.actions.last().unwrap().1.sentence,
@@ -310,7 +310,7 @@ fn a_pause_doubles_the_time_and_is_not_repeated() {
 }
 
 #[test]
-fn an_abort_that_does_not_show_is_asked_again_now_and_then() {
+fn abort_without_effect_is_repeated() {
     let mut monitor = Monitor::new(limits(&busy()));
     let mut asked = Vec::new();
     for second in 0..170 {

@@ -102,7 +102,7 @@ fn annotations_override_and_the_shorter_time_counts() {
 }
 
 #[test]
-fn annotations_that_are_not_allowed_are_told_and_not_obeyed() {
+fn invalid_annotations_are_reported_and_ignored() {
     for bad in [
         "",
         "0",
@@ -190,7 +190,7 @@ fn the_wait_doubles_up_to_the_longest_and_ends() {
 }
 
 #[test]
-fn after_the_last_attempt_people_are_told() {
+fn last_failed_attempt_is_reported() {
     for (purpose, expected) in [
         (Purpose::Evacuation, "CannotEvacuate"),
         (Purpose::WorkloadUpdate, "CannotUpdateWorkload"),

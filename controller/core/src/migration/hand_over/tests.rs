@@ -56,7 +56,7 @@ fn the_first_release_counts() {
 }
 
 #[test]
-fn the_last_word_about_pausing_counts_until_the_release_is_sent() {
+fn last_pause_decision_counts_until_release_is_sent() {
     let mut source = SourceSide::default();
     assert_eq!(source.release(), None);
     source.keep_paused(false).unwrap();

@@ -237,7 +237,7 @@ fn the_order_is_urgency_then_age_then_uid() {
 }
 
 #[test]
-fn a_migration_is_as_urgent_as_its_priority_or_its_purpose_says() {
+fn migration_urgency_follows_priority_or_purpose() {
     for (priority, annotation, expected) in [
         (None, None, Urgency::None),
         (None, Some("kubevirt.io/evacuationMigration"), Urgency::SystemCritical),
@@ -278,7 +278,7 @@ fn a_migration_is_as_urgent_as_its_priority_or_its_purpose_says() {
 }
 
 #[test]
-fn a_wait_is_told_in_a_sentence_with_its_place() {
+fn queued_migration_reports_reason_and_place() {
     for (reason, place, expected) in [
         (
             Reason::ClusterLimit(5),

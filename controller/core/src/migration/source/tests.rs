@@ -132,7 +132,7 @@ fn a_session_is_opened_once_both_sides_are_named() {
 }
 
 #[test]
-fn it_is_said_that_the_guest_moves_before_libvirt_is_asked() {
+fn migrating_is_reported_before_libvirt_call() {
     check(
         ready,
         &[
@@ -158,7 +158,7 @@ fn it_is_said_that_the_guest_moves_before_libvirt_is_asked() {
 }
 
 #[test]
-fn libvirt_is_asked_once() {
+fn libvirt_call_is_made_once() {
     check(
         moving,
         &[
@@ -208,7 +208,7 @@ fn libvirt_is_asked_once() {
 }
 
 #[test]
-fn it_lets_go_by_proof_and_says_so_first() {
+fn source_reports_stop_before_release() {
     check(
         leaving,
         &[
@@ -346,7 +346,7 @@ fn source_of_a_switched_guest_stays_until_post_copy_ends() {
 }
 
 #[test]
-fn a_halted_guest_goes_where_the_target_says() {
+fn halted_guest_follows_target_state() {
     check(
         halted,
         &[
@@ -409,7 +409,7 @@ fn a_halted_guest_goes_where_the_target_says() {
 }
 
 #[test]
-fn the_target_is_told_until_it_has_taken_over() {
+fn release_is_repeated_until_target_has_taken_over() {
     check(
         let_go,
         &[

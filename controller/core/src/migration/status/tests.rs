@@ -75,7 +75,7 @@ fn phases_are_recorded_once_including_skipped_ones() {
 }
 
 #[test]
-fn what_the_sides_say_is_theirs() {
+fn side_states_are_owned_by_the_sides() {
     let status = changed(&under_way(), &Change::default(), LATE);
     let source = status.source.unwrap();
     assert_eq!(
@@ -91,7 +91,7 @@ fn what_the_sides_say_is_theirs() {
 }
 
 #[test]
-fn the_same_is_told_in_kubevirts_words() {
+fn status_is_mirrored_in_kubevirt_fields() {
     let state = changed(&under_way(), &Change::default(), LATE).migration_state.unwrap();
     assert_eq!(
         (
@@ -137,7 +137,7 @@ fn an_end_has_a_time_and_a_reason() {
 }
 
 #[test]
-fn a_migration_that_fails_before_it_has_sides_says_why_too() {
+fn migration_that_fails_before_it_has_sides_has_a_reason() {
     let failed = Change {
         fail: Some((Failure::Overdue, "no node took the target pod".into())),
         ..Change::default()
@@ -152,7 +152,7 @@ fn a_migration_that_fails_before_it_has_sides_says_why_too() {
 }
 
 #[test]
-fn what_it_waits_for_is_said_while_it_does() {
+fn wait_reason_is_reported_while_waiting() {
     let waiting = |message: &str| Change {
         waiting: Some(Waiting {
             reason: "ClusterLimit".into(),
@@ -169,7 +169,7 @@ fn what_it_waits_for_is_said_while_it_does() {
 }
 
 #[test]
-fn an_abort_is_told_once_and_what_became_of_it() {
+fn abort_and_its_result_are_reported_once() {
     let abort = Change {
         abort: Some((Failure::Overdue, String::new())),
         ..Change::default()
@@ -195,7 +195,7 @@ fn an_abort_is_told_once_and_what_became_of_it() {
 }
 
 #[test]
-fn the_risk_of_post_copy_is_told_as_long_as_it_lasts() {
+fn post_copy_risk_is_reported_while_it_lasts() {
     let told = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &Change| {
         let mut migration = under_way();
         let status = migration.status.as_mut().unwrap();

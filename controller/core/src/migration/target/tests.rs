@@ -90,7 +90,7 @@ fn switched() -> TargetView {
 }
 
 #[test]
-fn nothing_is_said_or_done_of_a_guest_whose_memory_follows() {
+fn guest_in_post_copy_has_no_steps() {
     check(
         switched,
         &[
@@ -229,7 +229,7 @@ fn nothing_arrives_without_a_session() {
 }
 
 #[test]
-fn a_complete_guest_waits_for_its_sources_word() {
+fn complete_guest_waits_for_source_release() {
     check(
         complete,
         &[
@@ -310,7 +310,7 @@ fn just_arrived() -> TargetView {
 }
 
 #[test]
-fn its_source_is_left_to_say_that_a_guest_was_handed_over() {
+fn target_leaves_hand_over_report_to_source() {
     let says: &[Do] = &[Do::Say(T::Running)];
     check(
         just_arrived,
@@ -340,7 +340,7 @@ fn its_source_is_left_to_say_that_a_guest_was_handed_over() {
 }
 
 #[test]
-fn how_a_guest_ended_is_told_from_whether_it_ran() {
+fn reported_end_depends_on_whether_guest_ran() {
     check(
         running,
         &[

@@ -265,7 +265,7 @@ fn of_many_nodes_those_are_kept_off_that_lack_the_feature() {
 }
 
 #[test]
-fn new_guest_avoids_a_mask_and_is_told_of_it() {
+fn new_guest_avoids_a_mask_and_reports_it() {
     let hosts = [("a", true), ("b", true)].map(|(name, masks)| Host::new(name, true, masks, &Minimum::default()));
     let views: Vec<_> = hosts.iter().map(Host::view).collect();
     for (manifest, sentence) in [

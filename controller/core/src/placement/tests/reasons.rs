@@ -30,7 +30,7 @@ fn told(manifest: &Value, labels: &BTreeMap<String, String>, facts: &NodeFacts) 
 }
 
 #[test]
-fn reasons_are_counted_and_the_most_telling_comes_first() {
+fn reasons_are_counted_and_most_specific_comes_first() {
     let manifest = json!({"domain": {"cpu": {"model": "Haswell", "features": [{"name": "avx2"}]}}});
     let (plain, poor) = (labels(&[]), facts(&["sse2"]));
     let cordon = [taint("node.kubernetes.io/unschedulable", "NoSchedule")];
@@ -148,7 +148,7 @@ fn a_model_is_missing_for_a_reason() {
 }
 
 #[test]
-fn features_are_told_from_the_minimum_that_they_are_selected_by() {
+fn missing_features_are_distinguished_from_minimum() {
     let manifest = json!({"domain": {"cpu": {"features": [{"name": "sse2"}]}}});
     let plain = labels(&[]);
     let whole = labels(&[("cpu-minimum.node.drydock.dev/Penryn", "true")]);
@@ -202,7 +202,7 @@ fn a_feature_of_the_minimum_cannot_be_forbidden() {
 }
 
 #[test]
-fn machine_types_are_looked_up_in_full() {
+fn machine_types_are_matched_in_full() {
     let machine = |name: &str| json!({"domain": {"machine": {"type": name}}});
     let (rich, offered) = (facts(&[]), labels(&[("machine-type.node.kubevirt.io/q35", "true")]));
     for (name, expected) in [

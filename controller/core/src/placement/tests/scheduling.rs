@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pod_needs_what_its_manifest_asks_for_until_it_is_bound((manifest, _) in manifests(), node in candidate()) {
+    fn unbound_pod_needs_the_requests_of_its_manifest((manifest, _) in manifests(), node in candidate()) {
         let pod = made(&manifest);
         let [selector, affinity] = required(&pod);
         prop_assert!(selector.is_null(), "nothing that can change is required of a bound pod");
@@ -295,7 +295,7 @@ proptest! {
     }
 
     #[test]
-    fn asking_for_more_never_makes_more_nodes_fit((manifest, more) in manifests(), node in candidate()) {
+    fn higher_requests_never_make_more_nodes_fit((manifest, more) in manifests(), node in candidate()) {
         let fits = |manifest: &Value| fit(&needs(manifest), &spec(manifest), &Rules::default(), &[node.view()]).fits.len();
         prop_assert!(fits(&more) <= fits(&manifest));
     }

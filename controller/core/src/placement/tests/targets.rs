@@ -116,7 +116,7 @@ fn a_guest_may_do_without_what_it_lacks_anyway() {
 }
 
 #[test]
-fn a_host_model_says_what_it_lacks_where_the_model_does_not() {
+fn host_model_misfit_lists_missing_features() {
     let there = with(facts(&[]), |facts| {
         Arc::make_mut(&mut facts.models).push(CpuModel {
             name: "Rome".into(),

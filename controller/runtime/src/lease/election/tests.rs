@@ -117,7 +117,7 @@ fn held_lease_is_acquired_once_unchanged_for_its_duration() {
 }
 
 #[test]
-fn a_holder_that_asks_for_more_patience_gets_it() {
+fn longer_lease_duration_of_holder_is_respected() {
     let mut test = Test::new();
     let slow = Record {
         holder: "other".to_owned(),

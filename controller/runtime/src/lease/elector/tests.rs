@@ -89,7 +89,7 @@ async fn a_renewal_is_one_small_request_every_two_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_leader_without_answers_stops_before_another_can_lead() {
+async fn leader_without_responses_stops_before_next_leader() {
     let (mut leadership, mut server, _process) = setup();
     wins(&mut server).await;
     let sent = Instant::now();

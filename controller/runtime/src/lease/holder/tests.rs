@@ -151,7 +151,7 @@ async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_whose_answer_is_lost_is_found_out() {
+async fn renewal_with_lost_response_is_detected() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
     server.next_request().await.with(&lease("pod-1", "7"));
@@ -178,7 +178,7 @@ async fn let_go_it_is_renewed_no_more() {
 }
 
 #[test]
-fn the_next_step_follows_from_the_answer() {
+fn next_step_follows_from_response() {
     let renew = |version: &str| Phase::Renew {
         version: version.to_owned(),
     };

@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn once_post_copy_was_asked_for_nothing_is_aborted(samples in prop::collection::vec(sample(), 1..60)) {
+    fn nothing_is_aborted_after_post_copy_start(samples in prop::collection::vec(sample(), 1..60)) {
         let limits = Limits { ..with(&busy(), true, true) };
         let mut monitor = Monitor::new(limits);
         let mut asked = false;
