@@ -224,21 +224,21 @@ impl Page {
         let _ = writeln!(self.text, "{:20}{}", name, text.as_ref());
     }
 
-    fn list(&mut self, name: &str, words: &[String]) {
-        if words.is_empty() {
+    fn list(&mut self, name: &str, items: &[String]) {
+        if items.is_empty() {
             return;
         }
         let mut line = String::new();
         let mut name = name;
-        for word in words {
-            if !line.is_empty() && line.len() + word.len() + 1 > WIDTH - 20 {
+        for item in items {
+            if !line.is_empty() && line.len() + item.len() + 1 > WIDTH - 20 {
                 self.row(name, &line);
                 (name, line) = ("", String::new());
             }
             if !line.is_empty() {
                 line.push(' ');
             }
-            line.push_str(word);
+            line.push_str(item);
         }
         self.row(name, line);
     }

@@ -3,8 +3,8 @@
 //!
 //! What makes two guests when it is left to libvirt when the guest goes on is tried that way as well.
 //!
-//! Tests that need what is not installed, or root, say so by name and pass. `DRYDOCK_HAND_OVERS` is how
-//! often each is done (2), `DRYDOCK_REPLY_DELAY` for how many seconds a late reply is held (3).
+//! Tests that need root, or programs that are not installed, print that and pass. `DRYDOCK_HAND_OVERS` is the number
+//! of runs of each (2), `DRYDOCK_REPLY_DELAY` the delay of a late reply in seconds (3).
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests may fail as tests do")]
 
@@ -264,7 +264,7 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
         let session = world.source.tunnel.until(&migration, so_far).await;
         assert_eq!(session["reply"], reply);
         kill(libvirtd, Signal::SIGKILL).unwrap();
-        // Whether it still answered is a matter of luck.
+        // Whether it still responded is random.
         let ended = moving.ended().await;
         if death == Death::AfterReply {
             world.is_taken_over(&migration, "ReplyConsumed").await;
@@ -272,7 +272,7 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
         }
 
         world.source.connect_again().await;
-        // Asking QEMU waits until the new libvirtd has taken it up.
+        // The query of QEMU waits until the new libvirtd manages it.
         let status = world.source.try_status_in_qemu().await;
         let state = world.source.state().await;
         println!("{death:?}: {}; {state}, {status:?}", ended.is_ok());
@@ -312,7 +312,7 @@ async fn release_lost_with_the_source_tunnel_is_not_assumed() {
         world.target.tunnel.until(&migration, alone).await;
         world.stands_still_at_target(&migration).await;
 
-        // What another process says in its name counts for nothing.
+        // Reports of another process in its name are ignored.
         world.source.tunnel = Tunnel::start(&world.source.pod).await;
         let source = world.source.tunnel.prepare(&migration, "source").await;
         let refused = world.target.tunnel.call(pair(&migration, &source)).await;
@@ -371,9 +371,9 @@ async fn release_lost_with_the_target_tunnel_is_left_to_agents() {
 /// When the control channel is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
-    /// When the target has not heard of the release.
+    /// Before the target receives the release.
     BeforeRelease,
-    /// When the source has not heard that the guest was taken over.
+    /// Before the source receives the acknowledgement that the guest was taken over.
     BeforeTakenOver,
     /// Sometime when the reply arrives.
     Sometime,
@@ -438,7 +438,7 @@ async fn a_guest_that_its_user_had_paused_stays_paused() {
             assert!(world.target.guest_output().is_nothing());
             world.target.guest.resume().await.unwrap();
         }
-        // Without the word it goes on by itself.
+        // Without that message it continues by itself.
         world.target.runs().await;
         world.end_after_one_guest(&migration).await;
     }

@@ -23,7 +23,7 @@ use drydock_core::admission::{
     Kind, MAX_REFUSALS, Refusal,
     change::review_change,
     defaults::{Named, defaulted},
-    migration::{prepared, review_asker},
+    migration::{prepared, review_requester},
     review, sentence,
 };
 use drydock_runtime::{Key, chain};
@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// An admission request.
-type Asked = AdmissionRequest<DynamicObject>;
+type ReviewRequest = AdmissionRequest<DynamicObject>;
 
 /// Code and reason of refusals, as KubeVirt and Kubernetes give them.
 const CODE: u16 = 422;
@@ -51,22 +51,22 @@ const REASON: &str = "Invalid";
 
 /// Returns the handlers of all paths.
 pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState, evictions: Evictions) -> Handlers {
-    let instances = Handler::from(move |asked: Asked| {
+    let instances = Handler::from(move |request: ReviewRequest| {
         let configuration = configuration.clone();
-        async move { fill_in(&asked, &configuration) }
+        async move { fill_in(&request, &configuration) }
     });
-    let migrations = Handler::from(|asked: Asked| async move {
+    let migrations = Handler::from(|request: ReviewRequest| async move {
         // A finalizer that was removed stays removed.
-        let is_new = asked.operation == Operation::Create;
-        patched(&asked, |raw| prepared(raw).filter(|_| is_new))
+        let is_new = request.operation == Operation::Create;
+        patched(&request, |raw| prepared(raw).filter(|_| is_new))
     });
-    let migration = Handler::from(move |asked: Asked| {
+    let migration = Handler::from(move |request: ReviewRequest| {
         let state = state.clone();
-        async move { validate_migration(&asked, &state).await }
+        async move { validate_migration(&request, &state).await }
     });
-    let eviction = Handler::from(move |asked: Asked| {
+    let eviction = Handler::from(move |request: ReviewRequest| {
         let evictions = evictions.clone();
-        async move { evictions.review(&asked).await }
+        async move { evictions.review(&request).await }
     });
     Handlers::from_iter([
         ("/validate/pods/eviction", eviction),
@@ -83,15 +83,15 @@ pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState,
 }
 
 fn validator(kind: Kind) -> Handler {
-    Handler::from(move |asked: Asked| async move { validate(&asked, kind) })
+    Handler::from(move |request: ReviewRequest| async move { validate(&request, kind) })
 }
 
 /// Sets defaults, also in a change: applying a manifest again replaces whole lists, and should change nothing.
-fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResponse {
+fn fill_in(request: &ReviewRequest, configuration: &ConfigurationInForce) -> AdmissionResponse {
     let configuration = configuration.get();
-    patched(asked, |raw| {
+    patched(request, |raw| {
         let named = Named {
-            namespace: asked.namespace.as_deref().unwrap_or_default(),
+            namespace: request.namespace.as_deref().unwrap_or_default(),
             name: raw.pointer("/metadata/name").and_then(Value::as_str),
         };
         defaulted(raw, named, &configuration, native_architecture())
@@ -99,9 +99,9 @@ fn fill_in(asked: &Asked, configuration: &ConfigurationInForce) -> AdmissionResp
 }
 
 /// Returns a response with a patch for the changes to an object.
-fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> AdmissionResponse {
-    let response = AdmissionResponse::from(asked);
-    let Some((raw, wanted)) = raw(asked.object.as_ref()).and_then(|raw| change(&raw).map(|wanted| (raw, wanted)))
+fn patched(request: &ReviewRequest, change: impl Fn(&Value) -> Option<Value>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
+    let Some((raw, wanted)) = raw(request.object.as_ref()).and_then(|raw| change(&raw).map(|wanted| (raw, wanted)))
     else {
         return response;
     };
@@ -114,36 +114,36 @@ fn patched(asked: &Asked, change: impl Fn(&Value) -> Option<Value>) -> Admission
     }
 }
 
-fn validate(asked: &Asked, kind: Kind) -> AdmissionResponse {
-    response(asked, &refusals(asked, kind))
+fn validate(request: &ReviewRequest, kind: Kind) -> AdmissionResponse {
+    response(request, &refusals(request, kind))
 }
 
 /// Validates a migration like any other kind, and by the requester. A new migration is also refused if its instance
 /// cannot be moved now.
-async fn validate_migration(asked: &Asked, state: &ClusterState) -> AdmissionResponse {
-    let mut refusals = refusals(asked, Kind::Migration);
-    if let Some(new) = raw(asked.object.as_ref()) {
-        let user = asked.user_info.username.as_deref().unwrap_or_default();
-        refusals.extend(review_asker(raw(asked.old_object.as_ref()).as_ref(), &new, user));
+async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> AdmissionResponse {
+    let mut refusals = refusals(request, Kind::Migration);
+    if let Some(new) = raw(request.object.as_ref()) {
+        let user = request.user_info.username.as_deref().unwrap_or_default();
+        refusals.extend(review_requester(raw(request.old_object.as_ref()).as_ref(), &new, user));
     }
-    if let (Operation::Create, Some(new)) = (&asked.operation, raw(asked.object.as_ref())) {
-        // If it could never be moved, the instance is not looked up.
+    if let (Operation::Create, Some(new)) = (&request.operation, raw(request.object.as_ref())) {
+        // If it could never be moved, the instance is not read.
         if refusals.is_empty()
             && let Some(name) = new.pointer("/spec/vmiName").and_then(Value::as_str)
         {
-            let instance = Key::namespaced(asked.namespace.as_deref().unwrap_or_default(), name);
+            let instance = Key::namespaced(request.namespace.as_deref().unwrap_or_default(), name);
             refusals.extend(state.review(&instance).await);
         }
     }
-    response(asked, &refusals)
+    response(request, &refusals)
 }
 
-fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
-    let user = asked.user_info.username.as_deref().unwrap_or_default();
+fn refusals(request: &ReviewRequest, kind: Kind) -> Vec<Refusal> {
+    let user = request.user_info.username.as_deref().unwrap_or_default();
     match (
-        &asked.operation,
-        raw(asked.object.as_ref()),
-        raw(asked.old_object.as_ref()),
+        &request.operation,
+        raw(request.object.as_ref()),
+        raw(request.old_object.as_ref()),
     ) {
         (Operation::Create, Some(new), _) => review(&new, kind),
         (Operation::Update, Some(new), Some(old)) => review_change(&old, &new, kind, user),
@@ -152,8 +152,8 @@ fn refusals(asked: &Asked, kind: Kind) -> Vec<Refusal> {
     }
 }
 
-fn response(asked: &Asked, refusals: &[Refusal]) -> AdmissionResponse {
-    let response = AdmissionResponse::from(asked);
+fn response(request: &ReviewRequest, refusals: &[Refusal]) -> AdmissionResponse {
+    let response = AdmissionResponse::from(request);
     if refusals.is_empty() {
         response
     } else {

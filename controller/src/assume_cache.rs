@@ -22,45 +22,45 @@ use serde::de::DeserializeOwned;
 pub(crate) struct AssumeCache<K> {
     cache: Cache<K>,
     prune: fn(&mut K),
-    answers: Answers<K>,
+    responses: Responses<K>,
 }
 
 /// The newest states of objects in the API server's responses to this process's writes.
-type Answers<K> = Arc<Mutex<HashMap<Key, Box<K>>>>;
+type Responses<K> = Arc<Mutex<HashMap<Key, Box<K>>>>;
 
 impl<K> Clone for AssumeCache<K> {
     fn clone(&self) -> Self {
         Self {
             cache: self.cache.clone(),
             prune: self.prune,
-            answers: Arc::clone(&self.answers),
+            responses: Arc::clone(&self.responses),
         }
     }
 }
 
 impl<K: Resource + Clone> AssumeCache<K> {
-    /// Starts the watch. Responses that a change has shown are dropped before `told` is called with the change.
+    /// Starts the watch. Responses that a change has shown are dropped before `on_change` is called with the change.
     /// `prune` clears unused fields, both of watched objects and of responses.
     pub(crate) fn start(
         watches: &Watches,
         watch: Watch<K>,
         prune: fn(&mut K),
-        mut told: impl FnMut(&Change<K>) + Send + 'static,
+        mut on_change: impl FnMut(&Change<K>) + Send + 'static,
     ) -> Self
     where
         K: DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
-        let answers = Answers::default();
-        let shown = Arc::clone(&answers);
+        let responses = Responses::default();
+        let shown = Arc::clone(&responses);
         let watch = watch.prune(prune).on_change(move |change| {
             forget_what_is_shown(&mut lock(&shown), change);
-            told(change);
+            on_change(change);
         });
         Self {
             cache: watches.start(watch),
             prune,
-            answers,
+            responses,
         }
     }
 
@@ -70,7 +70,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
         Self {
             cache: Cache::filled(objects),
             prune: |_| {},
-            answers: Answers::default(),
+            responses: Responses::default(),
         }
     }
 
@@ -83,42 +83,46 @@ impl<K: Resource + Clone> AssumeCache<K> {
     /// such object.
     pub(crate) fn newest(&self, key: &Key) -> Option<K> {
         let watched = self.cache.get(key).map(Arc::unwrap_or_clone);
-        let answer = lock(&self.answers).get(key).map(|answer| (**answer).clone());
-        newer(watched, answer)
+        let response = lock(&self.responses).get(key).map(|response| (**response).clone());
+        newer(watched, response)
     }
 
     /// Remembers the API server's response to a write, unless the watch has shown it already, or no longer shows the
     /// object that was written.
-    pub(crate) fn remember(&self, key: &Key, mut answer: K) {
-        (self.prune)(&mut answer);
-        let mut answers = lock(&self.answers);
+    pub(crate) fn remember(&self, key: &Key, mut response: K) {
+        (self.prune)(&mut response);
+        let mut responses = lock(&self.responses);
         // Read with the lock held: any later change of the cache is observed after this.
-        if self.cache.get(key).is_none_or(|watched| has_shown(&*watched, &answer)) {
+        if self
+            .cache
+            .get(key)
+            .is_none_or(|watched| has_shown(&*watched, &response))
+        {
             return;
         }
-        if answers.get(key).is_none_or(|before| !has_shown(&**before, &answer)) {
-            answers.insert(key.clone(), Box::new(answer));
+        if responses.get(key).is_none_or(|before| !has_shown(&**before, &response)) {
+            responses.insert(key.clone(), Box::new(response));
         }
     }
 
     /// Drops the response for an object that is about to be deleted: nothing more is written to it.
     pub(crate) fn forget(&self, key: &Key) {
-        lock(&self.answers).remove(key);
+        lock(&self.responses).remove(key);
     }
 }
 
 /// Drops a response that a change has made obsolete. The cache already contains the change.
-fn forget_what_is_shown<K: Resource>(answers: &mut HashMap<Key, Box<K>>, change: &Change<K>) {
+fn forget_what_is_shown<K: Resource>(responses: &mut HashMap<Key, Box<K>>, change: &Change<K>) {
     let Change::Object { key, old, new } = change else {
         return;
     };
-    let Some(answer) = answers.get(key) else { return };
+    let Some(response) = responses.get(key) else { return };
     let is_over = match (new, old) {
-        (Some(new), _) => has_shown(&**new, &**answer),
-        (None, old) => old.as_ref().is_none_or(|old| old.uid() == answer.uid()),
+        (Some(new), _) => has_shown(&**new, &**response),
+        (None, old) => old.as_ref().is_none_or(|old| old.uid() == response.uid()),
     };
     if is_over {
-        answers.remove(key);
+        responses.remove(key);
     }
 }
 
@@ -161,16 +165,16 @@ mod tests {
     #[test]
     fn what_was_written_counts_until_the_watch_has_shown_it() {
         let objects = AssumeCache::filled([at("5", "u")]);
-        let hear = |change| forget_what_is_shown(&mut lock(&objects.answers), &change);
+        let apply = |change| forget_what_is_shown(&mut lock(&objects.responses), &change);
         objects.remember(&key(), at("7", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
         // Responses may arrive in another order than the writes were made.
         objects.remember(&key(), at("6", "u"));
         assert_eq!(version(objects.newest(&key())), "7");
-        hear(change(Some(at("5", "u")), Some(at("6", "u"))));
+        apply(change(Some(at("5", "u")), Some(at("6", "u"))));
         assert_eq!(version(objects.newest(&key())), "7", "it is shown something older");
-        hear(change(Some(at("6", "u")), Some(at("7", "u"))));
-        assert!(lock(&objects.answers).is_empty());
+        apply(change(Some(at("6", "u")), Some(at("7", "u"))));
+        assert!(lock(&objects.responses).is_empty());
         assert_eq!(version(objects.newest(&key())), "5");
     }
 
@@ -180,7 +184,7 @@ mod tests {
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
             let objects = AssumeCache::filled(shown);
             objects.remember(&key(), at("7", "u"));
-            assert!(lock(&objects.answers).is_empty());
+            assert!(lock(&objects.responses).is_empty());
         }
         let objects = AssumeCache::filled([at("5", "u")]);
         for (old, new, left) in [
@@ -189,21 +193,21 @@ mod tests {
             (Some(at("5", "u")), Some(at("9", "new")), 0),
         ] {
             objects.remember(&key(), at("7", "u"));
-            forget_what_is_shown(&mut lock(&objects.answers), &change(old, new));
-            assert_eq!(lock(&objects.answers).len(), left);
+            forget_what_is_shown(&mut lock(&objects.responses), &change(old, new));
+            assert_eq!(lock(&objects.responses).len(), left);
         }
         objects.remember(&key(), at("7", "u"));
         objects.forget(&key());
-        assert!(lock(&objects.answers).is_empty());
+        assert!(lock(&objects.responses).is_empty());
     }
 
     #[test]
     fn api_response_is_pruned_like_watched_objects() {
         let mut objects = AssumeCache::filled([at("5", "u")]);
         objects.prune = |object| object.data = None;
-        let mut answer = at("7", "u");
-        answer.data = Some([("a".to_owned(), "b".to_owned())].into());
-        objects.remember(&key(), answer);
+        let mut response = at("7", "u");
+        response.data = Some([("a".to_owned(), "b".to_owned())].into());
+        objects.remember(&key(), response);
         assert_eq!(objects.newest(&key()), Some(at("7", "u")));
     }
 }

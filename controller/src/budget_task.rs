@@ -56,7 +56,7 @@ impl BudgetTask {
                 task.instances.keys()
             }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move { task.reconcile(&key).await }
         };
@@ -67,7 +67,7 @@ impl BudgetTask {
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, look),
+            work.run(&stopping, leadership, all, reconcile),
             stopping.run_until_cancelled(following),
         );
     }
@@ -103,8 +103,8 @@ impl BudgetTask {
                 result => result?,
             }
         }
-        let said = refused.as_ref().map(|status| status.message.as_str());
-        let conflict = conflict(&instance, plan.foreign.as_deref(), said, now);
+        let complaint = refused.as_ref().map(|status| status.message.as_str());
+        let conflict = conflict(&instance, plan.foreign.as_deref(), complaint, now);
         if is_news(&instance, conflict.as_ref()) {
             let status = match &conflict {
                 Some(conflict) => json!({"conditions": [conflict]}),

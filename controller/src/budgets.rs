@@ -44,11 +44,11 @@ pub(crate) struct Budgets {
 struct Foreign(HashMap<String, BTreeSet<Key>>);
 
 impl Budgets {
-    /// Starts watching; `told` is called with each change.
+    /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        told: impl FnMut(&Change<PodDisruptionBudget>) + Send + 'static,
+        on_change: impl FnMut(&Change<PodDisruptionBudget>) + Send + 'static,
     ) -> Self {
         let foreign = Arc::new(Mutex::new(Foreign::default()));
         let observing = Arc::clone(&foreign);
@@ -74,7 +74,7 @@ impl Budgets {
                     lock(&gone).remove(&old.uid().unwrap_or_default());
                 }
             })
-            .on_change(told);
+            .on_change(on_change);
         Self {
             client: client.clone(),
             cache: watches.start(watch),
@@ -287,10 +287,10 @@ mod tests {
         });
         there.unwrap();
         let (made, ()) = tokio::join!(budgets.create(&pod), async {
-            let asked = server.next_request().await;
-            let body = asked.body.clone();
+            let request = server.next_request().await;
+            let body = request.body.clone();
             assert_eq!(body["metadata"]["ownerReferences"][0]["uid"], "1");
-            asked.with(&body);
+            request.with(&body);
         });
         made.unwrap();
         // A PDB that the watch does not show yet is not created again before `MADE_COUNTS_FOR` has passed.

@@ -134,16 +134,21 @@ impl Resolver {
         self.changed.clone()
     }
 
-    /// Runs until the process stops; `told` is called on each change. `hypervisors` contains all of them.
-    pub(crate) fn start(self, process: &Process, hypervisors: Cache<Hypervisor>, told: impl Fn() + Send + 'static) {
+    /// Runs until the process stops; `on_change` is called on each change. `hypervisors` contains all of them.
+    pub(crate) fn start(
+        self,
+        process: &Process,
+        hypervisors: Cache<Hypervisor>,
+        on_change: impl Fn() + Send + 'static,
+    ) {
         let stopping = process.stopping();
         process.spawn_critical("resolving configuration", async move {
-            stopping.run_until_cancelled(self.run(hypervisors, told)).await;
+            stopping.run_until_cancelled(self.run(hypervisors, on_change)).await;
             Ok::<_, Infallible>(())
         });
     }
 
-    async fn run(self, hypervisors: Cache<Hypervisor>, told: impl Fn()) {
+    async fn run(self, hypervisors: Cache<Hypervisor>, on_change: impl Fn()) {
         // The facts of nodes count only once all of them are known: a missing model would be taken for a typing
         // error.
         tokio::join!(
@@ -167,7 +172,7 @@ impl Resolver {
             last_model.clone_from(&model);
             configuration.default_cpu_model = model;
             if self.in_force.set(configuration, verdict) {
-                told();
+                on_change();
             }
             self.read.send_replace(true);
             self.changed.notified().await;

@@ -128,8 +128,8 @@ impl DrainTask {
     pub(crate) async fn run(self, process: Process, mut leadership: Leadership) {
         let stopping = process.stopping();
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
-            let looking = term.lost().clone();
-            let running = looking.run_until_cancelled(self.drain());
+            let lost_term = term.lost().clone();
+            let running = lost_term.run_until_cancelled(self.drain());
             stopping.run_until_cancelled(running).await;
         }
     }
@@ -142,19 +142,19 @@ impl DrainTask {
         );
         let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
-        let mut tell_at = None;
+        let mut report_at = None;
         loop {
-            let telling = tell_at.is_some_and(|at| at <= clock::now());
+            let reporting = report_at.is_some_and(|at| at <= clock::now());
             let mut pause = PAUSE;
-            let wake = match self.reconcile(&mut kept, telling, &mut pause).await {
+            let wake = match self.reconcile(&mut kept, reporting, &mut pause).await {
                 Ok(wake) => {
                     backoff.reset();
-                    tell_at = match tell_at {
-                        _ if telling => None,
+                    report_at = match report_at {
+                        _ if reporting => None,
                         None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
                         waiting => waiting,
                     };
-                    [wake, tell_at].into_iter().flatten().min()
+                    [wake, report_at].into_iter().flatten().min()
                 }
                 // Another writer was faster; the watch is about to show its change.
                 Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
@@ -171,12 +171,12 @@ impl DrainTask {
         }
     }
 
-    /// Makes one plan and executes it; with `telling`, also the parts that only report. Returns when to make the next
+    /// Makes one plan and executes it; with `reporting`, also the parts that only report. Returns when to make the next
     /// plan even if nothing changes. Sets `pause` to the time to wait before a plan that follows a change.
     async fn reconcile(
         &self,
         kept: &mut BTreeMap<String, Kept>,
-        telling: bool,
+        reporting: bool,
         pause: &mut Duration,
     ) -> kube::Result<Option<jiff::Timestamp>> {
         let began = clock::Instant::now();
@@ -198,11 +198,11 @@ impl DrainTask {
         });
         self.refusals.keep_only(&refused);
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
-        let due = steps.iter().filter(|step| telling || !tells(step));
+        let due = steps.iter().filter(|step| reporting || !is_report(step));
         let mut failed = at_once(due.map(|step| self.execute(step)).collect()).await?;
-        if telling {
-            let told = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
-            failed = failed.or(told);
+        if reporting {
+            let reported = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
+            failed = failed.or(reported);
             self.preview().await?;
         }
         failed.map_or(Ok(wake.into_iter().chain(evaluated_again).min()), Err)
@@ -211,10 +211,10 @@ impl DrainTask {
     /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.
     async fn preview(&self) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
-        let mut asked = BTreeSet::new();
+        let mut requested = BTreeSet::new();
         nodes.nodes.shown().for_each(|key, node| {
-            if preview::is_asked(node) {
-                asked.insert(key.name.to_string());
+            if preview::is_requested(node) {
+                requested.insert(key.name.to_string());
             }
         });
         let mut concerned = Vec::new();
@@ -223,13 +223,13 @@ impl DrainTask {
                 .status
                 .as_ref()
                 .is_some_and(|status| status.drain_preview.is_some());
-            if shown || asked.contains(&*key.name) {
+            if shown || requested.contains(&*key.name) {
                 concerned.push(Arc::clone(hypervisor));
             }
         });
         for hypervisor in concerned {
             let name = hypervisor.name_any();
-            let lines = asked.contains(&name).then(|| {
+            let lines = requested.contains(&name).then(|| {
                 let note = preview::taint_note(&self.launchers.configuration.get().migrations.drain_taint_key);
                 let mut lines = self.previewer.lines(&name);
                 lines.push(note);
@@ -245,11 +245,11 @@ impl DrainTask {
         let mut names = BTreeSet::new();
         let mut marks = BTreeMap::new();
         self.launchers.nodes.nodes.shown().for_each(|key, node| {
-            let said = NodeMarks::of(node, taint_key);
-            if said != NodeMarks::default() || Reports::says_something(node) {
+            let marks_of = NodeMarks::of(node, taint_key);
+            if marks_of != NodeMarks::default() || Reports::is_noteworthy(node) {
                 names.insert(key.name.to_string());
             }
-            marks.insert(key.name.to_string(), said);
+            marks.insert(key.name.to_string(), marks_of);
         });
         self.launchers.nodes.hypervisors.for_each(|key, hypervisor| {
             if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
@@ -386,8 +386,8 @@ impl DrainTask {
             return Ok(());
         };
         let mark = Mark { node, evacuation };
-        let answer = mark.set(&self.api(key), &instance, State::Unchanged, false).await?;
-        self.instances.objects.remember(key, answer);
+        let stored = mark.set(&self.api(key), &instance, State::Unchanged, false).await?;
+        self.instances.objects.remember(key, stored);
         info!(instance = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "it is marked to leave its node");
         Ok(())
     }
@@ -396,8 +396,8 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let answer = evacuation_requests::take_away(&self.api(key), &instance).await?;
-        self.instances.objects.remember(key, answer);
+        let stored = evacuation_requests::take_away(&self.api(key), &instance).await?;
+        self.instances.objects.remember(key, stored);
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
             let parameters = PatchParams::default();
@@ -500,7 +500,7 @@ impl DrainTask {
 }
 
 /// Returns whether a step only reports a result and does not move a guest.
-fn tells(step: &Step) -> bool {
+fn is_report(step: &Step) -> bool {
     matches!(step, Step::Unmark { .. })
 }
 

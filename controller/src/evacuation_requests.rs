@@ -79,7 +79,7 @@ pub(crate) async fn take_away(
             let conflict = Status::failure(&status.message, "Conflict").with_code(CONFLICT);
             Err(kube::Error::Api(Box::new(conflict)))
         }
-        answered => answered,
+        result => result,
     }
 }
 
@@ -153,14 +153,14 @@ mod tests {
     async fn a_mark_is_taken_away_as_a_whole_and_nothing_else() {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
-        let answers = async {
-            let asked = server.next_request().await;
+        let serve = async {
+            let request = server.next_request().await;
             assert!(
-                asked.query().contains("fieldManager=drydock-evacuation"),
+                request.query().contains("fieldManager=drydock-evacuation"),
                 "{}",
-                asked.query()
+                request.query()
             );
-            let patch: json_patch::Patch = serde_json::from_value(asked.body.clone()).unwrap();
+            let patch: json_patch::Patch = serde_json::from_value(request.body.clone()).unwrap();
             // Another writer changes the object in the meantime.
             let mut stored = json!(instance);
             stored["metadata"]["resourceVersion"] = json!("6");
@@ -174,9 +174,9 @@ mod tests {
             let kept = stored["status"]["conditions"].as_array().unwrap();
             let kept: Vec<_> = kept.iter().map(|condition| &condition["type"]).collect();
             assert_eq!(kept, ["LiveMigratable", "Ready"]);
-            asked.with(&stored);
+            request.with(&stored);
         };
-        let (done, ()) = tokio::join!(take_away(&api, &instance), answers);
+        let (done, ()) = tokio::join!(take_away(&api, &instance), serve);
         assert_eq!(done.unwrap().status.unwrap().evacuation_node_name, None);
     }
 
@@ -213,8 +213,8 @@ mod tests {
     async fn a_mark_that_has_changed_is_a_conflict() {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
-        let answer = async { server.next_request().await.refuse(422, "Invalid") };
-        let (done, ()) = tokio::join!(take_away(&api, &instance), answer);
+        let serve = async { server.next_request().await.refuse(422, "Invalid") };
+        let (done, ()) = tokio::join!(take_away(&api, &instance), serve);
         assert!(matches!(done, Err(kube::Error::Api(refused)) if refused.is_conflict()));
     }
 
@@ -229,14 +229,14 @@ mod tests {
         for (state, version) in [(State::Unchanged, json!("5")), (State::Any, Value::Null)] {
             let (client, mut server) = api_server();
             let api = Api::namespaced(client, "shop");
-            let answers = async {
-                let asked = server.next_request().await;
-                assert_eq!(asked.body["metadata"]["uid"], "1");
-                assert_eq!(asked.body["metadata"]["resourceVersion"], version);
-                assert_eq!(asked.body["status"]["evacuationNodeName"], "a");
-                asked.with(&json!(instance));
+            let serve = async {
+                let request = server.next_request().await;
+                assert_eq!(request.body["metadata"]["uid"], "1");
+                assert_eq!(request.body["metadata"]["resourceVersion"], version);
+                assert_eq!(request.body["status"]["evacuationNodeName"], "a");
+                request.with(&json!(instance));
             };
-            let (done, ()) = tokio::join!(mark.set(&api, &instance, state, false), answers);
+            let (done, ()) = tokio::join!(mark.set(&api, &instance, state, false), serve);
             done.unwrap();
         }
     }

@@ -61,14 +61,14 @@ pub(crate) struct InstanceTask {
     launchers: Launchers,
     silent_agents: SilentAgents,
     events: Events,
-    images_asked: AskedOnce,
+    probed_pods: ProbedPods,
 }
 
 /// By instance, the pod for which a request was already sent, until the request is no longer planned.
 #[derive(Debug, Default)]
-struct AskedOnce(Mutex<HashMap<Key, String>>);
+struct ProbedPods(Mutex<HashMap<Key, String>>);
 
-impl AskedOnce {
+impl ProbedPods {
     /// Records a request for this pod. Returns whether it is the first one.
     fn once(&self, instance: &Key, pod_uid: &str) -> bool {
         let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +112,7 @@ impl InstanceTask {
             launchers,
             silent_agents,
             events,
-            images_asked: AskedOnce::default(),
+            probed_pods: ProbedPods::default(),
         }
     }
 
@@ -158,7 +158,7 @@ impl InstanceTask {
                 task.instances.keys()
             }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move {
                 match task.reconcile(&key).await {
@@ -185,7 +185,7 @@ impl InstanceTask {
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, look),
+            work.run(&stopping, leadership, all, reconcile),
             stopping.run_until_cancelled(sweeping),
             stopping.run_until_cancelled(following),
         );
@@ -211,7 +211,7 @@ impl InstanceTask {
     /// If a request to the API server fails; it is safe to reconcile again.
     async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(instance) = self.instances.objects.newest(key) else {
-            self.images_asked.forget(key);
+            self.probed_pods.forget(key);
             return Ok(Requeue::OnChange);
         };
         let pods = self.launchers.of(&instance);
@@ -256,7 +256,7 @@ impl InstanceTask {
             todo = plan(&observed);
         }
         if !todo.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
-            self.images_asked.forget(key);
+            self.probed_pods.forget(key);
         }
         let failure = self.execute(key, &instance, &todo.steps).await?;
         if let Some(failure) = &failure {
@@ -381,7 +381,7 @@ impl InstanceTask {
                         .await?;
                 }
                 Step::Witness { name, uid, containers } => {
-                    self.ask_for_images(key, instance, (name, uid), containers).await?;
+                    self.probe_images(key, instance, (name, uid), containers).await?;
                 }
                 Step::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
@@ -409,11 +409,11 @@ impl InstanceTask {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
             ..PatchParams::default()
         };
-        let answer = self
+        let stored = self
             .api(key)
             .patch(&instance.name_any(), &parameters, &Patch::Merge(patch))
             .await?;
-        self.instances.objects.remember(key, answer);
+        self.instances.objects.remember(key, stored);
         Ok(())
     }
 
@@ -488,14 +488,14 @@ impl InstanceTask {
     }
 
     /// Starts the image digest probes in a guest's pod. Where that is refused, migrations copy the whole disks.
-    async fn ask_for_images(
+    async fn probe_images(
         &self,
         key: &Key,
         instance: &VirtualMachineInstance,
         (name, uid): (&str, &str),
         containers: &[EphemeralContainer],
     ) -> Result<(), ReconcileError> {
-        if !self.images_asked.once(key, uid) {
+        if !self.probed_pods.once(key, uid) {
             return Ok(());
         }
         match self.launchers.run_beside(instance, name, uid, containers).await {
@@ -505,7 +505,7 @@ impl InstanceTask {
                 Ok(())
             }
             Err(error) => {
-                self.images_asked.forget(key);
+                self.probed_pods.forget(key);
                 Err(ReconcileError::Pod(error))
             }
             Ok(()) => Ok(()),
@@ -532,11 +532,11 @@ impl InstanceTask {
             "status": wanted,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let answer = self
+        let stored = self
             .api(key)
             .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.instances.objects.remember(key, answer);
+        self.instances.objects.remember(key, stored);
         Ok(())
     }
 

@@ -51,11 +51,11 @@ struct Ours {
 }
 
 impl Instances {
-    /// Starts watching; `told` is called with each change.
+    /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        mut told: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
+        mut on_change: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
     ) -> Self {
         let ours = Arc::new(Mutex::new(Ours::default()));
         let observed = Arc::clone(&ours);
@@ -64,7 +64,7 @@ impl Instances {
             .packed();
         let objects = AssumeCache::start(watches, watch, prune, move |change| {
             lock(&observed).observe(change);
-            told(change);
+            on_change(change);
         });
         Self { objects, ours }
     }

@@ -93,8 +93,8 @@ struct Deletion<'a> {
 }
 
 impl Launchers {
-    /// Starts watching; `told` is called with each instance whose pods have changed. `image` is the image of launcher
-    /// pods.
+    /// Starts watching; `on_change` is called with each instance whose pods have changed. `image` is the image of
+    /// launcher pods.
     #[expect(
         clippy::too_many_arguments,
         reason = "these are the caches that it shares, put together once"
@@ -107,10 +107,10 @@ impl Launchers {
         budgets: Budgets,
         configuration: ConfigurationInForce,
         image: String,
-        told: impl FnMut(Key) + Send + 'static,
+        on_change: impl FnMut(Key) + Send + 'static,
     ) -> Self {
-        let told = Arc::new(Mutex::new(told));
-        let enqueue = move |instance| (*told.lock().unwrap_or_else(PoisonError::into_inner))(instance);
+        let on_change = Arc::new(Mutex::new(on_change));
+        let enqueue = move |instance| (*on_change.lock().unwrap_or_else(PoisonError::into_inner))(instance);
         let of_mounts = enqueue.clone();
         let by_owner = PodsByOwner::default();
         let index = by_owner.clone();
@@ -210,7 +210,7 @@ impl Launchers {
             .await
         {
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-            answered => answered.map(drop),
+            result => result.map(drop),
         }
     }
 

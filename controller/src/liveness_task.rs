@@ -264,10 +264,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
         let silent = SilentAgents::new([]);
-        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
+        let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
-        told(Change::Object {
+        apply(Change::Object {
             key: Key::cluster("n1"),
             old: None,
             new: Some(Arc::new(lease)),
@@ -275,13 +275,13 @@ mod tests {
         tokio::time::advance(STALE_AFTER).await;
         assert!(silent.contains("n1"));
         // The API server is unavailable for a while, so renewals are not seen.
-        told(Change::SyncState(SyncState {
+        apply(Change::SyncState(SyncState {
             synced: true,
             problem: Some(Problem::Failing("connection refused".into())),
         }));
         tokio::time::advance(STALE_AFTER).await;
         assert!(!silent.contains("n1"));
-        told(Change::SyncState(SyncState {
+        apply(Change::SyncState(SyncState {
             synced: true,
             problem: None,
         }));
@@ -293,7 +293,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
         let silent = SilentAgents::new([]);
-        let told = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
+        let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let clear = || {
             Change::SyncState(SyncState {
                 synced: true,
@@ -308,10 +308,10 @@ mod tests {
         assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nothing was listed");
         tokio::time::advance(STALE_AFTER).await;
         assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nor is it by now");
-        told(clear());
+        apply(clear());
         tokio::time::advance(STALE_AFTER).await;
         assert_eq!(silent.sign("n1"), AgentSign::Silent, "there is no Lease of it");
-        told(Change::Object {
+        apply(Change::Object {
             key: Key::cluster("n1"),
             old: None,
             new: Some(lease()),
@@ -319,7 +319,7 @@ mod tests {
         assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it has a Lease by now");
         tokio::time::advance(STALE_AFTER).await;
         assert_eq!(silent.sign("n1"), AgentSign::Silent, "which it has not renewed");
-        told(Change::Object {
+        apply(Change::Object {
             key: Key::cluster("n1"),
             old: Some(lease()),
             new: None,

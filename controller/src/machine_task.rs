@@ -1,8 +1,7 @@
-//! Carries out [`drydock_core::machine::plan`]: each machine has the instance that its run strategy
-//! asks for.
+//! Carries out [`drydock_core::machine::plan`]: each machine has the instance that its run strategy requires.
 //!
 //! ```text
-//!  machines, instances, migrations ─▶ which machine ─▶ look ─▶ plan ─▶ status, then instance, event
+//!  machines, instances, migrations ─▶ key of the machine ─▶ reconcile ─▶ plan ─▶ status, then instance, event
 //! ```
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -31,7 +30,7 @@ pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
 /// The annotation by which `kubectl apply` remembers; it is a copy of the whole object.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Looks after all machines.
+/// Reconciles all machines.
 pub(crate) struct MachineTask {
     client: Client,
     machines: AssumeCache<VirtualMachine>,
@@ -43,10 +42,10 @@ pub(crate) struct MachineTask {
 /// What went wrong with one machine.
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("the API server refused or did not answer")]
     Api(#[from] kube::Error),
-    /// The instance could not be made; the machine says so.
+    /// The instance could not be created; the machine's status reports it.
     #[error("its instance could not be made: {0}")]
     NoInstance(String),
     /// The API server could not create the instance now; the same request is repeated.
@@ -54,7 +53,7 @@ pub(crate) enum ReconcileError {
     Create(#[source] kube::Error),
 }
 
-/// Starts watching all machines; each of `works` is told of those that change.
+/// Starts watching all machines; changed ones are added to each of `works`.
 pub(crate) fn watch_machines(client: &Client, watches: &Watches, works: [WorkQueue; 2]) -> AssumeCache<VirtualMachine> {
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
         .listing(Listing::Streamed)
@@ -65,8 +64,8 @@ pub(crate) fn watch_machines(client: &Client, watches: &Watches, works: [WorkQue
 }
 
 impl MachineTask {
-    /// The task over those caches. Its work also has to hear of the changes of `instances` and of those that begin
-    /// or end to move: each concerns the machine of the same key.
+    /// Creates the task over these caches. Its queue also needs the keys of changed `instances`, and of those whose
+    /// migration begins or ends: each concerns the machine of the same key.
     pub(crate) fn new(
         client: Client,
         machines: AssumeCache<VirtualMachine>,
@@ -83,18 +82,18 @@ impl MachineTask {
         }
     }
 
-    /// Looks at machines while this process leads, until `process` stops.
+    /// Reconciles machines while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
         let task = Arc::new(self);
         let all = || {
             let task = Arc::clone(&task);
             async move { task.all().await }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move { task.reconcile(&key).await }
         };
-        work.run(&process.stopping(), leadership, all, look).await;
+        work.run(&process.stopping(), leadership, all, reconcile).await;
     }
 
     async fn all(&self) -> Vec<Key> {
@@ -117,7 +116,7 @@ impl MachineTask {
         let shown = self.instances.get(key);
         let uid = shown.as_ref().and_then(|instance| instance.uid()).unwrap_or_default();
         if self.instances.is_deleted(&uid) {
-            // The watch is about to say so.
+            // The watch is about to show that.
             return Ok(Requeue::OnChange);
         }
         let (now, migrating) = (clock::now(), self.migrations.is_moving(key));
@@ -131,18 +130,18 @@ impl MachineTask {
         };
         let mut todo = plan(&seen(shown.as_deref(), false));
         if todo.confirm {
-            let asked = self.instance_api(key).get_opt(&key.name).await?;
-            todo = plan(&seen(asked.as_ref(), true));
+            let live = self.instance_api(key).get_opt(&key.name).await?;
+            todo = plan(&seen(live.as_ref(), true));
         }
         let wake = Requeue::OnChange.or_at(todo.wake);
         let failure = match self.execute(key, &mut machine, &todo).await {
             Ok(None) => return Ok(wake),
             Ok(Some(failure)) => failure,
-            // It has changed since: the watch says how.
+            // It has changed since: the watch is about to show how.
             Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => return Ok(Requeue::OnChange),
             Err(error) => return Err(error),
         };
-        let told = plan(&Observed {
+        let failed_plan = plan(&Observed {
             now,
             machine: &machine,
             instance: None,
@@ -150,11 +149,11 @@ impl MachineTask {
             migrating,
             failed_create: Some(&failure),
         });
-        self.notify_all(&machine, &told);
-        if let Some(status) = &told.status {
+        self.notify_all(&machine, &failed_plan);
+        if let Some(status) = &failed_plan.status {
             self.write_status(key, &mut machine, status).await?;
         }
-        // The machine says why by now; the queue looks again, later and later.
+        // The machine's status reports the reason by now; the queue retries with back-off.
         Err(ReconcileError::NoInstance(failure))
     }
 
@@ -209,7 +208,7 @@ impl MachineTask {
         Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
     }
 
-    /// Replaces the finalizers, if the machine is still as it was looked at.
+    /// Replaces the finalizers, if the machine is unchanged since it was observed.
     async fn write_finalizers(
         &self,
         key: &Key,
@@ -225,16 +224,16 @@ impl MachineTask {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
             ..PatchParams::default()
         };
-        let answer = self
+        let stored = self
             .api(key)
             .patch(&key.name, &parameters, &Patch::Merge(patch))
             .await?;
-        self.remember(key, machine, answer);
+        self.remember(key, machine, stored);
         Ok(())
     }
 
-    /// Changes the run strategy to Always, in the field that the machine has for it, if the machine is still as it was
-    /// looked at.
+    /// Changes the run strategy to Always, in the field that the machine has for it, if the machine is unchanged since
+    /// it was observed.
     async fn run_always(&self, key: &Key, machine: &mut VirtualMachine) -> kube::Result<()> {
         let spec = match machine.spec.run_strategy {
             Some(_) => json!({"runStrategy": RunStrategy::Always}),
@@ -249,12 +248,12 @@ impl MachineTask {
             ..PatchParams::default()
         };
         let api = self.api(key);
-        let answer = api.patch(&key.name, &parameters, &Patch::Merge(patch)).await?;
-        self.remember(key, machine, answer);
+        let stored = api.patch(&key.name, &parameters, &Patch::Merge(patch)).await?;
+        self.remember(key, machine, stored);
         Ok(())
     }
 
-    /// Writes the status, if the machine is still as it was looked at.
+    /// Writes the status, if the machine is unchanged since it was observed.
     async fn write_status(
         &self,
         key: &Key,
@@ -262,7 +261,7 @@ impl MachineTask {
         status: &VirtualMachineStatus,
     ) -> kube::Result<()> {
         let mut status = json!(status);
-        // Others add requests; an empty list, said, takes theirs away.
+        // Other clients add requests; an explicit empty list removes theirs.
         if status.get("stateChangeRequests").is_none() {
             status["stateChangeRequests"] = json!([]);
         }
@@ -273,17 +272,17 @@ impl MachineTask {
             "status": status,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let answer = self
+        let stored = self
             .api(key)
             .patch_status(&key.name, &parameters, &Patch::Apply(apply))
             .await?;
-        self.remember(key, machine, answer);
+        self.remember(key, machine, stored);
         Ok(())
     }
 
-    fn remember(&self, key: &Key, machine: &mut VirtualMachine, answer: VirtualMachine) {
-        machine.clone_from(&answer);
-        self.machines.remember(key, answer);
+    fn remember(&self, key: &Key, machine: &mut VirtualMachine, stored: VirtualMachine) {
+        machine.clone_from(&stored);
+        self.machines.remember(key, stored);
     }
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {
@@ -306,7 +305,7 @@ impl MachineTask {
                 self.record_event(machine, Severity::Normal, "SuccessfulDelete", note);
                 Ok(())
             }
-            // Gone, or another one by now: the watch says so.
+            // It was deleted or replaced; the watch is about to show that.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
             Err(error) => Err(error),
         }

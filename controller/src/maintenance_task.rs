@@ -27,7 +27,7 @@ use drydock_api::{
     node_reference,
 };
 use drydock_core::maintenance::{
-    self, Event as Told, Next, Seen, Turn, conflicts, is_touched,
+    self, Event as MaintenanceEvent, Next, Seen, Turn, conflicts, is_touched,
     lease::{LeaseWrite, Release},
     next,
     pods::{self, Known, Target},
@@ -137,9 +137,9 @@ impl MaintenanceTask {
         work: &WorkQueue,
     ) -> Self {
         let evictions = Evictions::new(client.clone(), work.clone());
-        let (asked, queue) = (evictions.clone(), work.clone());
+        let (unblocking, queue) = (evictions.clone(), work.clone());
         let surroundings = NodeContext::new(client.clone(), watches, move |namespace| {
-            for node in asked.unblocked(namespace) {
+            for node in unblocking.unblocked(namespace) {
                 queue.add(Key::cluster(&node));
             }
         });
@@ -165,15 +165,15 @@ impl MaintenanceTask {
             let task = Arc::clone(&task);
             async move { task.all().await }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move { task.reconcile(&key.name).await }
         };
         let evictions = task.evictions.clone();
         // A process that leads again repeats the requests that were in progress when it was interrupted.
-        let asking = || {
+        let in_flight = || {
             let evictions = evictions.clone();
-            async move { evictions.asking() }
+            async move { evictions.in_flight() }
         };
         let evict = |key: Key| {
             let evictions = evictions.clone();
@@ -181,8 +181,8 @@ impl MaintenanceTask {
         };
         let stopping = process.stopping();
         tokio::join!(
-            work.run(&stopping, leadership.clone(), all, look),
-            evictions.work().run(&stopping, leadership, asking, evict)
+            work.run(&stopping, leadership.clone(), all, reconcile),
+            evictions.work().run(&stopping, leadership, in_flight, evict)
         );
     }
 
@@ -472,7 +472,7 @@ impl MaintenanceTask {
         Api::all_with(self.client.clone(), &group)
     }
 
-    fn record_event(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[Told]) {
+    fn record_event(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[MaintenanceEvent]) {
         for event in events {
             let regarding = if event.on_node {
                 node_reference(&object.spec.node_name, node.and_then(ResourceExt::uid))

@@ -22,11 +22,11 @@ pub(crate) struct Maintenances {
 type ByNode = HashMap<String, BTreeSet<(Group, Key)>>;
 
 impl Maintenances {
-    /// Starts watching; `told` is called with the node of each maintenance that changes.
-    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Clone + Send + 'static) -> Self {
+    /// Starts watching; `on_change` is called with the node of each maintenance that changes.
+    pub(crate) fn start(client: &Client, watches: &Watches, on_change: impl Fn(&str) + Clone + Send + 'static) -> Self {
         let by_node = Arc::new(Mutex::new(ByNode::new()));
         let objects = Group::ALL.map(|group| {
-            let (index, told) = (Arc::clone(&by_node), told.clone());
+            let (index, on_change) = (Arc::clone(&by_node), on_change.clone());
             let name = match group {
                 Group::Medik8s => "maintenances",
                 Group::KubeVirt => "maintenances of KubeVirt's group",
@@ -34,7 +34,7 @@ impl Maintenances {
             let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name).optional();
             AssumeCache::start(watches, watch, prune, move |change| {
                 if let Some(node) = observe(&mut lock(&index), group, change) {
-                    told(&node);
+                    on_change(&node);
                 }
             })
         });

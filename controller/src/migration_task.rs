@@ -125,7 +125,7 @@ impl MigrationTask {
                 keys
             }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move {
                 match task.reconcile(&key).await {
@@ -145,7 +145,7 @@ impl MigrationTask {
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, look),
+            work.run(&stopping, leadership, all, reconcile),
             stopping.run_until_cancelled(sweeping),
         );
     }
@@ -322,7 +322,7 @@ impl MigrationTask {
                     ClusterStep::Abort(failure) => {
                         change.abort = Some((failure, detail(failure, &migration, &gathered)));
                     }
-                    ClusterStep::TellSourceGone => change.source_gone = true,
+                    ClusterStep::RecordSourceGone => change.source_gone = true,
                     ClusterStep::RemoveFinalizer => {
                         self.remove_finalizer(key, &migration).await?;
                         return Ok(Requeue::OnChange);

@@ -48,11 +48,11 @@ struct Index {
 }
 
 impl Migrations {
-    /// Starts watching; `told` is called with each change.
+    /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        mut told: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
+        mut on_change: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
     ) -> Self {
         let index = Arc::new(Mutex::new(Index::default()));
         let observed = Arc::clone(&index);
@@ -60,7 +60,7 @@ impl Migrations {
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(Listing::Streamed);
         let objects = AssumeCache::start(watches, watch, prune, move |change| {
             lock(&observed).observe(change);
-            told(change);
+            on_change(change);
         });
         Self { objects, index }
     }

@@ -5,7 +5,7 @@
 //!  keep(node) ─▶ Kept ─┐
 //!  keep(node) ─▶ Kept ─┴─▶ one watch of spec.nodeName=<node>, while any of the guards lives
 //!                              ├─▶ of(node)      the node's pods
-//!                              └─▶ told(node)    a relevant change
+//!                              └─▶ on_change(node)    a relevant change
 //!
 //! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
 //! pod that leaves such a watch was deleted.
@@ -30,7 +30,7 @@ pub(crate) struct NodePods(Arc<Shared>);
 struct Shared {
     client: Client,
     watches: Watches,
-    told: Box<dyn Fn(&str) + Send + Sync>,
+    on_change: Box<dyn Fn(&str) + Send + Sync>,
     watched: Mutex<HashMap<String, Watched>>,
 }
 
@@ -49,13 +49,14 @@ pub(crate) struct Kept {
 }
 
 impl NodePods {
-    /// Creates a set without watches. `told` is called with the name of a watched node on each change that is visible
-    /// in [`of`](Self::of), including its first list. The watch calls it, so it must only put the name in a queue.
-    pub(crate) fn start(client: &Client, watches: &Watches, told: impl Fn(&str) + Send + Sync + 'static) -> Self {
+    /// Creates a set without watches. `on_change` is called with the name of a watched node on each change that is
+    /// visible in [`of`](Self::of), including its first list. The watch calls it, so it must only put the name in a
+    /// queue.
+    pub(crate) fn start(client: &Client, watches: &Watches, on_change: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self(Arc::new(Shared {
             client: client.clone(),
             watches: watches.clone(),
-            told: Box::new(told),
+            on_change: Box::new(on_change),
             watched: Mutex::default(),
         }))
     }
@@ -115,7 +116,7 @@ impl Watched {
                 if matters(change)
                     && let Some(shared) = hearer.upgrade()
                 {
-                    (shared.told)(&name);
+                    (shared.on_change)(&name);
                 }
             });
         Self {

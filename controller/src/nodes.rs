@@ -65,21 +65,21 @@ impl NodePair {
 }
 
 impl Nodes {
-    /// Starts watching. `told` is called with the name of each node that has changed in a way that matters to virtual
-    /// machines.
+    /// Starts watching. `on_change` is called with the name of each node that has changed in a way that matters to
+    /// virtual machines.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
         maintenances: Maintenances,
         silent_agents: SilentAgents,
-        told: impl Fn(&str) + Clone + Send + 'static,
+        on_change: impl Fn(&str) + Clone + Send + 'static,
     ) -> Self {
-        let news = told.clone();
+        let news = on_change.clone();
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
         let nodes = AssumeCache::start(watches, nodes, prune_node, move |change| {
-            hear(change, without_drain_conditions, &|name: &str| {
+            notify_if_changed(change, without_drain_conditions, &|name: &str| {
                 *lock(&of_nodes) = None;
                 news(name);
             });
@@ -94,7 +94,7 @@ impl Nodes {
                 }
             })
             .on_change(move |_| *lock(&of_hypervisors) = None)
-            .on_change(move |change| hear(change, without_drain, &told));
+            .on_change(move |change| notify_if_changed(change, without_drain, &on_change));
         Self {
             api: Api::all(client.clone()),
             nodes,
@@ -156,11 +156,11 @@ impl Nodes {
     }
 
     /// Returns the origin of the request when a pod on this node is evicted, as far as the Node shows it.
-    pub(crate) fn asker(&self, name: &str, configuration: &Configuration) -> DrainRequest {
+    pub(crate) fn requester(&self, name: &str, configuration: &Configuration) -> DrainRequest {
         let node = self.nodes.shown().get(&Key::cluster(name));
         node.map_or(DrainRequest::Eviction, |node| {
-            let asked = NodeMarks::of(&node, &configuration.migrations.drain_taint_key);
-            mark::asker(asked.cordoned, asked.tainted, asked.in_maintenance)
+            let marks = NodeMarks::of(&node, &configuration.migrations.drain_taint_key);
+            mark::requester(marks.cordoned, marks.tainted, marks.in_maintenance)
         })
     }
 
@@ -309,7 +309,7 @@ pub(crate) fn prune_hypervisor(hypervisor: &mut Hypervisor) {
     }
 }
 
-fn hear<K>(change: &Change<K>, strip: fn(&mut K), told: &impl Fn(&str))
+fn notify_if_changed<K>(change: &Change<K>, strip: fn(&mut K), on_change: &impl Fn(&str))
 where
     K: kube::Resource + Clone + PartialEq,
 {
@@ -325,7 +325,7 @@ where
         })
     };
     if plain(old) != plain(new) {
-        told(&key.name);
+        on_change(&key.name);
     }
 }
 
@@ -427,7 +427,7 @@ mod tests {
                 old: with(old, "1"),
                 new: with(new, "2"),
             };
-            hear(&change, without_drain_conditions, &|_: &str| notified.set(true));
+            notify_if_changed(&change, without_drain_conditions, &|_: &str| notified.set(true));
             notified.get()
         };
         assert!(!is_news(

@@ -75,7 +75,7 @@ impl Refusals {
 mod tests {
     use super::*;
 
-    fn answer(code: u16, reason: &str) -> Status {
+    fn refusal_status(code: u16, reason: &str) -> Status {
         Status::failure("exceeded quota", reason).with_code(code)
     }
 
@@ -85,7 +85,7 @@ mod tests {
         let (web, db) = (Key::namespaced("shop", "web"), Key::namespaced("shop", "db"));
         let mut waits = Vec::new();
         for _ in 0..10 {
-            refusals.note(&web, &answer(403, "Forbidden"), now);
+            refusals.note(&web, &refusal_status(403, "Forbidden"), now);
             let refused = refusals.of(&web).unwrap();
             assert_eq!(refused.message, "exceeded quota");
             waits.push(refused.again_at.duration_since(now).unsigned_abs());
@@ -94,7 +94,7 @@ mod tests {
             waits[0] <= FIRST && waits[9] > LONGEST / 3 && waits[9] <= LONGEST,
             "{waits:?}"
         );
-        refusals.note(&db, &answer(403, "Forbidden"), now);
+        refusals.note(&db, &refusal_status(403, "Forbidden"), now);
         refusals.keep_only(&BTreeSet::from([("shop".into(), "web".into())]));
         assert!(refusals.of(&web).is_some() && refusals.of(&db).is_none());
         refusals.forget(&web);

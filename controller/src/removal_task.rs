@@ -40,19 +40,19 @@ pub(crate) struct RemovalTask {
 }
 
 impl RemovalTask {
-    /// Starts watching. `namespace` is the controller's own; `told` is notified of changes of the configuration.
+    /// Starts watching. `namespace` is the controller's own; `on_change` is notified of changes of the configuration.
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         namespace: String,
-        told: &Trigger,
+        on_change: &Trigger,
         leadership: Leadership,
         process: Process,
     ) -> Self {
         let changed = Trigger::new();
         let watch = Watch::<ValidatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "removal webhook");
         Self {
-            shown: watches.start(watch.wakes(&changed).wakes(told)),
+            shown: watches.start(watch.wakes(&changed).wakes(on_change)),
             configurations: Api::all(client.clone()),
             owners: Api::all(client),
             namespace,
@@ -156,8 +156,8 @@ mod tests {
         ] {
             let (client, mut server) = api_server();
             let owners = Api::all(client);
-            let answer = async { server.next_request().await.with(owner) };
-            let (change, ()) = tokio::join!(change(&owners, &shown, "drydock"), answer);
+            let serve = async { server.next_request().await.with(owner) };
+            let (change, ()) = tokio::join!(change(&owners, &shown, "drydock"), serve);
             let wanted = expected.then(|| configuration("drydock", SERVICE, "u1"));
             assert_eq!(change.unwrap(), wanted, "{name}");
         }

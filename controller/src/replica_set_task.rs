@@ -100,11 +100,11 @@ impl ReplicaSetTask {
             let task = Arc::clone(&task);
             async move { task.all().await }
         };
-        let look = |key: Key| {
+        let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move { task.reconcile(&key).await }
         };
-        work.run(&process.stopping(), leadership, all, look).await;
+        work.run(&process.stopping(), leadership, all, reconcile).await;
     }
 
     async fn all(&self) -> Vec<Key> {
@@ -160,15 +160,15 @@ impl ReplicaSetTask {
             _ => None,
         };
         // The status also reports the failure; its numbers are still those that were observed.
-        let told = if failure.is_some() {
+        let failed_plan = if failure.is_some() {
             seen(&set, &instances, confirmed, failure.as_ref())
         } else {
             todo
         };
-        if let Some(status) = &told.status {
+        if let Some(status) = &failed_plan.status {
             self.write_status(key, &set, &json!(status)).await?;
         }
-        for event in &told.events {
+        for event in &failed_plan.events {
             self.record_event(&set, severity(event), event.reason, event.message.clone());
         }
         match result {
@@ -340,8 +340,8 @@ impl ReplicaSetTask {
             .patch_status(&key.name, &parameters, &Patch::Apply(apply))
             .await
         {
-            Ok(answer) => {
-                self.sets.remember(key, answer);
+            Ok(stored) => {
+                self.sets.remember(key, stored);
                 Ok(())
             }
             // Deleted in the meantime: there is no status left to write.

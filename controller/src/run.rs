@@ -48,7 +48,7 @@ const COMPONENT: &str = "drydock-controller";
 const INSTANCES_AT_ONCE: usize = 16;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Runs until told to stop.
+/// Runs until the process is stopped.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let start = Start {
         component: COMPONENT,
@@ -183,7 +183,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let of_maintenances = maintenance_work.clone();
     let all_maintenances = Maintenances::start(&client, &watches, move |node| of_maintenances.add(Key::cluster(node)));
     let of_replicas = Trigger::new();
-    let (told, drains, models, replicas) = (
+    let (changed, drains, models, replicas) = (
         (surroundings.clone(), of_nodes.clone()),
         of_drains.clone(),
         resolver.nodes_changed(),
@@ -196,19 +196,19 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         if known_maintenances.concerns(node) {
             of_maintenances.add(Key::cluster(node));
         }
-        told.0.notify();
-        told.1.notify();
+        changed.0.notify();
+        changed.1.notify();
         drains.notify();
         models.notify();
         replicas.notify();
     });
-    let (told, judging) = ((surroundings.clone(), of_nodes.clone()), Trigger::new());
+    let (changed, judging) = ((surroundings.clone(), of_nodes.clone()), Trigger::new());
     let judged = judging.clone();
     // What an eviction does may be another thing by now.
     let (of_budgets, drains, news) = (of_configuration.clone(), of_drains.clone(), Arc::clone(&changes));
     resolver.start(&process, nodes.hypervisors.clone(), move || {
-        told.0.notify();
-        told.1.notify();
+        changed.0.notify();
+        changed.1.notify();
         of_budgets.notify();
         drains.notify();
         news.send_modify(|number| *number = number.wrapping_add(1));

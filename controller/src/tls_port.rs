@@ -5,8 +5,8 @@
 //!                               └ certificate and trust of each handshake: config()
 //! ```
 //!
-//! When the process is told to stop, the port goes on accepting until no client can still be on the way to it, and then
-//! finishes what was begun.
+//! When the process is stopped, the port continues to accept connections until no client can still be on the way to it,
+//! and then finishes the requests in progress.
 
 use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The port on which API servers ask about admissions.
+//! The port for admission reviews by API servers.
 //!
 //! ```text
 //!  API server ──TLS, HTTP/1.1──▶ WebhookServer ──▶ Reviews ──▶ Handlers: path ─▶ async fn(AdmissionRequest) -> AdmissionResponse
@@ -6,16 +6,16 @@
 //!                                    └ TlsPort, with the certificate of each handshake: ServedCertificate
 //! ```
 //!
-//! When the process is told to stop, it says at once that it is not ready, and asks clients to come
-//! back on another connection, which by then leads elsewhere. It goes on answering until nobody can
-//! still be on the way to it ([`LEAVE`]).
+//! When the process is stopped, it reports at once that it is not ready, and requests clients to reconnect; a new
+//! connection reaches another replica. It continues to respond until no client can still be on the way to it
+//! ([`LEAVE`]).
 
 mod counted;
 pub(crate) mod handlers;
 mod reviews;
 
 #[cfg(test)]
-pub(crate) mod asking;
+pub(crate) mod test_client;
 #[cfg(test)]
 mod tests;
 
@@ -36,7 +36,7 @@ pub(crate) use handlers::Handlers;
 /// How long after the order to stop requests are still taken: endpoints leave Services within a
 /// second or two.
 pub(crate) const LEAVE: Duration = Duration::from_secs(4);
-/// How long an answer may take, less than webhook configurations give.
+/// How long a response may take, less than the timeout in webhook configurations.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(9);
 
 /// The port cannot be opened.
@@ -52,7 +52,7 @@ pub(crate) enum WebhookServerError {
 
 /// The webhook port.
 pub(crate) struct WebhookServer {
-    /// Who answers.
+    /// The handlers of the reviews.
     pub(crate) handlers: Handlers,
     /// What handshakes get.
     pub(crate) certificate: ServedCertificate,
@@ -60,7 +60,7 @@ pub(crate) struct WebhookServer {
     pub(crate) metrics: WebhookMetrics,
     /// How long requests are taken after the order to stop.
     pub(crate) leave: Duration,
-    /// How long an answer may take.
+    /// How long a response may take.
     pub(crate) deadline: Duration,
 }
 

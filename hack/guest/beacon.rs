@@ -27,7 +27,7 @@ fn interval(text: &str) -> Option<Duration> {
 
 fn uptime() -> f64 {
     let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
-    text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
+    text.split(' ').next().and_then(|argument| argument.parse().ok()).unwrap_or(0.0)
 }
 
 /// The first part of the kernel's identity of this boot: another one is another run of the guest.
@@ -127,10 +127,10 @@ fn listen(port: u16) -> io::Result<()> {
 }
 
 fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let pace = words.last().and_then(|word| interval(word));
-    let done = match (words.as_slice(), pace) {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let pace = arguments.last().and_then(|argument| interval(argument));
+    let done = match (arguments.as_slice(), pace) {
         (["count", _], Some(every)) => count(every),
         (["udp", target, _], Some(every)) => udp(target, every),
         (["write", path, _], Some(every)) => write(path, every),
@@ -142,7 +142,7 @@ fn main() {
         }
     };
     if let Err(error) = done {
-        eprintln!("beacon {}: {error}", words.join(" "));
+        eprintln!("beacon {}: {error}", arguments.join(" "));
         exit(1);
     }
 }

@@ -96,13 +96,13 @@ impl Agents {
                 changed = pods.recv() => changed.map(|pod| self.latest.instance_of(&pod).unwrap_or_default()),
             };
             match instance {
-                Ok(uid) => self.look(&uid),
+                Ok(uid) => self.reconcile(&uid),
                 Err(_) => return,
             }
         }
     }
 
-    fn look(self: &Arc<Self>, uid: &str) {
+    fn reconcile(self: &Arc<Self>, uid: &str) {
         if !self.busy.begin(uid) {
             return;
         }

@@ -26,7 +26,7 @@ pub(crate) async fn heartbeats(door: &Door, world: &World) {
             for namespace in [KUBELETS, NODE_LEASE_NAMESPACE] {
                 let api = Api::<Lease>::namespaced(door.client.clone(), namespace);
                 let node = node.clone();
-                // One answer that is late must not make others late.
+                // A late response must not delay others.
                 tokio::spawn(async move {
                     let now = json!({"spec": {"renewTime": microseconds(Timestamp::now())}});
                     if let Err(error) = api.patch(&node, &PatchParams::default(), &Patch::Merge(now)).await {

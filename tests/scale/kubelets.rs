@@ -1,8 +1,8 @@
 //! The kubelets of all nodes, as far as launcher pods see them.
 //!
 //! ```text
-//!  bound ─▶ runs ─▶ ready once its agent says that a guest runs in it
-//!            ├─ its guest has left ─▶ Succeeded, with the launcher's last word
+//!  bound ─▶ runs ─▶ ready once its agent reports that a guest runs in it
+//!            ├─ its guest has left ─▶ Succeeded, with the launcher's termination message
 //!            └─ deleted ───────────▶ ended ─▶ gone
 //! ```
 
@@ -34,7 +34,7 @@ use crate::{door::Door, latest::Latest};
 const STARTS_AFTER: Duration = Duration::from_millis(500);
 /// From the end of a container to the removal of its deleted pod, which a kubelet cleans up first.
 const REMOVED_AFTER: Duration = Duration::from_millis(700);
-/// Pause after a write that was refused or not answered.
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// All kubelets.
@@ -64,7 +64,7 @@ impl Busy {
         }
     }
 
-    /// Whether the caller has to look again; else it does not work on it any more.
+    /// Returns whether the caller has to reconcile again; otherwise it no longer works on the key.
     pub(crate) fn again(&self, key: &str) -> bool {
         let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match keys.get_mut(key) {
@@ -101,11 +101,11 @@ impl Kubelets {
         }
     }
 
-    /// Looks after all pods for ever.
+    /// Reconciles all pods for ever.
     pub(crate) async fn run(self: &Arc<Self>) {
         let mut changes = self.latest.pods.subscribe();
         while let Ok(uid) = changes.recv().await {
-            self.look(&uid);
+            self.reconcile(&uid);
         }
     }
 
@@ -114,10 +114,10 @@ impl Kubelets {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         left.insert(pod.to_owned());
         drop(left);
-        self.look(pod);
+        self.reconcile(pod);
     }
 
-    fn look(self: &Arc<Self>, uid: &str) {
+    fn reconcile(self: &Arc<Self>, uid: &str) {
         if !self.busy.begin(uid) {
             return;
         }

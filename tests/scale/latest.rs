@@ -1,4 +1,4 @@
-//! The newest state of what all nodes watch, and who hears of changes.
+//! The newest state of what all nodes watch, and the subscribers to changes.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -51,7 +51,7 @@ where
         }
     }
 
-    /// Hears of each change from now on.
+    /// Subscribes to each change from now on.
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<String> {
         self.changes.subscribe()
     }
@@ -61,7 +61,7 @@ where
         self.lock().get(uid).cloned()
     }
 
-    /// What the API server has answered to a write, which the watch shows later.
+    /// Stores the API server's response to a write, which the watch shows later.
     pub(crate) fn store_response(&self, object: K) {
         let uid = object.uid().unwrap_or_default();
         if let Some(known) = self.lock().get_mut(&uid)
@@ -116,7 +116,7 @@ fn version<K: Resource>(object: &K) -> u64 {
     text.parse().unwrap_or(0)
 }
 
-/// UIDs of pods by that of their instance. Those that are gone stay: they are asked for in vain.
+/// UIDs of pods by that of their instance. Deleted ones stay: reading them fails.
 #[derive(Default)]
 struct ByInstance {
     pods: HashMap<String, BTreeSet<String>>,

@@ -15,7 +15,7 @@
 //! so that roles and admission policies judge them.
 //!
 //! `hack/bench scale` runs it. It makes the nodes, then obeys the lines of its input: `machines` makes the
-//! virtual machines and waits until all run, `count` tells how many requests it has made. It ends with its
+//! virtual machines and waits until all run, `count` prints how many requests it has made. It ends with its
 //! input.
 
 #![expect(

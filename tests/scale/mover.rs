@@ -1,4 +1,4 @@
-//! A guest that moves, as libvirt and the tunnels of both nodes would tell of it.
+//! A guest that moves, as libvirt and the tunnels of both nodes would report it.
 //!
 //! ```text
 //!  source:  Running ── job: Outgoing ──────────▶ Left
@@ -56,7 +56,7 @@ impl Guest {
             tunnel: self.target_tunnel,
             domain: self.target,
             fits: self.fits,
-            // It says again what the API server did not take, and nobody ends it.
+            // It repeats a report that the API server refused, and is never ended.
             source_is_late: false,
         }
     }
@@ -95,11 +95,11 @@ impl Guest {
                 self.target = TargetDomain::Absent;
             }
             SourceStep::Close => self.source_tunnel = SourceTunnel::Missing,
-            SourceStep::Say(_) | SourceStep::Resume | SourceStep::Destroy => {}
+            SourceStep::Report(_) | SourceStep::Resume | SourceStep::Destroy => {}
         }
     }
 
-    /// The source's agent has said that it is about to move.
+    /// The source's agent has reported that the guest is about to move.
     pub(crate) fn is_due(&mut self) {
         self.call = Call::Due;
     }
@@ -123,7 +123,7 @@ impl Guest {
             TargetStep::TakeOver => self.target = TargetDomain::Running,
             TargetStep::Close => self.target_tunnel = TargetTunnel::Missing,
             TargetStep::Destroy => self.target = TargetDomain::Absent,
-            TargetStep::Say(_) | TargetStep::Show => {}
+            TargetStep::Report(_) | TargetStep::Show => {}
         }
     }
 
@@ -156,16 +156,16 @@ mod tests {
 
     use super::*;
 
-    /// Lets an agent do what it decides until it waits. Returns what it has said.
+    /// Carries out an agent's decisions until it waits. Returns its reports.
     fn sides(guest: &mut Guest, record: &mut Record) -> Vec<String> {
         let mut reported = Vec::new();
         loop {
             let steps = source::step(&guest.source_view(*record));
             for step in &steps {
                 guest.source_does(*step);
-                if let SourceStep::Say(state) = step {
+                if let SourceStep::Report(state) = step {
                     reported.push(format!("source {state:?}"));
-                    record.hear_source(*state);
+                    record.apply_source_state(*state);
                     if *state == SourceState::Migrating {
                         guest.is_due();
                     }
@@ -174,7 +174,7 @@ mod tests {
             let others = target::step(&guest.target_view(*record));
             for step in &others {
                 guest.target_does(*step);
-                if let TargetStep::Say(state) = step {
+                if let TargetStep::Report(state) = step {
                     reported.push(format!("target {state:?}"));
                     record.target = Some(*state);
                 }

@@ -44,7 +44,7 @@ use crate::{
 
 /// How often an agent measures a guest that moves.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
-/// Pause after a write that was refused or not answered.
+/// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// How long guests move.
@@ -77,7 +77,7 @@ pub(crate) struct Movers {
     latest: Arc<Latest>,
     kubelets: Arc<Kubelets>,
     pace: Pace,
-    /// Who hears of changes of a migration, by UID.
+    /// The subscribers to changes of a migration, by UID.
     known: Mutex<HashMap<String, watch::Sender<u64>>>,
 }
 
@@ -141,12 +141,12 @@ impl Mover {
         self.all.pace.duration(&self.uid, instance.as_deref().map_or(0, memory))
     }
 
-    /// Looks at the guest or changes it.
+    /// Reads the guest or changes it.
     fn with<R>(&self, look: impl FnOnce(&mut Guest) -> R) -> R {
         look(&mut self.guest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Changes the guest, which both sides hear.
+    /// Changes the guest, and notifies both sides.
     fn change(&self, change: impl FnOnce(&mut Guest)) {
         self.with(change);
         self.news.send_modify(|number| *number += 1);
@@ -164,7 +164,7 @@ impl Mover {
             let steps = source::step(&self.with(|guest| guest.source_view(record)));
             let mut failed = false;
             for step in &steps {
-                if let SourceStep::Say(state) = step
+                if let SourceStep::Report(state) = step
                     && let Err(error) = self.report_source(&migration, *state).await
                 {
                     failed = !gone(&error);
@@ -178,8 +178,8 @@ impl Mover {
                         moving = Some((Instant::now() + self.duration(&migration), Timestamp::now()));
                         self.news.send_modify(|number| *number += 1);
                     }
-                    SourceStep::Say(SourceState::Migrating) => self.with(Guest::is_due),
-                    SourceStep::Say(SourceState::Stopped | SourceState::HandedOver) => {
+                    SourceStep::Report(SourceState::Migrating) => self.with(Guest::is_due),
+                    SourceStep::Report(SourceState::Stopped | SourceState::HandedOver) => {
                         self.record_event(&migration, "Migrated").await;
                     }
                     SourceStep::Abort => moving = None,
@@ -234,7 +234,7 @@ impl Mover {
                 if *step == TargetStep::Show {
                     self.show(&migration).await;
                 }
-                if let TargetStep::Say(state) = step
+                if let TargetStep::Report(state) = step
                     && let Err(error) = self.report_target(&migration, *state).await
                 {
                     failed = !gone(&error);
@@ -243,7 +243,7 @@ impl Mover {
                 }
                 self.with(|guest| guest.target_does(*step));
             }
-            // What is only shown is told by its source.
+            // A state that is only shown is reported by the source.
             let acted = steps.iter().any(|step| *step != TargetStep::Show);
             if acted && !failed {
                 continue;
@@ -282,7 +282,7 @@ impl Mover {
         self.write_source(migration, side).await
     }
 
-    /// Tells how far the guest is, as seldom as agents do.
+    /// Reports the guest's progress, as rarely as agents do.
     async fn measure(&self, migration: &VirtualMachineInstanceMigration, reported: &mut Option<Written>) {
         let now = Timestamp::now();
         let side = migration.status.as_ref().and_then(|status| status.source.clone());
@@ -450,7 +450,7 @@ fn invalid(what: &'static str) -> kube::Error {
     kube::Error::Service(what.into())
 }
 
-/// Looks like a SHA-256.
+/// Returns a value in the format of a SHA-256.
 fn fingerprint(uid: &str, side: &str) -> String {
     let mut text = String::new();
     for part in 0..4_u8 {

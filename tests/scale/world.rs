@@ -65,7 +65,7 @@ impl World {
         stream::iter(making).buffer_unordered(AT_ONCE).try_collect().await
     }
 
-    /// Makes the virtual machines that are not there. On which node each begins the scheduler says.
+    /// Creates the missing virtual machines. The scheduler chooses their nodes.
     pub(crate) async fn make_machines(&self, door: &Door) -> Result<()> {
         let api = Api::<VirtualMachineInstance>::namespaced(door.client.clone(), NAMESPACE);
         let making = self.machines.iter().map(|name| {

@@ -14,9 +14,9 @@ use drydock_tests::{
 use serde_json::Value;
 
 /// Starts a command line, which returns its exit code and what it printed.
-fn start(cluster: &Cluster, words: &[&str]) -> JoinHandle<(Exit, String)> {
+fn start(cluster: &Cluster, arguments: &[&str]) -> JoinHandle<(Exit, String)> {
     let mut line = vec!["kubectl-drydock".to_owned()];
-    line.extend(words.iter().map(|&word| word.to_owned()));
+    line.extend(arguments.iter().map(|&argument| argument.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
     // It has a runtime of its own.
     thread::spawn(move || {
@@ -27,8 +27,8 @@ fn start(cluster: &Cluster, words: &[&str]) -> JoinHandle<(Exit, String)> {
 }
 
 /// Runs a command line; returns its exit code and what it printed.
-fn run(cluster: &Cluster, words: &[&str]) -> Result<(Exit, String)> {
-    let done = start(cluster, words).join();
+fn run(cluster: &Cluster, arguments: &[&str]) -> Result<(Exit, String)> {
+    let done = start(cluster, arguments).join();
     done.ok().context("the command line has panicked")
 }
 
@@ -85,8 +85,11 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
         .to_owned();
     let (_, text) = run(cluster, &["explain", "migration", &migration, "-n", NAMESPACE])?;
     // It may be wrapped.
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    ensure!(words.contains(&format!("moves {vm} from {node} to {target}")), "{text}");
+    let plain_text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    ensure!(
+        plain_text.contains(&format!("moves {vm} from {node} to {target}")),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -248,7 +251,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
     let cluster = Cluster::connect().await?;
-    for (words, expected) in [
+    for (arguments, expected) in [
         (&["plan", "no-such-node"][..], Exit::Error),
         (&["plan", "-l", "no-such=label"], Exit::Error),
         (&["explain", "vm", "no-such/vm"], Exit::Error),
@@ -267,8 +270,8 @@ async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
         (&["plan", "a", "--as", "nobody"], Exit::NotAllowed),
         (&["plan", "a", "--context", "no-such-context"], Exit::Error),
     ] {
-        let (exit, text) = run(&cluster, words)?;
-        ensure!(exit == expected, "{words:?}: {exit:?}: {text}");
+        let (exit, text) = run(&cluster, arguments)?;
+        ensure!(exit == expected, "{arguments:?}: {exit:?}: {text}");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Runs the command with options; returns its exit code and what it printed.
 fn check(cluster: &Cluster, options: &[&str]) -> Result<(Exit, String)> {
     let mut line = vec!["kubectl-drydock".to_owned(), "check".to_owned()];
-    line.extend(options.iter().map(|&word| word.to_owned()));
+    line.extend(options.iter().map(|&argument| argument.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
     // It has a runtime of its own.
     let running = thread::spawn(move || {
@@ -122,8 +122,8 @@ impl Case {
 }
 
 fn kubectl(cluster: &Cluster, line: &str) -> Result<()> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    cluster.kubectl(&words).map(drop)
+    let arguments: Vec<&str> = line.split_whitespace().collect();
+    cluster.kubectl(&arguments).map(drop)
 }
 
 fn workload(kind: &str, name: &str, more: &str) -> String {

@@ -17,9 +17,9 @@ use drydock_tests::{
 use nix::pty::{Winsize, openpty};
 
 /// Starts a command line on a terminal of this width; returns its exit code and all that was written to the terminal.
-fn start(cluster: &Cluster, columns: u16, words: &[&str]) -> Result<JoinHandle<(Exit, String)>> {
+fn start(cluster: &Cluster, columns: u16, arguments: &[&str]) -> Result<JoinHandle<(Exit, String)>> {
     let mut line = vec!["kubectl-drydock".to_owned(), "--no-color".into()];
-    line.extend(words.iter().map(|&word| word.to_owned()));
+    line.extend(arguments.iter().map(|&argument| argument.to_owned()));
     line.extend(["--kubeconfig".to_owned(), cluster.kubeconfig().display().to_string()]);
     let size = Winsize {
         ws_row: 24,

@@ -324,8 +324,8 @@ async fn real_descheduler_evicts_one_guest_at_a_time() -> Result<()> {
         until_on(&cluster, name, &second).await?;
         cluster.goes_on(name).await?;
     }
-    let said = descheduler.printed();
-    ensure!(!said.contains("error when evicting pod"), "{said}");
+    let printed = descheduler.printed();
+    ensure!(!printed.contains("error when evicting pod"), "{printed}");
     drop(descheduler);
     cluster.reset().await?;
     cluster.no_guests().await

@@ -171,7 +171,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     fs::remove_file(&picture)?;
     ensure!(bytes.starts_with(b"\x89PNG\r\n"), "{:?}", &bytes[..bytes.len().min(16)]);
 
-    // A freeze without a time is refused, in KubeVirt's words.
+    // A freeze without a time is refused with KubeVirt's message.
     let refused = format!("{:#}", guest.put("freeze", &json!({})).unwrap_err());
     ensure!(
         refused.contains("Unfreeze timeout in freeze request is not set"),
@@ -190,7 +190,7 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
     guest.until_reported(false).await?;
     ensure!(!guest.is_frozen()?);
 
-    // The agent that acts when the time is over thaws it, although another one was asked to freeze it.
+    // The agent that acts when the time is over thaws it, although another one froze it.
     guest.put("freeze", &json!({"unfreezeTimeout": "20s"}))?;
     guest.until_reported(true).await?;
     let node = node_of(&cluster.instances().get(name).await?)?;
@@ -287,7 +287,7 @@ async fn credentials_set_by_the_agent_follow_their_secrets() -> Result<()> {
 
     // virtctl refuses to change Secrets that are not the machine's, unless it is forced.
     let of_root = ["--user", "root", "--force", name];
-    let credentials = |words: &[&str]| cluster.virtctl(&[&["credentials"], words, &of_root].concat());
+    let credentials = |arguments: &[&str]| cluster.virtctl(&[&["credentials"], arguments, &of_root].concat());
     credentials(&["add-ssh-key", "--value", "ssh-ed25519 B b"])?;
     credentials(&["remove-ssh-key", "--value", "ssh-ed25519 A a"])?;
     credentials(&["set-password", "--password", "second"])?;

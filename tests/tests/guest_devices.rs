@@ -55,8 +55,8 @@ async fn devices(cluster: &Cluster, name: &str) -> Result<String> {
     printed(cluster, name, "devices ").await
 }
 
-/// Waits until the guest has printed a line with this word in its present pod, and returns what follows.
-async fn printed(cluster: &Cluster, name: &str, word: &str) -> Result<String> {
+/// Waits until the guest has printed a line with this prefix in its present pod. Returns the rest of the line.
+async fn printed(cluster: &Cluster, name: &str, prefix: &str) -> Result<String> {
     until_some("the guest's lines", || async {
         let pod = cluster.launcher(name).await?.name_any();
         let parameters = LogParams {
@@ -67,7 +67,7 @@ async fn printed(cluster: &Cluster, name: &str, word: &str) -> Result<String> {
         // The login prompt may be on the same line.
         let mut lists = log
             .lines()
-            .filter_map(|line| line.split_once(word)?.1.strip_suffix(" end"));
+            .filter_map(|line| line.split_once(prefix)?.1.strip_suffix(" end"));
         Ok(lists.next_back().map(str::to_owned))
     })
     .await

@@ -767,7 +767,7 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
         error.contains("held by different owner: somebody errorOnLeaseCount 0"),
         "{error}"
     );
-    // The condition is written before the status that says what is waited for.
+    // The condition is written before the status with the pending pods.
     let node = world.api::<Node>().get("ghost-c").await?;
     assert!(!is_cordoned(&node) && is_planned(&node));
     let over = json!({"spec": {"leaseDurationSeconds": 1, "renewTime": "2026-01-01T00:00:00.000000Z"}});

@@ -167,7 +167,7 @@ async fn create_migration(cluster: &Cluster, held: bool) -> Result<String> {
 }
 
 /// Collects the current state.
-async fn look(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &str, may_end: bool) -> Result<Found> {
+async fn collect(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &str, may_end: bool) -> Result<Found> {
     let migration = cluster.migrations().get(migration).await?;
     let instance = cluster.instances().get(NAME).await?;
     let status = instance.status.clone().unwrap_or_default();
@@ -214,7 +214,7 @@ async fn settled(
     let mut before = None;
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
-        let found = look(cluster, guest, sides, migration, may_end).await;
+        let found = collect(cluster, guest, sides, migration, may_end).await;
         let verdict = found.map_err(|error| format!("{error:#}")).and_then(|found| {
             let fate = judge(&found)?;
             Ok((found, fate))

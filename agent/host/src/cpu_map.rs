@@ -199,7 +199,7 @@ impl CpuMap {
     }
 
     /// Finds a model by its name. QEMU's `X-v1` is `X`. Maps before libvirt 10.10 have only `X`, so the canonical
-    /// name in domain capabilities has to be looked up as `X` there.
+    /// name in domain capabilities is `X` there.
     fn find(&self, name: &str) -> Option<(&str, &Model)> {
         let plain = || {
             name.strip_suffix("-v1")

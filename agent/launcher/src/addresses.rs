@@ -10,7 +10,7 @@ use std::{fs, net::IpAddr};
 use drydock_api::launcher::PodAddress;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
-/// Returns the addresses. Returns none if they cannot be found; passt then looks for itself.
+/// Returns the addresses. Returns none if they cannot be found; passt then finds them itself.
 pub(crate) fn of_pod() -> Vec<PodAddress> {
     let table = |name: &str| fs::read_to_string(format!("/proc/net/{name}")).unwrap_or_default();
     let (ipv4, ipv6) = (default_ipv4(&table("route")), default_ipv6(&table("ipv6_route")));

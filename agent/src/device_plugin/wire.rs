@@ -74,7 +74,7 @@ pub(crate) struct Channel(client::SendRequest<Body>);
 /// dropped.
 ///
 /// # Errors
-/// If there is no listener, or it does not speak HTTP/2.
+/// If there is no listener, or it does not support HTTP/2.
 pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<Channel>> {
     let stream = UnixStream::connect(path).await?;
     let (sender, connection) = client::Builder::new(Tasks(process.clone()))

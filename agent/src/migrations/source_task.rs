@@ -117,7 +117,8 @@ struct Guest {
 }
 
 impl SourceTask {
-    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served it.
+    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
+    /// it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
             shared,
@@ -359,7 +360,7 @@ impl SourceTask {
                 };
                 session.tunnel.pair(&uid, peer).await?;
             }
-            SourceStep::Say(state) => self.report(state, migration, handle).await?,
+            SourceStep::Report(state) => self.report(state, migration, handle).await?,
             SourceStep::Start => {
                 if let Some(handle) = handle {
                     self.start(migration, handle.clone()).await;

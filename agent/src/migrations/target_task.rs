@@ -114,7 +114,8 @@ struct Guest {
 }
 
 impl TargetTask {
-    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served it.
+    /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
+    /// it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
             shared,
@@ -283,7 +284,7 @@ impl TargetTask {
                     || (domain == TargetDomain::Unknown && by_pod.is_none());
                 return Ok(waits.then_some(RECHECK_INTERVAL));
             };
-            if first == TargetStep::Say(TargetState::Complete) && self.is_just_complete() {
+            if first == TargetStep::Report(TargetState::Complete) && self.is_just_complete() {
                 return Ok(Some(COMPLETE_FOR));
             }
             for step in steps {
@@ -341,7 +342,7 @@ impl TargetTask {
                 };
                 session()?.tunnel.pair(&uid, peer).await?;
             }
-            TargetStep::Say(state) => self.report(state, migration).await?,
+            TargetStep::Report(state) => self.report(state, migration).await?,
             TargetStep::Show => {
                 self.taken_over_since.get_or_insert_with(clock::Instant::now);
                 self.open_gate().await;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  release over the control channel ─┐
-//!  libvirt's events ─────────────────┴▶ look ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
+//!  libvirt's events ─────────────────┴▶ state ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
 //! ```
 //!
 //! The connection to the pod's libvirt is opened when the session is paired. So a release is followed by only two

@@ -1,12 +1,12 @@
-//! The guest that is handed over: 64 KiB of firmware that counts, and says each number it comes to.
+//! The guest that is handed over: 64 KiB of firmware that counts, and prints each number.
 //!
 //! ```text
-//!  what it said at the source: 1 2 3 ... n │ n+1 n+2 ...   what it said at the target
+//!  output at the source: 1 2 3 ... n │ n+1 n+2 ...   output at the target
 //! ```
 //!
 //! It counts 100 times a second, in its own memory, and prints the number as 4 bytes (little-endian) at its
-//! serial port, which is a file at each side. So what it said here and there tells all that it ever did: one
-//! guest has said every number once, and two guests say the same numbers.
+//! serial port, which is a file at each side. So the two outputs are its complete history: one guest has printed every
+//! number once, and two guests print the same numbers.
 
 use std::fs;
 
@@ -121,7 +121,7 @@ pub(crate) fn xml() -> String {
     )
 }
 
-/// What the guest has said in one pod.
+/// The guest's output in one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GuestOutput(Vec<u8>);
 
@@ -146,10 +146,11 @@ impl GuestOutput {
         self.0.len()
     }
 
-    /// What one guest said that was here first and then there. A number may be said half here, half there.
+    /// Returns the last number of one guest that was here first and then there. A number may be split between the two
+    /// outputs.
     ///
     /// # Panics
-    /// If a number is missing, or was said twice.
+    /// If a number is missing or repeated.
     pub(crate) fn and_then(&self, there: &Self) -> u32 {
         let bytes: Vec<u8> = self.0.iter().chain(&there.0).copied().collect();
         let output = numbers(&bytes);
@@ -165,7 +166,7 @@ impl GuestOutput {
         output.last().copied().unwrap_or_default()
     }
 
-    /// How many numbers were said both here and there: what only two guests do.
+    /// Returns how many numbers are in both outputs, which needs two guests.
     pub(crate) fn duplicates_in(&self, there: &Self) -> usize {
         let here = numbers(&self.0);
         // The first number there may have been begun here.

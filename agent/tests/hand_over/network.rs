@@ -26,9 +26,9 @@ use tokio::{
 pub(crate) enum Held {
     /// Nothing.
     Nothing,
-    /// What the source says.
+    /// Data from the source.
     ToTarget,
-    /// What the target says.
+    /// Data from the target.
     ToSource,
 }
 

@@ -1,4 +1,4 @@
-//! A node of two: a pod with libvirt, a tunnel, and what is asked of both.
+//! One of two nodes: a pod with libvirt, a tunnel, and the calls to both.
 
 use std::{
     process::{Output, Stdio},
@@ -16,7 +16,7 @@ use crate::{
     tunnel::Tunnel,
 };
 
-/// How often it is looked whether the guest has said more. It says 100 numbers a second.
+/// Interval for polling the guest's output. It prints 100 numbers a second.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The node.
@@ -85,12 +85,12 @@ impl Node {
         seen
     }
 
-    /// What the guest has said here.
+    /// Returns the guest's output here.
     pub(crate) fn guest_output(&self) -> GuestOutput {
         GuestOutput::in_pod(&self.pod)
     }
 
-    /// Waits until the guest says more, here.
+    /// Waits until the guest prints more here.
     pub(crate) async fn runs(&self) {
         let before = self.guest_output().length();
         while self.guest_output().length() <= before {
@@ -98,19 +98,19 @@ impl Node {
         }
     }
 
-    /// libvirt's word for the guest.
+    /// Returns libvirt's state of the guest.
     pub(crate) async fn state(&self) -> State {
         let state = self.guest.state().await;
         state.unwrap_or_else(|error| panic!("{error:?}\n{}", self.pod.log()))
     }
 
-    /// QEMU's own word for it: `running`, `paused`, `postmigrate` and others.
+    /// Returns QEMU's state of the guest: `running`, `paused`, `postmigrate` and others.
     pub(crate) async fn status_in_qemu(&self) -> String {
         let status = self.try_status_in_qemu().await;
         status.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()))
     }
 
-    /// The same, or libvirt's word for why there is none.
+    /// The same, or libvirt's error.
     pub(crate) async fn try_status_in_qemu(&self) -> Result<String, String> {
         let question = r#"{"execute":"query-status"}"#;
         let printed_reply = self.virsh(&["qemu-monitor-command", NAME, question]).output().await;
@@ -155,11 +155,11 @@ impl Node {
         virsh
     }
 
-    /// Ends the guest and its definition, and gives all changes of its life that were not heard yet.
+    /// Destroys and undefines the guest. Returns its lifecycle events that were not read yet.
     pub(crate) async fn clear(&mut self) -> Vec<String> {
         match self.guest.state().await {
             Ok(state) if state.has_guest() != Some(false) => self.guest.destroy().await.unwrap(),
-            // What comes next is told after all that was.
+            // The next event comes after all earlier ones.
             Err(CallError::NoDomain) => self.guest.define(&guest::xml()).await.unwrap(),
             state => drop(state.unwrap()),
         }
@@ -202,7 +202,7 @@ impl Moving {
         Self::begin_as(guest, Migration::default())
     }
 
-    /// The same, of which all but the way is said.
+    /// The same, with all parameters but the way.
     pub(crate) fn begin_as(guest: &DomainHandle, how: Migration) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();

@@ -87,7 +87,7 @@ impl World {
         self.source.qemu(&unlimited).await;
     }
 
-    /// Says that libvirt keeps the guest from running at its source.
+    /// Asserts that libvirt keeps the guest from running at its source.
     async fn stands_still_at_source(&self) {
         let state = self.source.state().await;
         assert!(
@@ -103,7 +103,7 @@ impl World {
         assert!(refused.is_reply(), "{refused:?}");
     }
 
-    /// Ends a hand-over after which the guest has run on, and says that there was one guest all the time.
+    /// Ends a hand-over after which the guest has run on, and asserts that there was one guest all the time.
     async fn end_after_a_switch(&mut self, migration: &str) {
         self.target.runs().await;
         assert_eq!(self.target.state().await, State::Running(RunningReason::Migrated));
@@ -146,7 +146,7 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
         assert!(refused.is_reply(), "{refused:?}");
         world.source.until("Resumed Migrated").await;
         world.source.runs().await;
-        // libvirt would have let it go on, if its last call had said what it was told to.
+        // libvirt would have resumed it, if its last call had been unchanged.
         assert_eq!(
             world.target.state().await,
             State::Paused(PausedReason::User),
@@ -205,7 +205,7 @@ async fn a_reply_that_is_lost_or_late_after_a_switch_changes_nothing() {
                 assert_eq!(moving.ended().await, Ok(()));
             }
         }
-        // QEMU itself has said that all of it was sent.
+        // QEMU itself has reported that all of it was sent.
         world.source.until("Stopped Migrated").await;
         if loss == Some(Loss::WithTunnel) {
             world.source.tunnel = Tunnel::start(&world.source.pod).await;

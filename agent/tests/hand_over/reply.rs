@@ -7,8 +7,8 @@
 //!                                             libvirt/own-sock: its libvirtd
 //! ```
 //!
-//! All else passes, but for one flag: on demand the last call says that the guest is not to stay paused, as libvirt itself
-//! has it say where no tunnel sees to that. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
+//! All else passes, but for one flag: on demand the last call lets the guest run, as libvirt's own
+//! call does without a tunnel. It cannot be between the source's libvirtd and its tunnel: there, that the reply was
 //! read would prove nothing.
 
 use std::{

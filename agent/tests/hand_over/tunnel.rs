@@ -34,7 +34,7 @@ pub(crate) struct Tunnel {
     lines: Framed<UnixStream, LinesCodec>,
     /// Number of the last call.
     id: u64,
-    /// What it told last of its sessions.
+    /// The last reported states of its sessions.
     sessions: Value,
 }
 
@@ -96,7 +96,7 @@ impl Tunnel {
         reply["prepared"].clone()
     }
 
-    /// Calls it, and gives the answer's result.
+    /// Calls it, and returns the result.
     pub(crate) async fn call(&mut self, call: Value) -> Value {
         self.id += 1;
         let request = json!({"id": self.id, "call": call}).to_string();
@@ -115,7 +115,7 @@ impl Tunnel {
         assert_eq!(reply, json!({"done": {}}), "{}", self.log());
     }
 
-    /// Reads on; gives the answer to a call, if it is one.
+    /// Reads the next line. Returns the response to a call, if it is one.
     async fn receive(&mut self) -> Value {
         let line = self.lines.next().await;
         let Some(Ok(line)) = line else {
@@ -131,19 +131,19 @@ impl Tunnel {
     /// A session as it is now.
     pub(crate) async fn now(&mut self, migration: &str) -> Value {
         let role = self.session(migration)["role"].clone();
-        // What it has to tell comes before any answer.
+        // Pending reports come before any response.
         self.prepare(migration, role.as_str().unwrap()).await;
         self.session(migration)
     }
 
-    /// What it told last of a session.
+    /// Returns the last reported state of a session.
     fn session(&self, migration: &str) -> Value {
         let sessions = self.sessions.as_array().into_iter().flatten();
         let mut found = sessions.filter(|session| session["migration"] == migration);
         found.next().cloned().unwrap_or_default()
     }
 
-    /// Waits until it tells that a session is so.
+    /// Waits until it reports such a state of a session.
     pub(crate) async fn until(&mut self, migration: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         loop {
             let session = self.session(migration);

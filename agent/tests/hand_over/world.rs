@@ -28,7 +28,7 @@ pub(crate) fn number(variable: &str, otherwise: usize) -> usize {
     })
 }
 
-/// Says that a test was skipped, and whether to skip it.
+/// Returns whether to skip a test, and prints that.
 pub(crate) fn skipped(test: &str) -> bool {
     if !["/usr/local/bin", "/usr/bin"]
         .iter()
@@ -40,7 +40,7 @@ pub(crate) fn skipped(test: &str) -> bool {
     pod::skipped(test)
 }
 
-/// The call that tells a session of its peer.
+/// Returns the call that sets the peer of a session.
 pub(crate) fn pair(migration: &str, peer: &Value) -> Value {
     json!({"pair": {"migration": migration, "peer": peer}})
 }
@@ -59,7 +59,7 @@ impl World {
         let (source, mut target) = tokio::join!(Node::new(), Node::new());
         let reply = ReplyGate::before(&target.pod);
         target.socket = OWN_SOCKET;
-        // Where the target's tunnel listens is in what it says of a session.
+        // A session's state contains the address of the target's tunnel.
         let address = target.tunnel.prepare("0", "target").await["address"].clone();
         target.tunnel.done(json!({"close": {"migration": "0"}})).await;
         let network = Network::to(address.as_str().unwrap().parse().unwrap()).await;
@@ -96,13 +96,13 @@ impl World {
         migration.to_owned()
     }
 
-    /// Migrates the guest as agents do, and waits until libvirt says that it has moved.
+    /// Migrates the guest as agents do, and waits until libvirt reports that it has moved.
     pub(crate) async fn moves(&mut self) {
         let moved = Moving::begin(&self.source.guest).ended().await;
         moved.unwrap_or_else(|error| panic!("{error}\n{}\n{}", self.logs(), self.target.pod.log()));
     }
 
-    /// The same, up to where the reply waits with which the target says that it has all of the guest.
+    /// The same, up to the held reply that confirms that the target has all of the guest.
     pub(crate) async fn moves_up_to_the_reply(&mut self) -> Moving {
         self.reply.decide(Fate::Waits);
         let count = self.reply.count();
@@ -138,7 +138,7 @@ impl World {
         assert_eq!((&target["released"], &target["resumed"]), (&json!(proof), &json!(true)));
     }
 
-    /// Says that the target has the whole guest, and has never run it.
+    /// Asserts that the target has the whole guest, and has never run it.
     pub(crate) async fn stands_still_at_target(&mut self, migration: &str) {
         let session = self.target.tunnel.now(migration).await;
         assert_eq!(
@@ -159,7 +159,7 @@ impl World {
         )
     }
 
-    /// Ends a hand-over after which the guest has run on, and says that there was one guest all the time.
+    /// Ends a hand-over after which the guest has run on, and asserts that there was one guest all the time.
     pub(crate) async fn end_after_one_guest(&mut self, migration: &str) {
         self.close(migration).await;
         let (left, came) = (self.source.clear().await, self.target.clear().await);

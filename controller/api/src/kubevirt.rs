@@ -136,9 +136,9 @@ pub(crate) fn unless_empty<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from:
 /// Returns the schema of an enum whose value may be empty, which means none.
 pub(crate) fn or_empty<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = T::json_schema(generator);
-    let words = schema.remove("oneOf").or_else(|| schema.remove("anyOf"));
-    let words = words.as_ref().and_then(Value::as_array).into_iter().flatten();
-    let documented = words.flat_map(|word| word.get("const").or_else(|| word.pointer("/enum/0")).cloned());
+    let variants = schema.remove("oneOf").or_else(|| schema.remove("anyOf"));
+    let variants = variants.as_ref().and_then(Value::as_array).into_iter().flatten();
+    let documented = variants.flat_map(|variant| variant.get("const").or_else(|| variant.pointer("/enum/0")).cloned());
     let mut all: Vec<Value> = documented.collect();
     if let Some(plain) = schema.get("enum").and_then(Value::as_array) {
         all.extend(plain.iter().cloned());

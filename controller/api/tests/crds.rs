@@ -106,12 +106,12 @@ fn texts_that_may_be_left_out_may_be_empty() {
             "{path}: {:?}",
             field.pattern
         );
-        let words: Option<Vec<_>> = field
+        let values: Option<Vec<_>> = field
             .enum_
             .as_ref()
-            .map(|words| words.iter().map(|word| word.0.clone()).collect());
+            .map(|values| values.iter().map(|value| value.0.clone()).collect());
         assert!(
-            words.is_none_or(|words| words.len() > 1 && words.contains(&"".into())),
+            values.is_none_or(|values| values.len() > 1 && values.contains(&"".into())),
             "{path}"
         );
     }

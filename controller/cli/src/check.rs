@@ -207,14 +207,14 @@ async fn rights(client: &Client) -> Found<Right> {
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::fake::{ApiServer, Asked, api_server};
+    use drydock_runtime::fake::{ApiServer, ReceivedRequest, api_server};
     use drydock_view::check::{Check, Section};
     use serde_json::json;
 
     use super::*;
 
     /// Responds to all requests: with empty lists, the version, all rights, and to some paths as `special` does.
-    async fn serve(server: &mut ApiServer, special: impl Fn(Asked) -> Option<Asked>) {
+    async fn serve(server: &mut ApiServer, special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) {
         loop {
             let Some(asked) = special(server.next_request().await) else {
                 continue;
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    async fn surveyed(special: impl Fn(Asked) -> Option<Asked>) -> Result<Survey, Failure> {
+    async fn surveyed(special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) -> Result<Survey, Failure> {
         let (client, mut server) = api_server();
         let serving = std::pin::pin!(serve(&mut server, special));
         let survey = std::pin::pin!(survey(&client, Timestamp::UNIX_EPOCH));

@@ -87,7 +87,7 @@ impl NodeMarks {
     }
 
     /// Returns the node's own request for all guests to leave, if there is one.
-    fn asks(self) -> Option<DrainRequest> {
+    fn own_request(self) -> Option<DrainRequest> {
         if self.in_maintenance {
             Some(DrainRequest::Maintenance)
         } else {
@@ -100,8 +100,8 @@ impl NodeMarks {
         match by {
             // An unknown requester may still want it.
             DrainRequest::Eviction | DrainRequest::Unknown => true,
-            DrainRequest::Cordon => self.cordoned || self.asks().is_some(),
-            DrainRequest::Taint | DrainRequest::Maintenance => self.asks().is_some(),
+            DrainRequest::Cordon => self.cordoned || self.own_request().is_some(),
+            DrainRequest::Taint | DrainRequest::Maintenance => self.own_request().is_some(),
         }
     }
 }
@@ -168,7 +168,7 @@ pub struct Guest<'a> {
 impl DrainingNode<'_> {
     /// Returns whether a guest of this node is to leave it.
     pub fn leaves(&self, guest: &Guest<'_>) -> bool {
-        self.marks.asks().is_some() || mark::of(guest.instance) == Some(self.name)
+        self.marks.own_request().is_some() || mark::of(guest.instance) == Some(self.name)
     }
 }
 
@@ -286,8 +286,8 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
     let mut candidates = Vec::new();
     let mut reports = Vec::new();
     for node in cluster.nodes {
-        let mut told = Vec::new();
-        let mut askers: Vec<DrainRequest> = node.marks.asks().into_iter().collect();
+        let mut situations = Vec::new();
+        let mut requesters: Vec<DrainRequest> = node.marks.own_request().into_iter().collect();
         for guest in &node.guests {
             let mut situation = guest::situation(guest, node.marks, cluster.attempts, cluster.now);
             let may_go = situation.state == Some(State::MayGo);
@@ -302,19 +302,19 @@ pub fn plan(cluster: &Cluster<'_>) -> Plan {
                 candidates.extend(may_go.then(|| order::Candidate::of(node, guest)));
             }
             plan.wake = earlier(plan.wake, earlier(situation.wake, waits_until));
-            askers.extend(situation.asker);
-            told.push((guest, situation));
+            requesters.extend(situation.requester);
+            situations.push((guest, situation));
         }
-        askers.sort_unstable();
-        askers.dedup();
-        reports.push((node, askers, told));
+        requesters.sort_unstable();
+        requesters.dedup();
+        reports.push((node, requesters, situations));
     }
     let going = order::next(candidates, cluster);
     plan.steps
         .extend(going.iter().enumerate().map(|(order, candidate)| candidate.step(order)));
     plan.reports = reports
         .into_iter()
-        .map(|(node, askers, told)| report(node, askers, &told, cluster))
+        .map(|(node, requesters, situations)| report(node, requesters, &situations, cluster))
         .collect();
     // Plans again when an estimate has passed.
     let drains = plan.reports.iter().filter_map(|report| report.drain.as_ref());
@@ -330,23 +330,23 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
 /// Returns the report about a node.
 fn report(
     node: &DrainingNode<'_>,
-    askers: Vec<DrainRequest>,
-    told: &[(&Guest<'_>, Situation)],
+    requesters: Vec<DrainRequest>,
+    situations: &[(&Guest<'_>, Situation)],
     cluster: &Cluster<'_>,
 ) -> Report {
     let drained = node::drained(node);
-    let asked = !askers.is_empty();
-    let left: Vec<(&Guest<'_>, RemainingGuest)> = told
+    let requested = !requesters.is_empty();
+    let left: Vec<(&Guest<'_>, RemainingGuest)> = situations
         .iter()
         .filter_map(|(guest, situation)| Some((*guest, situation.remaining(guest)?)))
         .collect();
     // The status of a past drain is kept on a cordoned node until it is uncordoned.
     let before = node
         .before
-        .filter(|before| asked || (node.marks.cordoned && before.total > 0));
+        .filter(|before| requested || (node.marks.cordoned && before.total > 0));
     // A cordon alone moves nothing, but the guests on the node have to leave before it can be powered off.
     let listed = node.marks.cordoned && !left.is_empty();
-    let drain = (asked || before.is_some() || listed).then(|| {
+    let drain = (requested || before.is_some() || listed).then(|| {
         let count = |state| number(left.iter().filter(|(_, guest)| guest.state == state).count());
         let is_over = left.is_empty();
         let now = Time(whole_seconds(cluster.now).0);
@@ -360,11 +360,11 @@ fn report(
         // A drain that restarts after completion is a new drain.
         let again = over_before.is_some() && !is_over;
         // A requested drain is also distinct from the cordon before it.
-        let begins = asked && before.is_some_and(|before| before.requested_by.is_empty());
+        let begins = requested && before.is_some_and(|before| before.requested_by.is_empty());
         let since = before.filter(|_| !again && !begins);
         DrainStatus {
-            requested_by: if asked {
-                askers
+            requested_by: if requested {
+                requesters
             } else {
                 before.map(|before| before.requested_by.clone()).unwrap_or_default()
             },
@@ -386,7 +386,7 @@ fn report(
     });
     Report {
         node: node.name.into(),
-        in_progress: asked && !left.is_empty(),
+        in_progress: requested && !left.is_empty(),
         drain,
         drained,
     }

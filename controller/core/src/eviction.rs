@@ -94,7 +94,7 @@ impl Migratable {
 
 /// Inputs for the decision about an eviction.
 #[derive(Clone, Copy, Debug)]
-pub struct Asked<'a> {
+pub struct EvictionInput<'a> {
     /// The current time.
     pub now: Timestamp,
     /// The pod to evict.
@@ -109,7 +109,7 @@ pub struct Asked<'a> {
 
 /// The decision about an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EvictionDecision {
     /// The pod may be evicted.
     Allow(Allowed),
     /// The pod may not be evicted; no action follows.
@@ -193,46 +193,48 @@ pub fn is_launcher(pod: &Pod) -> bool {
 }
 
 /// Returns the decision about an eviction of a pod.
-pub fn answer(asked: &Asked<'_>) -> Answer {
-    let pod = asked.pod;
+pub fn decide(input: &EvictionInput<'_>) -> EvictionDecision {
+    let pod = input.pod;
     // A pod that is already being deleted may be evicted again.
     if !is_launcher(pod) || ended(pod).is_some() || is_final(pod) || pod.metadata.deletion_timestamp.is_some() {
-        return Answer::Allow(Allowed::ForGood);
+        return EvictionDecision::Allow(Allowed::ForGood);
     }
-    let instance = match asked.instance {
+    let instance = match input.instance {
         Known::There(instance) => instance,
-        Known::Absent => return Answer::Allow(Allowed::ForGood),
-        Known::Unknown => return Answer::Refuse(Refusal::InstanceUnknown),
+        Known::Absent => return EvictionDecision::Allow(Allowed::ForGood),
+        Known::Unknown => return EvictionDecision::Refuse(Refusal::InstanceUnknown),
     };
     if is_finished(instance) {
-        return Answer::Allow(Allowed::ForGood);
+        return EvictionDecision::Allow(Allowed::ForGood);
     }
     let allow = |for_good| match for_good {
-        true => Answer::Allow(Allowed::ForGood),
-        false => Answer::Allow(Allowed::AsShown),
+        true => EvictionDecision::Allow(Allowed::ForGood),
+        false => EvictionDecision::Allow(Allowed::AsShown),
     };
     if is_elsewhere(instance, pod) {
-        return if asked.is_target {
-            Answer::Refuse(Refusal::TargetPod)
+        return if input.is_target {
+            EvictionDecision::Refuse(Refusal::TargetPod)
         } else {
             allow(has_left(instance, pod))
         };
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    if !wants_mark(instance, asked.strategy, made(pod), asked.now) {
-        return match (asked.strategy, Migratable::of(instance)) {
-            (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => Answer::Refuse(Refusal::NotMigratable),
+    if !wants_mark(instance, input.strategy, made(pod), input.now) {
+        return match (input.strategy, Migratable::of(instance)) {
+            (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => {
+                EvictionDecision::Refuse(Refusal::NotMigratable)
+            }
             (strategy, _) => allow(strategy == EvictionStrategy::None),
         };
     }
     if mark::of(instance).is_some_and(|marked| Some(marked) == node) {
-        return if no_target::is_shut_down(instance, asked.strategy, asked.now) {
+        return if no_target::is_shut_down(instance, input.strategy, input.now) {
             allow(false)
         } else {
-            Answer::Refuse(Refusal::InProgress)
+            EvictionDecision::Refuse(Refusal::InProgress)
         };
     }
-    Answer::Mark
+    EvictionDecision::Mark
 }
 
 /// Returns whether a VMI is marked, rather than shut down, when its pod is evicted. `made` is the pod's creation time.

@@ -106,11 +106,11 @@ pub enum PauseCause {
 
 impl PauseCause {
     /// Returns KubeVirt's reason and message.
-    fn words(self) -> (&'static str, String) {
+    fn reason_and_message(self) -> (&'static str, String) {
         match self {
             Self::User => ("PausedByUser", "VMI was paused by user".into()),
             Self::IoError => ("PausedIOError", "VMI was paused, low-level IO error detected".into()),
-            Self::Other(word) => ("Paused", format!("VMI is paused: {word}")),
+            Self::Other(reason_name) => ("Paused", format!("VMI is paused: {reason_name}")),
         }
     }
 }
@@ -317,7 +317,7 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
 
 fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {
     let mut conditions = Vec::new();
-    let mut say = |type_: &str, status: Status, reason: &str, message: String| {
+    let mut set_condition = |type_: &str, status: Status, reason: &str, message: String| {
         conditions.push(condition(
             &before.conditions,
             type_,
@@ -328,10 +328,10 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
         ));
     };
     let (ready, reason, message) = readiness(observed);
-    say(types::READY, Status::from(ready), reason, message);
+    set_condition(types::READY, Status::from(ready), reason, message);
     if let GuestState::Paused(cause) = observed.domain.state {
-        let (reason, message) = cause.words();
-        say(types::PAUSED, Status::True, reason, message);
+        let (reason, message) = cause.reason_and_message();
+        set_condition(types::PAUSED, Status::True, reason, message);
     }
     let obstacles = migratable::obstacles(&Facts {
         spec: &observed.instance.spec,
@@ -344,32 +344,32 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
         .collect();
     let sentence = |all: &mut dyn Iterator<Item = &String>| all.cloned().collect::<Vec<_>>().join("; ");
     match obstacles.first() {
-        None => say(types::LIVE_MIGRATABLE, Status::True, "", String::new()),
-        Some((first, _)) => say(
+        None => set_condition(types::LIVE_MIGRATABLE, Status::True, "", String::new()),
+        Some((first, _)) => set_condition(
             types::LIVE_MIGRATABLE,
             Status::False,
             first.reason(),
-            sentence(&mut obstacles.iter().map(|(_, words)| words)),
+            sentence(&mut obstacles.iter().map(|(_, text)| text)),
         ),
     }
     if storage.is_empty() {
-        say(types::STORAGE_LIVE_MIGRATABLE, Status::True, "", String::new());
+        set_condition(types::STORAGE_LIVE_MIGRATABLE, Status::True, "", String::new());
     } else {
-        let words = sentence(&mut storage.iter().map(|(_, words)| words));
-        say(types::STORAGE_LIVE_MIGRATABLE, Status::False, "NotMigratable", words);
+        let text = sentence(&mut storage.iter().map(|(_, text)| text));
+        set_condition(types::STORAGE_LIVE_MIGRATABLE, Status::False, "NotMigratable", text);
     }
     if let Some(agent) = &observed.domain.agent {
-        say(types::AGENT_CONNECTED, Status::True, "", String::new());
+        set_condition(types::AGENT_CONNECTED, Status::True, "", String::new());
         if agent.is_unsupported {
             let message = "the guest agent lacks commands that are required".to_owned();
-            say(types::AGENT_VERSION_NOT_SUPPORTED, Status::True, UNSUPPORTED, message);
+            set_condition(types::AGENT_VERSION_NOT_SUPPORTED, Status::True, UNSUPPORTED, message);
         }
     }
     let synchronized = types::ACCESS_CREDENTIALS_SYNCHRONIZED;
     match &observed.domain.credentials {
         None => {}
-        Some(Ok(())) => say(synchronized, Status::True, "", String::new()),
-        Some(Err(why)) => say(synchronized, Status::False, NOT_SYNCHRONIZED, why.clone()),
+        Some(Ok(())) => set_condition(synchronized, Status::True, "", String::new()),
+        Some(Err(why)) => set_condition(synchronized, Status::False, NOT_SYNCHRONIZED, why.clone()),
     }
     conditions
 }
@@ -455,7 +455,7 @@ fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
         .map(|address| address.ip.clone())
         .collect();
     let declared = &observed.instance.spec.domain.devices.interfaces;
-    let told = observed.domain.agent.as_ref().map(|agent| agent.interfaces.as_slice());
+    let agent_interfaces = observed.domain.agent.as_ref().map(|agent| agent.interfaces.as_slice());
     declared
         .iter()
         .map(|interface| {
@@ -463,7 +463,7 @@ fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
                 .mac_address
                 .as_ref()
                 .map(|mac| mac.to_lowercase().replace('-', ":"));
-            let guest = told
+            let guest = agent_interfaces
                 .unwrap_or_default()
                 .iter()
                 .find(|(_, address)| Some(address.to_lowercase()) == mac);

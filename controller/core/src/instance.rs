@@ -390,13 +390,14 @@ fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
         .status
         .as_ref()
         .and_then(|status| status.drydock.as_ref());
-    let told = drydock.and_then(|drydock| drydock.pod_uid.as_deref());
+    let recorded = drydock.and_then(|drydock| drydock.pod_uid.as_deref());
     let brought = observed.moving.state.filter(|state| {
         let arrived = state.completed || observed.moving.moved_to.is_some();
         arrived && !state.failed && state.target_node.as_deref() == here
     });
     let name = brought.and_then(|state| state.target_pod.as_deref());
-    (told.is_some() && told == pod.metadata.uid.as_deref()) || (name.is_some() && name == pod.metadata.name.as_deref())
+    (recorded.is_some() && recorded == pod.metadata.uid.as_deref())
+        || (name.is_some() && name == pod.metadata.name.as_deref())
 }
 
 /// Returns the guest's grace period in seconds, if the instance's is by now shorter than its pod's: for guests that
@@ -427,7 +428,7 @@ impl<'a> View<'a> {
     fn of(observed: &Observed<'a>) -> Self {
         let status = observed.instance.status.as_ref();
         let here = (observed.moving.moved_to).or(status.and_then(|status| status.node_name.as_deref()));
-        let said: BTreeSet<&str> = status
+        let recorded_uids: BTreeSet<&str> = status
             .and_then(|status| status.drydock.as_ref())
             .map(|drydock| drydock.ended_pods.iter().map(String::as_str).collect())
             .unwrap_or_default();
@@ -444,7 +445,11 @@ impl<'a> View<'a> {
         let mut best = None;
         for pod in observed.pods {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-            let reported = pod.metadata.uid.as_deref().is_some_and(|uid| said.contains(uid));
+            let reported = pod
+                .metadata
+                .uid
+                .as_deref()
+                .is_some_and(|uid| recorded_uids.contains(uid));
             let fate = match ended(pod) {
                 Some(mut ended) => {
                     // Its agent has pressed the power button, which the launcher does not know.
@@ -469,7 +474,7 @@ impl<'a> View<'a> {
             if fates.iter().any(|(known, _)| known == uid) {
                 continue;
             }
-            let fate = if said.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
+            let fate = if recorded_uids.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
                 reported_end()
             } else if gone(Some(node)) {
                 Fate::GoneWithItsNode
@@ -529,7 +534,7 @@ fn wanted_status(
             .find(|condition| condition.type_ == types::READY);
         conditions.extend(ready.cloned());
     }
-    let mut say = |type_: &str, status: Status, reason: &str, message: String| {
+    let mut set_condition = |type_: &str, status: Status, reason: &str, message: String| {
         conditions.push(condition(&before.conditions, type_, status, reason, message, now));
     };
     // From Running on, the agent owns the phase until the guest ends.
@@ -545,7 +550,7 @@ fn wanted_status(
                 if let Some(last) = ended.phase() {
                     phase = Some(last);
                     reason = Some(ended.reason().into());
-                    say(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
+                    set_condition(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
                 }
             }
             Some(Fate::GoneWithItsNode) => {
@@ -553,27 +558,27 @@ fn wanted_status(
                 reason = Some(NODE_GONE.into());
                 let node = wanted.node_name.as_deref().unwrap_or_default();
                 let message = format!("node {node} is gone for good, and the guest with it");
-                say(types::READY, Status::False, "GuestNotRunning", message);
+                set_condition(types::READY, Status::False, "GuestNotRunning", message);
             }
             Some(Fate::Vanished) => {
                 let node = wanted.node_name.as_deref().unwrap_or_default();
                 if let Some((reason, message)) = fencing(observed.state_of(node), node) {
-                    say(types::FENCING_REQUIRED, Status::True, reason, message);
+                    set_condition(types::FENCING_REQUIRED, Status::True, reason, message);
                 }
             }
             Some(Fate::Alive) => {}
             None => {
                 if let Some(failure) = observed.failed_create {
-                    say(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
+                    set_condition(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
                 }
                 let message = "its pod does not exist yet".to_owned();
-                say(types::READY, Status::False, "PodNotExists", message);
+                set_condition(types::READY, Status::False, "PodNotExists", message);
             }
         }
     }
     let may_run = matches!(main, Some((_, Fate::Alive | Fate::Vanished)));
-    if let Some(message) = unheard(observed, before).filter(|_| may_run && old_phase == Phase::Running) {
-        say(types::READY, Status::False, NODE_NOT_READY, message);
+    if let Some(message) = unresponsive_message(observed, before).filter(|_| may_run && old_phase == Phase::Running) {
+        set_condition(types::READY, Status::False, NODE_NOT_READY, message);
     }
     if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
         if let Some(Hindrance {
@@ -585,17 +590,17 @@ fn wanted_status(
             if unscheduled {
                 let misfit = observed.misfit.filter(|_| reason != NOT_SCHEDULED);
                 let message = misfit.map_or(message, str::to_owned);
-                say(types::POD_SCHEDULED, Status::False, &reason, message);
+                set_condition(types::POD_SCHEDULED, Status::False, &reason, message);
             } else {
-                say(types::SYNCHRONIZED, Status::False, &reason, message);
+                set_condition(types::SYNCHRONIZED, Status::False, &reason, message);
             }
         }
         if old_phase < Phase::Running {
             let message = "the guest does not run yet".to_owned();
-            say(types::READY, Status::False, "GuestNotRunning", message);
+            set_condition(types::READY, Status::False, "GuestNotRunning", message);
         } else if let Some(targets) = observed.targets {
             let status = Status::from(targets.available);
-            say(
+            set_condition(
                 types::MIGRATION_TARGET_AVAILABLE,
                 status,
                 &targets.reason,
@@ -606,14 +611,14 @@ fn wanted_status(
     let arrived = observed.moving.moved_to;
     if arrived.is_some_and(|node| mark::is_orphaned(observed.instance, node)) {
         let message = "the guest has left the node that it was to leave".to_owned();
-        say(types::EVICTION_REQUESTED, Status::False, "Moved", message);
+        set_condition(types::EVICTION_REQUESTED, Status::False, "Moved", message);
         wanted.evacuation_node_name = Some(String::new());
-    } else if let Some(told) = find(&before.conditions, types::EVICTION_REQUESTED)
-        && told.status == Status::False.as_str()
+    } else if let Some(kept) = find(&before.conditions, types::EVICTION_REQUESTED)
+        && kept.status == Status::False.as_str()
     {
         // The field manager that requested the eviction still owns part of that condition: without the controller's
         // part, the condition would lose required fields.
-        conditions.push(told.clone());
+        conditions.push(kept.clone());
     }
     if reason.is_none() && phase.is_some_and(|phase| phase < Phase::Running) {
         reason = hindrance(&conditions);
@@ -661,17 +666,17 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
 
 /// Returns the message about a running guest whose node is unresponsive. A newer report of the agent takes
 /// precedence, as only a live agent reports; and this message stays until the agent reports otherwise.
-fn unheard(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
+fn unresponsive_message(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
     let mut conditions = before.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == types::READY)?;
     let is_ready = ready.status == Status::True.as_str();
     if ready.reason.as_deref() == Some(NODE_NOT_READY) && !is_ready {
         return ready.message.clone();
     }
-    let said = ready.last_transition_time?;
-    let unheard_of = observed.silent && observed.moving.moved_to.is_none();
+    let reported_at = ready.last_transition_time?;
+    let unresponsive = observed.silent && observed.moving.moved_to.is_none();
     match observed.node {
-        NodeState::NotReady { since: Some(since) } if unheard_of && is_ready && said <= since => {
+        NodeState::NotReady { since: Some(since) } if unresponsive && is_ready && reported_at <= since => {
             let node = before.node_name.as_deref().unwrap_or_default();
             Some(format!("node {node} does not answer; the guest may run on there"))
         }
@@ -690,12 +695,12 @@ fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatu
         state.end_timestamp = state.end_timestamp.or_else(|| Some(whole_seconds(observed.now).0));
     }
     let disturbs = |state: &MigrationState| state.mode.filter(|mode| *mode != MigrationMode::PreCopy);
-    let same = |told: &&MigrationState| {
-        told.migration_uid == state.migration_uid
-            && (told.completed
+    let same = |recorded: &&MigrationState| {
+        recorded.migration_uid == state.migration_uid
+            && (recorded.completed
                 || (!state.completed
-                    && told.abort_requested == state.abort_requested
-                    && disturbs(told) == disturbs(&state)))
+                    && recorded.abort_requested == state.abort_requested
+                    && disturbs(recorded) == disturbs(&state)))
     };
     Some(before.migration_state.as_ref().filter(same).cloned().unwrap_or(state))
 }
@@ -735,9 +740,9 @@ fn active_pods(
     for (uid, fate) in fates {
         // A pod that the guest has left by migrating is removed in the same write that reports the guest's new node.
         let left = observed.moving.under_way && observed.moving.moved_to.is_none();
-        let told = left && before.active_pods.contains_key(uid);
+        let recorded = left && before.active_pods.contains_key(uid);
         let over = matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) || observed.moving.have_emptied(uid);
-        if over && !told {
+        if over && !recorded {
             continue;
         }
         let pod = observed
@@ -765,9 +770,10 @@ fn pod_hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
     let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
     let pending = pending(pod, observed.now);
     // Kubelets' messages about volumes take precedence over the message that the pod has not been prepared.
-    let says_no_more = pending.hindrance.is_none() || pending.wants_events;
+    let is_unexplained = pending.hindrance.is_none() || pending.wants_events;
     let mut uids = observed.unmounted.iter();
-    let unmounted = uids.find(|(of, _)| says_no_more && is_being_created(pod) && pod.metadata.uid.as_ref() == Some(of));
+    let unmounted =
+        uids.find(|(of, _)| is_unexplained && is_being_created(pod) && pod.metadata.uid.as_ref() == Some(of));
     if let Some(message) = unmounted.and_then(|(_, message)| inputs::unmounted(message, namespace)) {
         return Some(Hindrance {
             reason: inputs::FAILED_MOUNT.into(),

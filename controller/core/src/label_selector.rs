@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_named() {
-        for (expression, said) in [
+        for (expression, expected) in [
             (
                 json!({"key": "a", "operator": "Like", "values": ["b"]}),
                 "\"Like\" is not one of",
@@ -154,7 +154,7 @@ mod tests {
                 panic!("{selector:?} should be refused")
             };
             assert!(
-                message.contains(said) && message.contains("matchExpressions[0]"),
+                message.contains(expected) && message.contains("matchExpressions[0]"),
                 "{message}"
             );
         }

@@ -1,7 +1,7 @@
 //! Drydock's decisions, as pure functions: facts, configuration and the time go in, plans come out.
 //!
 //! Nothing here reads a clock, a file or the network, so everything can be tested by tables and
-//! properties. The binaries gather facts, call these functions and carry out what they say.
+//! properties. The binaries gather facts, call these functions and carry out their decisions.
 //!
 //! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
 //!   ConfigMap and HyperConverged.
@@ -9,7 +9,7 @@
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
-//! - [`domain`]: a guest as libvirt is told of it.
+//! - [`domain`]: the libvirt domain of a guest.
 //! - [`instance`], [`machine`], [`replica_set`]: what the controller does about each of these.
 //! - [`maintenance`]: how a node is emptied and kept empty.
 //! - [`migration`]: how a guest moves to another node.

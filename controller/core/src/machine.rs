@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!               ┌──────────── absent ◀──────────── gone ───────────┐
-//!   run strategy│says run                                          │
+//!   run strategy│is to run                                         │
 //!  (after the   ▼                              run strategy, or    │
 //!   back-off)  live ── guest ended ──▶ final ── a stop request ──▶ leaving
 //!               └──────────── stop request, Halted ──────────────────▲
@@ -10,7 +10,7 @@
 //!
 //! The status is written before anything is deleted or made, so that what has to follow (an
 //! instance that is to be made again, a failure that was counted) is not lost between two steps.
-//! A request to start stays in the status until the instance that it asks for is there.
+//! A request to start stays in the status until the requested instance exists.
 
 pub mod instance_of;
 pub mod printable;
@@ -35,7 +35,7 @@ use crate::{
 use instance_of::{instance_of, made_of_generation, template_fingerprint};
 use printable::{Seen, printable};
 use start_failure::{is_start_failure, start_failure};
-pub use strategy::{Asked, Decision, Standing, Why, decide};
+pub use strategy::{Decision, RequestedChanges, Standing, Why, decide};
 
 /// What the controller sees of a machine.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub struct Observed<'a> {
     pub machine: &'a VirtualMachine,
     /// The instance of the machine's name, whoever it belongs to.
     pub instance: Option<&'a VirtualMachineInstance>,
-    /// The API server itself was asked for that instance after the machine was read.
+    /// The instance was read from the API server itself after the machine was read.
     pub confirmed: bool,
     /// The instance is being live migrated.
     pub migrating: bool,
@@ -57,7 +57,7 @@ pub struct Observed<'a> {
 /// What is to be done, in this order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// The API server itself has to be asked for the instance before anything is concluded.
+    /// The instance has to be read from the API server itself before anything is concluded.
     pub confirm: bool,
     /// The finalizer is set, without which no instance is made.
     pub add_finalizer: bool,
@@ -73,7 +73,7 @@ pub struct Plan {
     pub run: bool,
     /// The machine may go.
     pub remove_finalizer: bool,
-    /// When to look again, if nothing changes before.
+    /// When to reconcile again, if nothing changes before.
     pub wake: Option<Timestamp>,
 }
 
@@ -130,7 +130,7 @@ pub fn run_strategy(machine: &VirtualMachine) -> RunStrategy {
     }
 }
 
-/// Whether the machine is the controller of this instance. The name alone says nothing.
+/// Whether the machine is the controller of this instance. The name alone does not show it.
 pub fn owns(machine: &VirtualMachine, instance: &VirtualMachineInstance) -> bool {
     let owners = instance.metadata.owner_references.as_deref().unwrap_or_default();
     let controller = owners.iter().find(|owner| owner.controller == Some(true));
@@ -156,10 +156,10 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let own = observed.instance.filter(|instance| owns(machine, instance));
     let standing = standing(observed.instance, own);
     let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
-    let asked = Asked::of(&before.state_change_requests, uid);
+    let requested = RequestedChanges::of(&before.state_change_requests, uid);
     let deleting = machine.metadata.deletion_timestamp.is_some();
     // A cache is a moment behind: the instance may be there, or be another one by now.
-    if (deleting && own.is_none() || asked.stop_of_another) && !observed.confirmed {
+    if (deleting && own.is_none() || requested.stop_of_another) && !observed.confirmed {
         return Plan {
             confirm: true,
             ..Plan::default()
@@ -170,7 +170,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let decision = if deleting {
         on_deletion(machine, standing)
     } else {
-        decide(strategy, standing, &asked, is_new)
+        decide(strategy, standing, &requested, is_new)
     };
     let retry_after = failures.as_ref().and_then(|failures| failures.retry_after_timestamp);
     let run = strategy == RunStrategy::Halted && !deleting && starts_halted(&before, strategy);
@@ -188,7 +188,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
             strategy,
             standing,
             &decision,
-            &asked,
+            &requested,
             (is_new, run),
         ),
         // As KubeVirt has it: the generation that runs, and the one that should.
@@ -304,7 +304,7 @@ fn is_orphaning(machine: &VirtualMachine) -> bool {
         .any(|name| name == "orphan")
 }
 
-/// A machine that is deleted takes its instance along, unless it was asked not to.
+/// A deleted machine takes its instance along, unless the deletion orphans it.
 fn on_deletion(machine: &VirtualMachine, standing: Standing) -> Decision {
     match standing {
         Standing::Live | Standing::Final { .. } if !is_orphaning(machine) => Decision::End(Why::MachineDeleted),
@@ -318,23 +318,23 @@ fn requests(
     strategy: RunStrategy,
     standing: Standing,
     decision: &Decision,
-    asked: &Asked,
+    requested: &RequestedChanges,
     (is_new, run): (bool, bool),
 ) -> Vec<StateChangeRequest> {
     if strategy == RunStrategy::Halted {
         let paused = before.iter().filter(|request| run && is_paused_start(request));
         return paused.cloned().collect();
     }
-    let runs = standing == Standing::Live && !asked.stop;
+    let runs = standing == Standing::Live && !requested.stop;
     let mut left: Vec<StateChangeRequest> = before
         .iter()
         .filter(|request| match request.action {
-            StateChange::Stop => asked.concerns(request),
+            StateChange::Stop => requested.concerns(request),
             StateChange::Start => !runs,
         })
         .cloned()
         .collect();
-    // RerunOnFailure starts by request only; the reason for this one is gone after this look.
+    // RerunOnFailure starts by request only; the reason for this one is gone after this reconcile.
     let begins = is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
     let again = *decision == Decision::End(Why::RunAgain);
     let starts_by_request = strategy == RunStrategy::RerunOnFailure && (begins || again);
@@ -360,7 +360,7 @@ fn conditions(
     standing: Standing,
     decision: &Decision,
 ) -> Vec<Condition> {
-    let say = |type_: &str, status, reason: &str, message: &str| {
+    let new_condition = |type_: &str, status, reason: &str, message: &str| {
         condition(&before.conditions, type_, status, reason, message, observed.now)
     };
     let own_types = [types::FAILURE, types::RESTART_REQUIRED];
@@ -375,11 +375,12 @@ fn conditions(
             None => (NO_INSTANCE, "it has no instance"),
             Some(_) => ("GuestNotRunning", "the guest does not run yet"),
         };
-        all.push(say(types::READY, Status::False, reason, message));
+        all.push(new_condition(types::READY, Status::False, reason, message));
     }
-    let refused = |refusal: Refusal, message: &str| say(types::FAILURE, Status::True, refusal.reason(), message);
+    let refused =
+        |refusal: Refusal, message: &str| new_condition(types::FAILURE, Status::True, refusal.reason(), message);
     let kept = || {
-        // Until it was tried again, the last failure is what there is to say.
+        // The last failure is reported until the next attempt.
         let failure = find(&before.conditions, types::FAILURE)?;
         let same = failure.reason.as_deref() == Some(Refusal::FailedCreate.reason());
         (same && *decision == Decision::Start).then(|| failure.clone())
@@ -397,7 +398,7 @@ fn conditions(
         && let Some(made_of) = instance.metadata.annotations.as_ref().and_then(|all| all.get(TEMPLATE))
         && *made_of != template_fingerprint(&observed.machine.spec.template)
     {
-        all.push(say(
+        all.push(new_condition(
             types::RESTART_REQUIRED,
             Status::True,
             "TemplateChanged",
@@ -408,8 +409,8 @@ fn conditions(
     all
 }
 
-/// Why the machine does not run: what kept its instance from being made, else what its instance says; between two tries
-/// to start, what the last of them said.
+/// Returns why the machine does not run: the error of its instance's creation, else the reason that its instance
+/// reports; between two attempts to start, the reason of the last one.
 fn reason(
     before: &VirtualMachineStatus,
     after: &VirtualMachineStatus,
@@ -464,7 +465,7 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ev
     events
 }
 
-/// Whether two statuses say the same. The API server keeps conditions in an order of its own.
+/// Returns whether two statuses are equal, apart from the order of conditions, which the API server may change.
 fn same(one: &VirtualMachineStatus, other: &VirtualMachineStatus) -> bool {
     let sorted = |status: &VirtualMachineStatus| {
         let mut status = status.clone();

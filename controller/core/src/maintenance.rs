@@ -12,14 +12,14 @@
 //! where the previous one stopped, and manual changes are noticed.
 //!
 //! - [`pods`]: which pods have to leave, and how far each is.
-//! - [`answer`]: the API server's response to an eviction.
+//! - [`result`]: the API server's response to an eviction.
 //! - [`budgets`]: which disruption budgets protect a pod.
 //! - [`lease`]: the lock on the node.
 //! - [`node`]: the changes to a node in maintenance, and how they are undone.
 //! - [`conflicts`]: which of two maintenances of a node counts.
 //! - [`report`]: the status.
 
-pub mod answer;
+pub mod attempt;
 pub mod budgets;
 pub mod conflicts;
 pub mod lease;
@@ -38,7 +38,7 @@ use k8s_openapi::api::{
 };
 use serde_json::Value;
 
-use answer::Attempt;
+use attempt::Attempt;
 use lease::{LeaseState, LeaseWrite, Release};
 use node::Stage;
 use pods::{Known, Target};
@@ -170,10 +170,10 @@ pub struct Turn {
 
 impl Turn {
     fn only(next: Next) -> Self {
-        Self::told(next, Vec::new())
+        Self::with_events(next, Vec::new())
     }
 
-    fn told(next: Next, events: Vec<Event>) -> Self {
+    fn with_events(next: Next, events: Vec<Event>) -> Self {
         Self {
             next,
             events,
@@ -196,7 +196,7 @@ pub fn next(seen: &Seen<'_>) -> Turn {
         return fail(seen, &before, Failure::AnotherMaintenance, None);
     }
     if !has_finalizer(seen.object) {
-        return Turn::told(Next::AddFinalizer, vec![Event::begun()]);
+        return Turn::with_events(Next::AddFinalizer, vec![Event::begun()]);
     }
     let Some(node) = seen.node else {
         let release = lease::release(seen.group, seen.lease).filter(|_| is_touched(&before));
@@ -256,7 +256,7 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
     if let Some(patch) = node::closed(node, seen.group) {
         let again = report::was_cordoned(before) && !node::is_unschedulable(node);
         let events = again.then(Event::cordoned_again).into_iter().collect();
-        return Turn::told(Next::WriteNode(patch), events);
+        return Turn::with_events(Next::WriteNode(patch), events);
     }
     if node::in_progress(node) != Some(true) {
         return Turn::only(Next::WriteCondition(Stage::InProgress));
@@ -343,7 +343,7 @@ fn ending(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
     }
     let last = || match report::ended(seen.object, before, seen.now) {
         Some(status) => Turn::only(Next::Report(Box::new(status))),
-        None => Turn::told(Next::RemoveFinalizer, vec![Event::removed()]),
+        None => Turn::with_events(Next::RemoveFinalizer, vec![Event::removed()]),
     };
     if !is_touched(before) {
         return last();
@@ -368,7 +368,7 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
         if let Some(opened) = node::opened(node, seen.group, &was) {
             let uncordons = !was.cordoned && node::is_unschedulable(node);
             let events = uncordons.then(Event::uncordoned).into_iter().collect();
-            return Some(Turn::told(Next::WriteNode(opened), events));
+            return Some(Turn::with_events(Next::WriteNode(opened), events));
         }
         if node::is_announced(node) {
             return Some(Turn::only(Next::WriteCondition(Stage::Ended)));
@@ -383,7 +383,7 @@ fn fail(seen: &Seen<'_>, before: &NodeMaintenanceStatus, failure: Failure, detai
         return Turn::only(Next::Wait);
     }
     let after = report::failed(seen, before, failure, detail);
-    Turn::told(Next::Report(Box::new(after)), vec![Event::failed()])
+    Turn::with_events(Next::Report(Box::new(after)), vec![Event::failed()])
 }
 
 /// Returns whether the node may have changes that are not undone.
@@ -418,16 +418,16 @@ pub fn node_name(object: &NodeMaintenance) -> &str {
 
 /// Joins errors as Kubernetes and kubectl do: a single error unchanged, several in brackets.
 fn joined(errors: &[impl Display]) -> Option<String> {
-    const TOLD: usize = 10;
+    const MAX_LISTED: usize = 10;
     match errors {
         [] => None,
         [error] => Some(error.to_string()),
         errors => {
-            let mut told: Vec<String> = errors.iter().take(TOLD).map(ToString::to_string).collect();
-            if errors.len() > TOLD {
-                told.push(format!("and {} more", errors.len() - TOLD));
+            let mut listed: Vec<String> = errors.iter().take(MAX_LISTED).map(ToString::to_string).collect();
+            if errors.len() > MAX_LISTED {
+                listed.push(format!("and {} more", errors.len() - MAX_LISTED));
             }
-            Some(format!("[{}]", told.join(", ")))
+            Some(format!("[{}]", listed.join(", ")))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a pod's spec and status say about where it is, and whether it is over.
+//! The location of a pod and whether it has ended, from its spec and status.
 
 use k8s_openapi::api::core::v1::Pod;
 

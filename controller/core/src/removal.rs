@@ -169,18 +169,18 @@ mod tests {
             ),
             ("a kind is not known", vec![none, unknown], Some("try again")),
         ] {
-            let (said, in_use) = match verdict(by("admin"), &left) {
+            let (message, in_use) = match verdict(by("admin"), &left) {
                 Verdict::Allowed => (None, false),
-                Verdict::InUse(said) => (Some(said), true),
-                Verdict::Unknown(said) => (Some(said), false),
+                Verdict::InUse(message) => (Some(message), true),
+                Verdict::Unknown(message) => (Some(message), false),
             };
-            assert_eq!(said.is_some(), expected.is_some(), "{name}");
-            if let (Some(said), Some(expected)) = (said, expected) {
-                assert!(said.contains(expected), "{name}: {said}");
+            assert_eq!(message.is_some(), expected.is_some(), "{name}");
+            if let (Some(message), Some(expected)) = (message, expected) {
+                assert!(message.contains(expected), "{name}: {message}");
                 assert_eq!(
                     in_use,
-                    said.starts_with("Namespace drydock is needed"),
-                    "{name}: {said}"
+                    message.starts_with("Namespace drydock is needed"),
+                    "{name}: {message}"
                 );
             }
         }
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn refusal_names_the_annotation_that_lifts_it() {
-        let Verdict::InUse(said) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
+        let Verdict::InUse(message) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
             panic!("a machine is left")
         };
         assert!(
-            said.contains("drydock.dev/confirm-removal=true on Namespace drydock"),
-            "{said}"
+            message.contains("drydock.dev/confirm-removal=true on Namespace drydock"),
+            "{message}"
         );
-        assert!(said.contains(PAGE), "{said}");
+        assert!(message.contains(PAGE), "{message}");
     }
 }

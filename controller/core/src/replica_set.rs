@@ -357,7 +357,7 @@ fn status(
     parts: &Parts<'_>,
 ) -> VirtualMachineInstanceReplicaSetStatus {
     let before = observed.set.status.clone().unwrap_or_default();
-    let say = |type_: &str, reason: &str, message: &str| {
+    let new_condition = |type_: &str, reason: &str, message: &str| {
         condition(&before.conditions, type_, Status::True, reason, message, observed.now)
     };
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
@@ -371,22 +371,30 @@ fn status(
                 Tried::Create => Refusal::FailedCreate,
                 Tried::Delete => Refusal::FailedDelete,
             };
-            conditions.push(say(types::REPLICA_FAILURE, refusal.reason(), &failure.message));
+            conditions.push(new_condition(
+                types::REPLICA_FAILURE,
+                refusal.reason(),
+                &failure.message,
+            ));
         }
         // Until the wanted number exists, the last failure stays reported.
         None if !complete => {
-            let told = [Refusal::FailedCreate, Refusal::FailedDelete].map(|refusal| Some(refusal.reason()));
+            let reported = [Refusal::FailedCreate, Refusal::FailedDelete].map(|refusal| Some(refusal.reason()));
             let failure = find(&before.conditions, types::REPLICA_FAILURE);
             conditions.extend(
                 failure
-                    .filter(|failure| told.contains(&failure.reason.as_deref()))
+                    .filter(|failure| reported.contains(&failure.reason.as_deref()))
                     .cloned(),
             );
         }
         None => {}
     }
     if observed.set.spec.paused == Some(true) {
-        conditions.push(say(types::REPLICA_PAUSED, "Paused", "nothing is made or deleted"));
+        conditions.push(new_condition(
+            types::REPLICA_PAUSED,
+            "Paused",
+            "nothing is made or deleted",
+        ));
     }
     VirtualMachineInstanceReplicaSetStatus {
         replicas: count(parts.active.len()),

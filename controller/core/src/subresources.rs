@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Which checks there are, in which order, and how failures read is KubeVirt's (`pkg/virt-api/rest`, v1.9.0): clients
-//! match on codes and messages. Where Drydock differs, the function says so.
+//! match on codes and messages. Where Drydock differs, the function's documentation states it.
 
 pub mod discovery;
 mod effect;

@@ -32,12 +32,12 @@ pub fn condition(
         .filter(|before| before.status == status.as_str())
         .and_then(|before| before.last_transition_time)
         .unwrap_or_else(|| whole_seconds(now).0);
-    let said = |text: String| (!text.is_empty()).then_some(text);
+    let non_empty = |text: String| (!text.is_empty()).then_some(text);
     Condition {
         type_: type_.into(),
         status: status.as_str().into(),
-        reason: said(reason.into()),
-        message: said(message.into()),
+        reason: non_empty(reason.into()),
+        message: non_empty(message.into()),
         last_transition_time: Some(since),
     }
 }

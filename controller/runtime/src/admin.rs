@@ -153,16 +153,16 @@ mod tests {
     };
 
     /// Sends one request on a separate connection. Returns the status code, the headers and the body.
-    async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String, String) {
+    async fn send(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String, String) {
         let mut stream = TcpStream::connect(address).await.unwrap();
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: admin\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
         );
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         let code = head.split(' ').nth(1).unwrap().parse().unwrap();
         (code, head.to_lowercase(), body.to_owned())
     }
@@ -183,18 +183,18 @@ mod tests {
         assert_ne!(address.port(), 0);
 
         for path in ["/livez", "/live", "/healthz"] {
-            assert_eq!(ask(address, "GET", path, "").await.0, 200);
+            assert_eq!(send(address, "GET", path, "").await.0, 200);
         }
-        let (code, _, body) = ask(address, "GET", "/readyz", "").await;
+        let (code, _, body) = send(address, "GET", "/readyz", "").await;
         assert_eq!((code, body.as_str()), (503, "waiting for: nodes\n"));
         waits.release();
-        assert_eq!(ask(address, "GET", "/ready", "").await.0, 200);
+        assert_eq!(send(address, "GET", "/ready", "").await.0, 200);
 
         liveness.fail("libvirt", "does not answer");
-        let (code, _, body) = ask(address, "GET", "/livez", "").await;
+        let (code, _, body) = send(address, "GET", "/livez", "").await;
         assert_eq!((code, body.as_str()), (503, "libvirt: does not answer\n"));
 
-        let (code, head, body) = ask(address, "GET", "/metrics", "").await;
+        let (code, head, body) = send(address, "GET", "/metrics", "").await;
         assert_eq!(code, 200);
         assert!(
             head.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8"),
@@ -205,14 +205,14 @@ mod tests {
             "{body}"
         );
 
-        assert_eq!(ask(address, "PUT", "/log-level", "debug\n").await.0, 200);
-        assert_eq!(ask(address, "GET", "/log-level", "").await.2, "debug\n");
-        let (code, _, body) = ask(address, "PUT", "/log-level", "loud=very").await;
+        assert_eq!(send(address, "PUT", "/log-level", "debug\n").await.0, 200);
+        assert_eq!(send(address, "GET", "/log-level", "").await.2, "debug\n");
+        let (code, _, body) = send(address, "PUT", "/log-level", "loud=very").await;
         assert_eq!(code, 400);
         assert!(body.starts_with("\"loud=very\" is no log level"), "{body}");
 
         process.stop();
-        assert_eq!(ask(address, "GET", "/readyz", "").await.2, "stopping\n");
+        assert_eq!(send(address, "GET", "/readyz", "").await.2, "stopping\n");
     }
 
     #[tokio::test]

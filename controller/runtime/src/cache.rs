@@ -98,7 +98,7 @@ impl SyncState {
     }
 
     /// Returns whether the API server has responded: with a complete list, or that it does not serve the kind.
-    pub fn is_answered(&self) -> bool {
+    pub fn has_response(&self) -> bool {
         self.synced || self.problem == Some(Problem::KindMissing)
     }
 }
@@ -267,7 +267,7 @@ impl<K> Cache<K> {
         let mut sight = self.0.sight.subscribe();
         // This cannot fail: the sender lives as long as the cache.
         sight
-            .wait_for(SyncState::is_answered)
+            .wait_for(SyncState::has_response)
             .await
             .map(|sight| sight.clone())
             .unwrap_or_default()
@@ -352,9 +352,9 @@ mod tests {
     #[test]
     fn missing_kind_is_synced_and_failure_is_not() {
         let sight = |synced, problem| SyncState { synced, problem };
-        assert!(sight(false, Some(Problem::KindMissing)).is_answered());
-        assert!(!sight(false, Some(Problem::Forbidden)).is_answered());
-        assert!(sight(true, Some(Problem::Forbidden)).is_answered());
+        assert!(sight(false, Some(Problem::KindMissing)).has_response());
+        assert!(!sight(false, Some(Problem::Forbidden)).has_response());
+        assert!(sight(true, Some(Problem::Forbidden)).has_response());
         assert!(!sight(true, Some(Problem::Forbidden)).is_clear());
         assert!(sight(true, None).is_clear());
     }

@@ -1,7 +1,7 @@
 //! The client of the API server.
 //!
 //! # Guarantees
-//! - The response to a request begins within [`ANSWER_WITHIN`], or the request fails. A dead connection is detected
+//! - The response to a request begins within [`RESPONSE_TIMEOUT`], or the request fails. A dead connection is detected
 //!   within [`SILENT_FOR`], also under a watch.
 //! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
 //!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
@@ -13,7 +13,7 @@
 
 mod again;
 
-use self::again::AskAgain;
+use self::again::RetryOnce;
 use crate::{metrics::Label, watch::is_watch};
 use http::{HeaderValue, Method, Request, Response, header::USER_AGENT};
 use kube::{
@@ -37,7 +37,7 @@ use tower::{BoxError, Layer, Service, buffer::BufferLayer, retry::RetryLayer};
 
 /// How long a request may take until its response begins. (For a watch, the response begins when the API server
 /// accepts it.)
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may receive nothing. Longer than a watch lasts (290 s), so a quiet watch does not count as
 /// broken.
 pub const SILENT_FOR: Duration = Duration::from_secs(300);
@@ -99,7 +99,7 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Connection(Box::new(error)))?;
     let builder = builder
         .with_layer(&BufferLayer::new(REQUESTS_AHEAD))
-        .with_layer(&RetryLayer::new(AskAgain::new(metrics.clone())))
+        .with_layer(&RetryLayer::new(RetryOnce::new(metrics.clone())))
         .with_layer(&WatchRequests(metrics.clone()));
     Ok(builder.build())
 }
@@ -141,8 +141,8 @@ impl ClientMetrics {
         metrics
     }
 
-    fn count(&self, asked: Asked, code: String) {
-        let Asked { verb, resource } = asked;
+    fn count(&self, operation: Operation, code: String) {
+        let Operation { verb, resource } = operation;
         self.requests
             .get_or_create(&RequestLabels { verb, resource, code })
             .inc();
@@ -177,12 +177,12 @@ impl ClientMetrics {
 
 /// The verb and resource of a request, in RBAC terms.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct Operation {
     verb: Label,
     resource: String,
 }
 
-impl Asked {
+impl Operation {
     fn of<B>(request: &Request<B>) -> Self {
         let mut parts = request.uri().path().trim_matches('/').split('/');
         match parts.next() {
@@ -243,8 +243,8 @@ struct WatchedService<S> {
 
 /// The API server did not respond in time.
 #[derive(Debug, Error)]
-#[error("no answer from the API server within {ANSWER_WITHIN:?} ({verb} {resource})")]
-struct NoAnswer {
+#[error("no answer from the API server within {RESPONSE_TIMEOUT:?} ({verb} {resource})")]
+struct NoResponse {
     verb: Label,
     resource: String,
 }
@@ -263,31 +263,31 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let asked = Asked::of(&request);
+        let operation = Operation::of(&request);
         let metrics = self.metrics.clone();
-        let answer = self.inner.call(request);
+        let response_future = self.inner.call(request);
         Box::pin(async move {
             // The response headers of a watch may be delayed until its first event.
-            let within = if asked.verb == "watch" {
+            let within = if operation.verb == "watch" {
                 SILENT_FOR
             } else {
-                ANSWER_WITHIN
+                RESPONSE_TIMEOUT
             };
-            match tokio::time::timeout(within, answer).await {
+            match tokio::time::timeout(within, response_future).await {
                 Ok(Ok(response)) => {
-                    metrics.count(asked, response.status().as_str().to_owned());
+                    metrics.count(operation, response.status().as_str().to_owned());
                     Ok(response)
                 }
                 Ok(Err(error)) => {
-                    metrics.count(asked, "failed".to_owned());
+                    metrics.count(operation, "failed".to_owned());
                     Err(error)
                 }
                 Err(_) => {
-                    let error = NoAnswer {
-                        verb: asked.verb,
-                        resource: asked.resource.clone(),
+                    let error = NoResponse {
+                        verb: operation.verb,
+                        resource: operation.resource.clone(),
                     };
-                    metrics.count(asked, "timeout".to_owned());
+                    metrics.count(operation, "timeout".to_owned());
                     Err(error.into())
                 }
             }
@@ -297,13 +297,13 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, ClientMetrics, ClientOptions, WatchRequests, connect};
+    use super::{ClientMetrics, ClientOptions, Operation, WatchRequests, connect};
     use http::{Method, Request, Response};
     use kube::client::{Body, ClientBuilder};
     use std::path::PathBuf;
 
-    fn asked(method: Method, uri: &str) -> (&'static str, String) {
-        let Asked { verb, resource } = Asked::of(&Request::builder().method(method).uri(uri).body(()).unwrap());
+    fn operation_of(method: Method, uri: &str) -> (&'static str, String) {
+        let Operation { verb, resource } = Operation::of(&Request::builder().method(method).uri(uri).body(()).unwrap());
         (verb, resource)
     }
 
@@ -347,7 +347,7 @@ mod tests {
             ),
             (Method::GET, "/version", "get", "other"),
         ] {
-            assert_eq!(asked(method, uri), (verb, resource.to_owned()), "{uri}");
+            assert_eq!(operation_of(method, uri), (verb, resource.to_owned()), "{uri}");
         }
     }
 
@@ -358,18 +358,18 @@ mod tests {
         let client = ClientBuilder::new(service, "default")
             .with_layer(&WatchRequests(metrics.clone()))
             .build();
-        let asks = client.request_text(Request::get("/api/v1/nodes/n1").body(vec![]).unwrap());
+        let requesting = client.request_text(Request::get("/api/v1/nodes/n1").body(vec![]).unwrap());
         let silent = async {
             let request = server.next_request().await;
             std::future::pending::<()>().await;
             drop(request);
         };
-        let answer = tokio::select! { answer = asks => answer, () = silent => unreachable!() };
-        let error = answer.unwrap_err();
-        let said = crate::chain(&error).to_string();
+        let result = tokio::select! { result = requesting => result, () = silent => unreachable!() };
+        let error = result.unwrap_err();
+        let message = crate::chain(&error).to_string();
         assert!(
-            said.contains("no answer from the API server within 30s (get nodes)"),
-            "{said}"
+            message.contains("no answer from the API server within 30s (get nodes)"),
+            "{message}"
         );
         assert_eq!(metrics.requests("get", "nodes"), 1);
     }
@@ -383,10 +383,10 @@ mod tests {
             context: None,
         };
         let error = connect(&options, &ClientMetrics::default()).await.err().unwrap();
-        let said = crate::chain(&error).to_string();
+        let message = crate::chain(&error).to_string();
         assert!(
-            said.starts_with("could not use the kubeconfig /nowhere/kubeconfig: "),
-            "{said}"
+            message.starts_with("could not use the kubeconfig /nowhere/kubeconfig: "),
+            "{message}"
         );
     }
 }

@@ -4,7 +4,7 @@
 //! - [`Events::publish`] neither waits nor fails. Events that cannot be queued or written are counted and dropped.
 //! - A repeated event (same object, reason, action and note) becomes a series of one event, written at most once per
 //!   [`SERIES_EVERY`].
-//! - Events that are queued when the process stops are still written if that takes no longer than [`LAST_WORDS`].
+//! - Events that are queued when the process stops are still written if that takes no longer than [`DRAIN_TIMEOUT`].
 //!
 //! kube's `Recorder` is not used: it aggregates events with different notes and keeps the first note, it writes each
 //! repetition, and it has no bound.
@@ -30,7 +30,7 @@ use tokio::{sync::mpsc, time::Instant};
 /// Interval at which the count of a repeated event is written.
 pub const SERIES_EVERY: Duration = Duration::from_secs(60);
 /// How long the queue may take to drain when the process stops.
-pub const LAST_WORDS: Duration = Duration::from_secs(3);
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 /// A series ends after this time without a repetition: the next occurrence is a new event.
 const SERIES_ENDS_AFTER: Duration = Duration::from_secs(360);
 /// Maximum number of events in the queue.
@@ -38,10 +38,10 @@ const QUEUE: usize = 256;
 /// Maximum number of events that are tracked as series.
 const REMEMBERED: usize = 1024;
 /// How long one request may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a note that the API server accepts, in bytes.
 const LONGEST_NOTE: usize = 1024;
-const LONGEST_WORD: usize = 128;
+const LONGEST_NAME_FIELD: usize = 128;
 /// Maximum size of the object's name in the event's name, in bytes. Leaves room for the suffix that makes it unique.
 const LONGEST_NAME: usize = 230;
 
@@ -112,7 +112,7 @@ impl Events {
             let mut queued = queued;
             stopping.run_until_cancelled(writer.run(&mut queued)).await;
             queued.close();
-            let _ = tokio::time::timeout(LAST_WORDS, async {
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, async {
                 while let Some(event) = queued.recv().await {
                     writer.write(event, Instant::now()).await;
                 }
@@ -281,14 +281,14 @@ impl Writer {
     }
 
     async fn done<T>(&mut self, request: impl Future<Output = kube::Result<T>>) -> Option<T> {
-        let reason = match tokio::time::timeout(ANSWER_WITHIN, request).await {
+        let reason = match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
             Ok(Ok(done)) => {
                 self.failing = false;
                 self.metrics.count("written");
                 return Some(done);
             }
             Ok(Err(error)) => chain(&error).to_string(),
-            Err(_) => format!("no answer within {ANSWER_WITHIN:?}"),
+            Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
         };
         self.metrics.count("failed");
         if !self.failing {
@@ -309,13 +309,13 @@ impl Writer {
             },
             event_time: Some(MicroTime(now)),
             type_: Some(event.severity.name().to_owned()),
-            reason: Some(cut(&event.reason, LONGEST_WORD).to_owned()),
-            action: Some(cut(&event.action, LONGEST_WORD).to_owned()),
+            reason: Some(cut(&event.reason, LONGEST_NAME_FIELD).to_owned()),
+            action: Some(cut(&event.action, LONGEST_NAME_FIELD).to_owned()),
             note: Some(cut(&event.note, LONGEST_NOTE).to_owned()),
             regarding: Some(event.regarding),
             related: event.related,
             reporting_controller: Some(self.reporter.component.to_owned()),
-            reporting_instance: Some(cut(&self.reporter.instance, LONGEST_WORD).to_owned()),
+            reporting_instance: Some(cut(&self.reporter.instance, LONGEST_NAME_FIELD).to_owned()),
             ..api::Event::default()
         }
     }

@@ -8,7 +8,7 @@
 
 use std::{convert::Infallible, time::Duration};
 
-use axum::body::Body as AnswerBody;
+use axum::body::Body as ResponseBody;
 use futures::channel::mpsc;
 use http::{Method, Request, Response, StatusCode};
 use kube::{Client, client::Body};
@@ -19,10 +19,10 @@ use tower_test::mock::{Handle, SendResponse, pair};
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The server side of the connection.
-pub struct ApiServer(Handle<Request<Body>, Response<AnswerBody>>);
+pub struct ApiServer(Handle<Request<Body>, Response<ResponseBody>>);
 
 /// A request that waits for its response.
-pub struct Asked {
+pub struct ReceivedRequest {
     /// The HTTP method.
     pub method: Method,
     /// Path and query, as sent.
@@ -31,7 +31,7 @@ pub struct Asked {
     pub body: Value,
     /// The content type; empty if there is none.
     pub content_type: String,
-    answer: SendResponse<Response<AnswerBody>>,
+    respond: SendResponse<Response<ResponseBody>>,
 }
 
 /// A watch that stays open.
@@ -45,14 +45,14 @@ pub fn api_server() -> (Client, ApiServer) {
 
 impl ApiServer {
     /// Returns the next request. Panics if none arrives for an hour (of the paused clock).
-    pub async fn next_request(&mut self) -> Asked {
+    pub async fn next_request(&mut self) -> ReceivedRequest {
         let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
-        let (request, answer) = next
+        let (request, respond) = next
             .expect("nothing was asked for an hour")
             .expect("the client is gone");
         let (parts, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();
-        Asked {
+        ReceivedRequest {
             method: parts.method,
             line: parts.uri.to_string(),
             body: serde_json::from_slice(&body).unwrap_or_default(),
@@ -61,7 +61,7 @@ impl ApiServer {
                 .get("content-type")
                 .map(|value| value.to_str().unwrap().to_owned())
                 .unwrap_or_default(),
-            answer,
+            respond,
         }
     }
 
@@ -76,7 +76,7 @@ impl ApiServer {
     }
 }
 
-impl Asked {
+impl ReceivedRequest {
     /// Returns the path without the query.
     pub fn path(&self) -> &str {
         self.line.split_once('?').map_or(&self.line, |(path, _)| path)
@@ -89,7 +89,7 @@ impl Asked {
 
     /// Responds with success and this object.
     pub fn with(self, value: &Value) {
-        self.send(StatusCode::OK, AnswerBody::from(value.to_string()));
+        self.send(StatusCode::OK, ResponseBody::from(value.to_string()));
     }
 
     /// Responds with a list of `items` at a resource version.
@@ -105,7 +105,7 @@ impl Asked {
         let added = items.iter().map(|item| line("ADDED", item));
         let end = line("BOOKMARK", &end_of_list(kind, version));
         let lines: String = added.chain([end]).collect();
-        self.send(StatusCode::OK, AnswerBody::from(lines));
+        self.send(StatusCode::OK, ResponseBody::from(lines));
     }
 
     /// Responds with an error status like that of the API server.
@@ -123,24 +123,24 @@ impl Asked {
             .as_u64()
             .and_then(|code| u16::try_from(code).ok())
             .unwrap();
-        let answer = AnswerBody::from(status.to_string());
-        self.send(StatusCode::from_u16(code).unwrap(), answer);
+        let status_body = ResponseBody::from(status.to_string());
+        self.send(StatusCode::from_u16(code).unwrap(), status_body);
     }
 
     /// Accepts a watch.
     pub fn open(self) -> OpenWatch {
         let (events, body) = mpsc::unbounded();
-        self.send(StatusCode::OK, AnswerBody::from_stream(body));
+        self.send(StatusCode::OK, ResponseBody::from_stream(body));
         OpenWatch(events)
     }
 
     /// Never responds: the response is lost. The connection stays open as long as the returned value lives.
     pub fn lose(self) -> impl Sized {
-        self.answer
+        self.respond
     }
 
-    fn send(self, code: StatusCode, body: AnswerBody) {
-        self.answer
+    fn send(self, code: StatusCode, body: ResponseBody) {
+        self.respond
             .send_response(Response::builder().status(code).body(body).unwrap());
     }
 }

@@ -40,7 +40,7 @@ mod work_queue;
 pub use admin::{Admin, AdminError};
 pub use cache::{Cache, Change, Key, Problem, SyncState, Trigger};
 pub use chain::{Chain, chain};
-pub use client::{ANSWER_WITHIN, ClientError, ClientMetrics, ClientOptions, SILENT_FOR, connect};
+pub use client::{ClientError, ClientMetrics, ClientOptions, RESPONSE_TIMEOUT, SILENT_FOR, connect};
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};

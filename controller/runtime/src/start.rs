@@ -64,7 +64,7 @@ impl Start {
             Ok(logs) => logs,
             Err(error) => {
                 eprintln!("{}: {}", self.component, chain(&error));
-                write_last_words(Path::new(TERMINATION_LOG), &chain(&error).to_string());
+                write_termination_message(Path::new(TERMINATION_LOG), &chain(&error).to_string());
                 return ExitCode::FAILURE;
             }
         };
@@ -77,7 +77,7 @@ impl Start {
             Err(error) => {
                 let error = chain(&error).to_string();
                 tracing::error!(error, "ended");
-                write_last_words(Path::new(TERMINATION_LOG), &error);
+                write_termination_message(Path::new(TERMINATION_LOG), &error);
                 ExitCode::FAILURE
             }
         }
@@ -153,15 +153,15 @@ fn signals() -> Result<impl futures::Stream<Item = &'static str> + Unpin, StartE
 }
 
 /// Writes the reason for the end of the process to the termination message file, if it exists; never creates it.
-fn write_last_words(place: &Path, words: &str) {
+fn write_termination_message(place: &Path, message: &str) {
     if let Ok(mut file) = OpenOptions::new().write(true).truncate(true).open(place) {
-        let _ = file.write_all(cut(words, TERMINATION_LOG_BYTES).as_bytes());
+        let _ = file.write_all(cut(message, TERMINATION_LOG_BYTES).as_bytes());
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TERMINATION_LOG_BYTES, write_last_words};
+    use super::{TERMINATION_LOG_BYTES, write_termination_message};
     use std::fs;
 
     #[test]
@@ -169,14 +169,14 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("drydock-last-words-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let place = folder.join("termination-log");
-        write_last_words(&place, "lost");
+        write_termination_message(&place, "lost");
         assert!(!place.exists());
 
         fs::write(&place, "older words that are longer").unwrap();
-        write_last_words(&place, "lease failed: refused");
+        write_termination_message(&place, "lease failed: refused");
         assert_eq!(fs::read_to_string(&place).unwrap(), "lease failed: refused");
 
-        write_last_words(&place, &"ä".repeat(TERMINATION_LOG_BYTES));
+        write_termination_message(&place, &"ä".repeat(TERMINATION_LOG_BYTES));
         assert_eq!(fs::read_to_string(&place).unwrap().len(), TERMINATION_LOG_BYTES);
         fs::remove_dir_all(&folder).unwrap();
     }

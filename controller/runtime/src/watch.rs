@@ -184,11 +184,11 @@ impl<K: Resource> Watch<K> {
         self.on_change(move |_| signal.notify())
     }
 
-    /// Calls `told` with each change, after the cache was updated. The call blocks the watch: only enqueue the change
-    /// in it.
+    /// Calls `callback` with each change, after the cache was updated. The call blocks the watch: only enqueue the
+    /// change in it.
     #[must_use]
-    pub fn on_change(mut self, told: impl FnMut(&Change<K>) + Send + 'static) -> Self {
-        self.on_change.push(Box::new(told));
+    pub fn on_change(mut self, callback: impl FnMut(&Change<K>) + Send + 'static) -> Self {
+        self.on_change.push(Box::new(callback));
         self
     }
 

@@ -1,9 +1,9 @@
 //! The work queue of the reconcilers: many objects, one reconcile at a time per key.
 //!
 //! ```text
-//!  watches ──hear(change)──▶ ┌ keys ┐            ┌─▶ look(key) ─▶ Ok(Requeue::OnChange)   dropped until it is added
-//!  anyone  ──add(key)──────▶ │      │ ─ bounded ─┼─▶ look(key) ─▶ Ok(Requeue::At(time))   requeued then, or when added
-//!  elected ──all()─────────▶ └──────┘            └─▶ look(key) ─▶ Err                     requeued after a back-off
+//!  watches ──change────▶ ┌ keys ┐            ┌─▶ reconcile(key) ─▶ Ok(Requeue::OnChange)  dropped until it is added
+//!  others  ──add(key)──▶ │      │ ─ bounded ─┼─▶ reconcile(key) ─▶ Ok(Requeue::At(time))  requeued then, or when added
+//!  elected ──all()─────▶ └──────┘            └─▶ reconcile(key) ─▶ Err                    requeued after a back-off
 //! ```
 //!
 //! # Guarantees
@@ -127,9 +127,14 @@ impl WorkQueue {
     /// Each term starts with the keys of `all`, which should wait until the caches are synced.
     ///
     /// # Assumptions
-    /// Called only once. `look` may be dropped at any `await`.
-    pub async fn run<A, F, L, R, W, E>(&self, stopping: &CancellationToken, mut leadership: Leadership, all: A, look: L)
-    where
+    /// Called only once. `reconcile` may be dropped at any `await`.
+    pub async fn run<A, F, L, R, W, E>(
+        &self,
+        stopping: &CancellationToken,
+        mut leadership: Leadership,
+        all: A,
+        reconcile: L,
+    ) where
         A: Fn() -> F,
         F: Future<Output = Vec<Key>>,
         L: Fn(Key) -> R,
@@ -140,14 +145,14 @@ impl WorkQueue {
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
             self.lock().open();
             stopping
-                .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &look)))
+                .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &reconcile)))
                 .await;
             self.lock().close();
         }
     }
 
     /// Reconciles keys; never returns.
-    async fn work<A, F, L, R, W, E>(&self, term: &Term, all: &A, look: &L)
+    async fn work<A, F, L, R, W, E>(&self, term: &Term, all: &A, reconcile: &L)
     where
         A: Fn() -> F,
         F: Future<Output = Vec<Key>>,
@@ -159,17 +164,17 @@ impl WorkQueue {
         for key in all().await {
             self.lock().add(key);
         }
-        let mut looks = FuturesUnordered::new();
+        let mut running = FuturesUnordered::new();
         loop {
             // After a pause of the process, the end of the term may not have been signalled yet.
-            while looks.len() < self.at_once && term.is_valid() {
+            while running.len() < self.at_once && term.is_valid() {
                 let Some(key) = self.take() else { break };
-                looks.push(async { (key.clone(), look(key).await) });
+                running.push(async { (key.clone(), reconcile(key).await) });
             }
             let due = self.lock().next();
-            let due = due.filter(|_| looks.len() < self.at_once && term.is_valid());
+            let due = due.filter(|_| running.len() < self.at_once && term.is_valid());
             tokio::select! {
-                Some((key, result)) = looks.next() => self.done(key, result),
+                Some((key, result)) = running.next() => self.done(key, result),
                 () = self.added.notified() => {}
                 () = clock::sleep_until_instant(due) => {}
             }

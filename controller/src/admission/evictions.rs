@@ -1,7 +1,7 @@
 //! Reviews evictions of launcher pods, and sets the evacuation marks that follow from them.
 //!
 //! ```text
-//!  caches ─▶ core: answer ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: answer
+//!  caches ─▶ core: decide ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: decide
 //!     ▲                    │           for good: the pod's PDB is deleted, allowed
 //!     │                    ├─ Mark ───▶ one patch of the instance ──┐
 //!     │                    └─ Refuse ───────────────────────────────┴─▶ 429
@@ -32,7 +32,7 @@ use drydock_api::kubevirt::{
 use drydock_core::{
     drain::estimate::{Leaving, time_left},
     eviction::{
-        Allowed, Answer, Known, Refusal, answer,
+        Allowed, EvictionDecision, Known, Refusal, decide,
         holding::{HOLD, SETTLED_AFTER, is_worth_holding},
         is_elsewhere, is_launcher, mark, preconditions,
     },
@@ -120,7 +120,7 @@ enum By {
 
 /// The verdict on one eviction in the current state.
 struct Verdict {
-    answer: Answer,
+    decision: EvictionDecision,
     pod: Option<Arc<Pod>>,
     instance: Option<Arc<VirtualMachineInstance>>,
     /// The error, if there was one.
@@ -130,7 +130,7 @@ struct Verdict {
 impl Verdict {
     fn allow() -> Self {
         Self {
-            answer: Answer::Allow(Allowed::ForGood),
+            decision: EvictionDecision::Allow(Allowed::ForGood),
             pod: None,
             instance: None,
             detail: String::new(),
@@ -139,7 +139,7 @@ impl Verdict {
 
     fn unknown(error: &kube::Error) -> Self {
         Self {
-            answer: Answer::Refuse(Refusal::InstanceUnknown),
+            decision: EvictionDecision::Refuse(Refusal::InstanceUnknown),
             detail: chain(error).to_string(),
             ..Self::allow()
         }
@@ -169,9 +169,9 @@ impl Evictions {
     }
 
     /// Reviews one eviction.
-    pub(super) async fn review(&self, asked: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-        let response = AdmissionResponse::from(asked);
-        let eviction = match read(asked) {
+    pub(super) async fn review(&self, request: &AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+        let response = AdmissionResponse::from(request);
+        let eviction = match read(request) {
             Ok(eviction) => eviction,
             Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
         };
@@ -188,22 +188,22 @@ impl Evictions {
         let mut news = self.news.clone();
         news.mark_unchanged();
         let mut verdict = self.judge(&eviction.pod).await;
-        if verdict.answer == Answer::Mark {
-            verdict.answer = Answer::Refuse(self.mark(&eviction, &mut verdict).await);
+        if verdict.decision == EvictionDecision::Mark {
+            verdict.decision = EvictionDecision::Refuse(self.mark(&eviction, &mut verdict).await);
         }
-        if let Answer::Refuse(refusal) = verdict.answer
+        if let EvictionDecision::Refuse(refusal) = verdict.decision
             && refusal.may_pass()
             && let Some(_place) = eviction.place(&self.held)
         {
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news).await;
             // The response to the request that triggered the evacuation must not attribute it to another request.
-            if let Answer::Refuse(Refusal::InProgress) = verdict.answer {
-                verdict.answer = Answer::Refuse(first);
+            if let EvictionDecision::Refuse(Refusal::InProgress) = verdict.decision {
+                verdict.decision = EvictionDecision::Refuse(first);
             }
         }
-        match verdict.answer {
-            Answer::Allow(_) => {
+        match verdict.decision {
+            EvictionDecision::Allow(_) => {
                 self.logged.forget(&eviction.pod);
                 let left = |pod: &Pod| {
                     verdict
@@ -218,7 +218,7 @@ impl Evictions {
                 }
                 response
             }
-            Answer::Refuse(refusal) => {
+            EvictionDecision::Refuse(refusal) => {
                 let reason = refusal.reason();
                 if self.logged.is_transition(&eviction.pod, refusal) {
                     info!(pod = %eviction.pod, reason, "eviction refused");
@@ -229,7 +229,7 @@ impl Evictions {
                 refused(response, refusal, &verdict, &detail)
             }
             // The instance was marked above.
-            Answer::Mark => refused(response, Refusal::Triggered, &verdict, ""),
+            EvictionDecision::Mark => refused(response, Refusal::Triggered, &verdict, ""),
         }
     }
 
@@ -256,8 +256,8 @@ impl Evictions {
     /// Returns the verdict in the current state.
     async fn judge(&self, key: &Key) -> Verdict {
         let verdict = self.judge_by(key, By::Caches).await;
-        match verdict.answer {
-            Answer::Allow(Allowed::AsShown) => self.judge_by(key, By::ApiServer).await,
+        match verdict.decision {
+            EvictionDecision::Allow(Allowed::AsShown) => self.judge_by(key, By::ApiServer).await,
             _ => verdict,
         }
     }
@@ -287,7 +287,7 @@ impl Evictions {
         let strategy = instance
             .as_ref()
             .map(|instance| self.launchers.eviction_strategy(instance));
-        let answer = answer(&drydock_core::eviction::Asked {
+        let decision = decide(&drydock_core::eviction::EvictionInput {
             now: clock::now(),
             pod: &pod,
             instance: instance.as_deref().map_or(Known::Absent, Known::There),
@@ -295,7 +295,7 @@ impl Evictions {
             is_target: self.is_target(&instance_key, &pod),
         });
         Verdict {
-            answer,
+            decision,
             pod: Some(pod),
             instance,
             detail: String::new(),
@@ -316,8 +316,8 @@ impl Evictions {
     async fn hold(&self, pod: &Key, mut verdict: Verdict, mut news: watch::Receiver<u64>) -> Verdict {
         let began = clock::Instant::now();
         // The first eviction of a drain does not know yet which other guests are to leave.
-        let mut judged_at = match verdict.answer {
-            Answer::Refuse(Refusal::Triggered) => Some(began + SETTLED_AFTER),
+        let mut judged_at = match verdict.decision {
+            EvictionDecision::Refuse(Refusal::Triggered) => Some(began + SETTLED_AFTER),
             _ => Some(began),
         };
         loop {
@@ -333,11 +333,11 @@ impl Evictions {
                 changed = news.changed() => if changed.is_err() { return verdict },
             }
             verdict = self.judge(pod).await;
-            match verdict.answer {
-                Answer::Refuse(refusal) if refusal.may_pass() => {}
+            match verdict.decision {
+                EvictionDecision::Refuse(refusal) if refusal.may_pass() => {}
                 // The watch does not show the mark yet, or the mark was removed: neither changes the verdict.
-                Answer::Mark => verdict.answer = Answer::Refuse(Refusal::InProgress),
-                Answer::Allow(_) | Answer::Refuse(_) => return verdict,
+                EvictionDecision::Mark => verdict.decision = EvictionDecision::Refuse(Refusal::InProgress),
+                EvictionDecision::Allow(_) | EvictionDecision::Refuse(_) => return verdict,
             }
         }
     }
@@ -372,7 +372,9 @@ impl Evictions {
             .unwrap_or_default();
         let now = clock::now();
         let evacuation = mark::new(
-            self.launchers.nodes.asker(&node, &self.launchers.configuration.get()),
+            self.launchers
+                .nodes
+                .requester(&node, &self.launchers.configuration.get()),
             now,
         );
         let key = Key::of(instance.as_ref());
@@ -453,16 +455,16 @@ impl Evictions {
 }
 
 /// Reads an eviction from an admission request.
-fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
-    let eviction = asked.object.as_ref().ok_or("there is none")?;
+fn read(request: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
+    let eviction = request.object.as_ref().ok_or("there is none")?;
     let in_object = eviction
         .data
         .pointer("/deleteOptions/dryRun")
         .and_then(|values| values.as_array());
-    let name = if asked.name.is_empty() {
+    let name = if request.name.is_empty() {
         eviction.name_any()
     } else {
-        asked.name.clone()
+        request.name.clone()
     };
     if name.is_empty() {
         return Err("metadata.name is missing; it has to be the name of a pod".into());
@@ -474,8 +476,8 @@ fn read(asked: &AdmissionRequest<DynamicObject>) -> Result<Eviction, String> {
     };
     Ok(Eviction {
         preconditions,
-        pod: Key::namespaced(asked.namespace.as_deref().unwrap_or_default(), &name),
-        dry_run: asked.dry_run || in_object.is_some_and(|values| values.iter().any(|value| value == "All")),
+        pod: Key::namespaced(request.namespace.as_deref().unwrap_or_default(), &name),
+        dry_run: request.dry_run || in_object.is_some_and(|values| values.iter().any(|value| value == "All")),
         descheduler: eviction
             .annotations()
             .get(REQUESTED_BY)

@@ -31,7 +31,7 @@ use kube::{
 use serde_json::Value;
 use tracing::{debug, warn};
 
-use super::{Asked, raw};
+use super::{ReviewRequest, raw};
 use crate::{
     maintenances::Maintenances,
     webhook_server::{Handlers, handlers::Handler},
@@ -89,26 +89,26 @@ impl MaintenanceReview {
 
     /// Returns the handler of [`PATH`].
     pub(crate) fn handlers(self) -> Handlers {
-        let handler = Handler::from(move |asked: Asked| {
+        let handler = Handler::from(move |request: ReviewRequest| {
             let review = self.clone();
-            async move { review.respond(&asked).await }
+            async move { review.respond(&request).await }
         });
         Handlers::from_iter([(PATH, handler)])
     }
 
-    async fn respond(&self, asked: &Asked) -> AdmissionResponse {
-        let response = AdmissionResponse::from(asked);
-        let Some(group) = Group::named(&asked.kind.group) else {
+    async fn respond(&self, request: &ReviewRequest) -> AdmissionResponse {
+        let response = AdmissionResponse::from(request);
+        let Some(group) = Group::named(&request.kind.group) else {
             return refused(
                 response,
-                &format!("NodeMaintenance is not of group {:?}", asked.kind.group),
+                &format!("NodeMaintenance is not of group {:?}", request.kind.group),
             );
         };
-        let (new, old) = (raw(asked.object.as_ref()), raw(asked.old_object.as_ref()));
-        match (&asked.operation, new, old) {
+        let (new, old) = (raw(request.object.as_ref()), raw(request.old_object.as_ref()));
+        match (&request.operation, new, old) {
             (Operation::Create, Some(new), _) => {
                 let node = node_name(&new);
-                match tokio::time::timeout(WITHIN, self.created(group, &new, node, asked)).await {
+                match tokio::time::timeout(WITHIN, self.created(group, &new, node, request)).await {
                     Ok(Ok(warnings)) => warned(response, warnings),
                     Ok(Err(why)) => refused(response, &why),
                     Err(_) => refused(
@@ -125,11 +125,17 @@ impl MaintenanceReview {
     }
 
     /// Returns the warnings for a new maintenance, if it is admitted.
-    async fn created(&self, group: Group, new: &Value, node: &str, asked: &Asked) -> Result<Vec<String>, Refused> {
+    async fn created(
+        &self,
+        group: Group,
+        new: &Value,
+        node: &str,
+        request: &ReviewRequest,
+    ) -> Result<Vec<String>, Refused> {
         let found = self.node(node).await?;
         self.none_shown(node).await?;
         quorum::check(&self.client, group, &found).await?;
-        if asked.dry_run {
+        if request.dry_run {
             return Ok((self.preview)(node));
         }
         let name = new
@@ -137,7 +143,7 @@ impl MaintenanceReview {
             .and_then(Value::as_str)
             .unwrap_or_default();
         let object = format!("{}/{name}", group.as_str());
-        let reserved = self.reserve(node, &object, &asked.uid).await?;
+        let reserved = self.reserve(node, &object, &request.uid).await?;
         if let Err(why) = self.none_stored(node).await {
             self.give_up(&reserved).await;
             return Err(why);

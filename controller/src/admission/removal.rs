@@ -14,7 +14,7 @@ use drydock_runtime::{Cache, Problem};
 use kube::{ResourceExt, core::admission::AdmissionResponse};
 use tracing::info;
 
-use super::Asked;
+use super::ReviewRequest;
 use crate::{
     instances::Instances,
     maintenances::Maintenances,
@@ -53,21 +53,24 @@ impl RemovalReview {
 
     /// Returns the handler of [`PATH`].
     pub(crate) fn handlers(self) -> Handlers {
-        let handler = Handler::from(move |asked: Asked| {
+        let handler = Handler::from(move |request: ReviewRequest| {
             let review = self.clone();
-            async move { review.review_deletion(&asked) }
+            async move { review.review_deletion(&request) }
         });
         Handlers::from_iter([(PATH, handler)])
     }
 
-    fn review_deletion(&self, asked: &Asked) -> AdmissionResponse {
-        let response = AdmissionResponse::from(asked);
-        let place = asked.namespace.as_deref().filter(|_| asked.kind.kind != "Namespace");
+    fn review_deletion(&self, request: &ReviewRequest) -> AdmissionResponse {
+        let response = AdmissionResponse::from(request);
+        let place = request
+            .namespace
+            .as_deref()
+            .filter(|_| request.kind.kind != "Namespace");
         let place = place.map(|namespace| format!("{namespace}/")).unwrap_or_default();
-        let part = format!("{} {place}{}", asked.kind.kind, asked.name);
-        let annotations = asked.old_object.as_ref().map(ResourceExt::annotations);
+        let part = format!("{} {place}{}", request.kind.kind, request.name);
+        let annotations = request.old_object.as_ref().map(ResourceExt::annotations);
         let deletion = Deletion {
-            user: asked.user_info.username.as_deref().unwrap_or_default(),
+            user: request.user_info.username.as_deref().unwrap_or_default(),
             part: &part,
             confirmed: annotations
                 .and_then(|annotations| annotations.get(CONFIRM))
@@ -150,7 +153,7 @@ mod tests {
     }
 
     /// Returns the deletion of the controller's Deployment, which has these annotations.
-    fn request(annotations: &Value) -> Asked {
+    fn request(annotations: &Value) -> ReviewRequest {
         let kind = json!({"group": "apps", "version": "v1", "kind": "Deployment"});
         let resource = json!({"group": "apps", "version": "v1", "resource": "deployments"});
         serde_json::from_value(json!({
@@ -217,10 +220,10 @@ mod tests {
         ] {
             let response = review.review_deletion(&request(annotations));
             assert_eq!(response.allowed, expected.is_none(), "{name}");
-            if let Some((code, words)) = expected {
+            if let Some((code, text)) = expected {
                 assert_eq!(response.result.code, code, "{name}");
                 assert!(
-                    response.result.message.contains(words),
+                    response.result.message.contains(text),
                     "{name}: {}",
                     response.result.message
                 );

@@ -32,7 +32,7 @@ fn instance() -> Value {
 }
 
 /// Returns the request of an API server.
-fn asked(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequest<DynamicObject> {
+fn review_request(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequest<DynamicObject> {
     let review: AdmissionReview<DynamicObject> = serde_json::from_value(json!({
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -53,12 +53,12 @@ fn asked(operation: &str, user: &str, new: &Value, old: &Value) -> AdmissionRequ
     review.try_into().unwrap()
 }
 
-async fn answer(path: &str, question: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-    answered_with(path, question, api_server().0).await
+async fn response_to(path: &str, question: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    response_with(path, question, api_server().0).await
 }
 
 /// Returns the response in a cluster with one instance, `vm`, and an API server for requests.
-async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
+async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
     let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
     let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
@@ -75,7 +75,7 @@ async fn answered_with(path: &str, question: AdmissionRequest<DynamicObject>, cl
 #[tokio::test]
 async fn defaults_are_a_patch_that_keeps_what_is_there() {
     let path = "/mutate/virtualmachineinstances";
-    let response = answer(path, asked("CREATE", "somebody", &instance(), &Value::Null)).await;
+    let response = response_to(path, review_request("CREATE", "somebody", &instance(), &Value::Null)).await;
     assert!(response.allowed);
     let patch: json_patch::Patch = serde_json::from_slice(&response.patch.unwrap()).unwrap();
     let mut whole = instance();
@@ -85,18 +85,18 @@ async fn defaults_are_a_patch_that_keeps_what_is_there() {
     assert_eq!(whole["spec"]["domain"]["devices"]["interfaces"][0]["name"], "default");
     assert_eq!(whole["metadata"], instance()["metadata"]);
     // Nothing is missing now.
-    let again = answer(path, asked("CREATE", "somebody", &whole, &Value::Null)).await;
+    let again = response_to(path, review_request("CREATE", "somebody", &whole, &Value::Null)).await;
     assert!(again.allowed && again.patch.is_none());
     // Applying the manifest again replaces lists, and changes nothing.
     let mut applied = whole.clone();
     applied["spec"]["domain"]["devices"]["disks"] = instance()["spec"]["domain"]["devices"]["disks"].clone();
-    let update = answer(path, asked("UPDATE", "somebody", &applied, &whole)).await;
+    let update = response_to(path, review_request("UPDATE", "somebody", &applied, &whole)).await;
     let patch: json_patch::Patch = serde_json::from_slice(&update.patch.unwrap()).unwrap();
     json_patch::patch(&mut applied, &patch).unwrap();
     assert_eq!(applied, whole);
     // An object that cannot be read is left to validation.
     let garbage = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {}, "spec": 7});
-    let let_through = answer(path, asked("CREATE", "somebody", &garbage, &Value::Null)).await;
+    let let_through = response_to(path, review_request("CREATE", "somebody", &garbage, &Value::Null)).await;
     assert!(let_through.allowed && let_through.patch.is_none());
 }
 
@@ -112,27 +112,31 @@ fn migration(of: &str) -> Value {
 #[tokio::test]
 async fn migrations_are_labelled_and_held() {
     let path = "/mutate/virtualmachineinstancemigrations";
-    let response = answer(path, asked("CREATE", "somebody", &migration("vm"), &Value::Null)).await;
+    let response = response_to(
+        path,
+        review_request("CREATE", "somebody", &migration("vm"), &Value::Null),
+    )
+    .await;
     let patch: json_patch::Patch = serde_json::from_slice(&response.patch.unwrap()).unwrap();
     let mut whole = migration("vm");
     json_patch::patch(&mut whole, &patch).unwrap();
     assert_eq!(whole["metadata"]["labels"], json!({"kubevirt.io/vmi-name": "vm"}));
     assert_eq!(whole["metadata"]["finalizers"], json!([MIGRATION_FINALIZER]));
     whole["metadata"]["labels"] = json!({});
-    let update = answer(path, asked("UPDATE", "somebody", &whole, &whole)).await;
+    let update = response_to(path, review_request("UPDATE", "somebody", &whole, &whole)).await;
     assert!(update.allowed && update.patch.is_none());
 }
 
 #[tokio::test(start_paused = true)]
 async fn migration_is_admitted_if_migratable_and_user_authorized() {
     let path = "/validate/virtualmachineinstancemigrations";
-    let create = |user: &str, migration: &Value| asked("CREATE", user, migration, &Value::Null);
-    assert!(answer(path, create("somebody", &migration("vm"))).await.allowed);
+    let create = |user: &str, migration: &Value| review_request("CREATE", user, migration, &Value::Null);
+    assert!(response_to(path, create("somebody", &migration("vm"))).await.allowed);
 
     let (client, mut server) = api_server();
     let served = async { server.next_request().await.refuse(404, "NotFound") };
     let missing = migration("db");
-    let (response, ()) = tokio::join!(answered_with(path, create("somebody", &missing), client), served);
+    let (response, ()) = tokio::join!(response_with(path, create("somebody", &missing), client), served);
     assert!(!response.allowed);
     assert_eq!(
         (response.result.code, response.result.message.as_str()),
@@ -141,8 +145,8 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
 
     let mut urgent = migration("vm");
     urgent["spec"]["priority"] = json!("system-critical");
-    assert!(answer(path, create(CONTROLLER, &urgent)).await.allowed);
-    let response = answer(path, create("somebody", &urgent)).await;
+    assert!(response_to(path, create(CONTROLLER, &urgent)).await.allowed);
+    let response = response_to(path, create("somebody", &urgent)).await;
     let causes = response.result.details.unwrap().causes;
     assert_eq!(
         (causes[0].reason.as_str(), causes[0].field.as_str()),
@@ -151,12 +155,12 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
 
     let mut marked = migration("vm");
     marked["metadata"]["annotations"] = json!({"kubevirt.io/evacuationMigration": "node1"});
-    assert!(answer(path, create(CONTROLLER, &marked)).await.allowed);
-    for asked in [
+    assert!(response_to(path, create(CONTROLLER, &marked)).await.allowed);
+    for review_request in [
         create("somebody", &marked),
-        asked("UPDATE", "somebody", &marked, &migration("vm")),
+        review_request("UPDATE", "somebody", &marked, &migration("vm")),
     ] {
-        let causes = answer(path, asked).await.result.details.unwrap().causes;
+        let causes = response_to(path, review_request).await.result.details.unwrap().causes;
         assert_eq!(
             (causes[0].reason.as_str(), causes[0].field.as_str()),
             ("FieldReserved", "metadata.annotations[kubevirt.io/evacuationMigration]")
@@ -167,8 +171,12 @@ async fn migration_is_admitted_if_migratable_and_user_authorized() {
     let (mut old, mut new) = (migration("db"), migration("db"));
     old["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "db"});
     new["metadata"]["labels"] = json!({"kubevirt.io/vmi-name": "vm"});
-    assert!(answer(path, asked("UPDATE", "somebody", &old, &old)).await.allowed);
-    let response = answer(path, asked("UPDATE", "somebody", &new, &old)).await;
+    assert!(
+        response_to(path, review_request("UPDATE", "somebody", &old, &old))
+            .await
+            .allowed
+    );
+    let response = response_to(path, review_request("UPDATE", "somebody", &new, &old)).await;
     assert_eq!(
         response.result.message,
         "selector label can't be modified on an in-flight migration"
@@ -180,9 +188,9 @@ async fn all_errors_are_in_one_refusal() {
     let mut object = instance();
     object["spec"]["domain"]["devices"]["gpus"] = json!([{"name": "a"}]);
     object["spec"]["domain"]["cpu"] = json!({"core": 2, "sockets": 600});
-    let response = answer(
+    let response = response_to(
         "/validate/virtualmachineinstances",
-        asked("CREATE", "somebody", &object, &Value::Null),
+        review_request("CREATE", "somebody", &object, &Value::Null),
     )
     .await;
     assert!(!response.allowed);
@@ -199,13 +207,13 @@ async fn all_errors_are_in_one_refusal() {
         )
     );
     let causes = response.result.details.unwrap().causes;
-    let told: Vec<_> = causes
+    let causes_shown: Vec<_> = causes
         .iter()
         .map(|cause| (cause.reason.as_str(), format!("{}: {}", cause.field, cause.message)))
         .collect();
     // As kubectl prints them.
     assert_eq!(
-        told,
+        causes_shown,
         [
             (
                 "FieldUnknown",
@@ -228,16 +236,16 @@ async fn an_instance_is_changed_by_the_controller_only() {
     let mut changed = instance();
     changed["spec"]["architecture"] = json!("amd64");
     let path = "/validate/virtualmachineinstances";
-    let response = answer(path, asked("UPDATE", "somebody", &changed, &instance())).await;
+    let response = response_to(path, review_request("UPDATE", "somebody", &changed, &instance())).await;
     assert_eq!(response.result.message, "update of VMI object is restricted");
     assert!(!response.allowed);
     assert!(
-        answer(path, asked("UPDATE", CONTROLLER, &changed, &instance()))
+        response_to(path, review_request("UPDATE", CONTROLLER, &changed, &instance()))
             .await
             .allowed
     );
     assert!(
-        answer(path, asked("DELETE", "somebody", &Value::Null, &changed))
+        response_to(path, review_request("DELETE", "somebody", &Value::Null, &changed))
             .await
             .allowed
     );
@@ -245,19 +253,19 @@ async fn an_instance_is_changed_by_the_controller_only() {
 
 #[tokio::test]
 async fn each_kind_has_its_validation() {
-    for (plural, word) in [
+    for (plural, prefix) in [
         ("virtualmachines", "spec.runStrategy must be set"),
         ("virtualmachineinstances", "spec must be set"),
         ("virtualmachineinstancereplicasets", "spec.selector"),
         ("virtualmachineinstancemigrations", "spec.vmiName must be set"),
     ] {
         let nothing = json!({"apiVersion": "kubevirt.io/v1", "kind": "X", "metadata": {"name": "x"}});
-        let response = answer(
+        let response = response_to(
             &format!("/validate/{plural}"),
-            asked("CREATE", "somebody", &nothing, &Value::Null),
+            review_request("CREATE", "somebody", &nothing, &Value::Null),
         )
         .await;
         let message = response.result.message;
-        assert!(message.starts_with(word), "{plural}: {message}");
+        assert!(message.starts_with(prefix), "{plural}: {message}");
     }
 }

@@ -70,8 +70,8 @@ async fn budget_refusal_is_reported_and_throttling_is_not() {
                 status.with(&json!(instance()));
             }
         };
-        let (looked, ()) = tokio::join!(task.reconcile(&key), served);
-        assert!(looked.is_err(), "{code}");
+        let (reconciled, ()) = tokio::join!(task.reconcile(&key), served);
+        assert!(reconciled.is_err(), "{code}");
         assert!(server.is_left_alone().await, "{code}");
     }
 }

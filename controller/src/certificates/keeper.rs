@@ -1,4 +1,4 @@
-//! What a replica knows and does about certificates, without asking or telling anybody itself.
+//! The certificates of a replica: its knowledge and decisions, without I/O.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,16 +29,16 @@ pub(super) enum Action {
     Publish(Vec<u8>),
 }
 
-/// What is to be done, and when to look again.
+/// The next action, and when to reconcile again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Next {
     /// What the leader does now.
     pub(super) action: Option<Action>,
-    /// When to look again, even if nothing changes.
+    /// When to reconcile again, even if nothing changes.
     pub(super) wake: Option<Timestamp>,
 }
 
-/// What was last looked at: bundles and Secret, as far as they are known.
+/// The last observed state: bundles and Secret, as far as they are known.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     bundles: Option<Vec<Vec<u8>>>,
@@ -134,7 +134,7 @@ impl Keeper {
         self.contents = Some(contents);
     }
 
-    /// Serves what the Secret offers, if that is better than what is served. When to look again.
+    /// Serves the Secret's certificate, if it is better than the one in use. Returns when to reconcile again.
     pub(super) fn serve(&mut self, now: Timestamp) -> Option<Timestamp> {
         let offered = self.contents.as_ref().and_then(|contents| contents.serving.clone());
         let current = self.serving.as_ref().map(|serving| &serving.facts);

@@ -1,5 +1,4 @@
-//! What certificates, keys and bundles say, as far as they can be used. Everything here may have
-//! been written by anybody.
+//! The contents of certificates, keys and bundles, as far as they can be used. None of this input is trusted.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -34,7 +33,7 @@ pub(crate) enum Unusable {
 }
 
 impl Unusable {
-    /// The stable word.
+    /// Returns the CamelCase reason.
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Missing => "Missing",
@@ -62,7 +61,7 @@ impl Unusable {
 /// A certificate with its key, ready to be served.
 #[derive(Debug)]
 pub(crate) struct Servable {
-    /// What it says.
+    /// Its contents.
     pub(super) facts: Serving,
     /// As the Secret holds it.
     pub(super) certificate: Vec<u8>,

@@ -1,9 +1,8 @@
 //! Replicas and API servers in one process, without a cluster: real TLS, real reviews, made-up time.
 //!
-//! What stands for API servers asks each replica again and again, on new connections and on old
-//! ones, trusting exactly the bundle that was published as of some moments ago, by a clock that goes
-//! wrong. Time goes on only when each of them has been answered, so that the test does not depend on
-//! how fast it runs.
+//! Simulated API servers send requests to each replica repeatedly, on new connections and on old ones. They trust
+//! exactly the bundle that was published some moments ago, and their clocks are wrong. Time advances only after each
+//! of them has received its responses, so the test does not depend on its speed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,8 +33,8 @@ use super::{
 };
 use crate::webhook_server::{
     DEADLINE, Handlers, WebhookMetrics, WebhookServer,
-    asking::{Connection, review},
     handlers::Handler,
+    test_client::{Connection, review},
 };
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
@@ -43,8 +42,8 @@ const PATH: &str = "/validate/virtualmachines";
 /// A quarter of the time that API servers are given here.
 const TICK: SignedDuration = SignedDuration::from_millis(400);
 
-async fn allow(asked: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-    AdmissionResponse::from(&asked)
+async fn allow(request: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    AdmissionResponse::from(&request)
 }
 
 /// Authorities of 20 seconds, renewed after 10; certificates of 10, renewed after 5.
@@ -78,8 +77,8 @@ struct ApiServer {
 }
 
 impl ApiServer {
-    /// Asks all replicas until one does not answer as it should.
-    async fn ask(self) -> Result<Infallible> {
+    /// Sends requests to all replicas until a response is wrong.
+    async fn query_replicas(self) -> Result<Infallible> {
         let mut kept: BTreeMap<SocketAddr, Connection> = BTreeMap::new();
         loop {
             let (now, bundle, endpoints) = {
@@ -89,16 +88,16 @@ impl ApiServer {
             };
             kept.retain(|address, _| endpoints.values().any(|other| other == address));
             for (index, address) in endpoints {
-                let asked = format!("replica {index} at {now}");
+                let place = format!("replica {index} at {now}");
                 let mut fresh = Connection::open(address, NAME, &bundle, now + self.skew)
                     .await
-                    .with_context(|| asked.clone())?;
+                    .with_context(|| place.clone())?;
                 self.seen.lock().unwrap().insert(fresh.certificate.clone());
-                question(&mut fresh).await.with_context(|| asked.clone())?;
+                question(&mut fresh).await.with_context(|| place.clone())?;
                 let kept = kept.entry(address).or_insert(fresh);
                 question(kept)
                     .await
-                    .with_context(|| format!("{asked}, on an old connection"))?;
+                    .with_context(|| format!("{place}, on an old connection"))?;
             }
             self.rounds.send_modify(|rounds| *rounds += 1);
         }
@@ -106,10 +105,10 @@ impl ApiServer {
 }
 
 async fn question(connection: &mut Connection) -> Result<()> {
-    let answer = connection
+    let response = connection
         .send("POST", PATH, review("1").to_string().as_bytes())
         .await?;
-    let review = answer.review()?;
+    let review = response.review()?;
     ensure!(review["response"]["allowed"] == true, "{review}");
     Ok(())
 }
@@ -192,8 +191,8 @@ impl World {
         world
     }
 
-    /// Starts asking; what went wrong ends the process of the API servers.
-    fn ask(&mut self, seen: &Arc<Mutex<BTreeSet<Vec<u8>>>>) {
+    /// Starts the requests; an error ends the process of the API servers.
+    fn start_queries(&mut self, seen: &Arc<Mutex<BTreeSet<Vec<u8>>>>) {
         for (lag, skew) in [(0, 1), (2, -1)] {
             let (rounds, receiver) = watch::channel(0);
             let server = ApiServer {
@@ -206,7 +205,7 @@ impl World {
             self.rounds.push(receiver);
             let stopping = self.servers.stopping();
             self.servers.spawn_critical(format!("API server {lag}"), async move {
-                match stopping.run_until_cancelled(server.ask()).await {
+                match stopping.run_until_cancelled(server.query_replicas()).await {
                     Some(Err(error)) => Err(format!("{error:#}")),
                     _ => Ok(()),
                 }
@@ -214,9 +213,9 @@ impl World {
         }
     }
 
-    /// Everybody looks, the leader does at most so many steps, everybody looks again.
+    /// All replicas observe, the leader takes at most `steps` steps, and after each all replicas observe again.
     fn work(&mut self, steps: usize) {
-        self.look();
+        self.observe();
         for _ in 0..steps {
             match self.replicas[self.leader].keeper.next(self.now).unwrap().action {
                 None => break,
@@ -228,11 +227,11 @@ impl World {
                 }
                 Some(Action::Publish(bundle)) => self.places = [bundle.clone(), bundle],
             }
-            self.look();
+            self.observe();
         }
     }
 
-    fn look(&mut self) {
+    fn observe(&mut self) {
         for replica in &mut self.replicas {
             let places = self.places.to_vec();
             replica
@@ -242,7 +241,7 @@ impl World {
         }
     }
 
-    /// Tells API servers what there is now: replicas that are ready, and what they publish.
+    /// Shows the API servers the current state: the ready replicas and the published bundle.
     fn publish(&self) {
         let mut known = self.known.lock().unwrap();
         known.now = self.now;
@@ -255,19 +254,19 @@ impl World {
         known.endpoints = ready.map(|(index, replica)| (index, replica.address)).collect();
     }
 
-    /// Waits until each API server has asked all replicas twice, once from the beginning.
-    async fn answered(&mut self) {
+    /// Waits until each API server has queried all replicas twice, at least once completely.
+    async fn wait_for_rounds(&mut self) {
         for rounds in &mut self.rounds {
             let enough = *rounds.borrow() + 2;
-            let asked = rounds.wait_for(|rounds| *rounds >= enough).await.is_ok();
-            assert!(asked, "an API server was refused: {:?}", failure(&self.servers).await);
+            let reached = rounds.wait_for(|rounds| *rounds >= enough).await.is_ok();
+            assert!(reached, "an API server was refused: {:?}", failure(&self.servers).await);
         }
     }
 
     /// Ends a replica, after its endpoint has gone, and starts another in its place.
     async fn restart(&mut self, index: usize) {
         self.known.lock().unwrap().endpoints.remove(&index);
-        self.answered().await;
+        self.wait_for_rounds().await;
         let next = Replica::start().await;
         let before = std::mem::replace(&mut self.replicas[index], next);
         before.process.stop();
@@ -300,7 +299,7 @@ async fn nobody_is_refused_through_fifty_renewals() {
     let mut world = World::new().await;
     assert!(world.replicas.iter().all(|replica| replica.readiness.is_ready()));
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
-    world.ask(&seen);
+    world.start_queries(&seen);
     let mut copy = None;
     let mut tick = 0;
     while world.certificates.len() < 55 {
@@ -321,17 +320,17 @@ async fn nobody_is_refused_through_fifty_renewals() {
         // Now and then it ends between two steps.
         world.work(if tick % 7 == 0 { 1 } else { 9 });
         world.publish();
-        world.answered().await;
+        world.wait_for_rounds().await;
     }
     let certificates = seen.lock().unwrap().len();
     assert!(certificates >= 50, "{certificates} certificates were shown");
     assert!(world.authorities.len() >= 25, "{} authorities", world.authorities.len());
     assert_eq!(world.known.lock().unwrap().endpoints.len(), 2);
-    let asked: u64 = world.rounds.iter().map(|rounds| *rounds.borrow()).sum();
+    let total: u64 = world.rounds.iter().map(|rounds| *rounds.borrow()).sum();
     world.servers.stop();
     assert_eq!(failure(&world.servers).await, "nothing");
     println!(
-        "{tick} moments, {} certificates made, {certificates} shown, {} authorities, {asked} rounds",
+        "{tick} moments, {} certificates made, {certificates} shown, {} authorities, {total} rounds",
         world.certificates.len(),
         world.authorities.len()
     );

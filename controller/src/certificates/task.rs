@@ -128,7 +128,7 @@ impl CertificatesTask {
         }
     }
 
-    /// Looks at every change until the process stops.
+    /// Reconciles at every change until the process stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
         // Lifetimes that are not known yet would be corrected by certificates that nobody needs.
@@ -142,7 +142,7 @@ impl CertificatesTask {
         let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
         loop {
             let now = clock::now();
-            let mut wake = self.look(now);
+            let mut wake = self.evaluate(now);
             let term = self.leadership.term();
             if let Some(term) = &term {
                 let again = match stopping.run_until_cancelled(self.lead(now, term)).await {
@@ -178,8 +178,8 @@ impl CertificatesTask {
         }
     }
 
-    /// Takes note of what the caches hold, and serves what is best. When to look again.
-    fn look(&mut self, now: Timestamp) -> Option<Timestamp> {
+    /// Reads the caches, and serves the best certificate. Returns when to reconcile again.
+    fn evaluate(&mut self, now: Timestamp) -> Option<Timestamp> {
         let namespaces = &self.place.configuration_namespaces;
         let (lifetimes, good) = in_force(&self.hyperconvergeds.all(), namespaces, self.last_good.as_ref());
         self.last_good = good;
@@ -221,7 +221,7 @@ impl CertificatesTask {
         self.secret.get(&Key::namespaced(&self.place.namespace, SECRET))
     }
 
-    /// Does the next step, if there is one. When to look again; what was written is seen by the watch.
+    /// Takes the next step, if there is one. Returns when to reconcile again; the watch shows what was written.
     async fn lead(&self, now: Timestamp, term: &Term) -> Result<Option<Timestamp>, Failure> {
         let next = self.keeper.next(now)?;
         if !term.is_valid() {

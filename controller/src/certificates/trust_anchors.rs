@@ -27,8 +27,8 @@ pub(super) trait TrustAnchors: ResourceExt {
             .collect()
     }
 
-    /// The patch that puts a bundle where another is; `None`: nowhere is. It names the version that
-    /// was looked at: on another it would be refused, rather than bring back what was taken away.
+    /// Returns the patch that replaces the bundle; `None` if the object has no place for one. It requires the observed
+    /// version: on a later one it is refused instead of restoring removed fields.
     fn patch(&self, namespace: &str, bundle: &[u8]) -> Option<Value> {
         let differs = |client: &WebhookClientConfig| client.ca_bundle.as_ref().is_none_or(|held| held.0 != bundle);
         let webhooks: Vec<Value> = ours(self.webhooks(), namespace)
@@ -168,21 +168,21 @@ mod tests {
             let (client, mut server) = api_server();
             let objects = [std::sync::Arc::new(object)];
             let publish = publish_to_api_services(&client, &objects, "drydock", b"new");
-            let answer = async {
+            let serve = async {
                 if !patched {
                     return;
                 }
-                let asked = server.next_request().await;
+                let request = server.next_request().await;
                 assert!(
-                    asked.path().ends_with("/apiservices/v1.subresources.kubevirt.io"),
+                    request.path().ends_with("/apiservices/v1.subresources.kubevirt.io"),
                     "{}",
-                    asked.path()
+                    request.path()
                 );
                 let expected = json!({"metadata": {"resourceVersion": "7"}, "spec": {"caBundle": "bmV3"}});
-                assert_eq!(asked.body, expected);
-                asked.with(&json!(objects[0]));
+                assert_eq!(request.body, expected);
+                request.with(&json!(objects[0]));
             };
-            let (published, ()) = tokio::join!(publish, answer);
+            let (published, ()) = tokio::join!(publish, serve);
             published.unwrap();
         }
     }

@@ -46,25 +46,29 @@ mod tests {
 
     use super::*;
 
-    /// Does a write on an API server that answers with what it was sent; the request's method, path and body.
-    async fn asked(seen: Option<Secret>) -> (String, String, Value) {
+    /// Writes to an API server that returns what it receives. Returns the request's method, path and body.
+    async fn written_request(seen: Option<Secret>) -> (String, String, Value) {
         let (client, mut server) = api_server();
         let api = Api::<Secret>::namespaced(client, "drydock");
         let data = Data::from([("tls.crt".to_owned(), ByteString(b"x".to_vec()))]);
-        let answer = async {
-            let asked = server.next_request().await;
-            let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
-            asked.with(&seen.2);
+        let serve = async {
+            let request = server.next_request().await;
+            let seen = (
+                request.method.to_string(),
+                request.path().to_owned(),
+                request.body.clone(),
+            );
+            request.with(&seen.2);
             seen
         };
-        let (written, asked) = tokio::join!(write(&api, seen.as_ref(), data), answer);
+        let (written, recorded) = tokio::join!(write(&api, seen.as_ref(), data), serve);
         written.unwrap();
-        asked
+        recorded
     }
 
     #[tokio::test]
     async fn a_secret_that_is_not_there_is_made() {
-        let (method, path, body) = asked(None).await;
+        let (method, path, body) = written_request(None).await;
         assert_eq!(
             (method.as_str(), path.as_str()),
             ("POST", "/api/v1/namespaces/drydock/secrets")
@@ -81,7 +85,7 @@ mod tests {
             "data": {"garbage": "eA=="},
             "type": "kubernetes.io/tls",
         });
-        let (method, path, body) = asked(Some(serde_json::from_value(seen).unwrap())).await;
+        let (method, path, body) = written_request(Some(serde_json::from_value(seen).unwrap())).await;
         let expected = format!("/api/v1/namespaces/drydock/secrets/{SECRET}");
         assert_eq!((method.as_str(), path), ("PUT", expected));
         assert_eq!(body["data"], json!({"tls.crt": "eA=="}));

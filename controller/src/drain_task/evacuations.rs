@@ -112,8 +112,8 @@ mod tests {
             "spec": {"domain": {"devices": {}}},
         }))
         .unwrap();
-        let asker = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
-        let instance = mark::marked(&instance, "a", &asker);
+        let requester = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
+        let instance = mark::marked(&instance, "a", &requester);
         let (client, mut server) = api_server();
         let api = Api::namespaced(client, "shop");
         let evacuation = Evacuation {
@@ -123,27 +123,27 @@ mod tests {
             order: 3,
             circumstances: "c",
         };
-        let (made, names) = tokio::join!(evacuation.create(&api), answered(&mut server, taken));
+        let (made, names) = tokio::join!(evacuation.create(&api), serve_creations(&mut server, taken));
         (made.unwrap(), names)
     }
 
-    async fn answered(server: &mut ApiServer, taken: &[Option<&str>]) -> Vec<String> {
+    async fn serve_creations(server: &mut ApiServer, taken: &[Option<&str>]) -> Vec<String> {
         let mut names = Vec::new();
         for taken in taken {
-            let asked = server.next_request().await;
-            assert_eq!(asked.method, Method::POST);
-            let mut body: Value = asked.body.clone();
+            let request = server.next_request().await;
+            assert_eq!(request.method, Method::POST);
+            let mut body: Value = request.body.clone();
             assert_eq!(body["spec"]["vmiName"], "db");
             let name = body["metadata"]["name"].as_str().unwrap().to_owned();
             match taken {
-                None => asked.with(&body),
+                None => request.with(&body),
                 Some(of) => {
-                    asked.refuse(409, "AlreadyExists");
-                    let asked = server.next_request().await;
-                    assert_eq!(asked.method, Method::GET);
-                    assert!(asked.path().ends_with(&name), "{}", asked.path());
+                    request.refuse(409, "AlreadyExists");
+                    let request = server.next_request().await;
+                    assert_eq!(request.method, Method::GET);
+                    assert!(request.path().ends_with(&name), "{}", request.path());
                     body["spec"]["vmiName"] = json!(of);
-                    asked.with(&body);
+                    request.with(&body);
                 }
             }
             names.push(name);

@@ -63,7 +63,7 @@ struct Left {
 
 /// The gauges of one scrape.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Told {
+struct Gauges {
     /// By node.
     drains: BTreeMap<String, Left>,
     /// Pods that have not left, by node in maintenance.
@@ -121,19 +121,19 @@ impl Collector for DrainMetrics {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         match self.watched.get() {
             Some(watched) if watched.leadership.term().is_some() => {
-                encode(encoder, &told(&watched.hypervisors, &watched.maintenances))
+                encode(encoder, &gauges(&watched.hypervisors, &watched.maintenances))
             }
             _ => Ok(()),
         }
     }
 }
 
-fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
-    let mut told = Told::default();
+fn gauges(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Gauges {
+    let mut gauges = Gauges::default();
     hypervisors.for_each(|key, hypervisor| {
         let status = hypervisor.status.as_ref();
         if let Some(left) = status.and_then(|status| status.drain.as_ref()).and_then(left) {
-            told.drains.insert(key.name.to_string(), left);
+            gauges.drains.insert(key.name.to_string(), left);
         }
     });
     for group in Group::ALL {
@@ -141,12 +141,12 @@ fn told(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Told {
             let status = object.status.as_ref();
             if let Some(pending) = status.and_then(|status| status.pending) {
                 // If a node has two maintenances, one is active, and the other reports the same number or none.
-                let pods = told.pods.entry(object.spec.node_name.clone()).or_default();
+                let pods = gauges.pods.entry(object.spec.node_name.clone()).or_default();
                 *pods = pending.max(*pods);
             }
         });
     }
-    told
+    gauges
 }
 
 /// Returns the remaining guests of a node; `None` if its drain is over.
@@ -172,7 +172,7 @@ fn left(drain: &DrainStatus) -> Option<Left> {
     })
 }
 
-fn encode(mut encoder: DescriptorEncoder, told: &Told) -> fmt::Result {
+fn encode(mut encoder: DescriptorEncoder, gauges: &Gauges) -> fmt::Result {
     let gauge = |encoder: &mut DescriptorEncoder, name, help, samples: &[(Vec<(&str, &str)>, i64)]| {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (labels, value) in samples {
@@ -180,7 +180,7 @@ fn encode(mut encoder: DescriptorEncoder, told: &Told) -> fmt::Result {
         }
         Ok(())
     };
-    let drains = || told.drains.iter().map(|(node, left)| (node.as_str(), left));
+    let drains = || gauges.drains.iter().map(|(node, left)| (node.as_str(), left));
     let of_node = |(node, value)| (vec![("node", node)], value);
     let guests: Vec<_> = drains().map(|(node, left)| of_node((node, left.guests))).collect();
     let blocked: Vec<_> = drains()
@@ -192,7 +192,7 @@ fn encode(mut encoder: DescriptorEncoder, told: &Told) -> fmt::Result {
     let ends: Vec<_> = drains()
         .filter_map(|(node, left)| Some(of_node((node, left.estimated_end?))))
         .collect();
-    let pods: Vec<_> = told
+    let pods: Vec<_> = gauges
         .pods
         .iter()
         .map(|(node, count)| of_node((node.as_str(), *count)))

@@ -39,12 +39,12 @@ pub(super) struct Reports {
     hypervisors: Api<Hypervisor>,
     events: Events,
     metrics: DrainMetrics,
-    told: Mutex<HashMap<String, Told>>,
+    last: Mutex<HashMap<String, LastWrites>>,
 }
 
 /// The last writes for one node, each with the version of the object that the watch showed at that time.
 #[derive(Debug, Default)]
-struct Told {
+struct LastWrites {
     drain: Written<Option<DrainStatus>>,
     preview: Written<Option<Vec<String>>>,
     conditions: Written<Vec<NodeCondition>>,
@@ -68,12 +68,12 @@ impl Reports {
             hypervisors: Api::all(client.clone()),
             events,
             metrics,
-            told: Mutex::default(),
+            last: Mutex::default(),
         }
     }
 
     /// Returns whether the conditions of a Node report that it is being drained, or is empty.
-    pub(super) fn says_something(node: &Node) -> bool {
+    pub(super) fn is_noteworthy(node: &Node) -> bool {
         own(node)
             .iter()
             .any(|condition| condition.status != Status::False.as_str())
@@ -83,7 +83,7 @@ impl Reports {
     pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &Report) -> kube::Result<()> {
         let shown = || hypervisor.status.as_ref().and_then(|status| status.drain.clone());
         let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |told| standing(&told.drain, &version, shown));
+        let before = self.with(&report.node, |last| standing(&last.drain, &version, shown));
         if before == report.drain {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Reports {
         };
         if self.apply(hypervisor, FIELD_MANAGER, status).await? {
             self.metrics.written(before.as_ref(), report.drain.as_ref());
-            self.with(&report.node, |told| told.drain = Some((version, report.drain.clone())));
+            self.with(&report.node, |last| last.drain = Some((version, report.drain.clone())));
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Reports {
         let name = hypervisor.name_any();
         let shown = || Some(hypervisor.status.as_ref()?.drain_preview.as_ref()?.lines.clone());
         let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&name, |told| standing(&told.preview, &version, shown));
+        let before = self.with(&name, |last| standing(&last.preview, &version, shown));
         if before == lines {
             return Ok(());
         }
@@ -121,7 +121,7 @@ impl Reports {
             None => json!({}),
         };
         if self.apply(hypervisor, PREVIEW_MANAGER, status).await? {
-            self.with(&name, |told| told.preview = Some((version, lines)));
+            self.with(&name, |last| last.preview = Some((version, lines)));
         }
         Ok(())
     }
@@ -136,11 +136,11 @@ impl Reports {
             "status": status,
         });
         let parameters = PatchParams::apply(manager).force();
-        let answer = self
+        let stored = self
             .hypervisors
             .patch_status(&name, &parameters, &Patch::Apply(apply))
             .await;
-        match answer {
+        match stored {
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
             result => result.map(|_| true),
         }
@@ -149,8 +149,8 @@ impl Reports {
     /// Writes the conditions of a Node, if they have changed, and publishes an event when the node has become empty.
     pub(super) async fn conditions(&self, node: &Node, report: &Report, now: Timestamp) -> kube::Result<()> {
         let version = node.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |told| standing(&told.conditions, &version, || own(node)));
-        let silent = !report.in_progress && report.drained == Drained::NotAsked && before.is_empty();
+        let before = self.with(&report.node, |last| standing(&last.conditions, &version, || own(node)));
+        let silent = !report.in_progress && report.drained == Drained::NotRequested && before.is_empty();
         let wanted = wanted(&before, report, now);
         if silent || wanted == before {
             return Ok(());
@@ -171,7 +171,7 @@ impl Reports {
             result => result.map(drop)?,
         }
         self.announce(node, &before, &wanted);
-        self.with(&report.node, |told| told.conditions = Some((version, wanted)));
+        self.with(&report.node, |last| last.conditions = Some((version, wanted)));
         Ok(())
     }
 
@@ -200,9 +200,9 @@ impl Reports {
         });
     }
 
-    fn with<R>(&self, node: &str, look: impl FnOnce(&mut Told) -> R) -> R {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        look(told.entry(node.to_owned()).or_default())
+    fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        apply(last.entry(node.to_owned()).or_default())
     }
 }
 

@@ -61,12 +61,15 @@ async fn refuse_pod(server: &mut ApiServer, code: u16, reason: &str) {
 async fn throttled_pod_leaves_no_condition_and_no_event() {
     for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
         let (task, mut server, mut recorded) = task();
-        let (looked, ()) = tokio::join!(
+        let (reconciled, ()) = tokio::join!(
             async { task.reconcile(&key()).await },
             refuse_pod(&mut server, code, reason)
         );
         // Not a conflict of the instance itself, after which nothing would be retried.
-        assert!(matches!(looked, Err(ReconcileError::Pod(_))), "{code}: {looked:?}");
+        assert!(
+            matches!(reconciled, Err(ReconcileError::Pod(_))),
+            "{code}: {reconciled:?}"
+        );
         assert!(server.is_left_alone().await && recorded.is_left_alone().await, "{code}");
     }
 }
@@ -81,12 +84,12 @@ async fn refused_pod_is_reported_on_the_instance() {
         let conditions = status.body["status"]["conditions"].as_array().unwrap().clone();
         let failure = conditions.iter().find(|condition| condition["type"] == "Synchronized");
         assert_eq!(failure.unwrap()["message"], "refused with 403");
-        let mut answer: Value = json!(instance());
-        answer["status"] = status.body["status"].clone();
-        status.with(&answer);
+        let mut stored: Value = json!(instance());
+        stored["status"] = status.body["status"].clone();
+        status.with(&stored);
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(looked, Err(ReconcileError::NoPod(_))), "{looked:?}");
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(reconciled, Err(ReconcileError::NoPod(_))), "{reconciled:?}");
     assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
 }
 
@@ -100,15 +103,15 @@ async fn image_probe_is_repeated_unless_it_is_refused() {
         (500, "InternalError", true),
         (403, "Forbidden", false),
     ] {
-        let probe = task.ask_for_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
+        let probe = task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
         let (probed, ()) = tokio::join!(probe, async {
-            let asked = server.next_request().await;
-            assert_eq!(asked.path(), format!("{PODS}/web-pod/ephemeralcontainers"));
-            asked.refuse(code, reason);
+            let request = server.next_request().await;
+            assert_eq!(request.path(), format!("{PODS}/web-pod/ephemeralcontainers"));
+            request.refuse(code, reason);
         });
         assert_eq!(probed.is_err(), repeated, "{code}");
     }
-    let probe = task.ask_for_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
+    let probe = task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
     let (probed, idle) = tokio::join!(probe, server.is_left_alone());
     assert!(probed.is_ok() && idle);
 }

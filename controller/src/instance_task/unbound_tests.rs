@@ -56,7 +56,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         migrations: Migrations::filled([]),
         silent_agents: SilentAgents::new([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        images_asked: AskedOnce::default(),
+        probed_pods: ProbedPods::default(),
     };
     (task, server)
 }
@@ -68,10 +68,10 @@ async fn accept_status(server: &mut ApiServer) {
         (&status.method, status.path()),
         (&Method::PATCH, &*format!("{INSTANCE}/status"))
     );
-    let mut answer: Value = json!(instance());
-    answer["status"] = status.body["status"].clone();
-    answer["metadata"]["resourceVersion"] = json!("11");
-    status.with(&answer);
+    let mut stored: Value = json!(instance());
+    stored["status"] = status.body["status"].clone();
+    stored["metadata"]["resourceVersion"] = json!("11");
+    status.with(&stored);
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,7 +40,7 @@ fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> VirtualMachine
 /// Returns the task with these objects in its caches, its API server, and the API server for its events.
 fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -> (MachineTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
-    let (for_events, told) = api_server();
+    let (for_events, events_server) = api_server();
     let reporter = Reporter {
         component: "drydock-controller",
         instance: "test".into(),
@@ -52,22 +52,22 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
     };
-    (task, server, told)
+    (task, server, events_server)
 }
 
 /// Returns the API server's response after a status was applied to a VirtualMachine.
 fn with_status(machine: &VirtualMachine, body: &Value, version: &str) -> Value {
-    let mut answer = json!(machine);
-    answer["status"] = body["status"].clone();
-    answer["metadata"]["resourceVersion"] = json!(version);
-    answer
+    let mut stored = json!(machine);
+    stored["status"] = body["status"].clone();
+    stored["metadata"]["resourceVersion"] = json!(version);
+    stored
 }
 
 #[tokio::test(start_paused = true)]
 async fn start_writes_status_instance_and_event_once() {
     let mut first = machine(RunStrategy::Always, "10");
     first.metadata.finalizers = None;
-    let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+    let (task, mut server, mut events_server) = task(vec![first.clone()], vec![]);
     let served = async {
         let finalizers = server.next_request().await;
         assert_eq!((&finalizers.method, finalizers.path()), (&Method::PATCH, MACHINE));
@@ -87,8 +87,8 @@ async fn start_writes_status_instance_and_event_once() {
             json!([]),
             "requests of others are taken away"
         );
-        let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "12");
-        status.with(&answer);
+        let stored = with_status(&machine(RunStrategy::Always, "11"), &status.body, "12");
+        status.with(&stored);
         let create = server.next_request().await;
         assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
         assert_eq!(create.body["metadata"]["ownerReferences"][0]["uid"], "vm-uid");
@@ -98,16 +98,16 @@ async fn start_writes_status_instance_and_event_once() {
         // The watch has shown nothing yet, but the created instance counts.
         let status = server.next_request().await;
         assert_eq!(status.body["status"]["created"], true);
-        let answer = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
-        status.with(&answer);
+        let stored = with_status(&machine(RunStrategy::Always, "11"), &status.body, "13");
+        status.with(&stored);
     };
-    let looked = async {
+    let reconciled = async {
         for _ in 0..3 {
             assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
     };
-    tokio::join!(looked, served);
-    let event = told.next_request().await;
+    tokio::join!(reconciled, served);
+    let event = events_server.next_request().await;
     assert_eq!(
         (&event.body["reason"], &event.body["regarding"]["name"]),
         (&json!("SuccessfulCreate"), &json!("vm1"))
@@ -120,12 +120,12 @@ async fn instance_is_deleted_once_with_its_uid_as_precondition() {
     let mut halted = machine(RunStrategy::Halted, "10");
     halted.spec.template.spec.hostname = Some("x".into());
     let running = instance(&halted, "i1", Phase::Running);
-    let (task, mut server, _told) = task(vec![halted.clone()], vec![running]);
+    let (task, mut server, _events_server) = task(vec![halted.clone()], vec![running]);
     let served = async {
         let status = server.next_request().await;
         assert_eq!(status.body["status"]["printableStatus"], "Stopping");
-        let answer = with_status(&halted, &status.body, "11");
-        status.with(&answer);
+        let stored = with_status(&halted, &status.body, "11");
+        status.with(&stored);
         let delete = server.next_request().await;
         assert_eq!(
             (&delete.method, delete.path()),
@@ -134,24 +134,24 @@ async fn instance_is_deleted_once_with_its_uid_as_precondition() {
         assert_eq!(delete.body["preconditions"]["uid"], "i1");
         delete.with(&json!({"apiVersion": "v1", "kind": "Status", "status": "Success"}));
     };
-    let looked = async {
+    let reconciled = async {
         // Although the watch still shows it unchanged, it is not deleted again.
         for _ in 0..3 {
             assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         }
     };
-    tokio::join!(looked, served);
+    tokio::join!(reconciled, served);
     assert!(server.is_left_alone().await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusal_is_reported_on_the_machine_and_retried() {
     let first = machine(RunStrategy::Always, "10");
-    let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+    let (task, mut server, mut events_server) = task(vec![first.clone()], vec![]);
     let served = async {
         let status = server.next_request().await;
-        let answer = with_status(&first, &status.body, "11");
-        status.with(&answer);
+        let stored = with_status(&first, &status.body, "11");
+        status.with(&stored);
         server.next_request().await.refuse(403, "Forbidden");
         let status = server.next_request().await;
         assert_eq!(status.body["metadata"]["resourceVersion"], "11");
@@ -164,29 +164,29 @@ async fn refusal_is_reported_on_the_machine_and_retried() {
             (&failure["reason"], &failure["message"]),
             (&json!("FailedCreate"), &json!("refused with 403"))
         );
-        let answer = with_status(&first, &status.body, "12");
-        status.with(&answer);
+        let stored = with_status(&first, &status.body, "12");
+        status.with(&stored);
         // The retry has nothing new to report.
         server.next_request().await.refuse(403, "Forbidden");
     };
-    let looked = async {
+    let reconciled = async {
         for _ in 0..2 {
             let error = task.reconcile(&key()).await.unwrap_err();
             assert!(matches!(error, ReconcileError::NoInstance(_)), "{error}");
         }
     };
-    tokio::join!(looked, served);
-    assert_eq!(told.next_request().await.body["reason"], "FailedCreate");
+    tokio::join!(reconciled, served);
+    assert_eq!(events_server.next_request().await.body["reason"], "FailedCreate");
     assert!(server.is_left_alone().await);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
     let first = machine(RunStrategy::Always, "10");
-    let (task, mut server, _told) = task(vec![first], vec![]);
+    let (task, mut server, _events_server) = task(vec![first], vec![]);
     let served = async { server.next_request().await.refuse(409, "Conflict") };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Requeue::OnChange);
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(reconciled.unwrap(), Requeue::OnChange);
     assert!(server.is_left_alone().await);
 }
 
@@ -194,7 +194,7 @@ async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
 async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
     let mut going = machine(RunStrategy::Always, "10");
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-    let (task, mut server, _told) = task(vec![going.clone()], vec![]);
+    let (task, mut server, _events_server) = task(vec![going.clone()], vec![]);
     let served = async {
         let get = server.next_request().await;
         assert_eq!(
@@ -206,8 +206,8 @@ async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
         assert_eq!(finalizers.body["metadata"]["finalizers"], json!([]));
         finalizers.with(&json!(going));
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Requeue::OnChange);
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(reconciled.unwrap(), Requeue::OnChange);
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,15 +219,15 @@ async fn delayed_start_has_a_retry_time() {
         "startFailure": {"consecutiveFailCount": 3, "lastFailedVMIUID": "i0", "retryAfterTimestamp": retry},
     }))
     .unwrap();
-    let (task, mut server, _told) = task(vec![waiting.clone()], vec![]);
+    let (task, mut server, _events_server) = task(vec![waiting.clone()], vec![]);
     let served = async {
         let status = server.next_request().await;
         assert_eq!(status.body["status"]["printableStatus"], "CrashLoopBackOff");
-        let answer = with_status(&waiting, &status.body, "11");
-        status.with(&answer);
+        let stored = with_status(&waiting, &status.body, "11");
+        status.with(&stored);
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert_eq!(looked.unwrap(), Requeue::At(retry));
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(reconciled.unwrap(), Requeue::At(retry));
     assert!(server.is_left_alone().await);
 }
 
@@ -235,18 +235,24 @@ async fn delayed_start_has_a_retry_time() {
 async fn throttled_instance_leaves_no_failure_and_is_retried() {
     for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
         let first = machine(RunStrategy::Always, "10");
-        let (task, mut server, mut told) = task(vec![first.clone()], vec![]);
+        let (task, mut server, mut events_server) = task(vec![first.clone()], vec![]);
         let served = async {
             let status = server.next_request().await;
-            let answer = with_status(&first, &status.body, "11");
-            status.with(&answer);
+            let stored = with_status(&first, &status.body, "11");
+            status.with(&stored);
             let create = server.next_request().await;
             assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
             create.refuse(code, reason);
         };
-        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+        let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
         // Not a conflict of the VirtualMachine itself, after which nothing would be retried.
-        assert!(matches!(looked, Err(ReconcileError::Create(_))), "{code}: {looked:?}");
-        assert!(server.is_left_alone().await && told.is_left_alone().await, "{code}");
+        assert!(
+            matches!(reconciled, Err(ReconcileError::Create(_))),
+            "{code}: {reconciled:?}"
+        );
+        assert!(
+            server.is_left_alone().await && events_server.is_left_alone().await,
+            "{code}"
+        );
     }
 }

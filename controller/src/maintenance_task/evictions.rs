@@ -1,7 +1,7 @@
 //! Requests evictions, each independently: a slow one delays no other.
 //!
 //! ```text
-//!  node reconciled ──ask──▶ entry by pod UID ──▶ POST eviction ──▶ response ──▶ node enqueued
+//!  node reconciled ───────▶ entry by pod UID ──▶ POST eviction ──▶ response ──▶ node enqueued
 //!                             ▲ kept until the pod is gone
 //! ```
 
@@ -12,7 +12,7 @@ use std::{
 };
 
 use drydock_core::maintenance::{
-    answer::{Answer, Attempt},
+    attempt::{Attempt, EvictionResult},
     pods::Target,
 };
 use drydock_runtime::{Key, WorkQueue, chain, clock};
@@ -68,14 +68,14 @@ impl Evictions {
             node: node.to_owned(),
             attempt: Attempt {
                 at: clock::now(),
-                answer: None,
-                asking: false,
+                result: None,
+                in_flight: false,
                 unblocked: false,
             },
         });
-        if !entry.attempt.asking {
+        if !entry.attempt.in_flight {
             entry.target = target;
-            entry.attempt.asking = true;
+            entry.attempt.in_flight = true;
             self.work.add(key);
         }
     }
@@ -103,8 +103,8 @@ impl Evictions {
         let mut nodes = HashSet::new();
         for entry in self.lock().values_mut() {
             let blocked = matches!(
-                entry.attempt.answer,
-                Some(Answer::Budget(_) | Answer::SeveralBudgets(_))
+                entry.attempt.result,
+                Some(EvictionResult::Budget(_) | EvictionResult::SeveralBudgets(_))
             );
             if blocked && entry.target.namespace == namespace {
                 entry.attempt.unblocked = true;
@@ -115,10 +115,10 @@ impl Evictions {
     }
 
     /// Returns the pods whose eviction is to be requested.
-    pub(super) fn asking(&self) -> Vec<Key> {
+    pub(super) fn in_flight(&self) -> Vec<Key> {
         let entries = self.lock();
-        let asking = entries.values().filter(|entry| entry.attempt.asking);
-        asking
+        let in_flight = entries.values().filter(|entry| entry.attempt.in_flight);
+        in_flight
             .map(|entry| Key::namespaced(&entry.target.namespace, &entry.target.name))
             .collect()
     }
@@ -128,20 +128,20 @@ impl Evictions {
         let targets: Vec<Target> = {
             let entries = self.lock();
             let of_name = entries.values().filter(|entry| {
-                entry.attempt.asking
+                entry.attempt.in_flight
                     && *entry.target.name == *key.name
                     && key.namespace.as_deref() == Some(entry.target.namespace.as_str())
             });
             of_name.map(|entry| entry.target.clone()).collect()
         };
         for target in targets {
-            let answer = self.evict(&target).await;
-            self.record(&target, answer);
+            let result = self.evict(&target).await;
+            self.record(&target, result);
         }
         Ok(())
     }
 
-    async fn evict(&self, target: &Target) -> Answer {
+    async fn evict(&self, target: &Target) -> EvictionResult {
         // kube's own call names the options wrongly, so that the API server would ignore them.
         let eviction = Eviction {
             metadata: ObjectMeta {
@@ -160,36 +160,36 @@ impl Evictions {
         };
         let api = Api::<Pod>::namespaced(self.client.clone(), &target.namespace);
         let parameters = PostParams::default();
-        let asked = api.create_subresource::<_, Value>("eviction", &target.name, &parameters, &eviction);
-        match asked.await {
-            Ok(_) => Answer::Accepted,
+        let created = api.create_subresource::<_, Value>("eviction", &target.name, &parameters, &eviction);
+        match created.await {
+            Ok(_) => EvictionResult::Accepted,
             Err(kube::Error::Api(status)) => {
                 let causes = status.details.iter().flat_map(|details| &details.causes);
                 let causes: Vec<(&str, &str)> = causes
                     .map(|cause| (cause.reason.as_str(), cause.message.as_str()))
                     .collect();
-                Answer::of_refusal(status.code, &status.message, &causes)
+                EvictionResult::of_refusal(status.code, &status.message, &causes)
             }
-            Err(error) => Answer::Failed(chain(&error).to_string()),
+            Err(error) => EvictionResult::Failed(chain(&error).to_string()),
         }
     }
 
-    fn record(&self, target: &Target, answer: Answer) {
-        let (pod, said) = (format!("{}/{}", target.namespace, target.name), answer.text());
+    fn record(&self, target: &Target, result: EvictionResult) {
+        let (pod, message) = (format!("{}/{}", target.namespace, target.name), result.text());
         let mut entries = self.lock();
         // The pod or its node was forgotten in the meantime.
         let Some(entry) = entries.get_mut(&target.uid) else {
             return;
         };
-        if entry.attempt.answer.as_ref() == Some(&answer) {
-            debug!(pod, said, "a pod's eviction was answered as before");
+        if entry.attempt.result.as_ref() == Some(&result) {
+            debug!(pod, said = message, "a pod's eviction was answered as before");
         } else {
-            info!(pod, node = entry.node, said, "a pod's eviction was answered");
+            info!(pod, node = entry.node, said = message, "a pod's eviction was answered");
         }
         entry.attempt = Attempt {
             at: clock::now(),
-            answer: Some(answer),
-            asking: false,
+            result: Some(result),
+            in_flight: false,
             unblocked: false,
         };
         self.nodes.add(Key::cluster(&entry.node));
@@ -219,23 +219,26 @@ mod tests {
         };
         evictions.request("n", target);
         let attempt = || evictions.attempt("u").unwrap();
-        assert!(attempt().asking && evictions.asking().len() == 1);
+        assert!(attempt().in_flight && evictions.in_flight().len() == 1);
         let key = Key::namespaced("d", "p");
-        let answers = async {
-            let asked = server.next_request().await;
-            assert_eq!(asked.path(), "/api/v1/namespaces/d/pods/p/eviction");
-            assert_eq!(asked.body["apiVersion"], "policy/v1");
-            let options = &asked.body["deleteOptions"];
+        let serve = async {
+            let request = server.next_request().await;
+            assert_eq!(request.path(), "/api/v1/namespaces/d/pods/p/eviction");
+            assert_eq!(request.body["apiVersion"], "policy/v1");
+            let options = &request.body["deleteOptions"];
             assert_eq!(
                 (&options["gracePeriodSeconds"], &options["preconditions"]),
                 (&json!(7), &json!({"uid": "u"}))
             );
-            asked.refuse(429, "TooManyRequests");
+            request.refuse(429, "TooManyRequests");
         };
-        let (looked, ()) = tokio::join!(evictions.reconcile(&key), answers);
-        assert!(looked.is_ok());
-        assert_eq!(attempt().answer, Some(Answer::Deferred("refused with 429".into())));
-        assert!(!attempt().asking);
+        let (reconciled, ()) = tokio::join!(evictions.reconcile(&key), serve);
+        assert!(reconciled.is_ok());
+        assert_eq!(
+            attempt().result,
+            Some(EvictionResult::Deferred("refused with 429".into()))
+        );
+        assert!(!attempt().in_flight);
         evictions.keep_only("n", &[]);
         assert_eq!(evictions.attempt("u"), None);
     }

@@ -240,16 +240,18 @@ pub(super) fn may_be_over_by(
     if change.abort.is_some() || change.source_gone || change.fail.is_some() {
         return None;
     }
-    let told = waits_for(migration);
+    let reported = waits_for(migration);
     // While its pod starts, it does not matter which limit it waits for, or that it no longer waits: that may change
     // soon.
-    let is_its_turn = told.as_ref().is_none_or(|told| Reason::is_one(&told.reason));
+    let is_its_turn = reported
+        .as_ref()
+        .is_none_or(|reported| Reason::is_one(&reported.reason));
     let is_news = match change.enter.as_slice() {
         [.., MigrationPhase::Scheduling] if is_its_turn => {
             let waiting = change.waiting.as_ref();
             waiting.is_some_and(|waiting| !Reason::is_one(&waiting.reason))
         }
-        _ => change.waiting != told,
+        _ => change.waiting != reported,
     };
     if is_news {
         return None;
@@ -269,10 +271,10 @@ pub(super) fn may_be_over_by(
 /// Returns the wait that the condition of a migration reports.
 fn waits_for(migration: &VirtualMachineInstanceMigration) -> Option<Waiting> {
     let mut conditions = migration.status.iter().flat_map(|status| &status.conditions);
-    let told = conditions.find(|condition| condition.type_ == WAITING)?;
+    let reported = conditions.find(|condition| condition.type_ == WAITING)?;
     Some(Waiting {
-        reason: told.reason.clone().unwrap_or_default(),
-        message: told.message.clone().unwrap_or_default(),
+        reason: reported.reason.clone().unwrap_or_default(),
+        message: reported.message.clone().unwrap_or_default(),
     })
 }
 
@@ -281,7 +283,7 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
     let status = migration.status.clone().unwrap_or_default();
     let source = status.source.unwrap_or_default();
     let target = status.target.unwrap_or_default();
-    let said = match failure {
+    let side_message = match failure {
         Failure::Overdue => gathered.deadline.as_ref().map(|deadline| deadline.sentence.clone()),
         Failure::GuestStayed | Failure::GuestEnded => {
             let refused = target.message.filter(|_| target.state == Some(TargetState::Refused));
@@ -295,7 +297,7 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
             .map(|ended| ended.message),
         _ => None,
     };
-    said.unwrap_or_default()
+    side_message.unwrap_or_default()
 }
 
 /// Returns the reason of a failure if it is not the failure's own: the next attempt depends on whether the target pod
@@ -321,8 +323,8 @@ mod tests {
         }
     }
 
-    fn migration(told: Option<&str>) -> VirtualMachineInstanceMigration {
-        let conditions: Vec<Value> = told
+    fn migration(reported: Option<&str>) -> VirtualMachineInstanceMigration {
+        let conditions: Vec<Value> = reported
             .map(|reason| json!({"type": WAITING, "status": "True", "reason": reason, "message": "5"}))
             .into_iter()
             .collect();
@@ -396,13 +398,13 @@ mod tests {
             ),
         ];
         let begun = Timestamp::from_second(100).unwrap();
-        for (name, told, enter, waiting, quiet) in cases {
+        for (name, reported, enter, waiting, quiet) in cases {
             let change = Change {
                 enter: enter.to_vec(),
                 waiting,
                 ..Change::default()
             };
-            let migration = migration(told);
+            let migration = migration(reported);
             let by = |now| may_be_over_by(&migration, &change, Some(begun), &[], now);
             assert_eq!(by(begun), quiet.then(|| begun + STATUS_COALESCE), "{name}");
             assert_eq!(by(begun + STATUS_COALESCE), None, "{name}, for long");

@@ -162,8 +162,8 @@ mod tests {
         let turns = SlotScheduler::default();
         let entries = vec![waiting("one"), waiting("two")];
         let limits = drydock_core::configuration::Configuration::default().migrations;
-        let looked_at = turns.begin(entries.clone(), &limits, Timestamp::UNIX_EPOCH);
-        assert_eq!(looked_at, ["default/one", "default/two"]);
+        let evaluated = turns.begin(entries.clone(), &limits, Timestamp::UNIX_EPOCH);
+        assert_eq!(evaluated, ["default/one", "default/two"]);
         for entry in entries {
             assert!(turns.may_place(&entry.uid), "{}", entry.name);
             let uid = entry.uid.clone();

@@ -7,7 +7,7 @@ use drydock_api::{
 use drydock_core::migration::{
     observed::target,
     record::Record,
-    status::{Change, after, differs, words},
+    status::{Change, after, differs, failure_message},
 };
 use drydock_runtime::{Key, Severity};
 use jiff::Timestamp;
@@ -48,11 +48,11 @@ impl MigrationTask {
             "status": wanted,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
-        let answer = self
+        let stored = self
             .api(key)
             .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.migrations.objects.remember(key, answer);
+        self.migrations.objects.remember(key, stored);
         self.announce(migration, change);
         Ok(())
     }
@@ -60,7 +60,7 @@ impl MigrationTask {
     /// Publishes the events of a write.
     fn announce(&self, migration: &VirtualMachineInstanceMigration, change: &Change) {
         if let Some((failure, detail)) = &change.fail {
-            let note = words(*failure, detail);
+            let note = failure_message(*failure, detail);
             info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
             self.record_event(migration, Severity::Warning, "FailedMigration", &note);
         }
@@ -130,9 +130,9 @@ impl MigrationTask {
             ..DeleteParams::default()
         };
         match self.api(key).delete(&migration.name_any(), &parameters).await {
-            Ok(answer) => {
+            Ok(stored) => {
                 // It exists until its finalizer is removed.
-                if let Some(deleted) = answer.left() {
+                if let Some(deleted) = stored.left() {
                     self.migrations.objects.remember(key, deleted);
                 }
                 Ok(())

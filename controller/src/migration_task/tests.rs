@@ -1,6 +1,6 @@
 use drydock_runtime::{
     EventMetrics, Reporter,
-    fake::{ApiServer, Asked, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -62,27 +62,27 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
 
 /// Accepts a status patch of the migration, and returns the status.
 async fn apply_status(server: &mut ApiServer, version: &str) -> Value {
-    let asked = server.next_request().await;
-    assert_eq!(asked.path(), format!("{MIGRATION}/status"), "{:?}", asked.body);
-    let mut answer = migration();
-    answer["status"] = asked.body["status"].clone();
-    answer["metadata"]["resourceVersion"] = json!(version);
-    asked.with(&answer);
-    answer["status"].clone()
+    let request = server.next_request().await;
+    assert_eq!(request.path(), format!("{MIGRATION}/status"), "{:?}", request.body);
+    let mut stored = migration();
+    stored["status"] = request.body["status"].clone();
+    stored["metadata"]["resourceVersion"] = json!(version);
+    request.with(&stored);
+    stored["status"].clone()
 }
 
-async fn pod_request(server: &mut ApiServer) -> Asked {
-    let asked = server.next_request().await;
-    assert_eq!((&asked.method, asked.path()), (&Method::POST, PODS));
-    asked
+async fn pod_request(server: &mut ApiServer) -> ReceivedRequest {
+    let request = server.next_request().await;
+    assert_eq!((&request.method, request.path()), (&Method::POST, PODS));
+    request
 }
 
 /// Responds to the creation of a pod.
-fn create(asked: Asked) {
-    let mut made = asked.body.clone();
+fn create(request: ReceivedRequest) {
+    let mut made = request.body.clone();
     made["metadata"]["uid"] = json!("uid-pod");
     made["metadata"]["namespace"] = json!("shop");
-    asked.with(&made);
+    request.with(&made);
 }
 
 #[tokio::test(start_paused = true)]
@@ -98,14 +98,17 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
                 "{code}"
             );
         };
-        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-        assert!(matches!(looked, Err(ReconcileError::Pod(_))), "{code}: {looked:?}");
+        let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+        assert!(
+            matches!(reconciled, Err(ReconcileError::Pod(_))),
+            "{code}: {reconciled:?}"
+        );
         assert!(task.turns.may_place(UID), "{code}");
         assert!(recorded.is_left_alone().await, "{code}");
-        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, async {
+        let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, async {
             create(pod_request(&mut server).await);
         });
-        assert!(matches!(looked, Ok(Requeue::At(_))), "{code}: {looked:?}");
+        assert!(matches!(reconciled, Ok(Requeue::At(_))), "{code}: {reconciled:?}");
         assert_eq!(
             recorded.next_request().await.body["reason"],
             "SuccessfulCreate",
@@ -130,8 +133,8 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
             (&json!("Waiting"), &json!("FailedCreate"), &json!("refused with 403"))
         );
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(looked, Ok(Requeue::At(_))), "{looked:?}");
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(reconciled, Ok(Requeue::At(_))), "{reconciled:?}");
     assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
     assert!(!task.turns.may_place(UID), "others may have its place");
 
@@ -146,8 +149,8 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     // Due, and refused for the same reason: neither a write nor an event.
     task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
     let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(looked.is_ok() && recorded.is_left_alone().await);
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(reconciled.is_ok() && recorded.is_left_alone().await);
 
     // Due, and the cause of the refusal is gone.
     task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
@@ -159,8 +162,8 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
             (&json!("Scheduling"), &Value::Null)
         );
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(looked.is_ok() && task.refusals.of(&key()).is_none());
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(reconciled.is_ok() && task.refusals.of(&key()).is_none());
     assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
 }
 
@@ -205,8 +208,8 @@ async fn stuck_target_pod_is_explained_by_its_events() {
         );
         apply_status(&mut server, "11").await
     };
-    let (looked, status) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(looked, Ok(Requeue::At(_))), "{looked:?}");
+    let (reconciled, status) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(reconciled, Ok(Requeue::At(_))), "{reconciled:?}");
     let condition = &status["conditions"][0];
     assert_eq!(
         (&condition["reason"], &condition["message"]),

@@ -134,13 +134,13 @@ fn success_is_reported_once_and_unfinished_steps_are_kept() {
 #[test]
 fn an_instance_moves_from_the_preparation_to_the_end() {
     let at = |phase: &str| (!phase.is_empty()).then(|| migration("m1", "vm1", phase));
-    let told = |old, new| !begun_or_ended(&change(at(old), at(new))).is_empty();
-    assert!(!told("", "Scheduled"));
-    assert!(told("Scheduled", "PreparingTarget"));
-    assert!(!told("PreparingTarget", "Running"));
-    assert!(told("Running", "Succeeded"));
-    assert!(told("", "Running"));
-    assert!(told("Running", ""));
+    let is_notified = |old, new| !begun_or_ended(&change(at(old), at(new))).is_empty();
+    assert!(!is_notified("", "Scheduled"));
+    assert!(is_notified("Scheduled", "PreparingTarget"));
+    assert!(!is_notified("PreparingTarget", "Running"));
+    assert!(is_notified("Running", "Succeeded"));
+    assert!(is_notified("", "Running"));
+    assert!(is_notified("Running", ""));
     assert_eq!(begun_or_ended(&change(at("Running"), None)), [key("vm1")]);
     let other = Some(migration("m1", "vm2", "Running"));
     assert_eq!(begun_or_ended(&change(at("Running"), other)), [key("vm1"), key("vm2")]);

@@ -2,7 +2,7 @@ use std::sync::mpsc;
 
 use drydock_runtime::{
     Process, Readiness, WatchMetrics,
-    fake::{ApiServer, Asked, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use serde_json::{Value, json};
 
@@ -11,17 +11,17 @@ use super::*;
 struct Setup {
     pods: NodePods,
     server: ApiServer,
-    told: mpsc::Receiver<String>,
+    notified: mpsc::Receiver<String>,
 }
 
 fn setup() -> Setup {
     let (client, server) = api_server();
     let watches = Watches::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
-    let (tell, told) = mpsc::channel();
+    let (notify, notified) = mpsc::channel();
     let pods = NodePods::start(&client, &watches, move |node| {
-        let _ = tell.send(node.to_owned());
+        let _ = notify.send(node.to_owned());
     });
-    Setup { pods, server, told }
+    Setup { pods, server, notified }
 }
 
 fn pod(name: &str) -> Value {
@@ -34,16 +34,20 @@ fn pod(name: &str) -> Value {
 }
 
 /// Responds to the initial list of a watch. Returns the watch request, which stays open while it lives.
-async fn listed(server: &mut ApiServer, pods: &[Value]) -> Asked {
-    let asked = server.next_request().await;
-    assert_eq!(asked.path(), "/api/v1/pods");
-    asked.streams("Pod", pods, "7");
+async fn listed(server: &mut ApiServer, pods: &[Value]) -> ReceivedRequest {
+    let request = server.next_request().await;
+    assert_eq!(request.path(), "/api/v1/pods");
+    request.streams("Pod", pods, "7");
     server.next_request().await
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_node_is_watched_once_while_somebody_keeps_it() {
-    let Setup { pods, mut server, told } = setup();
+    let Setup {
+        pods,
+        mut server,
+        notified,
+    } = setup();
     assert!(pods.of("n").is_none(), "nobody keeps it");
     let (one, two) = (pods.keep("n"), pods.keep("n"));
     assert!(pods.of("n").is_none(), "nothing was listed yet");
@@ -51,7 +55,7 @@ async fn a_node_is_watched_once_while_somebody_keeps_it() {
     assert!(watch.query().contains("spec.nodeName%3Dn"), "{}", watch.query());
     let shown = pods.of("n").unwrap();
     assert_eq!(shown.len(), 1);
-    assert!(told.try_iter().all(|node| node == "n"));
+    assert!(notified.try_iter().all(|node| node == "n"));
     assert!(pods.is_clear("n"));
     drop(one);
     assert!(pods.of("n").is_some(), "the other one still keeps it");

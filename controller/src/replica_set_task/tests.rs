@@ -62,13 +62,13 @@ fn made(body: &Value) -> Value {
 
 /// Responds to the next request, which has to be a status patch, with the set in that state.
 async fn status(server: &mut ApiServer, set: &VirtualMachineInstanceReplicaSet, version: &str) -> Value {
-    let asked = server.next_request().await;
-    assert_eq!(asked.path(), format!("{SET}/status"));
-    let mut answer = json!(set);
-    answer["status"] = asked.body["status"].clone();
-    answer["metadata"]["resourceVersion"] = json!(version);
-    let status = asked.body["status"].clone();
-    asked.with(&answer);
+    let request = server.next_request().await;
+    assert_eq!(request.path(), format!("{SET}/status"));
+    let mut stored = json!(set);
+    stored["status"] = request.body["status"].clone();
+    stored["metadata"]["resourceVersion"] = json!(version);
+    let status = request.body["status"].clone();
+    request.with(&stored);
     status
 }
 
@@ -80,8 +80,8 @@ async fn missing_members_are_created_in_growing_batches() {
         for _ in 0..5 {
             let create = server.next_request().await;
             assert_eq!((&create.method, create.path()), (&Method::POST, INSTANCES));
-            let answer = made(&create.body);
-            create.with(&answer);
+            let stored = made(&create.body);
+            create.with(&stored);
         }
         assert_eq!(
             status(&mut server, &wanted, "11").await["replicas"],
@@ -90,12 +90,12 @@ async fn missing_members_are_created_in_growing_batches() {
         );
         assert_eq!(status(&mut server, &wanted, "12").await["replicas"], 5);
     };
-    let looked = async {
+    let reconciled = async {
         for _ in 0..3 {
             task.reconcile(&key()).await.unwrap();
         }
     };
-    tokio::join!(looked, served);
+    tokio::join!(reconciled, served);
     assert!(server.is_left_alone().await);
 }
 
@@ -105,18 +105,18 @@ async fn impossible_replica_costs_one_request_and_is_explained() {
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {
         server.next_request().await.refuse(403, "Forbidden");
-        let told = status(&mut server, &wanted, "11").await;
-        assert_eq!(told["conditions"][0]["reason"], "FailedCreate");
-        assert_eq!(told["conditions"][0]["message"], "refused with 403");
+        let written_status = status(&mut server, &wanted, "11").await;
+        assert_eq!(written_status["conditions"][0]["reason"], "FailedCreate");
+        assert_eq!(written_status["conditions"][0]["message"], "refused with 403");
         // The retry has nothing new to report.
         server.next_request().await.refuse(403, "Forbidden");
     };
-    let looked = async {
+    let reconciled = async {
         for _ in 0..2 {
             assert!(matches!(task.reconcile(&key()).await, Err(ReconcileError::Refused(_))));
         }
     };
-    tokio::join!(looked, served);
+    tokio::join!(reconciled, served);
     assert!(server.is_left_alone().await);
 }
 
@@ -128,8 +128,8 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
         server.next_request().await.refuse(409, "AlreadyExists");
         status(&mut server, &wanted, "11").await;
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(looked, Err(ReconcileError::NotSeenYet)));
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(matches!(reconciled, Err(ReconcileError::NotSeenYet)));
 }
 
 /// Responds to the reads of a set and its instances.
@@ -157,18 +157,18 @@ async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
         let (task, mut server) = task(set(1), shown);
         let served = async {
             confirm(&mut server, &now, there).await;
-            let told = status(&mut server, &now, "11").await;
-            assert_eq!(told["replicas"], there.len());
+            let written_status = status(&mut server, &now, "11").await;
+            assert_eq!(written_status["replicas"], there.len());
         };
-        let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-        looked.unwrap();
+        let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+        reconciled.unwrap();
         assert!(server.is_left_alone().await);
     }
     // The set was deleted.
     let (task, mut server) = task(set(0), vec![instance("a")]);
     let gone = async { server.next_request().await.refuse(404, "NotFound") };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, gone);
-    looked.unwrap();
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, gone);
+    reconciled.unwrap();
     assert!(server.is_left_alone().await);
 }
 
@@ -195,12 +195,12 @@ async fn what_is_too_much_is_deleted_once() {
         );
         assert_eq!(status(&mut server, &wanted, "12").await["replicas"], 1);
     };
-    let looked = async {
+    let reconciled = async {
         for _ in 0..3 {
             task.reconcile(&key()).await.unwrap();
         }
     };
-    tokio::join!(looked, served);
+    tokio::join!(reconciled, served);
     assert!(server.is_left_alone().await);
 }
 
@@ -231,6 +231,6 @@ async fn an_instance_that_is_let_go_keeps_its_other_owners() {
             .with(&json!({"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata", "metadata": {"name": "a"}}));
         status(&mut server, &wanted, "11").await;
     };
-    let (looked, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    looked.unwrap();
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    reconciled.unwrap();
 }

@@ -37,19 +37,19 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
     for refused in [None, Some((409, "Conflict")), Some((429, "TooManyRequests"))] {
         let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
         let mut moves = Moves::new();
-        let answer = async {
-            let asked = server.next_request().await;
+        let serve = async {
+            let request = server.next_request().await;
             assert_eq!(
-                (&asked.method, asked.path()),
+                (&request.method, request.path()),
                 (&Method::DELETE, "/api/v1/namespaces/drydock/pods/standby")
             );
-            assert_eq!(asked.body["preconditions"], json!({"uid": "uid-standby"}));
+            assert_eq!(request.body["preconditions"], json!({"uid": "uid-standby"}));
             match refused {
-                None => asked.with(&replica("standby", "one")),
-                Some((code, reason)) => asked.refuse(code, reason),
+                None => request.with(&replica("standby", "one")),
+                Some((code, reason)) => request.refuse(code, reason),
             }
         };
-        let (requeue, ()) = tokio::join!(replicas.reconcile(&mut moves), answer);
+        let (requeue, ()) = tokio::join!(replicas.reconcile(&mut moves), serve);
         assert!(requeue.unwrap() > clock::now(), "{refused:?}");
         assert!(replicas.reconcile(&mut moves).await.unwrap() > clock::now());
         assert!(server.is_left_alone().await, "{refused:?}");

@@ -59,7 +59,7 @@ impl Calls {
         }
     }
 
-    /// The API server's version, or why it does not answer.
+    /// Returns the API server's version, or why it does not respond.
     pub(super) async fn api_server_version(&self) -> Result<Value, String> {
         let version = self.client.apiserver_version().await;
         version

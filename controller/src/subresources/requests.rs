@@ -187,7 +187,7 @@ fn preserves_session(query: &str) -> bool {
     value.is_some_and(|value| ["1", "t", "T", "true", "TRUE", "True"].contains(&value))
 }
 
-/// As kube-apiserver words it.
+/// Returns kube-apiserver's message.
 fn refusal(user: &User, verb: &str, target: &Target, reason: &str) -> String {
     let resource = match target.subresource.as_str() {
         "" => target.resource.plural().to_owned(),

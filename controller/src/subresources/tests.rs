@@ -10,7 +10,7 @@ use axum::{
 use drydock_core::configuration::Configuration;
 use drydock_runtime::{
     CancellationToken, Process, Readiness, Registry, clock,
-    fake::{ApiServer, Asked, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -22,7 +22,7 @@ use super::{
     requests::{self, Requests},
     *,
 };
-use crate::{certificates::self_made, tls_port::PeerCertificate, webhook_server::asking::Connection};
+use crate::{certificates::self_made, tls_port::PeerCertificate, webhook_server::test_client::Connection};
 
 const BASE: &str = "/apis/subresources.kubevirt.io/v1";
 const NAME: &str = "drydock-webhooks.drydock.svc";
@@ -138,13 +138,13 @@ impl Setup {
     }
 }
 
-/// Answers the review of the user's right; returns what is reviewed.
+/// Responds to the access review of the user; returns its spec.
 async fn review(server: &mut ApiServer, allowed: bool) -> Value {
-    let asked = server.next_request().await;
-    assert_eq!(asked.path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
-    let spec = asked.body["spec"].clone();
+    let received = server.next_request().await;
+    assert_eq!(received.path(), "/apis/authorization.k8s.io/v1/subjectaccessreviews");
+    let spec = received.body["spec"].clone();
     let status = json!({"allowed": allowed, "reason": "no role"});
-    asked.with(&json!({"metadata": {}, "spec": spec, "status": status}));
+    received.with(&json!({"metadata": {}, "spec": spec, "status": status}));
     spec
 }
 
@@ -168,34 +168,34 @@ fn instance() -> Value {
 }
 
 async fn read(server: &mut ApiServer, plural: &str, object: Option<&Value>) {
-    let asked = server.next_request().await;
+    let received = server.next_request().await;
     assert_eq!(
-        (&asked.method, asked.path()),
+        (&received.method, received.path()),
         (
             &Method::GET,
             format!("/apis/kubevirt.io/v1/namespaces/ns/{plural}/vm").as_str()
         )
     );
     match object {
-        Some(object) => asked.with(object),
-        None => asked.refuse(404, "NotFound"),
+        Some(object) => received.with(object),
+        None => received.refuse(404, "NotFound"),
     }
 }
 
-/// Answers what precedes each change of the machine.
+/// Responds to the requests that precede each change of the machine.
 async fn found(server: &mut ApiServer, machine: &Value, instance: Option<&Value>) {
     review(server, true).await;
     read(server, "virtualmachines", Some(machine)).await;
     read(server, "virtualmachineinstances", instance).await;
 }
 
-async fn written(server: &mut ApiServer, method: Method, path: &str) -> Asked {
-    let asked = server.next_request().await;
+async fn written(server: &mut ApiServer, method: Method, path: &str) -> ReceivedRequest {
+    let received = server.next_request().await;
     assert_eq!(
-        (&asked.method, asked.path()),
+        (&received.method, received.path()),
         (&method, format!("/apis/kubevirt.io/v1/namespaces/ns/{path}").as_str())
     );
-    asked
+    received
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,14 +212,14 @@ async fn start_is_authorized_by_its_path_and_patches_the_machine() {
         assert_eq!(spec["resourceAttributes"], expected);
         read(&mut setup.server, "virtualmachines", Some(&machine("Halted"))).await;
         read(&mut setup.server, "virtualmachineinstances", None).await;
-        let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
-        assert_eq!(asked.content_type, "application/json-patch+json");
+        let received = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
+        assert_eq!(received.content_type, "application/json-patch+json");
         assert_eq!(
-            asked.body[1],
+            received.body[1],
             json!({"op": "replace", "path": "/spec/runStrategy", "value": "Always"})
         );
-        assert!(!asked.query().contains("dryRun"), "{}", asked.query());
-        asked.with(&machine("Always"));
+        assert!(!received.query().contains("dryRun"), "{}", received.query());
+        received.with(&machine("Always"));
     };
     assert_eq!(tokio::join!(send, api).0, (202, Value::Null));
 }
@@ -235,14 +235,14 @@ async fn dry_run_reaches_the_api_server() {
     let api = async {
         found(&mut setup.server, &machine("Manual"), Some(&instance())).await;
         for path in ["virtualmachineinstances/vm", "virtualmachines/vm/status"] {
-            let asked = written(&mut setup.server, Method::PATCH, path).await;
-            assert!(asked.query().contains("dryRun=All"), "{}", asked.query());
+            let received = written(&mut setup.server, Method::PATCH, path).await;
+            assert!(received.query().contains("dryRun=All"), "{}", received.query());
             let object = if path.ends_with("status") {
                 machine("Manual")
             } else {
                 instance()
             };
-            asked.with(&object);
+            received.with(&object);
         }
     };
     assert_eq!(tokio::join!(send, api).0, (202, Value::Null));
@@ -278,8 +278,8 @@ async fn refused_patch_is_a_conflict_if_the_machine_changed() {
         let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
         let api = async {
             found(&mut setup.server, &machine("Halted"), None).await;
-            let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
-            asked.refuse(422, "Invalid");
+            let received = written(&mut setup.server, Method::PATCH, "virtualmachines/vm").await;
+            received.refuse(422, "Invalid");
             read(&mut setup.server, "virtualmachines", Some(&now)).await;
         };
         let ((got, body), ()) = tokio::join!(send, api);
@@ -294,15 +294,15 @@ async fn forced_restart_that_fails_gives_the_grace_period_back() {
     let api = async {
         found(&mut setup.server, &machine("Always"), Some(&instance())).await;
         let path = "/spec/terminationGracePeriodSeconds";
-        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
-        assert_eq!(asked.body[1], json!({"op": "add", "path": path, "value": 1}));
-        asked.with(&instance());
-        let asked = written(&mut setup.server, Method::PATCH, "virtualmachines/vm/status").await;
-        asked.refuse(500, "InternalError");
-        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
+        let received = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
+        assert_eq!(received.body[1], json!({"op": "add", "path": path, "value": 1}));
+        received.with(&instance());
+        let received = written(&mut setup.server, Method::PATCH, "virtualmachines/vm/status").await;
+        received.refuse(500, "InternalError");
+        let received = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm").await;
         let undo = json!([{"op": "test", "path": path, "value": 1}, {"op": "remove", "path": path}]);
-        assert_eq!(asked.body, undo);
-        asked.with(&instance());
+        assert_eq!(received.body, undo);
+        received.with(&instance());
     };
     let ((code, _), ()) = tokio::join!(send, api);
     assert_eq!(code, 500);
@@ -316,17 +316,20 @@ async fn migration_is_created_and_its_refusal_passed_on() {
         let send = setup.send(Method::PUT, "virtualmachines/vm/migrate", body);
         let api = async {
             found(&mut setup.server, &machine("Always"), Some(&instance())).await;
-            let asked = written(&mut setup.server, Method::POST, "virtualmachineinstancemigrations").await;
-            assert_eq!(asked.body["metadata"], json!({"generateName": "kubevirt-migrate-vm-"}));
+            let received = written(&mut setup.server, Method::POST, "virtualmachineinstancemigrations").await;
             assert_eq!(
-                asked.body["spec"],
+                received.body["metadata"],
+                json!({"generateName": "kubevirt-migrate-vm-"})
+            );
+            assert_eq!(
+                received.body["spec"],
                 json!({"vmiName": "vm", "addedNodeSelector": {"zone": "b"}})
             );
             if refused {
-                asked.refuse(403, "Forbidden");
+                received.refuse(403, "Forbidden");
             } else {
-                let created = asked.body.clone();
-                asked.with(&created);
+                let created = received.body.clone();
+                received.with(&created);
             }
         };
         let ((code, body), ()) = tokio::join!(send, api);
@@ -350,13 +353,17 @@ async fn cancelled_evacuation_takes_the_mark_away() {
     );
     let api = async {
         found(&mut setup.server, &machine("Always"), Some(&instance())).await;
-        let asked = setup.server.next_request().await;
-        assert_eq!(asked.path(), "/api/v1/nodes/node");
-        asked.with(&json!({"metadata": {"name": "node"}, "spec": {"unschedulable": true}}));
-        let asked = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm/status").await;
+        let received = setup.server.next_request().await;
+        assert_eq!(received.path(), "/api/v1/nodes/node");
+        received.with(&json!({"metadata": {"name": "node"}, "spec": {"unschedulable": true}}));
+        let received = written(&mut setup.server, Method::PATCH, "virtualmachineinstances/vm/status").await;
         let removed = json!({"op": "remove", "path": "/status/evacuationNodeName"});
-        assert!(asked.body.as_array().unwrap().contains(&removed), "{}", asked.body);
-        asked.with(&instance());
+        assert!(
+            received.body.as_array().unwrap().contains(&removed),
+            "{}",
+            received.body
+        );
+        received.with(&instance());
     };
     assert_eq!(tokio::join!(send, api).0, (200, Value::Null));
 }
@@ -435,7 +442,7 @@ async fn discovery_is_open_and_all_else_needs_the_front_proxy() {
             _ => request,
         };
         connection.send_raw(request.as_bytes()).await.ok()?;
-        Some(connection.answer().await.ok()?.status)
+        Some(connection.response().await.ok()?.status)
     };
     let start = "virtualmachines/vm/start";
     assert_eq!(status(None, "").await, Some(200));

@@ -1,4 +1,4 @@
-//! By which certificates kube-apiserver is known, as it says itself.
+//! The certificates that identify kube-apiserver, as it publishes them.
 
 use std::{
     collections::BTreeMap,

@@ -248,7 +248,7 @@ async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut 
             Message::Binary(data) => data,
             Message::Text(text) => text.into(),
             Message::Close(_) => return,
-            // The library answers pings.
+            // The library responds to pings.
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => continue,
         };
         if data.is_empty() {
@@ -293,8 +293,8 @@ impl Reader {
             Self::Bytes(reader) => reader.read(buffer).await,
             Self::Datagrams(socket) => loop {
                 match socket.recv(buffer).await {
-                    // An empty datagram would be an empty message, which clients ignore; a refused one is an answer to an
-                    // earlier one.
+                    // An empty datagram would be an empty message, which clients ignore; a refused one is the error of
+                    // an earlier one.
                     Ok(0) => {}
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                     result => return result,
@@ -450,7 +450,7 @@ mod tests {
             relay,
         } = setup().await;
         for _ in 0..10 {
-            // Reading answers the ping.
+            // Reading responds to the ping.
             assert!(client.next().await.unwrap().unwrap().is_ping());
             client.flush().await.unwrap();
         }
@@ -583,8 +583,8 @@ mod tests {
                 drop(closing);
                 end
             };
-            // The client has sent all, and still reads: a relay that cannot answer a ping of a client that has gone reads no
-            // further.
+            // The client has sent all, and still reads: a relay that cannot respond to a ping of a client that is gone
+            // stops reading.
             let (mut replies, mut requests) = split(client);
             let send = async {
                 for piece in bytes.chunks(piece) {

@@ -17,14 +17,14 @@ fn uninstall(client: Client) -> Uninstall {
 }
 
 /// Responds to the six lists of objects that need Drydock. A kind without a response here is not served.
-async fn lists(server: &mut ApiServer, answers: &[(&str, Value)]) {
+async fn lists(server: &mut ApiServer, responses: &[(&str, Value)]) {
     for _ in 0..6 {
-        let asked = server.next_request().await;
-        assert_eq!(asked.method, "GET", "{}", asked.line);
-        let path = asked.path().to_owned();
-        match answers.iter().find(|(of, _)| *of == path) {
-            Some((_, answer)) => asked.with(answer),
-            None => asked.refuse(404, "NotFound"),
+        let request = server.next_request().await;
+        assert_eq!(request.method, "GET", "{}", request.line);
+        let path = request.path().to_owned();
+        match responses.iter().find(|(of, _)| *of == path) {
+            Some((_, response)) => request.with(response),
+            None => request.refuse(404, "NotFound"),
         }
     }
 }
@@ -50,8 +50,8 @@ async fn machine_that_is_left_is_named_and_nothing_is_changed() {
     let uninstall = uninstall(client);
     let machines = metadata(&[("default", "web")], 4);
     let pods = metadata(&[("default", "virt-launcher-web-1")], 0);
-    let answers = [(MACHINES, machines), ("/api/v1/pods", pods)];
-    let (result, ()) = tokio::join!(uninstall.all(), lists(&mut server, &answers));
+    let responses = [(MACHINES, machines), ("/api/v1/pods", pods)];
+    let (result, ()) = tokio::join!(uninstall.all(), lists(&mut server, &responses));
     let Err(Failure::InUse(what)) = &result else {
         panic!("{result:?}")
     };
@@ -75,14 +75,14 @@ async fn kinds_that_are_not_served_have_no_objects() {
 async fn refused_request_is_repeated_until_the_time_is_over() {
     let (client, mut server) = api_server();
     let uninstall = uninstall(client);
-    let answers = async {
+    let serve = async {
         // The webhook has not seen yet that the last virtual machine was deleted.
         server.next_request().await.refuse(403, "Forbidden");
         server.next_request().await.with(&json!({"items": [], "metadata": {}}));
     };
     let nodes = kube::Api::<k8s_openapi::api::core::v1::Node>::all(uninstall.client.clone());
     let listed = uninstall.persist("list nodes", async || nodes.list(&Default::default()).await);
-    let (listed, ()) = tokio::join!(listed, answers);
+    let (listed, ()) = tokio::join!(listed, serve);
     assert!(listed.unwrap().items.is_empty());
 
     let refuse = async {
@@ -113,12 +113,12 @@ async fn only_api_services_of_drydock_are_deleted() {
     let responses = async {
         let ours = service("v1.subresources.kubevirt.io", "drydock");
         server.next_request().await.with(&ours);
-        let asked = server.next_request().await;
+        let request = server.next_request().await;
         assert_eq!(
-            (asked.method.as_str(), asked.path()),
+            (request.method.as_str(), request.path()),
             ("DELETE", format!("{base}/v1.subresources.kubevirt.io").as_str())
         );
-        asked.with(&ours);
+        request.with(&ours);
         server
             .next_request()
             .await
@@ -135,14 +135,18 @@ async fn only_drydocks_finalizer_of_a_migration_is_removed() {
     let uninstall = uninstall(client);
     let mut list = metadata(&[("a", "ours"), ("a", "free")], 0);
     list["items"][0]["metadata"]["finalizers"] = json!(["kubevirt.io/migrationJobFinalize", "example.org/other"]);
-    let answers = async {
+    let serve = async {
         server.next_request().await.with(&list);
-        let asked = server.next_request().await;
-        let seen = (asked.method.to_string(), asked.path().to_owned(), asked.body.clone());
-        asked.with(&list["items"][0]);
+        let request = server.next_request().await;
+        let seen = (
+            request.method.to_string(),
+            request.path().to_owned(),
+            request.body.clone(),
+        );
+        request.with(&list["items"][0]);
         seen
     };
-    let (released, (method, path, body)) = tokio::join!(uninstall.release_migrations(), answers);
+    let (released, (method, path, body)) = tokio::join!(uninstall.release_migrations(), serve);
     released.unwrap();
     let expected = "/apis/kubevirt.io/v1/namespaces/a/virtualmachineinstancemigrations/ours";
     assert_eq!((method.as_str(), path.as_str()), ("PATCH", expected));
@@ -169,17 +173,21 @@ async fn labels_and_conditions_of_a_node_are_removed() {
         json!([{"type": "Drained", "status": "False"}]),
     );
     let clean = node("b", json!({"x": "y"}), json!([{"type": "Ready", "status": "True"}]));
-    let answers = async {
+    let serve = async {
         server.next_request().await.list("1", &[marked.clone(), clean]);
         let mut seen = Vec::new();
         for _ in 0..2 {
-            let asked = server.next_request().await;
-            seen.push((asked.path().to_owned(), asked.content_type.clone(), asked.body.clone()));
-            asked.with(&marked);
+            let request = server.next_request().await;
+            seen.push((
+                request.path().to_owned(),
+                request.content_type.clone(),
+                request.body.clone(),
+            ));
+            request.with(&marked);
         }
         seen
     };
-    let (cleaned, seen) = tokio::join!(uninstall.clean_nodes(), answers);
+    let (cleaned, seen) = tokio::join!(uninstall.clean_nodes(), serve);
     cleaned.unwrap();
     let [merge, strategic] = ["merge", "strategic-merge"].map(|how| format!("application/{how}-patch+json"));
     let labels = json!({"metadata": {"labels": {"kubevirt.io/schedulable": null}}});

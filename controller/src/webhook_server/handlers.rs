@@ -8,28 +8,28 @@ use kube::core::{
 };
 
 /// An admission request.
-type Asked = AdmissionRequest<DynamicObject>;
+type ReviewRequest = AdmissionRequest<DynamicObject>;
 /// A pending response.
-type Answer = Pin<Box<dyn Future<Output = AdmissionResponse> + Send>>;
+type ReviewFuture = Pin<Box<dyn Future<Output = AdmissionResponse> + Send>>;
 
 /// Handles one kind of review. Created from any `async fn(AdmissionRequest<DynamicObject>) -> AdmissionResponse`.
 #[derive(Clone)]
-pub(crate) struct Handler(Arc<dyn Fn(Asked) -> Answer + Send + Sync>);
+pub(crate) struct Handler(Arc<dyn Fn(ReviewRequest) -> ReviewFuture + Send + Sync>);
 
 impl<F, A> From<F> for Handler
 where
-    F: Fn(Asked) -> A + Send + Sync + 'static,
+    F: Fn(ReviewRequest) -> A + Send + Sync + 'static,
     A: Future<Output = AdmissionResponse> + Send + 'static,
 {
-    fn from(answer: F) -> Self {
-        Self(Arc::new(move |asked| Box::pin(answer(asked))))
+    fn from(respond: F) -> Self {
+        Self(Arc::new(move |request| Box::pin(respond(request))))
     }
 }
 
 impl Handler {
     /// Calls the handler.
-    pub(crate) fn review(&self, asked: Asked) -> Answer {
-        (self.0)(asked)
+    pub(crate) fn review(&self, request: ReviewRequest) -> ReviewFuture {
+        (self.0)(request)
     }
 }
 

@@ -149,10 +149,10 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
             }
         }
     };
-    let (word, mut response) = match verdict {
+    let (outcome, mut response) = match verdict {
         Ok(verdict) => {
-            let word = if verdict.allowed { "Allowed" } else { "Denied" };
-            (word, written(verdict))
+            let outcome = if verdict.allowed { "Allowed" } else { "Denied" };
+            (outcome, written(verdict))
         }
         Err(Refused(refusal, detail)) => {
             log(path, refusal, detail.as_deref());
@@ -166,7 +166,7 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    reviews.metrics.count_response(path, word, began.elapsed());
+    reviews.metrics.count_response(path, outcome, began.elapsed());
     response
 }
 
@@ -199,9 +199,9 @@ async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse,
     if request.method() != Method::POST {
         return Err(Refusal::WrongMethod.into());
     }
-    let asked = read(request).await?;
-    let uid = asked.uid.clone();
-    let mut verdict = handler.review(asked).await;
+    let admission_request = read(request).await?;
+    let uid = admission_request.uid.clone();
+    let mut verdict = handler.review(admission_request).await;
     verdict.uid = uid;
     Ok(verdict)
 }

@@ -11,18 +11,18 @@ use serde_json::json;
 
 use super::{
     DEADLINE, Handlers, WebhookMetrics, WebhookServer,
-    asking::{Connection, review},
     counted::NO_PATH,
     handlers::Handler,
+    test_client::{Connection, review},
 };
 use crate::certificates::{ServedCertificate, self_made};
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
 const PATH: &str = "/validate/virtualmachines";
 
-async fn judge(asked: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
-    let response = AdmissionResponse::from(&asked);
-    match asked.name.as_str() {
+async fn judge(request: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
+    let response = AdmissionResponse::from(&request);
+    match request.name.as_str() {
         "panics" => panic!("as the test wants it"),
         "denied" => response.deny("spec.runStrategy: it is denied"),
         "slow" => {
@@ -79,9 +79,9 @@ async fn reviews_get_the_verdict_of_their_handler() {
     let served = served(Duration::ZERO, DEADLINE).await;
     assert!(served.readiness.is_ready(), "it has a certificate");
     let mut connection = served.connect().await;
-    let asked = review("1").to_string();
+    let request = review("1").to_string();
     let verdict = connection
-        .send("POST", PATH, asked.as_bytes())
+        .send("POST", PATH, request.as_bytes())
         .await
         .unwrap()
         .review()
@@ -91,13 +91,13 @@ async fn reviews_get_the_verdict_of_their_handler() {
     assert_eq!(verdict["response"]["uid"], "1");
     assert_eq!(verdict["response"]["allowed"], true);
 
-    let mut asked = review("2");
-    asked["request"]["name"] = json!("denied");
-    let answer = connection
-        .send("POST", PATH, asked.to_string().as_bytes())
+    let mut request = review("2");
+    request["request"]["name"] = json!("denied");
+    let response = connection
+        .send("POST", PATH, request.to_string().as_bytes())
         .await
         .unwrap();
-    let verdict = answer.review().unwrap();
+    let verdict = response.review().unwrap();
     assert_eq!(verdict["response"]["uid"], "2");
     assert_eq!(verdict["response"]["allowed"], false);
     assert_eq!(
@@ -114,7 +114,7 @@ async fn any_body_gets_an_error_and_the_next_request_a_response() {
     let mut connection = served.connect().await;
     let mut old = review("1");
     old["apiVersion"] = json!("admission.k8s.io/v1beta1");
-    let answer_only = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"});
+    let without_request = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"});
     let mut panics = review("1");
     panics["request"]["name"] = json!("panics");
     let deep = "[".repeat(100_000);
@@ -124,23 +124,23 @@ async fn any_body_gets_an_error_and_the_next_request_a_response() {
         ("POST", PATH, deep, 400, "Unreadable"),
         ("POST", PATH, json!({"a": 1}).to_string(), 400, "Unreadable"),
         ("POST", PATH, old.to_string(), 400, "NotARequest"),
-        ("POST", PATH, answer_only.to_string(), 400, "NotARequest"),
+        ("POST", PATH, without_request.to_string(), 400, "NotARequest"),
         ("GET", PATH, String::new(), 405, "WrongMethod"),
         ("POST", "/validate/nothing", review("1").to_string(), 404, "UnknownPath"),
         ("POST", PATH, panics.to_string(), 500, "Failed"),
     ];
     for (method, path, body, status, reason) in cases {
-        let answer = connection.send(method, path, body.as_bytes()).await.unwrap();
-        assert_eq!(answer.status, status, "{}", answer.body);
-        assert!(answer.body.starts_with(&format!("{reason}: ")), "{}", answer.body);
+        let response = connection.send(method, path, body.as_bytes()).await.unwrap();
+        assert_eq!(response.status, status, "{}", response.body);
+        assert!(response.body.starts_with(&format!("{reason}: ")), "{}", response.body);
         let label = if path == PATH { PATH } else { NO_PATH };
         assert!(served.metrics.count(label, reason) > 0, "{reason}");
     }
-    let answer = connection
+    let response = connection
         .send("POST", PATH, review("2").to_string().as_bytes())
         .await
         .unwrap();
-    assert_eq!(answer.review().unwrap()["response"]["uid"], "2");
+    assert_eq!(response.review().unwrap()["response"]["uid"], "2");
     assert!(
         !served.process.stopping().is_cancelled(),
         "no panic has reached the process"
@@ -153,8 +153,11 @@ async fn what_is_too_large_is_not_read() {
     let announced = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n");
     let mut connection = served.connect().await;
     connection.send_raw(announced.as_bytes()).await.unwrap();
-    let answer = connection.answer().await.unwrap();
-    assert_eq!((answer.status, answer.body.split(':').next()), (413, Some("TooLarge")));
+    let response = connection.response().await.unwrap();
+    assert_eq!(
+        (response.status, response.body.split(':').next()),
+        (413, Some("TooLarge"))
+    );
 
     let mut connection = served.connect().await;
     let head = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
@@ -166,8 +169,11 @@ async fn what_is_too_large_is_not_read() {
             break;
         }
     }
-    let answer = connection.answer().await.unwrap();
-    assert_eq!((answer.status, answer.body.split(':').next()), (413, Some("TooLarge")));
+    let response = connection.response().await.unwrap();
+    assert_eq!(
+        (response.status, response.body.split(':').next()),
+        (413, Some("TooLarge"))
+    );
 }
 
 #[tokio::test]
@@ -175,8 +181,8 @@ async fn stopping_server_finishes_requests_and_refuses_new_ones() {
     let served = served(Duration::from_millis(50), DEADLINE).await;
     let (mut idle, mut busy) = (served.connect().await, served.connect().await);
     let body = review("1").to_string();
-    let answer = idle.send("POST", PATH, body.as_bytes()).await.unwrap();
-    assert!(!answer.is_last());
+    let response = idle.send("POST", PATH, body.as_bytes()).await.unwrap();
+    assert!(!response.is_last());
     let (first, rest) = body.split_at(100);
     let head = format!(
         "POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: {}\r\n\r\n{first}",
@@ -192,12 +198,12 @@ async fn stopping_server_finishes_requests_and_refuses_new_ones() {
         .run(stream::pending::<&'static str>(), Duration::from_secs(60));
     let finish = async {
         busy.send_raw(rest.as_bytes()).await.unwrap();
-        busy.answer().await.unwrap()
+        busy.response().await.unwrap()
     };
-    let (ended, answer) = tokio::join!(ended, finish);
+    let (ended, response) = tokio::join!(ended, finish);
     ended.unwrap();
-    assert_eq!(answer.review().unwrap()["response"]["allowed"], true);
-    assert!(answer.is_last(), "{}", answer.head);
+    assert_eq!(response.review().unwrap()["response"]["allowed"], true);
+    assert!(response.is_last(), "{}", response.head);
     assert!(
         Connection::open(served.address, NAME, &served.bundle.0, clock::now())
             .await
@@ -210,13 +216,16 @@ async fn stopping_server_finishes_requests_and_refuses_new_ones() {
 async fn a_verdict_that_does_not_come_is_not_waited_for() {
     let served = served(Duration::ZERO, Duration::from_millis(50)).await;
     let mut connection = served.connect().await;
-    let mut asked = review("1");
-    asked["request"]["name"] = json!("slow");
-    let answer = connection
-        .send("POST", PATH, asked.to_string().as_bytes())
+    let mut request = review("1");
+    request["request"]["name"] = json!("slow");
+    let response = connection
+        .send("POST", PATH, request.to_string().as_bytes())
         .await
         .unwrap();
-    assert_eq!((answer.status, answer.body.split(':').next()), (504, Some("TooLate")));
+    assert_eq!(
+        (response.status, response.body.split(':').next()),
+        (504, Some("TooLate"))
+    );
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ impl SourceTask {
                 action.sentence.clone(),
             );
             let result = match action.act {
-                Act::Tell => Ok(()),
+                Act::Report => Ok(()),
                 Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
                 Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
                     Ok(()) => handle.suspend().await,

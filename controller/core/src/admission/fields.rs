@@ -140,15 +140,15 @@ impl Walk<'_> {
     fn not_carried_out(&mut self, name: &str, value: &Value, parent: &Place, beside: &BTreeMap<String, Shape>) {
         let place = parent.field(name);
         if let Some(hint) = hints::find(place.kind, &place.field).filter(|_| !name.contains('.')) {
-            let said = match value {
+            let shown = match value {
                 Value::Null => return,
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
             match hint.accepted {
                 Accepted::Any => {}
-                Accepted::Only(accepted) if said == accepted => {}
-                Accepted::Only(accepted) => self.refusals.value_not_supported(&place.at, &said, accepted),
+                Accepted::Only(accepted) if shown == accepted => {}
+                Accepted::Only(accepted) => self.refusals.value_not_supported(&place.at, &shown, accepted),
             }
             return;
         }
@@ -209,8 +209,8 @@ fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> 
 /// Yields the kind and path of each of KubeVirt's fields.
 pub(super) fn recorded() -> impl Iterator<Item = (Kind, &'static str)> {
     let lines = RECORDED.lines().filter_map(|line| {
-        let (word, path) = line.split_once(' ')?;
-        let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == word)?;
+        let (kind_name, path) = line.split_once(' ')?;
+        let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == kind_name)?;
         Some((kind, path))
     });
     lines.chain(LATER)

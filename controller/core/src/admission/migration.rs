@@ -70,7 +70,7 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
 /// Refuses requests that are reserved for the controller, so that no other user moves to the head of the queue. The
 /// priority is one way there; the annotations of [`Purpose`](crate::migration::purpose::Purpose) are another. `old`
 /// is the migration before the change, `None` if it is new; fields that were set before are not refused again.
-pub fn review_asker(old: Option<&Value>, raw: &Value, user: &str) -> Vec<Refusal> {
+pub fn review_requester(old: Option<&Value>, raw: &Value, user: &str) -> Vec<Refusal> {
     let mut refusals = Refusals::default();
     if user == CONTROLLER {
         return refusals.into_vec();
@@ -144,8 +144,8 @@ pub fn review_in_flight(other: &VirtualMachineInstanceMigration) -> Option<Refus
     ))
 }
 
-fn refusal(words: String) -> Option<Refusal> {
+fn refusal(text: String) -> Option<Refusal> {
     let mut refusals = Refusals::default();
-    refusals.wrong_state(&At::root("spec.vmiName"), words);
+    refusals.wrong_state(&At::root("spec.vmiName"), text);
     refusals.into_vec().pop()
 }

@@ -1,20 +1,20 @@
 //! Suggestions for misspelt names.
 
-/// Returns the candidate nearest to `word`, if one is near enough to be the intended name: it differs only in letter
-/// case, by at most one edit per four letters (three at most), or it begins with `word`.
-pub(crate) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+/// Returns the candidate nearest to `name`, if one is near enough to be the intended name: it differs only in letter
+/// case, by at most one edit per four letters (three at most), or it begins with `name`.
+pub(crate) fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A longer name is not a typing error, and the distance takes quadratic time.
-    if word.len() > 64 {
+    if name.len() > 64 {
         return None;
     }
-    let word: Vec<char> = word.to_lowercase().chars().collect();
-    let allowed = (word.len() / 4).clamp(1, 3);
+    let name: Vec<char> = name.to_lowercase().chars().collect();
+    let allowed = (name.len() / 4).clamp(1, 3);
     candidates
         .into_iter()
         .map(|candidate| {
             let letters: Vec<char> = candidate.to_lowercase().chars().collect();
-            let goes_on = word.len() > 2 && letters.starts_with(&word);
-            let distance = distance(&word, &letters);
+            let goes_on = name.len() > 2 && letters.starts_with(&name);
+            let distance = distance(&name, &letters);
             (if goes_on { distance.min(allowed) } else { distance }, candidate)
         })
         .filter(|(distance, _)| *distance <= allowed)
@@ -60,7 +60,7 @@ mod tests {
             "rng",
             "gpus",
         ];
-        for (word, meant) in [
+        for (name, meant) in [
             ("core", Some("cores")),
             ("Cores", Some("cores")),
             ("sockets", Some("sockets")),
@@ -73,7 +73,7 @@ mod tests {
             ("memory", None),
             ("", None),
         ] {
-            assert_eq!(nearest(word, names), meant, "{word}");
+            assert_eq!(nearest(name, names), meant, "{name}");
         }
         assert_eq!(nearest(&"x".repeat(100_000), names), None);
     }

@@ -82,11 +82,11 @@ impl fmt::Display for Refusal {
 
 /// Returns all refusals in one message.
 pub fn sentence(refusals: &[Refusal]) -> String {
-    let mut told: Vec<String> = refusals.iter().take(MAX_REFUSALS).map(ToString::to_string).collect();
+    let mut texts: Vec<String> = refusals.iter().take(MAX_REFUSALS).map(ToString::to_string).collect();
     if let Some(more) = refusals.len().checked_sub(MAX_REFUSALS).filter(|more| *more > 0) {
-        told.push(format!("and {more} more"));
+        texts.push(format!("and {more} more"));
     }
-    told.join("; ")
+    texts.join("; ")
 }
 
 /// Path of a field.
@@ -218,13 +218,13 @@ impl Refusals {
     }
 
     /// Refuses a change to an immutable field, with KubeVirt's message.
-    pub(super) fn immutable(&mut self, at: &At, words: &str) {
-        self.add(Reason::Immutable, at, words.into());
+    pub(super) fn immutable(&mut self, at: &At, text: &str) {
+        self.add(Reason::Immutable, at, text.into());
     }
 
     /// Refuses a request that an object's state does not allow, with KubeVirt's message.
-    pub(super) fn wrong_state(&mut self, at: &At, words: String) {
-        self.add(Reason::WrongState, at, words);
+    pub(super) fn wrong_state(&mut self, at: &At, text: String) {
+        self.add(Reason::WrongState, at, text);
     }
 }
 

@@ -61,6 +61,6 @@ fn machine(mut instance: Value) -> Value {
     })
 }
 
-fn told(object: &Value, kind: Kind) -> String {
+fn refusal_text(object: &Value, kind: Kind) -> String {
     sentence(&review(object, kind))
 }

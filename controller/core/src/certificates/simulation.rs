@@ -101,7 +101,7 @@ impl World {
     /// Replicas observe, the leader executes its steps, replicas observe again.
     fn round(&mut self, steps: usize, blind: Option<usize>) {
         self.wake = None;
-        self.look(blind);
+        self.reconcile(blind);
         if blind != Some(self.leader) {
             for _ in 0..steps {
                 let leader = &self.replicas[self.leader];
@@ -116,12 +116,12 @@ impl World {
                     break;
                 };
                 self.carry_out(step);
-                self.look(blind);
+                self.reconcile(blind);
             }
         }
     }
 
-    fn look(&mut self, blind: Option<usize>) {
+    fn reconcile(&mut self, blind: Option<usize>) {
         for (index, replica) in self.replicas.iter_mut().enumerate() {
             if blind == Some(index) {
                 continue;

@@ -168,12 +168,12 @@ fn a_refused_object_leaves_the_last_good_configuration_in_force() {
     );
     let never_good = resolve(vec![source(hyperconverged::KIND, minimum("Pendryn"))], known, None);
     assert_eq!(never_good.configuration, Configuration::default());
-    let cannot_tell = resolve(
+    let undecided = resolve(
         vec![source(hyperconverged::KIND, minimum("Pendryn"))],
         |_| None,
         Some(&good),
     );
-    assert_eq!(cannot_tell.configuration.min_cpu_model, "Pendryn");
+    assert_eq!(undecided.configuration.min_cpu_model, "Pendryn");
 }
 
 #[test]

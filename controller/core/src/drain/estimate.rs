@@ -238,8 +238,8 @@ pub fn time_left(
 
 /// Returns the estimate to report. The reported one is kept until it is clearly wrong, so that it does not change every
 /// second.
-pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -> Option<Time> {
-    let (Some(before), Some(after)) = (&told, &newest) else {
+pub(super) fn steady(reported: Option<Time>, newest: Option<Time>, now: Timestamp) -> Option<Time> {
+    let (Some(before), Some(after)) = (&reported, &newest) else {
         return newest;
     };
     if before.0 <= now {
@@ -248,7 +248,7 @@ pub(super) fn steady(told: Option<Time>, newest: Option<Time>, now: Timestamp) -
     let change = before.0.duration_since(after.0).unsigned_abs();
     let left = after.0.duration_since(now).unsigned_abs();
     if change <= ESTIMATE_MIN_CHANGE.max(left / ESTIMATE_HYSTERESIS) {
-        told
+        reported
     } else {
         newest
     }
@@ -315,7 +315,7 @@ mod tests {
         let mut rate = Rate::default();
         rate.add(Duration::from_secs(10), 1 << 30);
         let limits = Configuration::default().migrations;
-        let unasked = Leaving {
+        let without_migration = Leaving {
             bytes: Some(1 << 30),
             migration: None,
         };
@@ -341,8 +341,16 @@ mod tests {
                 Some(6),
             ),
             // Guests without a migration come last.
-            (unasked.clone(), vec![leaving(0, None), leaving(1, None)], Some(20)),
-            (leaving(0, None), vec![unasked.clone(), unasked], Some(10)),
+            (
+                without_migration.clone(),
+                vec![leaving(0, None), leaving(1, None)],
+                Some(20),
+            ),
+            (
+                leaving(0, None),
+                vec![without_migration.clone(), without_migration],
+                Some(10),
+            ),
             // It takes longer than expected, so the end is unknown.
             (leaving(0, Some(11)), vec![], None),
             // The overdue guest may finish at any moment.

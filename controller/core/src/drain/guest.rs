@@ -110,7 +110,7 @@ pub struct Situation {
     /// Its state; `None` if nothing requests it to leave.
     pub state: Option<State>,
     /// The requester.
-    pub asker: Option<DrainRequest>,
+    pub requester: Option<DrainRequest>,
     /// Steps to take at once.
     pub steps: Vec<Step>,
     /// When to evaluate it again without a change.
@@ -138,7 +138,7 @@ impl Situation {
     /// cannot be powered off before that guest has left.
     pub(super) fn account_for(&mut self, guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) {
         if self.state.is_none() && marks != NodeMarks::default() {
-            self.state = Some(unasked(guest, now));
+            self.state = Some(unrequested(guest, now));
         }
     }
 
@@ -188,7 +188,7 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
         let deleted = || State::ShuttingDown(Why::Deleted, "it is being shut down".into());
         return Situation {
             state: (marks != NodeMarks::default() || marked == node).then(deleted),
-            asker: marks.asks(),
+            requester: marks.own_request(),
             ..Situation::default()
         };
     }
@@ -204,15 +204,15 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
     let mut after = counted(&before, &guest.migrations);
     notice_change(&mut after, guest.circumstances.as_deref());
     if after.requested_by == DrainRequest::Eviction
-        && (marks.cordoned || marks.asks().is_some())
+        && (marks.cordoned || marks.own_request().is_some())
         && is_recent(&after, now)
     {
-        after.requested_by = marks.asks().unwrap_or(DrainRequest::Cordon);
+        after.requested_by = marks.own_request().unwrap_or(DrainRequest::Cordon);
     }
     let (state, wake) = state(guest, &after, attempts, now);
     Situation {
         state: Some(state),
-        asker: Some(after.requested_by),
+        requester: Some(after.requested_by),
         steps: if after == before {
             Vec::new()
         } else {
@@ -248,20 +248,20 @@ fn unmarking(instance: &VirtualMachineInstance) -> Step {
 
 /// Returns the situation of an unmarked guest. It gets marked if its node requests all guests to leave.
 fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
-    let Some(asker) = marks.asks() else {
+    let Some(requester) = marks.own_request() else {
         return Situation::default();
     };
     if wants_mark(guest.instance, guest.strategy, guest.made, now) {
         return Situation {
             state: Some(State::ToBeMarked),
-            asker: Some(asker),
-            steps: vec![marking(guest.instance, mark::new(asker, now))],
+            requester: Some(requester),
+            steps: vec![marking(guest.instance, mark::new(requester, now))],
             wake: None,
         };
     }
     Situation {
         state: Some(stays(guest)),
-        asker: Some(asker),
+        requester: Some(requester),
         ..Situation::default()
     }
 }
@@ -270,7 +270,7 @@ fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
 /// that have not begun.
 fn called_off(guest: &Guest<'_>, marks: NodeMarks) -> Situation {
     let mut steps = vec![unmarking(guest.instance)];
-    if marks.asks().is_none() {
+    if marks.own_request().is_none() {
         steps.extend(
             guest
                 .migrations
@@ -301,7 +301,7 @@ fn is_queued(migration: &VirtualMachineInstanceMigration) -> bool {
 }
 
 /// Returns the state of a guest that nothing requests to leave.
-fn unasked(guest: &Guest<'_>, now: Timestamp) -> State {
+fn unrequested(guest: &Guest<'_>, now: Timestamp) -> State {
     let mut migrations = guest.migrations.iter();
     if let Some(migration) = migrations.find(|migration| !Record::of(migration).is_over()) {
         return under_way(migration);

@@ -16,7 +16,7 @@ pub enum Drained {
     /// It is safe to power off.
     Yes,
     /// No drain is requested, and new pods may arrive at any time.
-    NotAsked,
+    NotRequested,
     /// Virtual machines are on it.
     GuestsLeft(usize),
     /// Virtual machines are about to arrive on it.
@@ -33,7 +33,7 @@ impl Drained {
         match self {
             Self::Yes => Status::True,
             Self::NotKnown => Status::Unknown,
-            Self::NotAsked | Self::GuestsLeft(_) | Self::GuestsArriving(_) | Self::PodsLeft(_) => Status::False,
+            Self::NotRequested | Self::GuestsLeft(_) | Self::GuestsArriving(_) | Self::PodsLeft(_) => Status::False,
         }
     }
 
@@ -41,7 +41,7 @@ impl Drained {
     pub fn reason(self) -> &'static str {
         match self {
             Self::Yes => "DrainCompleted",
-            Self::NotAsked => "NotRequested",
+            Self::NotRequested => "NotRequested",
             Self::GuestsLeft(_) => "VirtualMachinesLeft",
             Self::GuestsArriving(_) => "VirtualMachinesArriving",
             Self::PodsLeft(_) => "PodsLeft",
@@ -53,7 +53,7 @@ impl Drained {
     pub fn message(self) -> &'static str {
         match self {
             Self::Yes => "nothing is left to be moved: it is safe to switch the node off",
-            Self::NotAsked => "the node takes new pods",
+            Self::NotRequested => "the node takes new pods",
             Self::GuestsLeft(_) => "virtual machines are on the node; the Hypervisor of its name lists them",
             Self::GuestsArriving(_) => "virtual machines are on their way to the node",
             Self::PodsLeft(_) => "pods are on the node that a drain would evict",
@@ -70,8 +70,8 @@ pub fn counts(pod: &Pod) -> bool {
 
 /// Returns whether a node is safe to power off.
 pub(super) fn drained(node: &DrainingNode<'_>) -> Drained {
-    if !node.marks.cordoned && node.marks.asks().is_none() {
-        Drained::NotAsked
+    if !node.marks.cordoned && node.marks.own_request().is_none() {
+        Drained::NotRequested
     } else if !node.guests.is_empty() {
         Drained::GuestsLeft(node.guests.len())
     } else if node.arriving > 0 {

@@ -26,7 +26,7 @@ pub(super) struct Candidate<'a> {
     guest: &'a Guest<'a>,
     memory: u64,
     dirty_rate: u64,
-    asked: Timestamp,
+    requested_at: Timestamp,
 }
 
 impl<'a> Candidate<'a> {
@@ -36,7 +36,7 @@ impl<'a> Candidate<'a> {
             guest,
             memory: memory(guest.instance),
             dirty_rate: dirty_rate(guest),
-            asked: mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at),
+            requested_at: mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at),
         }
     }
 
@@ -45,7 +45,7 @@ impl<'a> Candidate<'a> {
         let metadata = &self.guest.instance.metadata;
         (
             self.memory.saturating_add(self.dirty_rate.saturating_mul(10)),
-            self.asked,
+            self.requested_at,
             metadata.uid.clone(),
         )
     }

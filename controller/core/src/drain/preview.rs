@@ -22,7 +22,7 @@ use crate::{
 const MAX_LINES: usize = 15;
 
 /// Returns whether a Node requests a preview.
-pub fn is_asked(node: &Node) -> bool {
+pub fn is_requested(node: &Node) -> bool {
     let annotations = node.metadata.annotations.as_ref();
     annotations
         .and_then(|annotations| annotations.get(DRAIN_PREVIEW))
@@ -60,7 +60,10 @@ pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &Cluster<'_>) -> Forecast<
     let moving: Vec<_> = moving.cloned().collect();
     let end = (!moving.is_empty()).then(|| estimate::end(&moving, cluster)).flatten();
     Forecast {
-        guests: left.into_iter().map(|(guest, told)| (guest.instance, told)).collect(),
+        guests: left
+            .into_iter()
+            .map(|(guest, report)| (guest.instance, report))
+            .collect(),
         end: end.map(|end| end.0),
     }
 }
@@ -84,7 +87,7 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
         let seconds = end.duration_since(cluster.now).as_secs();
         lines.push(format!("the last of them would have moved in about {seconds} s"));
     }
-    let mut sorted: Vec<_> = left.iter().map(|(instance, told)| (*instance, told)).collect();
+    let mut sorted: Vec<_> = left.iter().map(|(instance, report)| (*instance, report)).collect();
     sorted.sort_by(|(_, one), (_, other)| {
         (one.state, &one.namespace, &one.name).cmp(&(other.state, &other.namespace, &other.name))
     });

@@ -127,7 +127,7 @@ fn of_one(marks: NodeMarks, guest: Guest<'_>) -> Plan {
     planned(&[node(marks, vec![guest])])
 }
 
-fn said(plan: &Plan) -> Vec<(RemainingState, String)> {
+fn reported(plan: &Plan) -> Vec<(RemainingState, String)> {
     let drain = plan.reports[0].drain.as_ref();
     let remaining = drain.map(|drain| drain.remaining.as_slice()).unwrap_or_default();
     remaining
@@ -157,7 +157,7 @@ fn a_plain_cordon_moves_nothing() {
     let plain = instance("web", |_| {});
     let plan = of_one(CORDONED, guest(&plain, LiveMigrate, Vec::new()));
     assert_eq!(plan.steps, []);
-    assert_eq!(said(&plan), [(RemainingState::Waiting, "NotRequested".to_owned())]);
+    assert_eq!(reported(&plan), [(RemainingState::Waiting, "NotRequested".to_owned())]);
     let drain = plan.reports[0].drain.as_ref().unwrap();
     assert_eq!((drain.requested_by.as_slice(), &drain.finished_at), (&[][..], &None));
     assert!(!plan.reports[0].in_progress);
@@ -212,7 +212,7 @@ fn taint_marks_movable_guests_and_reports_the_rest() {
         ),
     ] {
         let plan = of_one(TAINTED, guest(instance, strategy, Vec::new()));
-        assert_eq!(said(&plan), [(expected.0, expected.1.to_owned())], "{strategy:?}");
+        assert_eq!(reported(&plan), [(expected.0, expected.1.to_owned())], "{strategy:?}");
         let is_marked = matches!(
             plan.steps.as_slice(),
             [Step::Mark { evacuation, .. }] if evacuation.requested_by == DrainRequest::Taint
@@ -235,7 +235,7 @@ fn what_is_marked_gets_a_migration_once() {
     };
     assert_eq!(plan.steps, [expected]);
     // The report stays the same from the creation of the target pod until the guest has left.
-    let mut told = Vec::new();
+    let mut shown = Vec::new();
     for phase in ["Pending", "Running"] {
         let under_way = migration("1", phase, |migration| {
             if phase == "Running" {
@@ -246,13 +246,13 @@ fn what_is_marked_gets_a_migration_once() {
         let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![under_way]));
         assert_eq!(plan.steps, [], "{phase}");
         assert_eq!(
-            said(&plan),
+            reported(&plan),
             [(RemainingState::Moving, "Migration".to_owned())],
             "{phase}"
         );
-        told.extend(plan.reports.into_iter().map(|report| report.drain));
+        shown.extend(plan.reports.into_iter().map(|report| report.drain));
     }
-    assert_eq!(told[0], told[1]);
+    assert_eq!(shown[0], shown[1]);
 }
 
 #[test]
@@ -280,7 +280,10 @@ fn migration_wait_reason_is_reported() {
             json!([{"type": "Waiting", "status": "True", "reason": "SourceNodeLimit", "message": "as many as may"}]);
     });
     let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
-    assert_eq!(said(&plan), [(RemainingState::Waiting, "SourceNodeLimit".to_owned())]);
+    assert_eq!(
+        reported(&plan),
+        [(RemainingState::Waiting, "SourceNodeLimit".to_owned())]
+    );
     let nowhere = instance("web", |instance| {
         mark(instance, "Cordon", seconds_ago(60));
         instance["status"]["conditions"] = json!([
@@ -289,7 +292,10 @@ fn migration_wait_reason_is_reported() {
         ]);
     });
     let plan = of_one(CORDONED, guest(&nowhere, LiveMigrate, Vec::new()));
-    assert_eq!(said(&plan), [(RemainingState::Blocked, "NoTargetAvailable".to_owned())]);
+    assert_eq!(
+        reported(&plan),
+        [(RemainingState::Blocked, "NoTargetAvailable".to_owned())]
+    );
     assert_eq!(plan.steps, []);
     assert_eq!(plan.reports[0].drain.as_ref().unwrap().blocked, 1);
 }
@@ -332,10 +338,10 @@ fn what_has_begun_to_move_is_not_called_off() {
         migration["status"]["source"] = json!({"node": "a"});
         migration["status"]["target"] = json!({"node": "b"});
     });
-    let asked = migration("2", "Pending", |migration| {
+    let with_migration = migration("2", "Pending", |migration| {
         migration["metadata"]["annotations"] = json!({});
     });
-    let plan = of_one(OPEN, guest(&web, LiveMigrate, vec![begun, asked]));
+    let plan = of_one(OPEN, guest(&web, LiveMigrate, vec![begun, with_migration]));
     assert!(
         matches!(plan.steps.as_slice(), [Step::Unmark { .. }]),
         "{:?}",
@@ -419,7 +425,7 @@ fn failures_are_counted_once_and_back_off_to_a_limit() {
         ),
         (2, "2")
     );
-    assert_eq!(said(&plan), [(RemainingState::Waiting, "BackOff".to_owned())]);
+    assert_eq!(reported(&plan), [(RemainingState::Waiting, "BackOff".to_owned())]);
     assert_eq!(plan.wake, Some(seconds_ago(10) + SignedDuration::from_secs(40)));
     // Once the plan is carried out, no failure is counted again.
     let mut after = web.clone();
@@ -434,7 +440,10 @@ fn failures_are_counted_once_and_back_off_to_a_limit() {
     evacuation.failures = 10;
     after.status.as_mut().unwrap().evacuation = Some(evacuation);
     let over = of_one(CORDONED, guest(&after, LiveMigrate, Vec::new()));
-    assert_eq!(said(&over), [(RemainingState::Blocked, "CannotEvacuate".to_owned())]);
+    assert_eq!(
+        reported(&over),
+        [(RemainingState::Blocked, "CannotEvacuate".to_owned())]
+    );
     assert_eq!((over.steps, over.wake), (vec![], None));
 }
 
@@ -474,8 +483,8 @@ fn change_of_what_decides_ends_a_back_off_once() {
     };
     // The circumstances recorded for the attempt. Then, for each reconcile: the circumstances, and whether a migration
     // is created.
-    type Look = (&'static str, bool);
-    let cases: [(Option<&str>, &[Look]); 5] = [
+    type Round = (&'static str, bool);
+    let cases: [(Option<&str>, &[Round]); 5] = [
         (Some("masked"), &[("masked", false), ("masked", false)]),
         (Some("masked"), &[("masked", false), ("unmasked", true)]),
         // They had changed before the attempt failed.
@@ -485,7 +494,7 @@ fn change_of_what_decides_ends_a_back_off_once() {
         // An attempt of an earlier release has no circumstances recorded.
         (None, &[("masked", false), ("masked", false), ("unmasked", true)]),
     ];
-    for (noted, looks) in cases {
+    for (noted, rounds) in cases {
         let all = [failed("1", noted)];
         let (mut web, goes, message) = planned(&marked("web", "Cordon"), &all, "");
         assert!(!goes, "{message}");
@@ -495,12 +504,12 @@ fn change_of_what_decides_ends_a_back_off_once() {
             ),
             "{message}"
         );
-        for (now, expected) in looks {
+        for (now, expected) in rounds {
             let (after, goes, message) = planned(&web, &all, now);
-            assert_eq!(goes, *expected, "{noted:?} {looks:?} {now}: {message}");
+            assert_eq!(goes, *expected, "{noted:?} {rounds:?} {now}: {message}");
             web = after;
         }
-        let (same, ..) = planned(&web, &all, looks[looks.len() - 1].0);
+        let (same, ..) = planned(&web, &all, rounds[rounds.len() - 1].0);
         assert_eq!(same, web, "{noted:?}: nothing more is noted");
         // The next attempt fails in the current circumstances: the guest waits as long as they stay the same.
         let again = migration("2", "Failed", |migration| {
@@ -553,7 +562,7 @@ fn a_node_is_drained_when_nothing_is_left() {
     for (marks, arriving, evictable, expected) in [
         (CORDONED, 0, Some(0), Drained::Yes),
         (TAINTED, 0, Some(0), Drained::Yes),
-        (OPEN, 0, Some(0), Drained::NotAsked),
+        (OPEN, 0, Some(0), Drained::NotRequested),
         (CORDONED, 1, Some(0), Drained::GuestsArriving(1)),
         (CORDONED, 0, Some(2), Drained::PodsLeft(2)),
         (CORDONED, 0, None, Drained::NotKnown),
@@ -574,18 +583,18 @@ fn drain_status_is_reported_from_start_to_end() {
         .drain
         .unwrap();
     assert_eq!((first.total, first.left, first.finished_at.as_ref()), (1, 1, None));
-    let told = |before: &DrainStatus, marks| {
+    let shown = |before: &DrainStatus, marks| {
         let mut empty = node(marks, Vec::new());
         empty.before = Some(before);
         planned(&[empty]).reports.remove(0).drain
     };
-    let last = told(&first, CORDONED).unwrap();
+    let last = shown(&first, CORDONED).unwrap();
     assert_eq!((last.total, last.left), (1, 0));
     assert_eq!(last.requested_by, [DrainRequest::Cordon]);
     assert!(last.finished_at.is_some());
     assert_eq!(last.started_at, first.started_at);
-    assert_eq!(told(&last, CORDONED), Some(last.clone()), "nothing is news");
-    assert_eq!(told(&last, OPEN), None);
+    assert_eq!(shown(&last, CORDONED), Some(last.clone()), "nothing is news");
+    assert_eq!(shown(&last, OPEN), None);
 }
 
 #[test]
@@ -601,7 +610,7 @@ fn an_estimate_comes_with_the_first_measurement() {
             .collect(),
     )];
     let limits = Configuration::default().migrations;
-    let told = |rate| {
+    let shown = |rate| {
         let plan = plan(&Cluster {
             now: now(),
             nodes: &nodes,
@@ -611,9 +620,9 @@ fn an_estimate_comes_with_the_first_measurement() {
         });
         plan.reports[0].drain.as_ref().unwrap().estimated_end.clone()
     };
-    assert_eq!(told(None), None);
+    assert_eq!(shown(None), None);
     // Four guests, two at a time, ten seconds each.
-    assert_eq!(told(Some(rate)).unwrap().0, now() + SignedDuration::from_secs(20));
+    assert_eq!(shown(Some(rate)).unwrap().0, now() + SignedDuration::from_secs(20));
 }
 
 #[test]
@@ -679,9 +688,9 @@ fn message_of_the_scheduler_is_in_the_report() {
             json!([{"type": "Waiting", "status": "True", "reason": "TargetPodUnschedulable", "message": text}]);
     });
     let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
-    let told = &plan.reports[0].drain.as_ref().unwrap().remaining[0];
-    assert_eq!(told.reason, "TargetPodUnschedulable");
-    assert_eq!(told.message, format!("migration m-1 waits: {text}"));
+    let shown = &plan.reports[0].drain.as_ref().unwrap().remaining[0];
+    assert_eq!(shown.reason, "TargetPodUnschedulable");
+    assert_eq!(shown.message, format!("migration m-1 waits: {text}"));
 }
 
 #[test]
@@ -758,12 +767,12 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
             },
         );
         let drain = plan.reports[0].drain.as_ref().unwrap();
-        let told = &drain.remaining[0];
+        let shown = &drain.remaining[0];
         let (state, text, steps) = expected;
-        assert_eq!((told.state, plan.steps.len()), (state, steps), "{what}");
+        assert_eq!((shown.state, plan.steps.len()), (state, steps), "{what}");
         if steps == 0 {
-            assert_eq!(told.reason, "NoTargetAvailable", "{what}");
-            assert!(told.message.starts_with(text), "{what}: {}", told.message);
+            assert_eq!(shown.reason, "NoTargetAvailable", "{what}");
+            assert!(shown.message.starts_with(text), "{what}: {}", shown.message);
         }
         assert_eq!(drain.blocked, u32::from(state == RemainingState::Blocked), "{what}");
     }
@@ -939,7 +948,7 @@ fn every_guest_of_a_cordoned_node_is_accounted_for() {
         ),
     ] {
         let plan = of_one(CORDONED, guest);
-        assert_eq!(said(&plan), [(expected.0, expected.1.to_owned())], "{name}");
+        assert_eq!(reported(&plan), [(expected.0, expected.1.to_owned())], "{name}");
         let drain = plan.reports[0].drain.as_ref().unwrap();
         assert_eq!((drain.left, &drain.finished_at), (1, &None), "{name}");
         assert_eq!(drain.blocked, u32::from(expected.0 == Blocked), "{name}");
@@ -955,15 +964,15 @@ fn drain_of_a_cordoned_node_begins_with_its_request() {
         .drain;
     let mut cordoned = cordoned.unwrap();
     cordoned.started_at.0 = seconds_ago(3600);
-    let told = |instance| {
+    let shown = |instance| {
         let mut node = node(CORDONED, vec![guest(instance, LiveMigrate, vec![])]);
         node.before = Some(&cordoned);
         planned(&[node]).reports.remove(0).drain.unwrap()
     };
-    assert_eq!(told(&plain), cordoned, "nothing is news");
-    let asked = told(&web);
+    assert_eq!(shown(&plain), cordoned, "nothing is news");
+    let with_migration = shown(&web);
     assert_eq!(
-        (asked.requested_by, asked.started_at.0),
+        (with_migration.requested_by, with_migration.started_at.0),
         (vec![DrainRequest::Cordon], now())
     );
 }
@@ -982,7 +991,7 @@ fn refused_target_pod_blocks_a_drain_until_it_is_made() {
                 json!([{"type": "Waiting", "status": "True", "reason": reason, "message": "text"}]);
         });
         let plan = of_one(CORDONED, guest(&web, LiveMigrate, vec![waiting]));
-        assert_eq!(said(&plan), [(expected, reason.to_owned())]);
+        assert_eq!(reported(&plan), [(expected, reason.to_owned())]);
     }
 }
 
@@ -1001,12 +1010,12 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
         marked("web", "Eviction"),
     );
     let no_longer = instance("web", |instance| mark(instance, "Taint", seconds_ago(60)));
-    for (what, marks, instance, is_said) in [
+    for (what, marks, instance, is_reported) in [
         ("its mark", TAINTED, &plain, true),
         ("its migration", TAINTED, &marked, true),
         ("that its mark is taken away", OPEN, &no_longer, false),
     ] {
-        let looked_at = |refused: Option<Refused>| {
+        let planned_with = |refused: Option<Refused>| {
             of_one(
                 marks,
                 Guest {
@@ -1015,12 +1024,12 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
                 },
             )
         };
-        let before = looked_at(None);
+        let before = planned_with(None);
         assert_eq!(before.steps.len(), 1, "{what}");
         assert!(before.refused.is_empty(), "{what}");
-        let early = looked_at(refused(5));
+        let early = planned_with(refused(5));
         assert_eq!((early.steps.len(), early.wake), (0, Some(seconds_ago(-5))), "{what}");
-        let again = looked_at(refused(0));
+        let again = planned_with(refused(0));
         assert_eq!(again.steps, before.steps, "{what}");
         for plan in [&early, &again] {
             assert_eq!(
@@ -1028,8 +1037,8 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
                 [&("n".into(), "web".into())],
                 "{what}"
             );
-            if is_said {
-                assert_eq!(said(plan), [(RemainingState::Blocked, "Refused".into())], "{what}");
+            if is_reported {
+                assert_eq!(reported(plan), [(RemainingState::Blocked, "Refused".into())], "{what}");
                 let drain = plan.reports[0].drain.as_ref().unwrap();
                 assert!(drain.remaining[0].message.contains("(exceeded quota: moves)"), "{what}");
             }
@@ -1042,7 +1051,7 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
     };
     let plan = of_one(OPEN, moving);
     assert_eq!((plan.refused.len(), plan.wake), (0, None));
-    assert_eq!(said(&plan)[0].0, RemainingState::Moving);
+    assert_eq!(reported(&plan)[0].0, RemainingState::Moving);
 }
 
 #[test]
@@ -1070,7 +1079,7 @@ proptest! {
     #[test]
     fn report_accounts_for_all_guests(
         guests in prop::collection::vec((0..5_usize, 0..4_usize, 0..3_usize, 0..6_usize, any::<bool>()), 0..12),
-        tainted: bool, in_maintenance: bool, told in prop::option::of(-100..100_i64),
+        tainted: bool, in_maintenance: bool, shown in prop::option::of(-100..100_i64),
     ) {
         let marks = NodeMarks { cordoned: true, tainted, in_maintenance };
         let strategies = [Nothing, LiveMigrate, LiveMigrateIfPossible, External];
@@ -1103,7 +1112,7 @@ proptest! {
             total: 1, left: 1, moving: 1, waiting: 0, blocked: 0, shutting_down: 0,
             remaining: Vec::new(),
         };
-        before.estimated_end = told.map(|seconds| Time(seconds_ago(seconds)));
+        before.estimated_end = shown.map(|seconds| Time(seconds_ago(seconds)));
         let mut node = node(marks, guests);
         node.before = Some(&before);
         let mut rate = Rate::default();

@@ -120,10 +120,10 @@ pub fn conflict(
                  error, so none is made for it, and only the webhook protects it"
             ),
         ),
-        (None, Some(said)) => (
+        (None, Some(complaint)) => (
             "BudgetRefused",
             format!(
-                "the API server does not make a PodDisruptionBudget for its pod ({said}), so that only the webhook protects it"
+                "the API server does not make a PodDisruptionBudget for its pod ({complaint}), so that only the webhook protects it"
             ),
         ),
         (None, None) => return None,
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn foreign_pdb_is_reported_and_ours_deleted() {
-        let looked_at = |instance: &VirtualMachineInstance, foreign, refused| {
+        let evaluate = |instance: &VirtualMachineInstance, foreign, refused| {
             let pods = [guarded(pod("p", "a", |_| {}), true, foreign)];
             let plan = plan(&Observed {
                 now: now(),
@@ -352,20 +352,30 @@ mod tests {
                 strategy: EvictionStrategy::LiveMigrate,
                 pods: &pods,
             });
-            let said = conflict(instance, plan.foreign.as_deref(), refused, now());
-            (plan.delete.len(), is_news(instance, said.as_ref()), said)
+            let conflict_shown = conflict(instance, plan.foreign.as_deref(), refused, now());
+            (
+                plan.delete.len(),
+                is_news(instance, conflict_shown.as_ref()),
+                conflict_shown,
+            )
         };
-        let (gone, news, said) = looked_at(&running(), foreign(), None);
+        let (gone, news, conflict_shown) = evaluate(&running(), foreign(), None);
         assert!(gone == 1 && news);
-        let said = said.unwrap();
-        assert!(said.message.as_ref().unwrap().contains("PodDisruptionBudget theirs"));
-        let mut told = running();
-        told.status.as_mut().unwrap().conditions.push(said);
-        assert!(!looked_at(&told, foreign(), None).1);
-        let (gone, news, said) = looked_at(&told, None, None);
-        assert_eq!((gone, news, said), (0, true, None));
+        let conflict_shown = conflict_shown.unwrap();
+        assert!(
+            conflict_shown
+                .message
+                .as_ref()
+                .unwrap()
+                .contains("PodDisruptionBudget theirs")
+        );
+        let mut reported = running();
+        reported.status.as_mut().unwrap().conditions.push(conflict_shown);
+        assert!(!evaluate(&reported, foreign(), None).1);
+        let (gone, news, conflict_shown) = evaluate(&reported, None, None);
+        assert_eq!((gone, news, conflict_shown), (0, true, None));
         // Rejections by the API server are reported, too.
-        let (_, news, said) = looked_at(&running(), None, Some("exceeded quota"));
-        assert!(news && said.unwrap().message.unwrap().contains("(exceeded quota)"));
+        let (_, news, conflict_shown) = evaluate(&running(), None, Some("exceeded quota"));
+        assert!(news && conflict_shown.unwrap().message.unwrap().contains("(exceeded quota)"));
     }
 }

@@ -79,7 +79,7 @@ pub fn marked(instance: &VirtualMachineInstance, node: &str, evacuation: &Evacua
 }
 
 /// Returns the requester of an evacuation when a pod on a node in this state is evicted.
-pub fn asker(cordoned: bool, tainted: bool, maintenance: bool) -> DrainRequest {
+pub fn requester(cordoned: bool, tainted: bool, maintenance: bool) -> DrainRequest {
     if maintenance {
         DrainRequest::Maintenance
     } else if tainted {

@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 
 use super::{
     Allowed::{AsShown, ForGood},
-    Answer::{self, Allow, Mark, Refuse},
-    Asked, GRACE, Known,
+    EvictionDecision::{self, Allow, Mark, Refuse},
+    EvictionInput, GRACE, Known,
     Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
-    answer, budget, budgets, mark,
+    budget, budgets, decide, mark,
 };
 
 fn made() -> Timestamp {
@@ -59,8 +59,12 @@ fn instance(migratable: Option<&str>, change: Value) -> VirtualMachineInstance {
     serde_json::from_value(instance).unwrap()
 }
 
-fn asked<'a>(pod: &'a Pod, instance: Known<&'a VirtualMachineInstance>, strategy: EvictionStrategy) -> Asked<'a> {
-    Asked {
+fn input<'a>(
+    pod: &'a Pod,
+    instance: Known<&'a VirtualMachineInstance>,
+    strategy: EvictionStrategy,
+) -> EvictionInput<'a> {
+    EvictionInput {
         now: made() + SignedDuration::from_secs(10),
         pod,
         instance,
@@ -89,9 +93,9 @@ fn each_eviction_strategy_decides_as_in_its_table() {
             (None, late, &unknown_late),
         ] {
             let instance = instance(migratable, json!({}));
-            let mut asked = asked(&plain, Known::There(&instance), strategy);
-            asked.now = now;
-            assert_eq!(answer(&asked), *expected, "{strategy:?} {migratable:?} at {now}");
+            let mut input = input(&plain, Known::There(&instance), strategy);
+            input.now = now;
+            assert_eq!(decide(&input), *expected, "{strategy:?} {migratable:?} at {now}");
         }
     }
 }
@@ -102,12 +106,12 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
     let plain = pod(json!({}));
     for (migratable, expected) in [(Some("False"), Allow(AsShown)), (Some("True"), Mark)] {
         let instance = instance(migratable, annotated.clone());
-        assert_eq!(answer(&asked(&plain, Known::There(&instance), LiveMigrate)), expected);
+        assert_eq!(decide(&input(&plain, Known::There(&instance), LiveMigrate)), expected);
     }
     let other = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "other"}}});
     let instance = instance(Some("False"), other);
     assert_eq!(
-        answer(&asked(&plain, Known::There(&instance), LiveMigrate)),
+        decide(&input(&plain, Known::There(&instance), LiveMigrate)),
         Refuse(NotMigratable)
     );
 }
@@ -115,7 +119,7 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
 #[test]
 fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
     let there = instance(Some("True"), json!({}));
-    let cases: [(Value, Known<&VirtualMachineInstance>, Answer); 9] = [
+    let cases: [(Value, Known<&VirtualMachineInstance>, EvictionDecision); 9] = [
         (
             json!({"metadata": {"labels": {"kubevirt.io": "other"}}}),
             Known::There(&there),
@@ -144,7 +148,7 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
     ];
     for (change, instance, expected) in cases {
         let pod = pod(change.clone());
-        assert_eq!(answer(&asked(&pod, instance, LiveMigrate)), expected, "{change}");
+        assert_eq!(decide(&input(&pod, instance, LiveMigrate)), expected, "{change}");
     }
     for over in [
         json!({"status": {"phase": "Succeeded"}}),
@@ -152,7 +156,7 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
     ] {
         let over = instance(Some("True"), over);
         assert_eq!(
-            answer(&asked(&pod(json!({})), Known::There(&over), LiveMigrate)),
+            decide(&input(&pod(json!({})), Known::There(&over), LiveMigrate)),
             Allow(ForGood)
         );
     }
@@ -163,21 +167,21 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
     let moving = instance(Some("True"), json!({"status": {"evacuationNodeName": "a"}}));
     let source = pod(json!({}));
     assert_eq!(
-        answer(&asked(&source, Known::There(&moving), LiveMigrate)),
+        decide(&input(&source, Known::There(&moving), LiveMigrate)),
         Refuse(InProgress)
     );
     let target = pod(json!({"spec": {"nodeName": "b"}}));
-    let mut asked = asked(&target, Known::There(&moving), LiveMigrate);
-    asked.is_target = true;
-    assert_eq!(answer(&asked), Refuse(TargetPod));
+    let mut input = input(&target, Known::There(&moving), LiveMigrate);
+    input.is_target = true;
+    assert_eq!(decide(&input), Refuse(TargetPod));
     // A mark for a node that the VMI has already left does not apply to its current node.
     let again = instance(
         Some("True"),
         json!({"status": {"nodeName": "b", "evacuationNodeName": "a"}}),
     );
-    asked.instance = Known::There(&again);
-    asked.is_target = false;
-    assert_eq!(answer(&asked), Mark);
+    input.instance = Known::There(&again);
+    input.is_target = false;
+    assert_eq!(decide(&input), Mark);
 }
 
 #[test]
@@ -202,15 +206,15 @@ fn pod_is_not_released_by_a_state_older_than_its_guest() {
         (shown("b", own, true), Allow(ForGood)),
         (shown("a", own, true), Mark),
     ] {
-        let asked = asked(&here, Known::There(&instance), LiveMigrate);
-        assert_eq!(answer(&asked), expected, "{:?}", instance.status);
+        let input = input(&here, Known::There(&instance), LiveMigrate);
+        assert_eq!(decide(&input), expected, "{:?}", instance.status);
         // Until its end is visible, a migration may still bring the guest.
-        let arriving = Asked {
+        let arriving = EvictionInput {
             is_target: true,
-            ..asked
+            ..input
         };
         if expected != Mark {
-            assert_eq!(answer(&arriving), Refuse(TargetPod), "{:?}", instance.status);
+            assert_eq!(decide(&arriving), Refuse(TargetPod), "{:?}", instance.status);
         }
     }
 }
@@ -247,7 +251,7 @@ fn mark_records_its_requester() {
         (true, true, false, DrainRequest::Taint),
         (true, true, true, DrainRequest::Maintenance),
     ] {
-        assert_eq!(mark::asker(cordoned, tainted, maintenance), expected);
+        assert_eq!(mark::requester(cordoned, tainted, maintenance), expected);
     }
     let plain = instance(Some("True"), json!({}));
     let evacuation = mark::new(DrainRequest::Cordon, made());
@@ -395,10 +399,10 @@ fn guest_without_a_target_is_shut_down_where_possible_only() {
         ),
     ] {
         let instance = nowhere(change);
-        let mut asked = asked(&plain, Known::There(&instance), strategy);
-        asked.now = made() + SignedDuration::from_secs(second);
-        assert_eq!(answer(&asked), expected, "{what}");
-        let protected = budget::is_protected(&instance, strategy, &plain, asked.now);
+        let mut input = input(&plain, Known::There(&instance), strategy);
+        input.now = made() + SignedDuration::from_secs(second);
+        assert_eq!(decide(&input), expected, "{what}");
+        let protected = budget::is_protected(&instance, strategy, &plain, input.now);
         assert_eq!(protected, expected != Allow(AsShown), "its budget: {what}");
     }
 }

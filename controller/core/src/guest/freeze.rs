@@ -23,7 +23,7 @@ pub fn clear(status: &mut VirtualMachineInstanceStatus) {
     }
 }
 
-/// Copies what an earlier report says.
+/// Copies the state from an earlier report.
 pub(super) fn carry(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanceStatus) {
     if is_frozen(before) {
         set(wanted, thaw_at(before));

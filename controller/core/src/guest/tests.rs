@@ -112,7 +112,7 @@ impl Case {
     }
 }
 
-fn words(status: &str, reason: &str) -> Option<(String, String)> {
+fn status_reason(status: &str, reason: &str) -> Option<(String, String)> {
     Some((status.into(), reason.into()))
 }
 
@@ -133,8 +133,8 @@ fn a_running_guest_is_reported_whole() {
     let drydock = status.drydock.unwrap();
     assert_eq!(drydock.images[0].image_id.as_deref(), Some("r@sha256:12"));
     assert_eq!(drydock.images[0].format, DiskFormat::Raw);
-    assert_eq!(case.condition("Ready"), words("True", ""));
-    assert_eq!(case.condition("LiveMigratable"), words("True", ""));
+    assert_eq!(case.condition("Ready"), status_reason("True", ""));
+    assert_eq!(case.condition("LiveMigratable"), status_reason("True", ""));
     assert_eq!(case.condition("Paused"), None);
     assert_eq!(case.condition("AgentConnected"), None);
 }
@@ -148,8 +148,8 @@ fn paused_guest_is_not_ready_and_reports_the_cause() {
     ] {
         let case = Case::new(&plain(), GuestState::Paused(cause));
         assert_eq!(case.report().phase, Some(Phase::Running));
-        assert_eq!(case.condition("Paused"), words("True", reason));
-        assert_eq!(case.condition("Ready"), words("False", "GuestNotRunning"));
+        assert_eq!(case.condition("Paused"), status_reason("True", reason));
+        assert_eq!(case.condition("Ready"), status_reason("False", "GuestNotRunning"));
         assert!(!gate_is_open(&case.domain, &case.ready, None));
     }
 }
@@ -158,7 +158,7 @@ fn paused_guest_is_not_ready_and_reports_the_cause() {
 fn an_end_is_not_the_agents_to_conclude() {
     let mut case = Case::new(&plain(), GuestState::Off);
     assert_eq!(case.report().phase, None);
-    assert_eq!(case.condition("Ready"), words("False", "GuestNotRunning"));
+    assert_eq!(case.condition("Ready"), status_reason("False", "GuestNotRunning"));
     case.instance.status = serde_json::from_value(json!({"phase": "Succeeded"})).unwrap();
     case.domain.state = GuestState::Running;
     assert_eq!(case.report().phase, None, "a final phase is never taken back");
@@ -188,17 +188,17 @@ fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
 fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
     let mut case = Case::new(&plain(), GuestState::Running);
     case.pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
-    assert_eq!(case.condition("Ready"), words("False", "PodTerminating"));
+    assert_eq!(case.condition("Ready"), status_reason("False", "PodTerminating"));
 
     let mut spec = plain();
     spec["readinessProbe"] = json!({"tcpSocket": {"port": 80}});
     let mut case = Case::new(&spec, GuestState::Running);
-    assert_eq!(case.condition("Ready"), words("False", "ContainersNotReady"));
+    assert_eq!(case.condition("Ready"), status_reason("False", "ContainersNotReady"));
     case.pod.status.as_mut().unwrap().container_statuses = serde_json::from_value(json!([
         {"name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0},
     ]))
     .unwrap();
-    assert_eq!(case.condition("Ready"), words("True", ""));
+    assert_eq!(case.condition("Ready"), status_reason("True", ""));
 }
 
 #[test]
@@ -237,8 +237,8 @@ fn readiness_by_launcher_decides_ready_and_gate() {
         case.readiness = readiness;
         let conditions = case.report().conditions;
         let found = conditions.iter().find(|condition| condition.type_ == "Ready").unwrap();
-        let told = (found.status == "True", found.message.clone().unwrap_or_default());
-        assert_eq!(told, expected, "{state:?}");
+        let reported = (found.status == "True", found.message.clone().unwrap_or_default());
+        assert_eq!(reported, expected, "{state:?}");
         assert_eq!(gate_is_open(&case.domain, &case.ready, case.readiness.as_ref()), open);
     }
     // There is no probe, or the kubelet runs it.
@@ -266,7 +266,7 @@ fn status_has_system_from_agent_and_addresses_from_pod() {
     assert_eq!(status.interfaces[0].interface_name.as_deref(), Some("eth0"));
     assert_eq!(status.interfaces[0].info_source.as_deref(), Some("domain, guest-agent"));
     assert_eq!(status.guest_os_info.id.as_deref(), Some("debian"));
-    assert_eq!(case.condition("AgentConnected"), words("True", ""));
+    assert_eq!(case.condition("AgentConnected"), status_reason("True", ""));
 }
 
 #[test]
@@ -363,10 +363,10 @@ fn credentials_of_the_agent_are_reported() {
     let mut case = Case::new(&plain(), GuestState::Running);
     assert_eq!(case.condition("AccessCredentialsSynchronized"), None);
     for (result, expected) in [
-        (Ok(()), words("True", "")),
+        (Ok(()), status_reason("True", "")),
         (
             Err("Guest agent is offline".to_owned()),
-            words("False", "NotSynchronized"),
+            status_reason("False", "NotSynchronized"),
         ),
     ] {
         case.domain.credentials = Some(result);

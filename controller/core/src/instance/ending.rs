@@ -94,8 +94,8 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
         ended.by_kubelet = by_kubelet && ended.evicted;
         // Why a kubelet evicted it, for example because memory or disk ran out.
         if ended.evicted && !kubelet.is_empty() {
-            let words = [kubelet.trim_end_matches('.'), &ended.message];
-            ended.message = words.join("; ").trim_end_matches("; ").into();
+            let parts = [kubelet.trim_end_matches('.'), &ended.message];
+            ended.message = parts.join("; ").trim_end_matches("; ").into();
         }
         return Some(ended);
     }
@@ -145,8 +145,8 @@ fn kubelets_message(pod: &Pod) -> String {
     let status = pod.status.as_ref();
     let reason = status.and_then(|status| status.reason.as_deref());
     let message = status.and_then(|status| status.message.as_deref());
-    let words: Vec<_> = [reason, message].into_iter().flatten().map(str::trim).collect();
-    words.join(": ")
+    let parts: Vec<_> = [reason, message].into_iter().flatten().map(str::trim).collect();
+    parts.join(": ")
 }
 
 /// Returns whether the pod has a condition that a disruption ends it.
@@ -346,11 +346,11 @@ mod tests {
     fn the_kubelets_reason_for_an_eviction_is_reported() {
         let exceeded = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi";
         let why = format!("{exceeded}. ");
-        for (told, expected) in [
+        for (given, expected) in [
             ("stopped", format!("Evicted: {exceeded}; stopped")),
             ("", format!("Evicted: {exceeded}")),
         ] {
-            let mut pod = terminated(&json!({"outcome": "Shutdown", "message": told}).to_string());
+            let mut pod = terminated(&json!({"outcome": "Shutdown", "message": given}).to_string());
             let status = pod.status.as_mut().unwrap();
             (status.reason, status.message) = (Some("Evicted".into()), Some(why.clone()));
             status.conditions = serde_json::from_value(json!([

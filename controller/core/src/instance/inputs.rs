@@ -30,14 +30,14 @@ pub fn unmounted(message: &str, namespace: &str) -> Option<String> {
 
 /// Returns a message about the missing object, or the missing key of an object.
 fn missing(cause: &str, namespace: &str) -> Option<String> {
-    for (word, kind) in [("secret", "Secret"), ("configmap", "ConfigMap")] {
-        if let Some(rest) = cause.strip_prefix(word) {
+    for (prefix, kind) in [("secret", "Secret"), ("configmap", "ConfigMap")] {
+        if let Some(rest) = cause.strip_prefix(prefix) {
             let name = rest.strip_prefix(" \"")?.strip_suffix("\" not found")?;
             return Some(format!("{kind} {name} is not there in namespace {namespace}"));
         }
         let key = cause
             .strip_prefix("references non-existent ")
-            .and_then(|rest| rest.strip_prefix(word));
+            .and_then(|rest| rest.strip_prefix(prefix));
         if let Some(key) = key.and_then(|rest| rest.strip_prefix(" key: ")) {
             return Some(format!("its {kind} in namespace {namespace} has no key {key}"));
         }

@@ -42,7 +42,7 @@ fn pod(uid: &str, node: Option<&str>, state: &Value) -> Arc<Pod> {
     .unwrap()
 }
 
-fn said(outcome: &str) -> Value {
+fn ended_with(outcome: &str) -> Value {
     json!({"terminated": {"exitCode": 0, "message": json!({"outcome": outcome, "message": "it ended"}).to_string()}})
 }
 
@@ -227,8 +227,8 @@ fn what_keeps_a_guest_from_running_is_its_reason() {
             ..seen(&instance, &pods)
         });
         let status = plan.status.as_ref();
-        let told = status.map_or("Unschedulable", |status| status.reason.as_deref().unwrap_or_default());
-        assert_eq!(told, expected, "{before} {failed_create:?}");
+        let shown_reason = status.map_or("Unschedulable", |status| status.reason.as_deref().unwrap_or_default());
+        assert_eq!(shown_reason, expected, "{before} {failed_create:?}");
     }
 }
 
@@ -259,10 +259,16 @@ fn a_missing_secret_is_reported_until_the_container_starts() {
             "{state}"
         );
         let conditions = plan.status.map(|status| status.conditions).unwrap_or_default();
-        let told = conditions.iter().find(|condition| condition.type_ == "Synchronized");
-        assert_eq!(told.and_then(|told| told.reason.as_deref()), expected, "{state}");
+        let synchronized = conditions.iter().find(|condition| condition.type_ == "Synchronized");
+        assert_eq!(
+            synchronized.and_then(|synchronized| synchronized.reason.as_deref()),
+            expected,
+            "{state}"
+        );
         if expected == Some("FailedMount") {
-            let message = told.and_then(|told| told.message.as_deref()).unwrap();
+            let message = synchronized
+                .and_then(|synchronized| synchronized.message.as_deref())
+                .unwrap();
             assert!(message.contains("Secret login is not there in namespace"), "{message}");
         }
     }
@@ -289,7 +295,7 @@ fn the_pods_end_is_the_instances_end() {
         let instance = instance(&up());
         let plan = at(
             &instance,
-            &[pod("p", Some("a"), &said(outcome))],
+            &[pod("p", Some("a"), &ended_with(outcome))],
             false,
             NodeState::Ready,
         );
@@ -303,7 +309,7 @@ fn the_pods_end_is_the_instances_end() {
     }
     let migrated = at(
         &instance(&up()),
-        &[pod("p", Some("a"), &said("Migrated"))],
+        &[pod("p", Some("a"), &ended_with("Migrated"))],
         false,
         NodeState::Ready,
     );
@@ -382,7 +388,7 @@ fn deleted_node_proves_nothing_while_its_agent_may_live() {
     reported["phase"] = json!("Failed");
     assert_eq!(here(&alive, &reported).steps.len(), 1);
     // The launcher takes the agent's press of the power button for the guest's own decision.
-    let shut_down = [pod("p", Some("a"), &said("Shutdown"))];
+    let shut_down = [pod("p", Some("a"), &ended_with("Shutdown"))];
     let plan = here(&shut_down, &up());
     assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "Evicted"));
 }
@@ -417,7 +423,7 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
     let ours = ready("False", NOW, Some("NodeNotReady"));
     let again = ready("True", "2026-01-01T00:00:01Z", None);
     let paused = ready("False", "2025-12-31T23:59:00Z", Some("GuestNotRunning"));
-    let heard = |condition: &Value, node: NodeState, pods: &[Arc<Pod>], silent: bool| {
+    let ready_condition = |condition: &Value, node: NodeState, pods: &[Arc<Pod>], silent: bool| {
         let mut status = up();
         status["conditions"] = json!([condition]);
         let plan = plan(&Observed {
@@ -429,7 +435,8 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
         let ready = conditions.into_iter().find(|condition| condition.type_ == "Ready");
         ready.map(|ready| serde_json::to_value(ready).unwrap())
     };
-    let said = |condition: &Value, node: NodeState, pods: &[Arc<Pod>]| heard(condition, node, pods, true);
+    let ready_with =
+        |condition: &Value, node: NodeState, pods: &[Arc<Pod>]| ready_condition(condition, node, pods, true);
     let pods = [pod("p", Some("a"), &running())];
     for (condition, node, wanted, why) in [
         (&before, noticed, Some(&ours), "it was said before"),
@@ -445,15 +452,15 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
         (&before, NodeState::Unknown, None, "nothing is known of the node"),
         (&paused, noticed, None, "it was not said to be ready"),
     ] {
-        assert_eq!(said(condition, node, &pods), wanted.cloned(), "{why}");
+        assert_eq!(ready_with(condition, node, &pods), wanted.cloned(), "{why}");
     }
     assert_eq!(
-        heard(&before, noticed, &pods, false),
+        ready_condition(&before, noticed, &pods, false),
         None,
         "only its kubelet is silent"
     );
     // Also if the pod was force-deleted.
-    assert_eq!(said(&before, noticed, &[]), Some(ours.clone()));
+    assert_eq!(ready_with(&before, noticed, &[]), Some(ours.clone()));
     // From then on, only the agent can revert it: a field that one manager applies and another no longer does would
     // be removed.
     for node in [noticed, NodeState::Ready] {
@@ -492,7 +499,7 @@ fn a_pod_on_a_node_that_is_gone_for_good_ends_with_it() {
 /// Grace periods in seconds: of the instance now, of the pod at creation, and of the pod's deletion.
 #[test]
 fn a_shutdown_can_be_made_shorter_and_not_longer() {
-    for (says, made_with, told, step) in [
+    for (spec_grace, made_with, deleted_with, step) in [
         (Some(180), 180, None, Some(None)),
         (Some(180), 180, Some(180), None),
         (Some(20), 180, None, Some(Some(20))),
@@ -506,12 +513,12 @@ fn a_shutdown_can_be_made_shorter_and_not_longer() {
         (None, 30, Some(30), None),
     ] {
         let mut instance = deleted(instance(&up()));
-        instance.spec.termination_grace_period_seconds = says;
+        instance.spec.termination_grace_period_seconds = spec_grace;
         let mut pod = pod("p", Some("a"), &running()).as_ref().clone();
         pod.spec.as_mut().unwrap().termination_grace_period_seconds = Some(made_with);
-        if told.is_some() {
+        if deleted_with.is_some() {
             pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
-            pod.metadata.deletion_grace_period_seconds = told;
+            pod.metadata.deletion_grace_period_seconds = deleted_with;
         }
         let expected: Vec<Step> = step
             .map(|grace| Step::DeletePod {
@@ -522,7 +529,7 @@ fn a_shutdown_can_be_made_shorter_and_not_longer() {
             .into_iter()
             .collect();
         let steps = at(&instance, &[Arc::new(pod)], false, NodeState::Ready).steps;
-        assert_eq!(steps, expected, "{says:?} {made_with} {told:?}");
+        assert_eq!(steps, expected, "{spec_grace:?} {made_with} {deleted_with:?}");
     }
 }
 
@@ -544,7 +551,7 @@ fn deletion_waits_for_the_guest_to_end() {
     assert_eq!(at(&instance, &[Arc::new(leaving)], false, NodeState::Ready).steps, []);
     let over = at(
         &instance,
-        &[pod("p", Some("a"), &said("Shutdown"))],
+        &[pod("p", Some("a"), &ended_with("Shutdown"))],
         false,
         NodeState::Ready,
     );
@@ -592,7 +599,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
     let instance = instance(&status);
     let plan = at(
         &instance,
-        &[pod("p", Some("a"), &said("Shutdown"))],
+        &[pod("p", Some("a"), &ended_with("Shutdown"))],
         false,
         NodeState::Ready,
     );
@@ -611,7 +618,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
 #[test]
 fn a_plan_that_was_carried_out_is_empty() {
     for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
-        for state in [Value::Null, running(), said("Shutdown"), said("Crashed")] {
+        for state in [Value::Null, running(), ended_with("Shutdown"), ended_with("Crashed")] {
             for node in [NodeState::Ready, SILENT, NodeState::Gone, NodeState::Deleted] {
                 let mut instance = instance(&status);
                 let pods = [pod("p", Some("a"), &state)];
@@ -657,8 +664,8 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = deleted(instance(&status));
-    let pods = [pod("p", Some("a"), &said("Shutdown"))];
-    for (side, pod, said, goes) in [
+    let pods = [pod("p", Some("a"), &ended_with("Shutdown"))];
+    for (side, pod, reported_state, goes) in [
         ("target", "q", "Gone", true),
         ("target", "q", "Refused", true),
         ("target", "q", "Ended", true),
@@ -674,7 +681,7 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
             "metadata": {"name": "m", "namespace": "default", "uid": "m"},
             "spec": {"vmiName": "vm"},
-            "status": {"phase": "Failed", side: {"node": "b", "podUID": pod, "state": said}},
+            "status": {"phase": "Failed", side: {"node": "b", "podUID": pod, "state": reported_state}},
         }))
         .unwrap();
         let plan = plan(&Observed {
@@ -684,7 +691,11 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
             },
             ..seen(&instance, &pods)
         });
-        assert_eq!(plan.steps.contains(&Step::RemoveFinalizer), goes, "{side} {pod} {said}");
+        assert_eq!(
+            plan.steps.contains(&Step::RemoveFinalizer),
+            goes,
+            "{side} {pod} {reported_state}"
+        );
     }
 }
 
@@ -729,8 +740,8 @@ fn migration_mode_is_reported_before_its_migration_has_it() {
 fn a_mark_is_written_over_together_with_where_the_guest_is() {
     let mark = |node: &str| {
         let (mut status, now) = (up(), NOW.parse().unwrap());
-        let asker = mark::new(DrainRequest::Cordon, now);
-        let mark = mark::status(&instance(&status), node, &asker, now);
+        let requester = mark::new(DrainRequest::Cordon, now);
+        let mark = mark::status(&instance(&status), node, &requester, now);
         let fields = status.as_object_mut().unwrap();
         fields.extend(mark.as_object().unwrap().clone());
         instance(&status)
@@ -783,9 +794,9 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
             targets: Some(&targets),
             ..observed
         });
-        let said = more.status.unwrap();
-        assert!(find(&said.conditions, types::MIGRATION_TARGET_AVAILABLE).is_some());
-        assert!(find(&said.conditions, types::EVICTION_REQUESTED).is_some());
+        let more_status = more.status.unwrap();
+        assert!(find(&more_status.conditions, types::MIGRATION_TARGET_AVAILABLE).is_some());
+        assert!(find(&more_status.conditions, types::EVICTION_REQUESTED).is_some());
     }
 }
 
@@ -794,7 +805,10 @@ fn an_instance_is_where_its_migration_has_brought_it() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = instance(&status);
-    let pods = [pod("p", Some("a"), &said("Migrated")), pod("q", Some("b"), &running())];
+    let pods = [
+        pod("p", Some("a"), &ended_with("Migrated")),
+        pod("q", Some("b"), &running()),
+    ];
     let observed = |moving| Observed {
         confirmed: false,
         moving,
@@ -806,8 +820,8 @@ fn an_instance_is_where_its_migration_has_brought_it() {
     assert_eq!(status.active_pods, BTreeMap::from([("q".to_owned(), "b".to_owned())]));
     assert!(plan_moved.steps.contains(&Step::Label("b".into())));
     // A guest that has left has not ended, even while its new node is unknown.
-    let unheard = plan(&observed(Moving::default()));
-    assert_eq!(phase(&unheard), None);
+    let unresponsive = plan(&observed(Moving::default()));
+    assert_eq!(phase(&unresponsive), None);
 }
 
 #[test]
@@ -816,7 +830,7 @@ fn pod_that_its_guest_has_left_is_not_active() {
     status["activePods"]["q"] = json!("b");
     let instance = instance(&status);
     let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
-    for (said, moved_to, active) in [
+    for (reported_state, moved_to, active) in [
         ("Stopped", Some("b"), ["q"].as_slice()),
         // The guest's new node must be known first: both are reported together.
         ("Stopped", None, &["p", "q"]),
@@ -826,7 +840,7 @@ fn pod_that_its_guest_has_left_is_not_active() {
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
             "metadata": {"name": "m", "namespace": "default", "uid": "m"},
             "spec": {"vmiName": "vm"},
-            "status": {"phase": "Running", "source": {"node": "a", "podUID": "p", "state": said}},
+            "status": {"phase": "Running", "source": {"node": "a", "podUID": "p", "state": reported_state}},
         }))
         .unwrap();
         let migrations = [Arc::new(migration)];
@@ -840,7 +854,11 @@ fn pod_that_its_guest_has_left_is_not_active() {
         });
         let status = plan.status.map(|status| status.active_pods);
         let shown = status.unwrap_or_else(|| instance.status.clone().unwrap_or_default().active_pods);
-        assert_eq!(shown.keys().collect::<Vec<_>>(), active, "{said} {moved_to:?}");
+        assert_eq!(
+            shown.keys().collect::<Vec<_>>(),
+            active,
+            "{reported_state} {moved_to:?}"
+        );
     }
 }
 
@@ -850,8 +868,8 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
     status["activePods"]["q"] = json!("b");
     let arrived = instance(&status);
     let [left, never, here] = [
-        pod("p", Some("a"), &said("Migrated")),
-        pod("n", Some("b"), &said("Destroyed")),
+        pod("p", Some("a"), &ended_with("Migrated")),
+        pod("n", Some("b"), &ended_with("Destroyed")),
         pod("q", Some("b"), &running()),
     ];
     for pods in [[&left, &never, &here], [&here, &never, &left], [&never, &here, &left]] {
@@ -874,12 +892,12 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
     let mut status = up();
     status["nodeName"] = json!("b");
     status["activePods"] = json!({"q": "b"});
-    let ended = pod("q", Some("b"), &said("Shutdown"));
+    let ended = pod("q", Some("b"), &ended_with("Shutdown"));
     for pods in [[&never, &ended], [&ended, &never]] {
         let pods = pods.map(Arc::clone);
-        let mut told = status.clone();
-        told["drydock"] = json!({"podUID": "q"});
-        let plan = at(&instance(&told), &pods, true, NodeState::Ready);
+        let mut recorded = status.clone();
+        recorded["drydock"] = json!({"podUID": "q"});
+        let plan = at(&instance(&recorded), &pods, true, NodeState::Ready);
         assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Succeeded), "GuestShutdown"));
 
         // ... or before that the pod to which its migration has moved it.
@@ -902,7 +920,7 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
 #[test]
 fn guest_end_is_not_reported_before_migration_is_over() {
     let instance = instance(&up());
-    let pods = [pod("p", Some("a"), &said("Crashed"))];
+    let pods = [pod("p", Some("a"), &ended_with("Crashed"))];
     let at = |under_way| {
         plan(&Observed {
             moving: Moving {
@@ -921,7 +939,7 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = deleted(instance(&status));
-    let pods = [pod("p", Some("a"), &said("Shutdown"))];
+    let pods = [pod("p", Some("a"), &ended_with("Shutdown"))];
     let at = |state| {
         let nodes = [("b".to_owned(), state)];
         plan(&Observed {
@@ -962,7 +980,7 @@ fn running_guest_is_queried_for_the_image_of_its_tag() {
         []
     );
     assert_eq!(witnesses(&deleted(with_image("Running", Value::Null)), here()), []);
-    let ended = pod("p", Some("a"), &said("shutdown"));
+    let ended = pod("p", Some("a"), &ended_with("shutdown"));
     assert_eq!(witnesses(&with_image("Running", Value::Null), ended), []);
 }
 

@@ -14,10 +14,10 @@ const LONGEST: usize = 63;
 /// Namespace of the UUIDs that are generated here; keeps them distinct from all others.
 const NAMES: Uuid = Uuid::from_u128(0x51b8_0c0d_93e4_5f0b_8a3f_64c1_0d7e_22b6);
 
-/// Returns a UUID that is always the same for the same words.
-pub(super) fn stable_uuid(words: &[&str]) -> String {
+/// Returns a UUID that is always the same for the same parts.
+pub(super) fn stable_uuid(parts: &[&str]) -> String {
     // Kubernetes names contain no `/`.
-    Uuid::new_v5(&NAMES, words.join("/").as_bytes()).to_string()
+    Uuid::new_v5(&NAMES, parts.join("/").as_bytes()).to_string()
 }
 
 /// Truncates a text so that it is short enough for a label value and ends with a valid character.

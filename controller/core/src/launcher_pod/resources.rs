@@ -125,7 +125,7 @@ fn not_below(requests: &BTreeMap<String, Amount>, least: u64) -> u64 {
 /// that the manifest does not set are so large that they have no effect; where a LimitRange or quota allows less, the
 /// creation of the pod is refused with the API server's message.
 pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> ResourceRequirements {
-    let asked = spec.domain.resources.clone().unwrap_or_default();
+    let wanted = spec.domain.resources.clone().unwrap_or_default();
     let extra = overhead(spec, emulation);
     let mut requests: BTreeMap<String, Quantity> = BTreeMap::new();
     let mut limits: BTreeMap<String, Quantity> = BTreeMap::new();
@@ -134,27 +134,27 @@ pub(super) fn of(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Resource
         amounts.get(name).and_then(|amount| quantity::bytes(&amount.0))
     };
     let cpu = |amounts: &BTreeMap<String, Amount>| amounts.get("cpu").cloned().map(Quantity::from);
-    let cpu_limit = cpu(&asked.limits);
+    let cpu_limit = cpu(&wanted.limits);
     let tenths = || Quantity(format!("{}m", CPU_REQUEST * cpus(spec)));
-    let cpu_request = cpu(&asked.requests).or_else(|| cpu_limit.clone());
+    let cpu_request = cpu(&wanted.requests).or_else(|| cpu_limit.clone());
     requests.insert("cpu".into(), cpu_request.unwrap_or_else(tenths));
     let most = || {
         Quantity(format!(
             "{}m",
-            not_below(&asked.requests, 1000 * cpus(spec)) + CPU_BESIDE
+            not_below(&wanted.requests, 1000 * cpus(spec)) + CPU_BESIDE
         ))
     };
     limits.insert("cpu".into(), cpu_limit.unwrap_or_else(most));
     let guest = guest_memory(spec).ok();
-    let memory_limit = bytes(&asked.limits, "memory");
-    let requested = bytes(&asked.requests, "memory").or(memory_limit).or(guest);
+    let memory_limit = bytes(&wanted.limits, "memory");
+    let requested = bytes(&wanted.requests, "memory").or(memory_limit).or(guest);
     // Twice the expected overhead.
     let most = requested.max(guest).map(|bytes| bytes.saturating_add(extra));
     if let (Some(requested), Some(limit)) = (requested, memory_limit.or(most)) {
         requests.insert("memory".into(), amount(requested.saturating_add(extra)));
         limits.insert("memory".into(), amount(limit.saturating_add(extra)));
     }
-    let (disk_request, disk_limit) = (bytes(&asked.requests, DISKS), bytes(&asked.limits, DISKS));
+    let (disk_request, disk_limit) = (bytes(&wanted.requests, DISKS), bytes(&wanted.limits, DISKS));
     let limit = disk_limit.map_or(DISK_LIMIT, |limit| limit.saturating_add(DISK_OVERHEAD));
     let request = disk_request.unwrap_or(0).saturating_add(DISK_OVERHEAD);
     requests.insert(DISKS.into(), amount(request));

@@ -171,7 +171,7 @@ fn target_avoids_drained_nodes_whatever_its_affinity() {
         affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"].clone()
     };
     let not_on = |node: &str| json!({"key": "metadata.name", "operator": "NotIn", "values": [node]});
-    let asked = json!([{"key": "disk", "operator": "Exists"}]);
+    let expressions = json!([{"key": "disk", "operator": "Exists"}]);
     let bound = json!({"matchExpressions": [{"key": "guest.node.drydock.dev/h2", "operator": "Exists"}]});
     assert_eq!(
         terms(json!(null), &["a", "b"]),
@@ -179,10 +179,10 @@ fn target_avoids_drained_nodes_whatever_its_affinity() {
     );
     assert_eq!(
         terms(
-            json!({"nodeSelectorTerms": [{"matchExpressions": asked}, {"matchFields": [not_on("z")]}, {}]}),
+            json!({"nodeSelectorTerms": [{"matchExpressions": expressions}, {"matchFields": [not_on("z")]}, {}]}),
             &["a"]
         ),
-        json!([{"matchExpressions": asked, "matchFields": [not_on("a")]}, {"matchFields": [not_on("z"), not_on("a")]}, {}, bound])
+        json!([{"matchExpressions": expressions, "matchFields": [not_on("a")]}, {"matchFields": [not_on("z"), not_on("a")]}, {}, bound])
     );
     assert_eq!(terms(json!(null), &[]), json!(null));
 }
@@ -320,13 +320,13 @@ fn the_guest_is_called_as_kubevirt_calls_it() {
 
 #[test]
 fn pod_has_time_to_report_how_its_guest_ended() {
-    for (said, of_pod, of_guest) in [
+    for (seconds, of_pod, of_guest) in [
         (json!(0), 5, 0),
         (json!(5), 5, 5),
         (json!(600), 600, 600),
         (Value::Null, 30, 30),
     ] {
-        let pod = made(&small(json!({"terminationGracePeriodSeconds": said})), &[]);
+        let pod = made(&small(json!({"terminationGracePeriodSeconds": seconds})), &[]);
         assert_eq!(
             pod.spec.as_ref().unwrap().termination_grace_period_seconds,
             Some(of_pod)
@@ -728,8 +728,8 @@ fn tag_is_resolved_once_at_start_as_kubernetes_would() {
         ("disk", Some("Never"), "Never", ""),
     ] {
         let disk = json!({"image": image, "imagePullPolicy": policy});
-        let told = (volume.to_owned(), before.to_owned());
-        assert_eq!(of(disk.clone(), None, false), told, "{disk}");
+        let kept = (volume.to_owned(), before.to_owned());
+        assert_eq!(of(disk.clone(), None, false), kept, "{disk}");
         // A guest that arrives by migration has already started with an image.
         assert_eq!(
             of(disk.clone(), None, true),

@@ -142,7 +142,7 @@ fn hindrance(conditions: &[Condition]) -> Option<Printable> {
     let fails = |type_| find(conditions, type_).filter(|condition| condition.status == "False");
     let text = |text: &Option<String>| text.clone().unwrap_or_default();
     if let Some(synchronized) = fails(types::SYNCHRONIZED) {
-        let word = match text(&synchronized.reason).as_str() {
+        let printable = match text(&synchronized.reason).as_str() {
             "ImagePullBackOff" => Some(Printable::ImagePullBackOff),
             // The kubelet's reasons for images that it does not even try to pull, or cannot pull.
             "ErrImagePull" | "ErrImageNeverPull" | "InvalidImageName" | "ImageInspectError" | "RegistryUnavailable" => {
@@ -154,8 +154,8 @@ fn hindrance(conditions: &[Condition]) -> Option<Printable> {
             "Provisioning" => Some(Printable::Provisioning),
             _ => None,
         };
-        if word.is_some() {
-            return word;
+        if printable.is_some() {
+            return printable;
         }
     }
     let unscheduled = fails(types::POD_SCHEDULED)?;

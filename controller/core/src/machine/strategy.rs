@@ -39,7 +39,7 @@ pub enum Standing {
 
 /// The requests for a machine's present instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestedChanges {
     /// Stop it.
     pub stop: bool,
     /// Stop an instance that is not the present one.
@@ -49,21 +49,21 @@ pub struct Asked {
     uid: Option<String>,
 }
 
-impl Asked {
+impl RequestedChanges {
     /// Evaluates these requests for the instance with this UID, or for none.
     pub fn of(requests: &[StateChangeRequest], uid: Option<&str>) -> Self {
-        let mut asked = Self {
+        let mut requested = Self {
             uid: uid.map(Into::into),
             ..Self::default()
         };
         for request in requests {
             match request.action {
-                StateChange::Start => asked.start = true,
-                StateChange::Stop if asked.concerns(request) => asked.stop = true,
-                StateChange::Stop => asked.stop_of_another = true,
+                StateChange::Start => requested.start = true,
+                StateChange::Stop if requested.concerns(request) => requested.stop = true,
+                StateChange::Stop => requested.stop_of_another = true,
             }
         }
-        asked
+        requested
     }
 
     /// Returns whether a request to stop concerns the present instance.
@@ -112,27 +112,27 @@ impl Why {
 }
 
 /// Decides what to do with the instance. `is_new`: this run strategy was not in force before.
-pub fn decide(strategy: RunStrategy, standing: Standing, asked: &Asked, is_new: bool) -> Decision {
+pub fn decide(strategy: RunStrategy, standing: Standing, requested: &RequestedChanges, is_new: bool) -> Decision {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     match standing {
         Standing::Foreign | Standing::Leaving => Decision::Rest,
         Standing::Live | Standing::Final { .. } if strategy == Halted => Decision::End(Why::Halted),
-        Standing::Live if asked.stop => Decision::End(Why::StopRequested),
+        Standing::Live if requested.stop => Decision::End(Why::StopRequested),
         Standing::Live => Decision::Rest,
         Standing::Final { failed, evicted } => match strategy {
             Always => Decision::End(Why::RunAgain),
-            RerunOnFailure if (failed || evicted) && !asked.stop => Decision::End(Why::RunAgain),
+            RerunOnFailure if (failed || evicted) && !requested.stop => Decision::End(Why::RunAgain),
             RerunOnFailure => Decision::End(Why::Finished),
             // The next start is a new one, without the previous instance.
-            Manual if asked.stop || asked.start => Decision::End(Why::StopRequested),
-            Once if asked.stop => Decision::End(Why::StopRequested),
+            Manual if requested.stop || requested.start => Decision::End(Why::StopRequested),
+            Once if requested.stop => Decision::End(Why::StopRequested),
             Manual | Once | Halted => Decision::Rest,
         },
         Standing::Absent => {
             let runs = match strategy {
                 Always | Once => true,
-                RerunOnFailure => asked.start || is_new,
-                Manual => asked.start,
+                RerunOnFailure => requested.start || is_new,
+                Manual => requested.start,
                 Halted => false,
             };
             if runs { Decision::Start } else { Decision::Rest }

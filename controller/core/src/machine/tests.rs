@@ -13,14 +13,14 @@ use crate::instance::ending::ended;
 
 use super::{Decision, Deletion, Observed, Plan, Standing, Why, instance_of::instance_of, plan, printable::Printable};
 
+mod printable;
 mod properties;
-mod words;
 
 fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
 }
 
-/// A machine that was looked at before with this strategy.
+/// Returns a machine that was reconciled before with this strategy.
 fn machine(strategy: RunStrategy) -> VirtualMachine {
     let mut machine: VirtualMachine = serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
@@ -73,7 +73,7 @@ fn foreign(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-fn look(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> Plan {
+fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> Plan {
     plan(&Observed {
         now: now(),
         machine,
@@ -84,7 +84,7 @@ fn look(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> 
     })
 }
 
-/// What a plan does about the instance, in a word.
+/// Returns the name of a plan's action on the instance.
 fn deed(plan: &Plan) -> &'static str {
     let starts_again = plan.status.as_ref().is_some_and(|status| {
         let requests = &status.state_change_requests;
@@ -115,11 +115,11 @@ fn run_strategy_follows_who_has_ended_the_guest() {
     let (again, by_request) = ("end, to run again", "end, then start by request");
     let disrupted = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]);
     let deleted = json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
-    // Way, the pod's metadata, more of its status, what the launcher says.
+    // Way, the pod's metadata, more of its status, the launcher's termination message.
     let requested = json!({"outcome": "Shutdown", "message": "", "requested": true});
     let own = json!({"outcome": "Shutdown", "message": "", "requested": false});
     let older = json!({"outcome": "Shutdown", "message": ""});
-    for (way, metadata, status, says, reruns) in [
+    for (way, metadata, status, outcome, reruns) in [
         ("deletion", &deleted, json!({}), &requested, by_request),
         ("deletion, older launcher", &deleted, json!({}), &older, by_request),
         (
@@ -149,7 +149,7 @@ fn run_strategy_follows_who_has_ended_the_guest() {
         let mut pod = json!({"metadata": metadata, "status": status});
         pod["status"]["containerStatuses"] = json!([{
             "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
-            "state": {"terminated": {"exitCode": 0, "message": says.to_string()}},
+            "state": {"terminated": {"exitCode": 0, "message": outcome.to_string()}},
         }]);
         let ended = ended(&serde_json::from_value(pod).unwrap()).unwrap();
         for (strategy, expected) in [
@@ -161,7 +161,11 @@ fn run_strategy_follows_who_has_ended_the_guest() {
             let machine = machine(strategy);
             let mut instance = ran(instance(&machine, "i1", ended.phase().unwrap()));
             instance.status.get_or_insert_default().reason = Some(ended.reason().into());
-            assert_eq!(deed(&look(&machine, Some(&instance))), expected, "{way}, {strategy:?}");
+            assert_eq!(
+                deed(&planned(&machine, Some(&instance))),
+                expected,
+                "{way}, {strategy:?}"
+            );
         }
     }
 }
@@ -195,7 +199,10 @@ fn each_run_strategy_follows_its_table() {
             Some(leaving(of(Phase::Running))),
             Some(foreign(of(Phase::Running))),
         ];
-        let done: Vec<_> = seen.iter().map(|seen| deed(&look(&machine, seen.as_ref()))).collect();
+        let done: Vec<_> = seen
+            .iter()
+            .map(|seen| deed(&planned(&machine, seen.as_ref())))
+            .collect();
         assert_eq!(done, expected, "{strategy:?}");
     }
 }
@@ -206,7 +213,7 @@ fn running_stands_for_always_and_halted() {
         let mut machine = machine(RunStrategy::Manual);
         machine.spec.run_strategy = None;
         machine.spec.running = Some(running);
-        let status = look(&machine, None).status.unwrap();
+        let status = planned(&machine, None).status.unwrap();
         assert_eq!(status.run_strategy, Some(strategy));
     }
 }
@@ -278,7 +285,7 @@ fn requests_are_done_once_and_in_order() {
         let mut machine = machine(strategy);
         machine.status.as_mut().unwrap().state_change_requests = requests.clone();
         let instance = phase.map(|phase| ran(instance(&machine, "i1", phase)));
-        let plan = look(&machine, instance.as_ref());
+        let plan = planned(&machine, instance.as_ref());
         let deed = if deed(&plan).starts_with("end") {
             "end"
         } else {
@@ -312,7 +319,7 @@ fn halted_machine_starts_paused_by_a_request_of_its_own_time() {
         let status = machine.status.as_mut().unwrap();
         status.run_strategy = before;
         status.state_change_requests = vec![request.clone()];
-        let plan = look(&machine, None);
+        let plan = planned(&machine, None);
         assert_eq!((plan.run, deed(&plan)), (runs, "rest"), "{before:?} {request:?}");
         let status = plan.status.or(machine.status.clone()).unwrap();
         let left = if runs { vec![request] } else { vec![] };
@@ -322,12 +329,15 @@ fn halted_machine_starts_paused_by_a_request_of_its_own_time() {
         }
         machine.status = Some(status);
         machine.spec.run_strategy = Some(Always);
-        let plan = look(&machine, None);
+        let plan = planned(&machine, None);
         assert_eq!((plan.run, deed(&plan)), (false, "start"));
         assert_eq!(plan.create.unwrap().spec.start_strategy, Some(StartStrategy::Paused));
         // The next start is an ordinary one.
         let running = instance(&machine, "i1", Phase::Running);
-        assert_eq!(look(&machine, Some(&running)).status.unwrap().state_change_requests, []);
+        assert_eq!(
+            planned(&machine, Some(&running)).status.unwrap().state_change_requests,
+            []
+        );
     }
 }
 
@@ -363,19 +373,19 @@ fn new_run_strategy_applies_while_the_last_instance_ends() {
     let mut machine = machine(RunStrategy::RerunOnFailure);
     machine.status.as_mut().unwrap().run_strategy = Some(RunStrategy::Halted);
     let going = leaving(instance(&machine, "i1", Phase::Running));
-    machine.status = look(&machine, Some(&going)).status;
-    assert_eq!(deed(&look(&machine, None)), "start");
+    machine.status = planned(&machine, Some(&going)).status;
+    assert_eq!(deed(&planned(&machine, None)), "start");
     // What was started so is not started again when it has shut down.
     let done = ran(instance(&machine, "i2", Phase::Running));
-    machine.status = look(&machine, Some(&done)).status;
+    machine.status = planned(&machine, Some(&done)).status;
     assert_eq!(machine.status.as_ref().unwrap().state_change_requests, []);
-    assert_eq!(deed(&look(&machine, None)), "rest");
+    assert_eq!(deed(&planned(&machine, None)), "rest");
 }
 
 #[test]
 fn an_instance_is_the_template_under_the_machines_name() {
     let machine = machine(RunStrategy::Always);
-    let made = *look(&machine, None).create.unwrap();
+    let made = *planned(&machine, None).create.unwrap();
     assert_eq!(made.spec, machine.spec.template.spec);
     let metadata = &made.metadata;
     assert_eq!(
@@ -399,21 +409,24 @@ fn an_instance_is_the_template_under_the_machines_name() {
 fn template_change_requires_a_restart_run_strategy_does_not() {
     let machine = machine(RunStrategy::Always);
     let running = ran(instance(&machine, "i1", Phase::Running));
-    let asks = |machine: &VirtualMachine, running: &VirtualMachineInstance| {
-        let plan = look(machine, Some(running));
-        let says = |type_: &str| plan.events.iter().any(|event| event.reason == type_);
+    let requires_restart = |machine: &VirtualMachine, running: &VirtualMachineInstance| {
+        let plan = planned(machine, Some(running));
+        let has_event = |type_: &str| plan.events.iter().any(|event| event.reason == type_);
         let conditions = &plan.status.as_ref().unwrap().conditions;
-        assert_eq!(says("RestartRequired"), super::holds(conditions, "RestartRequired"));
-        says("RestartRequired")
+        assert_eq!(
+            has_event("RestartRequired"),
+            super::holds(conditions, "RestartRequired")
+        );
+        has_event("RestartRequired")
     };
-    assert!(!asks(&machine, &running));
+    assert!(!requires_restart(&machine, &running));
     let mut other = machine.clone();
     other.metadata.generation = Some(5);
     other.spec.run_strategy = Some(RunStrategy::Manual);
-    assert!(!asks(&other, &running));
+    assert!(!requires_restart(&other, &running));
     other.spec.template.spec.hostname = Some("two".into());
-    assert!(asks(&other, &running));
-    let status = look(&other, Some(&running)).status.unwrap();
+    assert!(requires_restart(&other, &running));
+    let status = planned(&other, Some(&running)).status.unwrap();
     assert_eq!(
         (status.observed_generation, status.desired_generation),
         (Some(4), Some(5))
@@ -421,7 +434,7 @@ fn template_change_requires_a_restart_run_strategy_does_not() {
     // Who does not know what it was made of does not guess.
     let mut unknown = running.clone();
     unknown.metadata.annotations.as_mut().unwrap().remove(TEMPLATE);
-    assert!(!asks(&other, &unknown));
+    assert!(!requires_restart(&other, &unknown));
 }
 
 #[test]
@@ -434,7 +447,7 @@ fn instance_of_another_owner_is_refused_and_left_alone() {
             owner[0].uid = uid.into();
             owner
         });
-        let plan = look(&machine, Some(&other));
+        let plan = planned(&machine, Some(&other));
         assert_eq!(deed(&plan), "rest");
         let status = plan.status.unwrap();
         let failure = super::find(&status.conditions, "Failure").unwrap();
@@ -449,7 +462,7 @@ fn a_machine_that_is_deleted_goes_after_its_instance() {
     let mut machine = machine(RunStrategy::Always);
     machine.metadata.deletion_timestamp = leaving(instance_of(&machine)).metadata.deletion_timestamp;
     let running = instance(&machine, "i1", Phase::Running);
-    let first = look(&machine, Some(&running));
+    let first = planned(&machine, Some(&running));
     assert_eq!(
         first.delete,
         Some(Deletion {
@@ -459,7 +472,7 @@ fn a_machine_that_is_deleted_goes_after_its_instance() {
     );
     assert_eq!(first.status.unwrap().printable_status.as_deref(), Some("Terminating"));
     assert!(!first.remove_finalizer);
-    let second = look(&machine, Some(&leaving(running.clone())));
+    let second = planned(&machine, Some(&leaving(running.clone())));
     assert!(!second.remove_finalizer && second.delete.is_none() && second.create.is_none());
     let unsure = plan(&Observed {
         now: now(),
@@ -471,12 +484,12 @@ fn a_machine_that_is_deleted_goes_after_its_instance() {
     });
     assert!(unsure.confirm && !unsure.remove_finalizer);
     for gone in [None, Some(foreign(running.clone()))] {
-        let last = look(&machine, gone.as_ref());
+        let last = planned(&machine, gone.as_ref());
         assert!(last.remove_finalizer && last.delete.is_none() && last.create.is_none());
     }
-    // Somebody asked to keep the instance.
+    // The deletion orphans the instance.
     machine.metadata.finalizers.as_mut().unwrap().push("orphan".into());
-    let kept = look(&machine, Some(&running));
+    let kept = planned(&machine, Some(&running));
     assert!(kept.remove_finalizer && kept.delete.is_none());
 }
 
@@ -486,13 +499,13 @@ fn an_instance_that_never_ran_delays_the_next() {
     let mut waits = Vec::new();
     for count in 1..=7 {
         let failed = instance(&machine, &format!("i{count}"), Phase::Failed);
-        let ends = look(&machine, Some(&failed));
+        let ends = planned(&machine, Some(&failed));
         assert_eq!(deed(&ends), "end, to run again");
         assert_eq!(ends.events.len(), 1, "{:?}", ends.events);
         machine.status = ends.status;
         // The same instance is counted once.
-        assert_eq!(look(&machine, Some(&failed)).status, None);
-        let waiting = look(&machine, None);
+        assert_eq!(planned(&machine, Some(&failed)).status, None);
+        let waiting = planned(&machine, None);
         assert_eq!(deed(&waiting), "wait");
         machine.status = waiting.status;
         let status = machine.status.as_ref().unwrap();
@@ -514,7 +527,7 @@ fn an_instance_that_never_ran_delays_the_next() {
     assert_eq!(*waits.last().unwrap(), now() + SignedDuration::from_secs(300));
     // Once a guest has run, everything is forgotten.
     let running = instance(&machine, "i8", Phase::Running);
-    assert_eq!(look(&machine, Some(&running)).status.unwrap().start_failure, None);
+    assert_eq!(planned(&machine, Some(&running)).status.unwrap().start_failure, None);
 }
 
 #[test]
@@ -528,7 +541,7 @@ fn what_counts_as_a_failure_to_start() {
         let mut machine = machine(strategy);
         machine.status.as_mut().unwrap().start_failure = failures.clone();
         let seen = instance(&machine);
-        let status = look(&machine, Some(&seen)).status.unwrap();
+        let status = planned(&machine, Some(&seen)).status.unwrap();
         status.start_failure.map(|failures| failures.consecutive_fail_count)
     };
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
@@ -555,7 +568,7 @@ fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
         let mut machine = machine(RunStrategy::Always);
         let mut pressed = ran(instance(&machine, "i1", phase));
         pressed.status.get_or_insert_default().reason = Some("EvictedByKubelet".into());
-        let ended = look(&machine, Some(&pressed));
+        let ended = planned(&machine, Some(&pressed));
         assert!(ended.delete.is_some());
         machine.status = ended.status;
         let failures = machine
@@ -565,13 +578,13 @@ fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
             .unwrap();
         assert_eq!(failures.consecutive_fail_count, 1);
         assert!(failures.retry_after_timestamp.unwrap() > now());
-        let waiting = look(&machine, None);
+        let waiting = planned(&machine, None);
         assert_eq!(deed(&waiting), "wait");
         // Any other eviction is no reason to wait.
         let mut drained = ran(instance(&machine, "i2", phase));
         drained.status.get_or_insert_default().reason = Some("Evicted".into());
-        machine.status = look(&machine, Some(&drained)).status;
-        assert_eq!(deed(&look(&machine, None)), "start");
+        machine.status = planned(&machine, Some(&drained)).status;
+        assert_eq!(deed(&planned(&machine, None)), "start");
     }
 }
 
@@ -594,14 +607,14 @@ fn refused_instance_is_reported_until_retried() {
     );
     assert_eq!(refused.events.len(), 1);
     machine.status = Some(status);
-    let again = look(&machine, None);
+    let again = planned(&machine, None);
     assert_eq!(
         (again.status, again.events),
         (None, vec![]),
         "nothing new is to be said before the next try"
     );
     let made = instance(&machine, "i1", Phase::Pending);
-    assert!(super::find(&look(&machine, Some(&made)).status.unwrap().conditions, "Failure").is_none());
+    assert!(super::find(&planned(&machine, Some(&made)).status.unwrap().conditions, "Failure").is_none());
 }
 
 #[test]
@@ -610,21 +623,21 @@ fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
     let mut machine = machine(RunStrategy::Always);
     let mut failed = instance(&machine, "i1", Phase::Failed);
     failed.status.get_or_insert_default().reason = Some("GuestNotStarted".into());
-    let ended = look(&machine, Some(&failed));
+    let ended = planned(&machine, Some(&failed));
     machine.status.clone_from(&ended.status);
     assert_eq!(reason(ended).as_deref(), Some("GuestNotStarted"));
     // Its instance is gone, and the next waits.
-    let waiting = look(&machine, None);
+    let waiting = planned(&machine, None);
     machine.status.clone_from(&waiting.status);
     assert_eq!(reason(waiting).as_deref(), Some("GuestNotStarted"));
     let mut starting = instance(&machine, "i2", Phase::Scheduling);
     starting.status.get_or_insert_default().reason = Some("Unschedulable".into());
     assert_eq!(
-        reason(look(&machine, Some(&starting))).as_deref(),
+        reason(planned(&machine, Some(&starting))).as_deref(),
         Some("Unschedulable")
     );
     assert_eq!(
-        reason(look(&machine, Some(&instance(&machine, "i2", Phase::Running)))),
+        reason(planned(&machine, Some(&instance(&machine, "i2", Phase::Running)))),
         None
     );
     let refused = plan(&Observed {
@@ -642,9 +655,14 @@ fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
 fn an_unfinished_machine_gets_its_finalizer_first() {
     let mut machine = machine(RunStrategy::Always);
     machine.metadata.finalizers = None;
-    assert!(look(&machine, None).add_finalizer);
+    assert!(planned(&machine, None).add_finalizer);
     assert_eq!(
-        super::decide(RunStrategy::Always, Standing::Absent, &super::Asked::default(), false),
+        super::decide(
+            RunStrategy::Always,
+            Standing::Absent,
+            &super::RequestedChanges::default(),
+            false
+        ),
         Decision::Start
     );
     assert_eq!(Printable::ALL.len(), 16);

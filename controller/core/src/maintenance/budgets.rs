@@ -22,11 +22,11 @@ pub fn guards(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
 
 /// Returns the budget that blocks a pod's eviction: the one named by the API server, else the one that allows the
 /// fewest disruptions.
-pub fn blocker(budgets: &[Arc<PodDisruptionBudget>], pod: &Pod, said: &str) -> Option<Blocker> {
+pub fn blocker(budgets: &[Arc<PodDisruptionBudget>], pod: &Pod, message: &str) -> Option<Blocker> {
     let guarding = budgets.iter().filter(|budget| guards(budget, pod));
     let rank = |budget: &&Arc<PodDisruptionBudget>| {
         let name = budget.metadata.name.as_deref().unwrap_or_default();
-        let named = said.split_whitespace().any(|word| word == name);
+        let named = message.split_whitespace().any(|part| part == name);
         let allowed = budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
         (!named, allowed, name.to_owned())
     };
@@ -92,8 +92,8 @@ mod tests {
     #[test]
     fn the_budget_that_was_named_is_the_one() {
         let budgets = [budget("a", &json!({}), 0), budget("b", &json!({}), 1)];
-        let said = "The disruption budget b needs 1 healthy pods and has 1 currently";
-        let named = blocker(&budgets, &pod(), said).unwrap();
+        let message = "The disruption budget b needs 1 healthy pods and has 1 currently";
+        let named = blocker(&budgets, &pod(), message).unwrap();
         assert_eq!(
             (
                 named.name.as_str(),

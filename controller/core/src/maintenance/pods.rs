@@ -19,7 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
 use super::{
-    answer::{Answer, Attempt},
+    attempt::{Attempt, EvictionResult},
     budgets,
 };
 use crate::pod_state::is_final;
@@ -130,7 +130,7 @@ pub struct Pending {
     /// Why it has not left.
     pub reason: Reason,
     /// The last message of the API server.
-    pub answer: Option<String>,
+    pub last_message: Option<String>,
     /// What blocks the eviction.
     pub blocker: Option<Blocker>,
     /// When it ends at the latest, if it is terminating.
@@ -146,8 +146,8 @@ impl Pending {
         match self.reason {
             Reason::Evicting | Reason::Terminating | Reason::NamespaceTerminating => None,
             Reason::EvictionDeferred | Reason::BlockedByBudget | Reason::EvictionFailed | Reason::SeveralBudgets => {
-                let said = self.answer.as_deref().unwrap_or_default();
-                Some(format!("error when evicting pods/{name:?} -n {namespace:?}: {said}"))
+                let message = self.last_message.as_deref().unwrap_or_default();
+                Some(format!("error when evicting pods/{name:?} -n {namespace:?}: {message}"))
             }
             Reason::TerminationOverdue => Some(waited("its time to end is over")),
             Reason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
@@ -220,7 +220,7 @@ pub fn drain(
                 uid: pod.metadata.uid.clone().unwrap_or_default(),
                 grace_period_seconds,
             }),
-            Due::Look(at) => drain.wake = Some(drain.wake.map_or(at, |wake| wake.min(at))),
+            Due::WakeAt(at) => drain.wake = Some(drain.wake.map_or(at, |wake| wake.min(at))),
             Due::Wait => {}
         }
         drain.pending.push(pending);
@@ -234,7 +234,7 @@ pub fn drain(
 /// The due action for a pod.
 enum Due {
     Evict,
-    Look(Timestamp),
+    WakeAt(Timestamp),
     Wait,
 }
 
@@ -243,7 +243,7 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: pod.metadata.name.clone().unwrap_or_default(),
         reason: Reason::Evicting,
-        answer: None,
+        last_message: None,
         blocker: None,
         leaves_by: None,
     };
@@ -264,7 +264,7 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
             Due::Wait
         } else if now < late {
             (pending.reason, pending.leaves_by) = (Reason::Terminating, Some(ends.0));
-            Due::Look(late)
+            Due::WakeAt(late)
         } else if is_held {
             pending.reason = Reason::HeldByFinalizers;
             Due::Wait
@@ -277,24 +277,24 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
     let Some(attempt) = attempt else {
         return (pending, Due::Evict);
     };
-    if let Some(answer) = &attempt.answer {
-        pending.reason = match answer {
-            Answer::Accepted | Answer::Gone => Reason::Evicting,
-            Answer::Budget(_) => Reason::BlockedByBudget,
-            Answer::Deferred(_) => Reason::EvictionDeferred,
-            Answer::SeveralBudgets(_) => Reason::SeveralBudgets,
-            Answer::NamespaceTerminating(_) => Reason::NamespaceTerminating,
-            Answer::Failed(_) => Reason::EvictionFailed,
+    if let Some(result) = &attempt.result {
+        pending.reason = match result {
+            EvictionResult::Accepted | EvictionResult::Gone => Reason::Evicting,
+            EvictionResult::Budget(_) => Reason::BlockedByBudget,
+            EvictionResult::Deferred(_) => Reason::EvictionDeferred,
+            EvictionResult::SeveralBudgets(_) => Reason::SeveralBudgets,
+            EvictionResult::NamespaceTerminating(_) => Reason::NamespaceTerminating,
+            EvictionResult::Failed(_) => Reason::EvictionFailed,
         };
-        pending.answer = answer.text().map(Into::into);
-        if matches!(answer, Answer::Budget(_) | Answer::SeveralBudgets(_)) {
-            pending.blocker = budgets::blocker(known.budgets, pod, answer.text().unwrap_or_default());
+        pending.last_message = result.text().map(Into::into);
+        if matches!(result, EvictionResult::Budget(_) | EvictionResult::SeveralBudgets(_)) {
+            pending.blocker = budgets::blocker(known.budgets, pod, result.text().unwrap_or_default());
         }
     }
     let due = match attempt.retry() {
         None => Due::Wait,
         Some(at) if at <= now => Due::Evict,
-        Some(at) => Due::Look(at),
+        Some(at) => Due::WakeAt(at),
     };
     (pending, due)
 }

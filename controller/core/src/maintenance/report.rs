@@ -181,7 +181,7 @@ pub fn running(
     drain: Option<&Drain>,
 ) -> NodeMaintenanceStatus {
     let mut after = before.clone();
-    let say = |type_: &str, status: Status, reason: &str, message: String| {
+    let new_condition = |type_: &str, status: Status, reason: &str, message: String| {
         condition(&before.conditions, type_, status, reason, message, seen.now)
     };
     let is_empty = drain.is_some_and(|drain| drain.pending.is_empty()) && seen.pods_are_current;
@@ -207,8 +207,8 @@ pub fn running(
         (Status::False, worst.as_str(), waiting_message(pending))
     };
     after.conditions = vec![
-        say(DRAINED, status, reason, message),
-        say(
+        new_condition(DRAINED, status, reason, message),
+        new_condition(
             CORDONED,
             Status::True,
             CORDONED,
@@ -370,15 +370,15 @@ fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Pe
         name: pod.name.clone(),
     };
     status.pending_pods_refs = pending.iter().map(reference).collect();
-    let told = |pod: &Pending| PendingPod {
+    let pending_pod = |pod: &Pending| PendingPod {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         pending_since: Some(since(&pod.namespace, &pod.name)),
         reason: pod.reason.as_str().into(),
-        last_answer: pod.answer.clone(),
+        last_answer: pod.last_message.clone(),
         blocked_by: pod.blocker.clone(),
     };
-    status.pods = pending.iter().map(told).collect();
+    status.pods = pending.iter().map(pending_pod).collect();
     // There is no estimate if any pod may stay forever.
     let ends: Option<Vec<Timestamp>> = pending.iter().map(|pod| pod.leaves_by).collect();
     status.estimated_end = ends.and_then(|ends| ends.into_iter().max()).map(whole_seconds);
@@ -391,13 +391,13 @@ fn lease_condition(
     now: Timestamp,
     errors: &mut Vec<String>,
 ) -> Condition {
-    let say = |status: Status, reason: &str, message: String| {
+    let new_condition = |status: Status, reason: &str, message: String| {
         condition(&before.conditions, LEASE_HELD, status, reason, message, now)
     };
     match lease {
         LeaseReport::Held => {
             after.error_on_lease_count = None;
-            say(Status::True, "Held", "the node's Lease is held and renewed".into())
+            new_condition(Status::True, "Held", "the node's Lease is held and renewed".into())
         }
         LeaseReport::HeldByOther(holder) => {
             let attempts = before.error_on_lease_count.unwrap_or_default();
@@ -405,7 +405,7 @@ fn lease_condition(
                 "failed to obtain a lease that is not owned by us : can't update or invalidate the lease because it is \
                  held by different owner: {holder} errorOnLeaseCount {attempts}"
             ));
-            say(Status::False, HELD_BY_OTHER, format!("{holder} holds the node's Lease"))
+            new_condition(Status::False, HELD_BY_OTHER, format!("{holder} holds the node's Lease"))
         }
         LeaseReport::Failing(why) => {
             after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
@@ -418,7 +418,7 @@ fn lease_condition(
                 (ACQUISITION_FAILED, "failed to obtain a lease")
             };
             errors.push(format!("{what}: {why}"));
-            say(Status::False, reason, why.clone())
+            new_condition(Status::False, reason, why.clone())
         }
     }
 }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use answer::Answer;
+use attempt::EvictionResult;
 use drydock_api::maintenance::IN_PROGRESS;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use proptest::prelude::*;
@@ -156,19 +156,19 @@ impl World {
             pod.metadata.deletion_timestamp.is_none(),
             "it is on its way out already"
         );
-        let answer = if self.blocked {
-            Answer::Budget("the budget says no".into())
+        let result = if self.blocked {
+            EvictionResult::Budget("the budget says no".into())
         } else {
             *self.evictions.entry(target.uid.clone()).or_default() += 1;
             let mut pod = pod.as_ref().clone();
             pod.metadata.deletion_timestamp = Some(crate::conditions::whole_seconds(at(3600)));
             self.pods.insert(target.name.clone(), Arc::new(pod));
-            Answer::Accepted
+            EvictionResult::Accepted
         };
         let attempt = Attempt {
             at: self.now,
-            answer: Some(answer),
-            asking: false,
+            result: Some(result),
+            in_flight: false,
             unblocked: false,
         };
         self.attempts.insert(target.uid.clone(), attempt);
@@ -244,7 +244,7 @@ impl World {
         self.node.as_ref().is_some_and(node::is_unschedulable)
     }
 
-    fn told(&self, reason: &str) -> usize {
+    fn event_count(&self, reason: &str) -> usize {
         self.events.iter().filter(|event| event.reason == reason).count()
     }
 
@@ -356,7 +356,7 @@ fn a_node_is_closed_emptied_and_given_back() {
         ("FailedMaintenance", 0),
         ("CordonedAgain", 0),
     ] {
-        assert_eq!(world.told(reason), times, "{reason}");
+        assert_eq!(world.event_count(reason), times, "{reason}");
     }
     assert!(world.evictions.values().all(|times| *times == 1));
 }
@@ -369,7 +369,7 @@ fn a_cordon_from_before_stays() {
     world.delete();
     world.settle();
     assert!(world.object.is_none() && world.is_given_back(true));
-    assert_eq!(world.told("UncordonNode"), 0);
+    assert_eq!(world.event_count("UncordonNode"), 0);
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn maintenance_of_another_operator_is_continued_and_ended() {
         (Some(false), Some(4))
     );
     assert_eq!(status.drain_progress, Some(75));
-    assert_eq!(world.told("BeginMaintenance"), 0);
+    assert_eq!(world.event_count("BeginMaintenance"), 0);
 }
 
 #[test]
@@ -403,7 +403,10 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
     world.add_pod("late");
     world.settle();
     assert!(world.cordoned());
-    assert_eq!((world.phase().as_str(), world.told("CordonedAgain")), ("Running", 1));
+    assert_eq!(
+        (world.phase().as_str(), world.event_count("CordonedAgain")),
+        ("Running", 1)
+    );
     assert_eq!(world.status().drain_progress, Some(100), "progress never goes back");
     world.end_pods();
     world.pass(1);
@@ -412,7 +415,7 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
         (world.phase().as_str(), world.status().completion_time),
         ("Succeeded", completed)
     );
-    assert_eq!(world.told("SucceedMaintenance"), 2);
+    assert_eq!(world.event_count("SucceedMaintenance"), 2);
 }
 
 #[test]
@@ -431,7 +434,7 @@ fn blocked_pod_is_reported_until_it_is_gone() {
         Some("the budget says no")
     );
     let wake = world.turn(None).unwrap().wake;
-    assert_eq!(wake, Some(world.now + answer::RETRY));
+    assert_eq!(wake, Some(world.now + attempt::RETRY));
     world.blocked = false;
     world.pass(5);
     world.settle();
@@ -462,7 +465,7 @@ fn maintenance_over_its_time_fails_and_uncordons_the_node() {
         "{error}"
     );
     assert!(world.is_given_back(false));
-    assert_eq!(world.told("FailedMaintenance"), 1);
+    assert_eq!(world.event_count("FailedMaintenance"), 1);
     // Later changes by other clients are left alone, even when the object is deleted.
     world.patch_node(&json!({"spec": {"unschedulable": true}}));
     world.settle();
@@ -595,7 +598,7 @@ fn of_two_the_one_that_does_not_count_touches_nothing() {
     world.has_rival = false;
     world.settle();
     assert_eq!(
-        (world.phase().as_str(), world.told("BeginMaintenance")),
+        (world.phase().as_str(), world.event_count("BeginMaintenance")),
         ("Succeeded", 1)
     );
 }

@@ -189,7 +189,7 @@ pub enum ClusterStep {
     /// Requests both sides to abort the migration.
     Abort(Failure),
     /// Records in the object that the source node is gone for good.
-    TellSourceGone,
+    RecordSourceGone,
     /// Removes the finalizer.
     RemoveFinalizer,
 }
@@ -343,7 +343,7 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     }
     let mut steps = Vec::new();
     if view.source_node_gone && !record.source_gone {
-        steps.push(ClusterStep::TellSourceGone);
+        steps.push(ClusterStep::RecordSourceGone);
     }
     if let Some(failure) = reason.filter(|_| !record.abort && !record.source_has_let_go()) {
         steps.push(ClusterStep::Abort(failure));

@@ -29,7 +29,7 @@
 
 mod forecast;
 mod limits;
-mod words;
+mod text;
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use jiff::Timestamp;
 pub use forecast::Outlook;
 use forecast::{Pass, Rate};
 pub use limits::{LONGEST_DOWNTIME_MS, Limits};
-pub use words::{Written, summary, worth_writing};
+pub use text::{Written, summary, worth_writing};
 
 /// The downtime limit at the start of a migration, unless a lower maximum is configured (QEMU's and KubeVirt's value).
 pub const INITIAL_DOWNTIME: Duration = Duration::from_millis(300);
@@ -51,7 +51,7 @@ const BETWEEN_STEPS: Duration = Duration::from_secs(10);
 /// and is longer than a load peak of most guests.
 const CERTAIN_AFTER: Duration = Duration::from_secs(30);
 /// A request to libvirt that has no visible effect is repeated after this time.
-const ASK_AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Rates are considered stale when nothing has been sent for this time.
 const SILENT_AFTER: Duration = Duration::from_secs(10);
 
@@ -105,7 +105,7 @@ impl Sample {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Act {
     /// Only reports.
-    Tell,
+    Report,
     /// Sets the maximum downtime.
     SetDowntime(Duration),
     /// Pauses the guest until it has moved. It must run again afterwards, on whichever node it is then.
@@ -176,11 +176,11 @@ pub struct Monitor {
     hopeless_since: Option<(Duration, u64)>,
     downtime: Duration,
     downtime_at: Option<Duration>,
-    asked: Option<(Action, Duration)>,
+    requested: Option<(Action, Duration)>,
     /// The guest was paused for the migration. If a user resumes it, it is not paused again.
     was_paused: bool,
     refused: Refused,
-    told: Told,
+    reported: Reported,
 }
 
 /// Requests that libvirt has refused.
@@ -193,7 +193,7 @@ struct Refused {
 
 /// Reports that have already been made once.
 #[derive(Clone, Copy, Debug, Default)]
-struct Told {
+struct Reported {
     slowed_down: bool,
     hopeless: bool,
 }
@@ -216,10 +216,10 @@ impl Monitor {
             hopeless_since: None,
             downtime: INITIAL_DOWNTIME.min(limits.max_downtime),
             downtime_at: None,
-            asked: None,
+            requested: None,
             was_paused: false,
             refused: Refused::default(),
-            told: Told::default(),
+            reported: Reported::default(),
         }
     }
 
@@ -236,7 +236,7 @@ impl Monitor {
         if sample.post_copy {
             return Vec::new();
         }
-        if let Some((action, since)) = self.asked.clone()
+        if let Some((action, since)) = self.requested.clone()
             && self.is_awaited(action.act, sample)
         {
             // It is unknown whether post-copy has begun until it is seen or refused.
@@ -244,7 +244,7 @@ impl Monitor {
             if let Some(cause) = overdue {
                 return vec![self.request(self.action(Act::Abort, cause, sample))];
             }
-            return match self.elapsed.saturating_sub(since) >= ASK_AGAIN {
+            return match self.elapsed.saturating_sub(since) >= RETRY_INTERVAL {
                 true => vec![self.request(action)],
                 false => Vec::new(),
             };
@@ -258,8 +258,8 @@ impl Monitor {
             if let Some(act) = self.disruption(sample) {
                 return vec![self.request(self.action(act, Cause::DoesNotConverge, sample))];
             }
-            if !std::mem::replace(&mut self.told.hopeless, true) {
-                return vec![self.action(Act::Tell, Cause::DoesNotConverge, sample)];
+            if !std::mem::replace(&mut self.reported.hopeless, true) {
+                return vec![self.action(Act::Report, Cause::DoesNotConverge, sample)];
             }
         }
         self.milder_means(sample)
@@ -271,9 +271,9 @@ impl Monitor {
             Act::SetDowntime(_) => self.refused.downtime = true,
             Act::Pause => self.refused.pause = true,
             Act::StartPostCopy => self.refused.post_copy = true,
-            Act::Tell | Act::Abort => return,
+            Act::Report | Act::Abort => return,
         }
-        self.asked.take_if(|(action, _)| action.act == act);
+        self.requested.take_if(|(action, _)| action.act == act);
     }
 
     /// Returns whether and when the migration is expected to end.
@@ -309,8 +309,8 @@ impl Monitor {
             self.sent_at = self.elapsed;
         }
         let measured = forecast::per_second(sent, took).filter(|_| !first);
-        let said = sample.bandwidth.filter(|rate| *rate > 0 && sample.iteration > 0);
-        self.bandwidth.learn(said.or(measured));
+        let reported_rate = sample.bandwidth.filter(|rate| *rate > 0 && sample.iteration > 0);
+        self.bandwidth.learn(reported_rate.or(measured));
         // QEMU reports the dirty rate from the second pass on.
         self.dirty.learn(sample.dirty_rate.filter(|_| sample.iteration > 1));
         self.pass.learn(sample.iteration, sample.memory_remaining);
@@ -319,7 +319,7 @@ impl Monitor {
             is_lower(&mut self.lowest_disk, sample.disk_remaining),
         ];
         let resumed_or_paused = before.paused != sample.paused;
-        if sample.paused && self.asked.take_if(|(action, _)| action.act == Act::Pause).is_some() {
+        if sample.paused && self.requested.take_if(|(action, _)| action.act == Act::Pause).is_some() {
             self.was_paused = true;
         }
         if first || resumed_or_paused || lower.contains(&true) {
@@ -375,7 +375,7 @@ impl Monitor {
     /// time once more. So does allowed post-copy until memory is sent, because only a pause would be possible until
     /// then.
     fn allowed_time(&self, sample: &Sample) -> Option<Duration> {
-        let paused = sample.paused || self.was_paused || self.is_asked(Act::Pause);
+        let paused = sample.paused || self.was_paused || self.is_requested(Act::Pause);
         let may_be_switched = self.limits.post_copy && self.limits.workload_disruption;
         let disks = may_be_switched && (paused || sample.iteration == 0);
         let times = 1 + u32::from(paused) + u32::from(disks);
@@ -404,7 +404,7 @@ impl Monitor {
     /// pause. libvirt starts post-copy only once it sends memory, so only a pause is possible while disks are copied.
     fn disruption(&self, sample: &Sample) -> Option<Act> {
         let post_copy = self.limits.post_copy && !self.refused.post_copy && sample.iteration > 0;
-        let pause = !self.refused.pause && !self.was_paused && !self.is_asked(Act::Pause);
+        let pause = !self.refused.pause && !self.was_paused && !self.is_requested(Act::Pause);
         match (self.limits.workload_disruption, sample.paused) {
             (true, false) if post_copy => Some(Act::StartPostCopy),
             (true, false) if pause => Some(Act::Pause),
@@ -423,9 +423,9 @@ impl Monitor {
             return Vec::new();
         }
         let mut actions = Vec::new();
-        if self.limits.auto_converge && !std::mem::replace(&mut self.told.slowed_down, true) {
+        if self.limits.auto_converge && !std::mem::replace(&mut self.reported.slowed_down, true) {
             actions.push(Action {
-                act: Act::Tell,
+                act: Act::Report,
                 reason: "AutoConverge",
                 sentence: format!("{}: QEMU slows the guest down", self.rates()),
             });
@@ -463,12 +463,12 @@ impl Monitor {
     }
 
     fn request(&mut self, action: Action) -> Action {
-        self.asked = Some((action.clone(), self.elapsed));
+        self.requested = Some((action.clone(), self.elapsed));
         action
     }
 
-    fn is_asked(&self, act: Act) -> bool {
-        self.asked.as_ref().is_some_and(|(action, _)| action.act == act)
+    fn is_requested(&self, act: Act) -> bool {
+        self.requested.as_ref().is_some_and(|(action, _)| action.act == act)
     }
 
     /// Returns whether the requested action has no visible effect yet.
@@ -477,7 +477,7 @@ impl Monitor {
             Act::Pause => !sample.paused,
             Act::StartPostCopy => !sample.post_copy,
             Act::Abort => true,
-            Act::Tell | Act::SetDowntime(_) => false,
+            Act::Report | Act::SetDowntime(_) => false,
         }
     }
 }

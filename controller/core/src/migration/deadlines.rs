@@ -144,7 +144,7 @@ impl Deadlines {
     /// `annotations` are the migration's, as in [`Self::with_annotations`].
     pub fn deadline(&self, part: Part, since: Timestamp, annotations: &BTreeMap<String, String>) -> Option<Deadline> {
         let (own, _) = self.with_annotations(annotations);
-        let (limit, then, reason, words) = match part {
+        let (limit, then, reason, message) = match part {
             Part::TargetPod(TargetPod { ready: true, .. }) => return None,
             Part::TargetPod(TargetPod {
                 unschedulable: true, ..
@@ -183,7 +183,7 @@ impl Deadlines {
             at: after(since, limit),
             then,
             reason,
-            sentence: format!("{words} within {} s", limit.as_secs_f64()),
+            sentence: format!("{message} within {} s", limit.as_secs_f64()),
         })
     }
 }

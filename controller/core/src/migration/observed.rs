@@ -205,11 +205,11 @@ fn source_pod(facts: &Facts<'_>) -> SourcePod {
         };
     }
     // The pod was deleted by force. Its node's agent reports when nothing runs in it any more.
-    let said = facts
+    let is_reported = facts
         .instance
         .and_then(|instance| instance.status.as_ref()?.drydock.as_ref())
         .is_some_and(|drydock| drydock.ended_pods.iter().any(|ended| ended == uid));
-    if said { SourcePod::Over } else { SourcePod::Alive }
+    if is_reported { SourcePod::Over } else { SourcePod::Alive }
 }
 
 #[cfg(test)]

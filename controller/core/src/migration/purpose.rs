@@ -11,7 +11,7 @@ pub const WORKLOAD_UPDATE: &str = "kubevirt.io/workloadUpdateMigration";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Purpose {
     /// A user requested it.
-    Asked,
+    UserRequest,
     /// Its guest's node is being drained.
     Evacuation,
     /// Its guest is to run in a newer pod.
@@ -30,12 +30,12 @@ impl Purpose {
         } else if has(WORKLOAD_UPDATE) {
             Self::WorkloadUpdate
         } else {
-            Self::Asked
+            Self::UserRequest
         }
     }
 
     /// Returns whether Drydock creates such migrations itself, and so has to decide when to stop.
     pub fn is_automatic(self) -> bool {
-        self != Self::Asked
+        self != Self::UserRequest
     }
 }

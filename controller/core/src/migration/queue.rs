@@ -85,7 +85,7 @@ impl Urgency {
             (Some(MigrationPriority::SystemCritical), _) | (None, Purpose::Evacuation) => Self::SystemCritical,
             (Some(MigrationPriority::UserTriggered), _) | (None, Purpose::WorkloadUpdate) => Self::UserTriggered,
             (Some(MigrationPriority::SystemMaintenance), _) => Self::SystemMaintenance,
-            (None, Purpose::Asked) => Self::None,
+            (None, Purpose::UserRequest) => Self::None,
         }
     }
 }

@@ -45,8 +45,8 @@ impl Record {
     }
 
     /// Updates the record with a state reported by the source.
-    pub fn hear_source(&mut self, said: SourceState) {
-        (self.source, self.target) = both(Some(said), self.target);
+    pub fn apply_source_state(&mut self, source: SourceState) {
+        (self.source, self.target) = both(Some(source), self.target);
     }
 
     /// Returns whether a field has a value that only a later version knows. Nothing is done for or about such a
@@ -117,8 +117,8 @@ fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<Sou
         (Some(SourceState::HandedOver), None | Some(TargetState::Prepared | TargetState::Complete)) => {
             (Some(SourceState::Stopped), Some(TargetState::Running))
         }
-        (Some(SourceState::HandedOver), said) => (Some(SourceState::Stopped), said),
-        said => said,
+        (Some(SourceState::HandedOver), reported) => (Some(SourceState::Stopped), reported),
+        reported => reported,
     }
 }
 

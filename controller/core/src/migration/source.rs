@@ -150,7 +150,7 @@ pub enum SourceStep {
     /// Sets the peer of the session.
     Pair,
     /// Writes this state to the object.
-    Say(SourceState),
+    Report(SourceState),
     /// Calls libvirt to migrate the guest.
     Start,
     /// Requests libvirt to abort the migration.
@@ -178,7 +178,7 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
     }
     if view.has_not_begun() && view.shows_another() {
         return if record.is_given_up() {
-            vec![SourceStep::Say(SourceState::Stayed)]
+            vec![SourceStep::Report(SourceState::Stayed)]
         } else {
             Vec::new()
         };
@@ -203,7 +203,7 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     } else {
         SourceState::Stopped
     };
-    let mut steps = vec![SourceStep::Say(stopped)];
+    let mut steps = vec![SourceStep::Report(stopped)];
     steps.extend(release(view, proof));
     steps
 }
@@ -221,15 +221,15 @@ fn ended(view: &SourceView) -> Vec<SourceStep> {
         Some(SourceState::Released | SourceState::Stopped) => gone(view, Proof::SourceStopped),
         Some(SourceState::Migrating | SourceState::Halted) if reply_read(view) => gone(view, Proof::SourceStopped),
         // The guest was paused until its end. If the target has all of it, that copy is its last state.
-        Some(SourceState::Migrating) if view.stood_still => vec![SourceStep::Say(SourceState::Halted)],
+        Some(SourceState::Migrating) if view.stood_still => vec![SourceStep::Report(SourceState::Halted)],
         Some(SourceState::Halted) => match view.record.target {
             Some(TargetState::Complete | TargetState::Running | TargetState::Ended) => gone(view, Proof::SourceStopped),
-            Some(TargetState::Gone | TargetState::Refused) => vec![SourceStep::Say(SourceState::Ended)],
-            _ if view.record.is_over() => vec![SourceStep::Say(SourceState::Ended)],
+            Some(TargetState::Gone | TargetState::Refused) => vec![SourceStep::Report(SourceState::Ended)],
+            _ if view.record.is_over() => vec![SourceStep::Report(SourceState::Ended)],
             _ => Vec::new(),
         },
         // The guest may have resumed after the pause, so the target's copy may be outdated.
-        _ => vec![SourceStep::Say(SourceState::Ended)],
+        _ => vec![SourceStep::Report(SourceState::Ended)],
     }
 }
 
@@ -260,12 +260,12 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
         (Job::None, Some(TargetState::Complete | TargetState::Running | TargetState::Ended))
             if !record.has_failed() =>
         {
-            vec![SourceStep::Say(SourceState::Released)]
+            vec![SourceStep::Report(SourceState::Released)]
         }
         (Job::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
         (Job::None, _) if record.has_failed() => orphaned(view),
         (Job::None, _) if record.source == Some(SourceState::Halted) => Vec::new(),
-        (Job::None, _) => vec![SourceStep::Say(SourceState::Halted)],
+        (Job::None, _) => vec![SourceStep::Report(SourceState::Halted)],
     }
 }
 
@@ -284,7 +284,7 @@ fn orphaned(view: &SourceView) -> Vec<SourceStep> {
 /// confirms this is lost.
 fn switched(view: &SourceView) -> Vec<SourceStep> {
     if !view.record.source_has_let_go() {
-        return vec![SourceStep::Say(SourceState::Released)];
+        return vec![SourceStep::Report(SourceState::Released)];
     }
     let mut steps = release(view, Proof::SourceGone);
     let complete = matches!(view.record.target, Some(TargetState::Running | TargetState::Ended));
@@ -309,14 +309,14 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
         Job::None => {}
     }
     match record.source {
-        None if record.is_given_up() => vec![SourceStep::Say(SourceState::Stayed)],
+        None if record.is_given_up() => vec![SourceStep::Report(SourceState::Stayed)],
         None if !record.has_sides() => Vec::new(),
         None => match view.tunnel {
             SourceTunnel::Unknown => Vec::new(),
             SourceTunnel::Missing => vec![SourceStep::Prepare],
             SourceTunnel::Open { .. } if record.target != Some(TargetState::Prepared) => Vec::new(),
             SourceTunnel::Open { paired: false, .. } => vec![SourceStep::Pair],
-            SourceTunnel::Open { .. } => vec![SourceStep::Say(SourceState::Migrating)],
+            SourceTunnel::Open { .. } => vec![SourceStep::Report(SourceState::Migrating)],
         },
         Some(SourceState::Migrating | SourceState::Halted) => match view.call {
             Call::Due if !record.is_given_up() && record.source == Some(SourceState::Migrating) => {
@@ -328,7 +328,7 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             Call::Due | Call::Failed | Call::Unknown => match view.tunnel {
                 SourceTunnel::Unknown => Vec::new(),
                 SourceTunnel::Open { .. } => vec![SourceStep::Close],
-                SourceTunnel::Missing => vec![SourceStep::Say(SourceState::Stayed)],
+                SourceTunnel::Missing => vec![SourceStep::Report(SourceState::Stayed)],
             },
         },
         _ => Vec::new(),
@@ -340,7 +340,7 @@ fn released(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     if view.record.source_has_let_go() {
         release(view, proof)
     } else {
-        vec![SourceStep::Say(SourceState::Released)]
+        vec![SourceStep::Report(SourceState::Released)]
     }
 }
 

@@ -180,7 +180,7 @@ pub fn after(
         .or(before.phase);
     let abort = change.abort.as_ref().map(|(failure, detail)| MigrationAbort {
         reason: failure.reason().into(),
-        message: words(*failure, detail),
+        message: failure_message(*failure, detail),
     });
     let mut after = VirtualMachineInstanceMigrationStatus {
         phase,
@@ -282,22 +282,22 @@ pub fn after(
 }
 
 /// Returns whether a side has reported that post-copy is broken.
-pub fn post_copy_is_reported_broken(said: &VirtualMachineInstanceMigrationStatus) -> bool {
-    let source = said.source.as_ref().and_then(|source| source.reason.as_deref());
-    let target = said.target.as_ref().and_then(|target| target.reason.as_deref());
+pub fn post_copy_is_reported_broken(reported: &VirtualMachineInstanceMigrationStatus) -> bool {
+    let source = reported.source.as_ref().and_then(|source| source.reason.as_deref());
+    let target = reported.target.as_ref().and_then(|target| target.reason.as_deref());
     [source, target].contains(&Some(POST_COPY_BROKEN))
 }
 
 /// Returns reason and message of the condition [`POST_COPY`], until all memory has arrived.
-fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
-    if post_copy_is_reported_broken(said) {
+fn post_copy(reported: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static str, String)> {
+    if post_copy_is_reported_broken(reported) {
         return Some((POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE.into()));
     }
-    let switched = said
+    let switched = reported
         .source
         .as_ref()
         .is_some_and(|source| source.mode == Some(MigrationMode::PostCopy));
-    let arrived = has_arrived(said);
+    let arrived = has_arrived(reported);
     let message = "the guest runs on its target, and a part of its memory is still on its source: until all of it has \
                    come, the guest is lost if the connection breaks or either pod ends; it can neither be given up \
                    nor go back";
@@ -305,7 +305,7 @@ fn post_copy(said: &VirtualMachineInstanceMigrationStatus) -> Option<(&'static s
 }
 
 /// Returns a failure's sentence, with a side's message appended.
-pub fn words(failure: Failure, detail: &str) -> String {
+pub fn failure_message(failure: Failure, detail: &str) -> String {
     if detail.is_empty() {
         failure.sentence().into()
     } else {
@@ -347,13 +347,13 @@ fn transitions(
     let began = before.source.as_ref().and_then(|source| source.start_timestamp);
     for phase in phases {
         if !all.iter().any(|transition| transition.phase == phase) {
-            let told = match phase {
+            let reported_at = match phase {
                 MigrationPhase::TargetReady | MigrationPhase::Running => began,
                 _ => None,
             };
             all.push(MigrationPhaseTransition {
                 phase,
-                phase_transition_timestamp: told.unwrap_or_else(|| whole_seconds(now).0),
+                phase_transition_timestamp: reported_at.unwrap_or_else(|| whole_seconds(now).0),
             });
         }
     }
@@ -368,15 +368,15 @@ fn state(
     configuration: Option<MigrationConfiguration>,
     now: Timestamp,
 ) -> Option<MigrationState> {
-    let said = migration.status.clone().unwrap_or_default();
-    let before = said.migration_state.clone().unwrap_or_default();
+    let reported = migration.status.clone().unwrap_or_default();
+    let before = reported.migration_state.clone().unwrap_or_default();
     let named = after.source.as_ref().filter(|side| side.node.is_some());
-    if named.is_none() && failed.is_none() && said.migration_state.is_none() {
+    if named.is_none() && failed.is_none() && reported.migration_state.is_none() {
         return None;
     }
     let over = after.phase.is_some_and(MigrationPhase::is_final);
-    let source = said.source.clone().unwrap_or_default();
-    let target = said.target.clone().unwrap_or_default();
+    let source = reported.source.clone().unwrap_or_default();
+    let target = reported.target.clone().unwrap_or_default();
     let aborted = migration.metadata.deletion_timestamp.is_some() || after.abort.is_some();
     Some(MigrationState {
         migration_uid: migration.metadata.uid.clone(),
@@ -391,11 +391,11 @@ fn state(
         target_node: after.target.as_ref().and_then(|side| side.node.clone()),
         target_pod: after.target.as_ref().and_then(|side| side.pod.clone()),
         target_node_address: target.address.clone(),
-        target_node_domain_detected: has_arrived(&said),
+        target_node_domain_detected: has_arrived(&reported),
         completed: over,
         failed: after.phase == Some(MigrationPhase::Failed),
         failure_reason: failed
-            .map(|(failure, detail)| words(*failure, detail))
+            .map(|(failure, detail)| failure_message(*failure, detail))
             .or(before.failure_reason),
         abort_requested: aborted,
         abort_status: aborted.then(|| {

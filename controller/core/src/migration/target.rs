@@ -87,7 +87,7 @@ pub enum TargetStep {
     /// Sets the peer of the session.
     Pair,
     /// Writes this state to the object.
-    Say(TargetState),
+    Report(TargetState),
     /// Makes the pod ready, so that Services route to it. The source is about to report that the guest runs here.
     Show,
     /// Resumes the guest, unless its user had paused it.
@@ -118,11 +118,11 @@ pub fn step(view: &TargetView) -> Vec<TargetStep> {
 fn running(view: &TargetView) -> Vec<TargetStep> {
     match view.record.target {
         None | Some(TargetState::Prepared | TargetState::Complete) if view.record.has_failed() => Vec::new(),
-        None | Some(TargetState::Prepared | TargetState::Complete) if is_about_to_be_told(view) => {
+        None | Some(TargetState::Prepared | TargetState::Complete) if is_about_to_be_reported(view) => {
             vec![TargetStep::Show]
         }
         None | Some(TargetState::Prepared | TargetState::Complete) => {
-            vec![TargetStep::Say(TargetState::Running)]
+            vec![TargetStep::Report(TargetState::Running)]
         }
         Some(TargetState::Running) if view.record.is_over() => close(view),
         _ => Vec::new(),
@@ -131,9 +131,12 @@ fn running(view: &TargetView) -> Vec<TargetStep> {
 
 /// Returns whether the source is about to report that the guest runs here. Its tunnel learns that from this one, and
 /// its agent reports it together with its own end, for which the migration waits anyway: one write instead of two.
-fn is_about_to_be_told(view: &TargetView) -> bool {
-    let told = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
-    told && view.record.source == Some(SourceState::Migrating) && !view.record.source_gone && !view.source_is_late
+fn is_about_to_be_reported(view: &TargetView) -> bool {
+    let is_taken_over = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
+    is_taken_over
+        && view.record.source == Some(SourceState::Migrating)
+        && !view.record.source_gone
+        && !view.source_is_late
 }
 
 fn absent(view: &TargetView) -> Vec<TargetStep> {
@@ -144,21 +147,21 @@ fn absent(view: &TargetView) -> Vec<TargetStep> {
     let given_up = lost || record.is_given_up() || record.source_gone || is_halted(view) || is_kept_by_source(view);
     match record.target {
         Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
-        None if given_up => vec![TargetStep::Say(TargetState::Gone)],
+        None if given_up => vec![TargetStep::Report(TargetState::Gone)],
         None if record.phase != Some(MigrationPhase::PreparingTarget) => Vec::new(),
         None => match (view.fits, view.tunnel) {
             (None, _) => vec![TargetStep::Check],
-            (Some(false), _) => vec![TargetStep::Say(TargetState::Refused)],
+            (Some(false), _) => vec![TargetStep::Report(TargetState::Refused)],
             (Some(true), TargetTunnel::Unknown) => Vec::new(),
             (Some(true), TargetTunnel::Missing) => vec![TargetStep::Prepare],
-            (Some(true), TargetTunnel::Open { .. }) => vec![TargetStep::Say(TargetState::Prepared)],
+            (Some(true), TargetTunnel::Open { .. }) => vec![TargetStep::Report(TargetState::Prepared)],
         },
-        Some(TargetState::Running) => vec![TargetStep::Say(TargetState::Ended)],
+        Some(TargetState::Running) => vec![TargetStep::Report(TargetState::Ended)],
         Some(TargetState::Unknown) => Vec::new(),
         Some(TargetState::Prepared | TargetState::Complete) => match view.tunnel {
             TargetTunnel::Unknown => Vec::new(),
             // Nothing can arrive any more.
-            TargetTunnel::Missing => vec![TargetStep::Say(TargetState::Gone)],
+            TargetTunnel::Missing => vec![TargetStep::Report(TargetState::Gone)],
             TargetTunnel::Open { .. } if given_up => vec![TargetStep::Close],
             TargetTunnel::Open { .. } => pair(view),
         },
@@ -173,11 +176,11 @@ fn complete(view: &TargetView) -> Vec<TargetStep> {
         Some(TargetState::Running) if view.record.is_over() => close(view),
         Some(TargetState::Running | TargetState::Ended) => Vec::new(),
         _ if is_disowned(view) => discard(view),
-        _ if taken_over => vec![TargetStep::Say(TargetState::Running)],
+        _ if taken_over => vec![TargetStep::Report(TargetState::Running)],
         _ if released || view.record.source_has_let_go() => vec![TargetStep::TakeOver],
         _ if is_kept_by_source(view) || view.record.source_gone => discard(view),
         Some(TargetState::Complete) => Vec::new(),
-        _ => vec![TargetStep::Say(TargetState::Complete)],
+        _ => vec![TargetStep::Report(TargetState::Complete)],
     }
 }
 
@@ -188,12 +191,12 @@ fn over(view: &TargetView) -> Vec<TargetStep> {
     match view.record.target {
         Some(TargetState::Refused | TargetState::Gone | TargetState::Ended) => close(view),
         // Before `Gone` is reported, a release that is in flight must find no session.
-        _ if never_ran => vec![TargetStep::Close, TargetStep::Say(TargetState::Gone)],
+        _ if never_ran => vec![TargetStep::Close, TargetStep::Report(TargetState::Gone)],
         _ if matches!(view.tunnel, TargetTunnel::Unknown) => Vec::new(),
         _ if is_kept_by_source(view) && view.record.target != Some(TargetState::Running) => {
-            vec![TargetStep::Say(TargetState::Gone)]
+            vec![TargetStep::Report(TargetState::Gone)]
         }
-        _ => vec![TargetStep::Say(TargetState::Ended)],
+        _ => vec![TargetStep::Report(TargetState::Ended)],
     }
 }
 

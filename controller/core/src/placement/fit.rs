@@ -146,11 +146,11 @@ impl Fit {
     /// Returns the reasons, such as `2 nodes lack the CPU feature avx2, 1 is unschedulable`; or that there are no
     /// nodes.
     pub fn reasons(&self) -> String {
-        let full = self.told(true);
-        if full.len() <= LENGTH { full } else { self.told(false) }
+        let full = self.text(true);
+        if full.len() <= LENGTH { full } else { self.text(false) }
     }
 
-    fn told(&self, names: bool) -> String {
+    fn text(&self, names: bool) -> String {
         let ranked = self.ranked();
         if ranked.is_empty() {
             return "there are no nodes".into();
@@ -442,14 +442,14 @@ fn surroundings(
         .and_then(quantity::bytes)
         .is_some_and(|bytes| bytes < needs.demand.memory)
     {
-        let asked = format!("{}Mi", needs.demand.memory.div_ceil(1 << 20));
-        found.insert(Misfit::TooSmall("memory", Amount(asked)));
+        let requested = format!("{}Mi", needs.demand.memory.div_ceil(1 << 20));
+        found.insert(Misfit::TooSmall("memory", Amount(requested)));
     }
     if has("cpu")
         .and_then(quantity::milli_cpus)
         .is_some_and(|milli| milli < needs.demand.milli_cpus)
     {
-        let asked = format!("{}m", needs.demand.milli_cpus);
-        found.insert(Misfit::TooSmall("cpu", Amount(asked)));
+        let requested = format!("{}m", needs.demand.milli_cpus);
+        found.insert(Misfit::TooSmall("cpu", Amount(requested)));
     }
 }

@@ -214,7 +214,7 @@ impl Misfit {
             Self::HostModelObsolete => format!("{has} an obsolete host model"),
             Self::LacksMachineType(machine) => format!("{lacks} the machine type {machine}"),
             Self::Architecture(architecture) => format!("{is} not {architecture}"),
-            Self::TooSmall(resource, asked) => format!("{has} less {resource} than the {asked} that are asked for"),
+            Self::TooSmall(resource, needed) => format!("{has} less {resource} than the {needed} that are asked for"),
             Self::NoRoom { resource, .. } if resource == room::PODS => {
                 format!("{has} as many pods as {} may have", verb("it", "they"))
             }

@@ -254,8 +254,8 @@ pub(super) fn lacks<'a>(
     requests: &'a Requests,
     taken: impl Fn(&str) -> u64,
 ) -> impl Iterator<Item = (&'a str, u64, u64)> {
-    let asked = requests.iter().filter(|(_, amount)| *amount > 0);
-    asked.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
+    let wanted = requests.iter().filter(|(_, amount)| *amount > 0);
+    wanted.chain([(PODS, 1)]).filter_map(move |(resource, requested)| {
         let offered = match offered.known(resource) {
             None | Some(0) if resource == KVM_RESOURCE => return None,
             // A kubelet reports these, possibly not yet.

@@ -62,11 +62,11 @@ fn deleted(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-fn look(set: &VirtualMachineInstanceReplicaSet, instances: &[VirtualMachineInstance]) -> Plan {
-    look_at(set, instances, now(), None)
+fn planned(set: &VirtualMachineInstanceReplicaSet, instances: &[VirtualMachineInstance]) -> Plan {
+    planned_at(set, instances, now(), None)
 }
 
-fn look_at(
+fn planned_at(
     set: &VirtualMachineInstanceReplicaSet,
     instances: &[VirtualMachineInstance],
     now: Timestamp,
@@ -95,7 +95,7 @@ fn names(targets: &[super::Target]) -> Vec<&str> {
 #[test]
 fn what_is_missing_is_made_and_no_name_is_given_twice() {
     let set = set(3);
-    let first = look(&set, &[]);
+    let first = planned(&set, &[]);
     assert_eq!(first.create.len(), 3);
     assert_eq!(first.create.iter().collect::<BTreeSet<_>>().len(), 3);
     assert!(
@@ -106,19 +106,19 @@ fn what_is_missing_is_made_and_no_name_is_given_twice() {
         "{first:?}"
     );
     // A controller that does not see its created instances yet plans the same names.
-    assert_eq!(look(&set, &[]).create, first.create);
+    assert_eq!(planned(&set, &[]).create, first.create);
     let made: Vec<_> = first
         .create
         .iter()
         .map(|name| instance(name, Phase::Pending, false, 0))
         .collect();
-    assert_eq!(look(&set, &made).create, [] as [&str; 0]);
-    let fewer = look(&set, &made[1..]);
+    assert_eq!(planned(&set, &made).create, [] as [&str; 0]);
+    let fewer = planned(&set, &made[1..]);
     assert_eq!(fewer.create, first.create[..1]);
     let other_uid = {
         let mut other = set.clone();
         other.metadata.uid = Some("another".into());
-        look(&other, &[]).create
+        planned(&other, &[]).create
     };
     assert_ne!(other_uid, first.create);
     let made = instance_of(&set, "web-1");
@@ -133,11 +133,11 @@ fn what_is_missing_is_made_and_no_name_is_given_twice() {
 
 #[test]
 fn a_burst_is_bounded_both_ways() {
-    assert_eq!(look(&set(1000), &[]).create.len(), BURST);
+    assert_eq!(planned(&set(1000), &[]).create.len(), BURST);
     let many: Vec<_> = (0..600)
         .map(|n| instance(&format!("i{n}"), Phase::Running, true, n))
         .collect();
-    assert_eq!(look(&set(0), &many).delete.len(), BURST);
+    assert_eq!(planned(&set(0), &many).delete.len(), BURST);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn the_least_useful_are_deleted_first() {
     }
     let order = ["pending", "scheduling", "unready", "young", "old"];
     for wanted in 0..=5 {
-        let plan = look(&set(wanted), &all);
+        let plan = planned(&set(wanted), &all);
         let fewer = usize::try_from(5 - wanted).unwrap();
         assert_eq!(names(&plan.delete), order[..fewer], "{wanted}");
         assert_eq!(plan.create, [] as [&str; 0]);
@@ -163,33 +163,33 @@ fn the_least_useful_are_deleted_first() {
 fn what_has_ended_is_deleted_and_replaced() {
     let ran = || instance("a", Phase::Running, true, 100);
     for phase in [Phase::Succeeded, Phase::Failed] {
-        let plan = look(&set(1), &[ended(ran(), phase, 0)]);
+        let plan = planned(&set(1), &[ended(ran(), phase, 0)]);
         assert_eq!((names(&plan.delete), plan.create.len()), (vec!["a"], 1));
     }
     // Replaced before it is deleted.
-    let plan = look(&set(1), &[deleted(ran())]);
+    let plan = planned(&set(1), &[deleted(ran())]);
     assert_eq!((plan.delete.len(), plan.create.len()), (0, 1));
     let mut terminating = ran();
     terminating.status.as_mut().unwrap().conditions[0] =
         serde_json::from_value(json!({"type": "Ready", "status": "False", "reason": "PodTerminating"})).unwrap();
-    let plan = look(&set(1), &[terminating]);
+    let plan = planned(&set(1), &[terminating]);
     assert_eq!((plan.delete.len(), plan.create.len()), (0, 1));
 }
 
 #[test]
 fn one_that_cannot_start_is_not_made_anew_without_rest() {
     let failed = |ago| ended(instance("a", Phase::Pending, false, 100), Phase::Failed, ago);
-    let plan = look(&set(1), &[failed(3)]);
+    let plan = planned(&set(1), &[failed(3)]);
     assert_eq!((plan.delete.len(), plan.create.len()), (0, 0));
     assert_eq!(plan.wake, Some(now() + SignedDuration::from_secs(7)));
     assert_eq!(plan.status.unwrap().replicas, 0);
-    let plan = look(&set(1), &[failed(10)]);
+    let plan = planned(&set(1), &[failed(10)]);
     assert_eq!((plan.delete.len(), plan.create.len(), plan.wake), (1, 1, None));
     // It gives up its slot if that is no longer needed. An evicted instance never holds one.
-    assert_eq!(look(&set(0), &[failed(3)]).delete.len(), 1);
+    assert_eq!(planned(&set(0), &[failed(3)]).delete.len(), 1);
     let mut evicted = failed(3);
     evicted.status.as_mut().unwrap().reason = Some("Evicted".into());
-    assert_eq!(look(&set(1), &[evicted]).create.len(), 1);
+    assert_eq!(planned(&set(1), &[evicted]).create.len(), 1);
 }
 
 #[test]
@@ -261,13 +261,13 @@ fn a_paused_or_deleted_set_does_nothing() {
     let ended = ended(instance("a", Phase::Running, true, 9), Phase::Failed, 99);
     let mut paused = set(3);
     paused.spec.paused = Some(true);
-    let plan = look(&paused, std::slice::from_ref(&ended));
+    let plan = planned(&paused, std::slice::from_ref(&ended));
     assert_eq!((plan.delete, plan.create), (vec![], vec![]));
     let status = plan.status.unwrap();
     assert_eq!(status.conditions[0].type_, "ReplicaPaused");
     let mut going = set(3);
     going.metadata.deletion_timestamp = Some(Time(now()));
-    let plan = look(&going, &[ended]);
+    let plan = planned(&going, &[ended]);
     assert_eq!((plan.delete, plan.create), (vec![], vec![]));
 }
 
@@ -275,7 +275,7 @@ fn a_paused_or_deleted_set_does_nothing() {
 fn an_instance_whose_labels_were_changed_is_let_go_and_replaced() {
     let mut stranger = instance("a", Phase::Running, true, 9);
     stranger.metadata.labels = Some([("app".to_owned(), "debug".to_owned())].into());
-    let plan = look(&set(1), &[stranger]);
+    let plan = planned(&set(1), &[stranger]);
     assert_eq!(
         (names(&plan.release), plan.delete.len(), plan.create.len()),
         (vec!["a"], 0, 1)
@@ -290,7 +290,7 @@ fn a_selector_that_does_not_fit_makes_nothing() {
     broken.spec.selector =
         serde_json::from_value(json!({"matchExpressions": [{"key": "a", "operator": "Like"}]})).unwrap();
     for (set, reason) in [(unfit, "SelectorDoesNotMatchTemplate"), (broken, "InvalidSelector")] {
-        let plan = look(&set, &[]);
+        let plan = planned(&set, &[]);
         assert_eq!(plan.create, [] as [&str; 0]);
         assert_eq!((plan.events.len(), plan.events[0].reason), (1, reason));
         let status = plan.status.unwrap();
@@ -299,7 +299,7 @@ fn a_selector_that_does_not_fit_makes_nothing() {
             status: Some(status),
             ..set
         };
-        assert_eq!(look(&again, &[]), Plan::default());
+        assert_eq!(planned(&again, &[]), Plan::default());
     }
 }
 
@@ -310,7 +310,7 @@ fn the_status_is_what_scaling_reads() {
         instance("b", Phase::Running, false, 9),
         deleted(instance("c", Phase::Running, true, 9)),
     ];
-    let status = look(&set(2), &all).status.unwrap();
+    let status = planned(&set(2), &all).status.unwrap();
     assert_eq!((status.replicas, status.ready_replicas), (2, 1));
     assert_eq!(status.label_selector.as_deref(), Some("app=web"));
 }
@@ -322,7 +322,7 @@ fn failure_is_reported_until_replica_count_is_reached() {
         tried: Tried::Create,
         message: "exceeded quota".into(),
     };
-    let refused = look_at(&set, &[], now(), Some(&failure));
+    let refused = planned_at(&set, &[], now(), Some(&failure));
     assert_eq!(refused.events.len(), 1);
     set.status = refused.status;
     assert_eq!(
@@ -330,10 +330,10 @@ fn failure_is_reported_until_replica_count_is_reached() {
         Some("FailedCreate")
     );
     let one = [instance("a", Phase::Running, true, 9)];
-    let status = look(&set, &one).status.unwrap();
+    let status = planned(&set, &one).status.unwrap();
     assert_eq!(status.conditions.len(), 1);
     let two = [one[0].clone(), instance("b", Phase::Running, true, 9)];
-    assert_eq!(look(&set, &two).status.unwrap().conditions, []);
+    assert_eq!(planned(&set, &two).status.unwrap().conditions, []);
 }
 
 /// Any state of one instance.
@@ -394,7 +394,7 @@ proptest! {
             let all: Vec<_> = world.values().filter(|instance| instance.metadata.owner_references.is_some()).cloned().collect();
             let active = all.iter().filter(|instance| is_active(instance)).count();
             let counted = all.iter().filter(|instance| is_active(instance) && instance.metadata.labels.is_some()).count();
-            let todo = look_at(&set, &all, time, None);
+            let todo = planned_at(&set, &all, time, None);
             if todo == Plan::default() && active == wanted {
                 settled = Some(step);
                 break;

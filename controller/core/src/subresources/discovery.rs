@@ -65,7 +65,7 @@ pub fn document(document: &Document, release: &str) -> Option<Value> {
     })
 }
 
-/// The result of a check of the API's health: whether the API server answers, with its version.
+/// The result of a check of the API's health: whether the API server responds, with its version.
 pub fn health(api_server: Result<Value, String>) -> Value {
     match api_server {
         Ok(version) => json!({"apiserver": {"connectivity": "ok", "version": version}}),

@@ -36,7 +36,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// In one word, for logs and metrics.
+    /// Returns its name for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Start => "start",

@@ -189,10 +189,10 @@ mod tests {
                 let Path::Target(target) = Path::parse(&path) else { continue };
                 prop_assert!(!target.namespace.is_empty() && !target.namespace.contains('/'));
                 prop_assert_eq!(target.name.is_empty(), target.resource == Resource::ExpandSpec);
-                let mut words = vec!["", "apis", GROUP, target.version, "namespaces", &target.namespace, target.resource.plural()];
-                words.extend([target.name.as_str(), &target.subresource].into_iter().filter(|word| !word.is_empty()));
-                words.extend(target.rest.iter().map(String::as_str));
-                prop_assert_eq!(words.join("/"), path.strip_suffix('/').unwrap_or(&path));
+                let mut segments = vec!["", "apis", GROUP, target.version, "namespaces", &target.namespace, target.resource.plural()];
+                segments.extend([target.name.as_str(), &target.subresource].into_iter().filter(|segment| !segment.is_empty()));
+                segments.extend(target.rest.iter().map(String::as_str));
+                prop_assert_eq!(segments.join("/"), path.strip_suffix('/').unwrap_or(&path));
             }
         }
     }

@@ -176,8 +176,8 @@ fn body_is_json_yaml_or_empty() {
     for body in [&b"{"[..], b"{\"paused\":\"perhaps\"}", b"[]", b"\xff"] {
         let failure = read::<Start>(body).unwrap_err();
         assert_eq!(failure.code, 400, "{body:?}");
-        let words = "Can not unmarshal Request body to struct, error: ";
-        assert!(failure.message.starts_with(words), "{}", failure.message);
+        let prefix = "Can not unmarshal Request body to struct, error: ";
+        assert!(failure.message.starts_with(prefix), "{}", failure.message);
         assert!(!failure.message.contains('\n'), "{}", failure.message);
     }
     assert_eq!(is_dry_run(None), Ok(false));

@@ -88,10 +88,10 @@ pub(crate) fn is_settled(world: &World) -> bool {
         return phase == Some(MigrationPhase::Succeeded) && world.moved;
     }
     // The guest runs nowhere. The end of a VMI is visible only through the pod or the node that it names.
-    let told = if world.moved {
+    let reported = if world.moved {
         world.target_pod != TargetPod::Ready || world.target_node == Node::Gone
     } else {
         world.source_pod == SourcePod::Over || world.source_node == Node::Gone
     };
-    world.struck && (told || world.ended)
+    world.struck && (reported || world.ended)
 }

@@ -24,15 +24,15 @@ pub(crate) enum Event {
     SourceSeesTunnel,
     SourceReadsDomain,
     SourceReadsJob,
-    SourceLooks,
+    SourceReconciles,
     SourceDoes(SourceStep),
     TargetSeesObject,
     TargetSeesTunnel,
-    TargetLooks,
+    TargetReconciles,
     TargetDoes(TargetStep),
     TargetDoesNotFit,
     ControllerSeesObject(u8),
-    ControllerLooks(u8),
+    ControllerReconciles(u8),
     ControllerDoes(u8, Order),
     // libvirt.
     Begins,
@@ -205,7 +205,7 @@ impl Out<'_, '_> {
             }
             // The guest resumed meanwhile, so the readings are inconsistent.
             Some((SourceDomain::Leaving, Some(Job::None))) if world.here != SourceDomain::Leaving && !job_first => {
-                self.happens(Event::SourceLooks, |w| w.source.read = None);
+                self.happens(Event::SourceReconciles, |w| w.source.read = None);
             }
             read => {
                 let job = read.and_then(|(_, job)| job).unwrap_or_else(|| world.job());
@@ -228,7 +228,7 @@ impl Out<'_, '_> {
                     assert_eq!(source::step(&SourceView { record, ..view }), []);
                 }
                 let steps = Mutant::source(self.how.mutant, &view, source::step);
-                self.happens(Event::SourceLooks, |w| {
+                self.happens(Event::SourceReconciles, |w| {
                     w.source.read = None;
                     fill(&mut w.source.todo, &steps);
                 });
@@ -291,7 +291,7 @@ impl Out<'_, '_> {
                 }
                 let mut steps = Mutant::target(self.how.mutant, &view, target::step);
                 steps.retain(|step| *step != TargetStep::Show);
-                self.happens(Event::TargetLooks, |w| fill(&mut w.target.todo, &steps));
+                self.happens(Event::TargetReconciles, |w| fill(&mut w.target.todo, &steps));
             }
         }
     }
@@ -339,7 +339,7 @@ impl Out<'_, '_> {
         );
         if !self.how.stale {
             let mutant = self.how.mutant;
-            self.tries(Event::ControllerLooks(index), |w| {
+            self.tries(Event::ControllerReconciles(index), |w| {
                 w.controllers[at].fresh = true;
                 orders
                     .iter()
@@ -347,7 +347,7 @@ impl Out<'_, '_> {
             });
             return;
         }
-        self.happens(Event::ControllerLooks(index), |w| {
+        self.happens(Event::ControllerReconciles(index), |w| {
             let controller = &mut w.controllers[at];
             controller.fresh = !orders.is_empty() && seen == w.api;
             fill(&mut controller.todo, &orders);
@@ -356,11 +356,11 @@ impl Out<'_, '_> {
 
     fn libvirt(&mut self) {
         let world = self.world;
-        let early = self.how.mutant == Some(Mutant::SaysThatItLeftWithoutProof);
+        let early = self.how.mutant == Some(Mutant::RecordsTheLeavingWithoutProof);
         if world.source_node == Node::Up {
             match world.move_ {
                 Move::None => {}
-                Move::Asked => self.happens(Event::Begins, |w| {
+                Move::Requested => self.happens(Event::Begins, |w| {
                     let can = w.linked()
                         && w.here == SourceDomain::Running
                         && w.there == TargetDomain::Absent
@@ -369,7 +369,7 @@ impl Out<'_, '_> {
                         w.move_ = Move::Perform;
                         w.there = TargetDomain::Incoming;
                     } else {
-                        w.answer(Call::Failed);
+                        w.complete_call(Call::Failed);
                     }
                 }),
                 Move::Perform => self.happens(Event::StandsStill, |w| {
@@ -388,10 +388,10 @@ impl Out<'_, '_> {
                 }),
                 Move::Read => self.happens(Event::Stops, |w| {
                     w.here = SourceDomain::Left;
-                    w.answer(Call::Succeeded);
+                    w.complete_call(Call::Succeeded);
                 }),
                 Move::Failing => self.tries(Event::GoesOn, |w| {
-                    w.answer(Call::Failed);
+                    w.complete_call(Call::Failed);
                     w.source.stood_still = false;
                     resume_here(w)
                 }),
@@ -407,7 +407,7 @@ impl Out<'_, '_> {
                 // Also if the reply is never read: QEMU has reported that everything was sent.
                 Move::AllThere => self.happens(Event::Stops, |w| {
                     w.here = SourceDomain::Left;
-                    w.answer(Call::Succeeded);
+                    w.complete_call(Call::Succeeded);
                 }),
             }
             if self.how.post_copy && world.move_ == Move::Perform && world.here == SourceDomain::Running {
@@ -440,8 +440,8 @@ impl Out<'_, '_> {
             if session.proven {
                 side.prove(Proof::ReplyConsumed);
             }
-            let told = side.release().is_some() && !session.acknowledged;
-            if told && world.linked() {
+            let is_released = side.release().is_some() && !session.acknowledged;
+            if is_released && world.linked() {
                 self.happens(Event::ReleaseIsSent, |w| w.release = true);
             }
         }
@@ -729,7 +729,7 @@ fn crash_libvirtd(world: &mut World, drains: bool) {
         Move::Switched => world.lose_memory(),
         // QEMU continues, and the new libvirtd takes it over.
         Move::None | Move::Follows | Move::AllThere => {}
-        _ => world.answer(Call::Failed),
+        _ => world.complete_call(Call::Failed),
     }
     world.source.stood_still = false;
 }
@@ -739,13 +739,13 @@ fn end_here(world: &mut World) {
         world.here = SourceDomain::Ended;
         match world.move_ {
             Move::Switched | Move::Follows => world.lose_memory(),
-            _ => world.answer(Call::Failed),
+            _ => world.complete_call(Call::Failed),
         }
     }
     if world.lives_here() {
         world.here = SourceDomain::Ended;
         if world.move_ != Move::None {
-            world.answer(Call::Failed);
+            world.complete_call(Call::Failed);
         }
     }
 }
@@ -794,9 +794,9 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
             .source_session
             .iter_mut()
             .for_each(|session| session.paired = true),
-        SourceStep::Say(state) => {
+        SourceStep::Report(state) => {
             if world.exists() && world.api.source.is_none_or(|before| state.may_follow(before)) {
-                world.write(|api| api.hear_source(state));
+                world.write(|api| api.apply_source_state(state));
                 if state == SourceState::Migrating && world.source.call == Call::Unknown {
                     world.source.call = Call::Due;
                 }
@@ -804,7 +804,7 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
         }
         SourceStep::Start => {
             if world.move_ == Move::None {
-                world.move_ = Move::Asked;
+                world.move_ = Move::Requested;
                 world.source.call = Call::Pending;
             } else {
                 world.source.call = Call::Failed;
@@ -859,7 +859,7 @@ fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
             .iter_mut()
             .for_each(|session| session.paired = true),
         TargetStep::Show => {}
-        TargetStep::Say(state) => {
+        TargetStep::Report(state) => {
             if world.exists() && world.api.target.is_none_or(|before| state.may_follow(before)) {
                 world.write(|api| api.target = Some(state));
             }
@@ -943,7 +943,7 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
         }
         ClusterStep::Fail(_) if !was_over => world.api.phase = Some(MigrationPhase::Failed),
         ClusterStep::Abort(_) => world.api.abort = true,
-        ClusterStep::TellSourceGone => world.api.source_gone = true,
+        ClusterStep::RecordSourceGone => world.api.source_gone = true,
         ClusterStep::RemoveFinalizer => world.finalizer = false,
         _ => {}
     }

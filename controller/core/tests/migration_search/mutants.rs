@@ -14,7 +14,7 @@ pub(crate) enum Mutant {
     /// The source releases the target as soon as the guest is paused.
     ReleasesWithoutProof,
     /// The source reports `HandedOver` before its tunnel has received the acknowledgement.
-    HandsOverWithoutHearing,
+    HandsOverUnacknowledged,
     /// The source reports `HandedOver` for a guest that has not left yet.
     HandsOverWhatHasNotLeft,
     /// The target waits for its source's report for ever, even if the source's node is gone.
@@ -22,11 +22,11 @@ pub(crate) enum Mutant {
     /// The source resumes its guest although it has released it.
     ResumesWhatItLetGo,
     /// The source resumes its guest when no job is running, whatever the target has.
-    ResumesWithoutWordOfTheTarget,
+    ResumesIgnoringTheTarget,
     /// The source reports `Stayed` while a call of an earlier process may be on its way.
     StaysWithoutClosing,
     /// The source does not report `Migrating` before it calls libvirt.
-    StartsWithoutSaying,
+    StartsUnreported,
     /// The target admits the source of a migration that was aborted.
     PairsThoughGivenUp,
     /// The source treats a guest that ended while paused as migrated away.
@@ -42,7 +42,7 @@ pub(crate) enum Mutant {
     /// The same for the tunnel.
     TunnelResumesWhatIsComplete,
     /// The source's tunnel records in the pod that the guest has left as soon as it is paused.
-    SaysThatItLeftWithoutProof,
+    RecordsTheLeavingWithoutProof,
     /// The target destroys a complete guest when the migration is aborted.
     DiscardsWhenGivenUp,
     /// The controller fails the migration when nothing arrived, although the source may have released the guest.
@@ -61,13 +61,13 @@ pub(crate) enum Mutant {
     /// The VMI is moved as soon as the target runs the guest.
     MovesBeforeTheSourceStopped,
     /// The loss of the source's node is never recorded.
-    NeverTellsThatTheSourceIsGone,
+    NeverRecordsTheLossOfTheSource,
     /// The controller considers a node gone whose Node object was deleted, although its agent is alive.
     TakesADeletedNodeForGone,
     /// The source destroys its part of a switched guest while the target still needs it.
     DestroysWhatIsToFollow,
     /// The target reports a switched guest as running before all of it is there.
-    SaysThatItRunsBeforeItIsThere,
+    ReportsRunningTooEarly,
     /// The target destroys a switched guest when the migration is aborted.
     DiscardsWhatWasSwitched,
     /// An agent carries out a user's command for a guest that the instance names on another node.
@@ -78,13 +78,13 @@ impl Mutant {
     /// All mutants.
     pub(crate) const ALL: [Self; 30] = [
         Self::ReleasesWithoutProof,
-        Self::HandsOverWithoutHearing,
+        Self::HandsOverUnacknowledged,
         Self::HandsOverWhatHasNotLeft,
         Self::WaitsForItsSource,
         Self::ResumesWhatItLetGo,
-        Self::ResumesWithoutWordOfTheTarget,
+        Self::ResumesIgnoringTheTarget,
         Self::StaysWithoutClosing,
-        Self::StartsWithoutSaying,
+        Self::StartsUnreported,
         Self::PairsThoughGivenUp,
         Self::TakesAnEndForALeaving,
         Self::ReadsTheJobFirst,
@@ -92,7 +92,7 @@ impl Mutant {
         Self::DestroysWithoutClosing,
         Self::ResumesWithoutRelease,
         Self::TunnelResumesWhatIsComplete,
-        Self::SaysThatItLeftWithoutProof,
+        Self::RecordsTheLeavingWithoutProof,
         Self::DiscardsWhenGivenUp,
         Self::FailsWhenNothingArrives,
         Self::FailsWhenTheSourceEnded,
@@ -101,10 +101,10 @@ impl Mutant {
         Self::SucceedsBeforeTheSourceStopped,
         Self::FailsWhenOverdue,
         Self::MovesBeforeTheSourceStopped,
-        Self::NeverTellsThatTheSourceIsGone,
+        Self::NeverRecordsTheLossOfTheSource,
         Self::TakesADeletedNodeForGone,
         Self::DestroysWhatIsToFollow,
-        Self::SaysThatItRunsBeforeItIsThere,
+        Self::ReportsRunningTooEarly,
         Self::DiscardsWhatWasSwitched,
         Self::CommandsReachEitherNode,
     ];
@@ -113,7 +113,7 @@ impl Mutant {
     pub(crate) fn needs_post_copy(self) -> bool {
         matches!(
             self,
-            Self::DestroysWhatIsToFollow | Self::SaysThatItRunsBeforeItIsThere | Self::DiscardsWhatWasSwitched
+            Self::DestroysWhatIsToFollow | Self::ReportsRunningTooEarly | Self::DiscardsWhatWasSwitched
         )
     }
 
@@ -121,7 +121,7 @@ impl Mutant {
     pub(crate) fn faults(self) -> u8 {
         match self {
             Self::FailsWhenTheSourceEnded
-            | Self::SaysThatItLeftWithoutProof
+            | Self::RecordsTheLeavingWithoutProof
             | Self::PairsThoughGivenUp
             | Self::CommandsReachEitherNode => 2,
             _ => 1,
@@ -143,23 +143,25 @@ impl Mutant {
             Some(Self::ReleasesWithoutProof) if still && open && moving => {
                 vec![SourceStep::Release(Proof::SourceGone)]
             }
-            Some(Self::HandsOverWithoutHearing) if moving && steps.contains(&SourceStep::Say(SourceState::Stopped)) => {
-                vec![SourceStep::Say(SourceState::HandedOver)]
+            Some(Self::HandsOverUnacknowledged)
+                if moving && steps.contains(&SourceStep::Report(SourceState::Stopped)) =>
+            {
+                vec![SourceStep::Report(SourceState::HandedOver)]
             }
             Some(Self::HandsOverWhatHasNotLeft)
                 if still && moving && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. }) =>
             {
-                vec![SourceStep::Say(SourceState::HandedOver)]
+                vec![SourceStep::Report(SourceState::HandedOver)]
             }
             Some(Self::ResumesWhatItLetGo) if still && view.job == Job::None && !moving => vec![SourceStep::Resume],
-            Some(Self::ResumesWithoutWordOfTheTarget) if still && view.job == Job::None && moving => {
+            Some(Self::ResumesIgnoringTheTarget) if still && view.job == Job::None && moving => {
                 vec![SourceStep::Resume]
             }
-            Some(Self::NeverHalts) if steps == [SourceStep::Say(SourceState::Halted)] => Vec::new(),
+            Some(Self::NeverHalts) if steps == [SourceStep::Report(SourceState::Halted)] => Vec::new(),
             Some(Self::StaysWithoutClosing) if moving && steps == [SourceStep::Close] => {
-                vec![SourceStep::Say(SourceState::Stayed)]
+                vec![SourceStep::Report(SourceState::Stayed)]
             }
-            Some(Self::StartsWithoutSaying) if steps == [SourceStep::Say(SourceState::Migrating)] => {
+            Some(Self::StartsUnreported) if steps == [SourceStep::Report(SourceState::Migrating)] => {
                 vec![SourceStep::Start]
             }
             Some(Self::TakesAnEndForALeaving) if view.domain == SourceDomain::Ended && moving => {
@@ -184,7 +186,7 @@ impl Mutant {
                 (view.source_is_late, view.record.source_gone) = (false, false);
                 step(&view)
             }
-            Some(Self::SaysThatItRunsBeforeItIsThere) if view.domain == TargetDomain::PostCopy => {
+            Some(Self::ReportsRunningTooEarly) if view.domain == TargetDomain::PostCopy => {
                 let domain = TargetDomain::Running;
                 step(&TargetView { domain, ..*view })
             }
@@ -239,8 +241,8 @@ impl Mutant {
                 vec![ClusterStep::Enter(MigrationPhase::Succeeded)]
             }
             Some(Self::FailsWhenOverdue) if moving && view.overdue => vec![ClusterStep::Fail(Failure::Overdue)],
-            Some(Self::NeverTellsThatTheSourceIsGone) => {
-                steps.retain(|step| *step != ClusterStep::TellSourceGone);
+            Some(Self::NeverRecordsTheLossOfTheSource) => {
+                steps.retain(|step| *step != ClusterStep::RecordSourceGone);
                 steps
             }
             _ => steps,

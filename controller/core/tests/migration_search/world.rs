@@ -70,7 +70,7 @@ pub(crate) enum Node {
 pub(crate) enum Move {
     None,
     /// The call is on its way to libvirtd.
-    Asked,
+    Requested,
     Perform,
     /// The guest is paused, and the rest of it is sent.
     Still,
@@ -208,7 +208,7 @@ impl World {
 
     pub(crate) fn job(&self) -> Job {
         match self.move_ {
-            Move::None | Move::Asked => Job::None,
+            Move::None | Move::Requested => Job::None,
             _ => Job::Outgoing,
         }
     }
@@ -270,7 +270,7 @@ impl World {
 
     /// Loses the missing memory of a switched guest. That is the inherent risk of post-copy, and no bug.
     pub(crate) fn lose_memory(&mut self) {
-        self.answer(Call::Failed);
+        self.complete_call(Call::Failed);
         self.struck = true;
     }
 
@@ -286,10 +286,10 @@ impl World {
     }
 
     /// Ends the call with this result.
-    pub(crate) fn answer(&mut self, answer: Call) {
+    pub(crate) fn complete_call(&mut self, complete_call: Call) {
         self.move_ = Move::None;
         if self.source.call == Call::Pending {
-            self.source.call = answer;
+            self.source.call = result;
         }
     }
 

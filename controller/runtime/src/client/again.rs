@@ -5,7 +5,7 @@
 //! to be sent again. Idempotent are reads, and server-side apply, which declares the state of an object instead of a
 //! change. All other requests fail, and the caller decides.
 
-use super::{Asked, ClientMetrics};
+use super::{ClientMetrics, Operation};
 use http::{Method, Request, Response, header::CONTENT_TYPE};
 use kube::client::Body;
 use std::{
@@ -20,16 +20,16 @@ const APPLY: &[u8] = b"application/apply-patch+";
 
 /// Retries an idempotent request once if the connection was closed before the response.
 #[derive(Clone)]
-pub(super) struct AskAgain {
+pub(super) struct RetryOnce {
     metrics: ClientMetrics,
-    asked_again: bool,
+    retried: bool,
 }
 
-impl AskAgain {
+impl RetryOnce {
     pub(super) fn new(metrics: ClientMetrics) -> Self {
         Self {
             metrics,
-            asked_again: false,
+            retried: false,
         }
     }
 }
@@ -62,7 +62,7 @@ fn was_closed(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-impl<B> Policy<Request<Body>, Response<B>, BoxError> for AskAgain {
+impl<B> Policy<Request<Body>, Response<B>, BoxError> for RetryOnce {
     type Future = Ready<()>;
 
     fn retry(
@@ -71,17 +71,17 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for AskAgain {
         result: &mut Result<Response<B>, BoxError>,
     ) -> Option<Self::Future> {
         let Err(error) = result else { return None };
-        if self.asked_again || !was_closed(error.as_ref()) {
+        if self.retried || !was_closed(error.as_ref()) {
             return None;
         }
-        self.asked_again = true;
-        let asked = Asked::of(request);
+        self.retried = true;
+        let operation = Operation::of(request);
         tracing::debug!(
-            verb = asked.verb,
-            resource = asked.resource,
+            verb = operation.verb,
+            resource = operation.resource,
             "the API server closed the connection instead of answering: asking again"
         );
-        self.metrics.count(asked, "closed".to_owned());
+        self.metrics.count(operation, "closed".to_owned());
         Some(ready(()))
     }
 
@@ -125,8 +125,8 @@ mod tests {
             if first.is_empty() {
                 line.clone_into(&mut first);
             }
-            if let Some(said) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
-                length = said.parse().unwrap();
+            if let Some(length_text) = line.to_ascii_lowercase().strip_prefix("content-length: ") {
+                length = length_text.parse().unwrap();
             }
         }
         connection.read_exact(&mut vec![0; length]).ok()?;
@@ -142,8 +142,8 @@ mod tests {
             for (number, connection) in listener.incoming().enumerate() {
                 let mut connection = BufReader::new(connection.unwrap());
                 while read_request(&mut connection).is_some() && number >= closes {
-                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
-                    connection.get_mut().write_all(answer).unwrap();
+                    let reply = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}";
+                    connection.get_mut().write_all(reply).unwrap();
                 }
             }
         });
@@ -160,7 +160,7 @@ mod tests {
 
     /// Sends a request to a server that closes the first `closes` connections. Returns its result and the number of
     /// retries.
-    async fn asks(name: &str, closes: usize, method: Method, content: &str) -> (Result<String, kube::Error>, u64) {
+    async fn send_over(name: &str, closes: usize, method: Method, content: &str) -> (Result<String, kube::Error>, u64) {
         let path = closing_server(name, closes);
         let options = ClientOptions {
             component: "drydock-test",
@@ -177,9 +177,9 @@ mod tests {
             .header(CONTENT_TYPE, content)
             .body(b"{}".to_vec())
             .unwrap();
-        let answer = client.request_text(request).await;
+        let outcome = client.request_text(request).await;
         let closed = ["get", "patch", "create"].map(|verb| metrics.closed(verb, "nodes"));
-        (answer, closed.into_iter().sum())
+        (outcome, closed.into_iter().sum())
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -188,11 +188,11 @@ mod tests {
             ("get", Method::GET, "application/json"),
             ("apply", Method::PATCH, "application/apply-patch+yaml"),
         ] {
-            let (answer, again) = asks(name, 1, method.clone(), content).await;
-            assert_eq!(answer.unwrap(), "{}", "{name}");
+            let (outcome, again) = send_over(name, 1, method.clone(), content).await;
+            assert_eq!(outcome.unwrap(), "{}", "{name}");
             assert_eq!(again, 1, "{name}");
-            let (answer, again) = asks(name, 2, method, content).await;
-            assert!(answer.is_err(), "{name}: once more, and no more");
+            let (outcome, again) = send_over(name, 2, method, content).await;
+            assert!(outcome.is_err(), "{name}: once more, and no more");
             assert_eq!(again, 1, "{name}");
         }
     }
@@ -204,8 +204,8 @@ mod tests {
             ("delete", Method::DELETE, "application/json"),
             ("merge", Method::PATCH, "application/merge-patch+json"),
         ] {
-            let (answer, again) = asks(name, 1, method, content).await;
-            assert!(answer.is_err(), "{name}");
+            let (outcome, again) = send_over(name, 1, method, content).await;
+            assert!(outcome.is_err(), "{name}");
             assert_eq!(again, 0, "{name}");
         }
     }

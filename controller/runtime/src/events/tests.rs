@@ -1,4 +1,4 @@
-use super::{Event, EventMetrics, Events, LAST_WORDS, QUEUE, Reporter, ResultLabel, Severity, name_of};
+use super::{DRAIN_TIMEOUT, Event, EventMetrics, Events, QUEUE, Reporter, ResultLabel, Severity, name_of};
 use crate::{
     Process,
     clock::Instant,
@@ -45,12 +45,12 @@ fn count(metrics: &EventMetrics, result: &'static str) -> u64 {
 
 /// Responds to a request with success.
 async fn accept(server: &mut ApiServer) -> (Method, String, serde_json::Value) {
-    let asked = server.next_request().await;
-    let (method, line, body) = (asked.method.clone(), asked.line.clone(), asked.body.clone());
+    let request = server.next_request().await;
+    let (method, line, body) = (request.method.clone(), request.line.clone(), request.body.clone());
     let full = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "e"}, "eventTime": "2026-01-01T00:00:00.000000Z",
     });
-    asked.with(&full);
+    request.with(&full);
     (method, line, body)
 }
 
@@ -150,7 +150,7 @@ async fn queued_events_are_written_at_the_stop_within_a_limit() {
         run = process.run(futures::stream::pending(), Duration::from_secs(10)) => run.unwrap(),
         () = lost => {}
     }
-    assert!(start.elapsed() <= LAST_WORDS + Duration::from_millis(2));
+    assert!(start.elapsed() <= DRAIN_TIMEOUT + Duration::from_millis(2));
 }
 
 #[test]

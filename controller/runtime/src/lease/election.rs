@@ -71,7 +71,7 @@ pub(super) enum Action {
 
 /// The response of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum Response {
     /// The state of the Lease (after the write, if the request was one).
     Is(Record),
     Missing,
@@ -84,7 +84,7 @@ pub(super) enum Answer {
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    Ask(Action),
+    Send(Action),
     Wait(Instant),
 }
 
@@ -137,7 +137,7 @@ impl Election {
         if now < self.next {
             return Step::Wait(self.next);
         }
-        Step::Ask(match &self.seen {
+        Step::Send(match &self.seen {
             Seen::Unsure { .. } => Action::Read,
             Seen::Missing { free_at } if now >= *free_at => Action::Create,
             Seen::Missing { .. } => Action::Read,
@@ -159,10 +159,10 @@ impl Election {
     }
 
     /// Processes the response to `action`, which was sent at `sent` and whose response arrived at `now`.
-    pub(super) fn complete(&mut self, action: &Action, answer: Answer, sent: Instant, now: Instant) {
+    pub(super) fn complete(&mut self, action: &Action, response: Response, sent: Instant, now: Instant) {
         let later = now + self.terms.retry_every;
-        match answer {
-            Answer::Is(record) => {
+        match response {
+            Response::Is(record) => {
                 let written = *action != Action::Read;
                 if record.holder == self.identity {
                     if written {
@@ -183,7 +183,7 @@ impl Election {
                     self.next = self.next.min((*since + self.patience(record)).max(now));
                 }
             }
-            Answer::Missing => {
+            Response::Missing => {
                 // The holder may not know of the deletion yet.
                 let seen_before = match &self.seen {
                     Seen::Unsure { last: None } => None,
@@ -209,11 +209,11 @@ impl Election {
                     later
                 };
             }
-            Answer::Conflict => {
+            Response::Conflict => {
                 self.unsure();
                 self.next = now;
             }
-            Answer::Unknown => {
+            Response::Unknown => {
                 // The version may have changed; a renewal can simply be repeated, since a conflict would reveal that.
                 if !matches!(action, Action::Renew { .. }) {
                     self.unsure();

@@ -2,7 +2,7 @@
 
 use super::{
     Outcome,
-    election::{Action, Answer, Election, Record, Step, Terms},
+    election::{Action, Election, Record, Response, Step, Terms},
     outcome, seconds,
 };
 use crate::{Change, Process, Trigger, Watch, Watches, clock, jittered};
@@ -31,7 +31,7 @@ use tokio_util::{
 };
 
 /// How long one request may take.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long work under a term may take to end before the process stops without releasing the Lease.
 const WORK_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
@@ -185,15 +185,16 @@ impl Elector {
                         self.election.released(Instant::now());
                     }
                 }
-                Step::Ask(action) => {
-                    let asking = execute(&self.api, &self.candidacy, &action);
-                    let Some(answer) = stopping.run_until_cancelled(self.unless_the_term_ends(asking)).await else {
+                Step::Send(action) => {
+                    let executing = execute(&self.api, &self.candidacy, &action);
+                    let Some(response) = stopping.run_until_cancelled(self.unless_the_term_ends(executing)).await
+                    else {
                         break;
                     };
                     // The term ended while the request was in flight: it may still have been executed.
-                    let answer = answer.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
-                    let answer = self.log(answer);
-                    self.election.complete(&action, answer, now, Instant::now());
+                    let response = response.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
+                    let response = self.log(response);
+                    self.election.complete(&action, response, now, Instant::now());
                 }
             }
             self.publish(Instant::now());
@@ -271,7 +272,7 @@ impl Elector {
         }
     }
 
-    fn log(&mut self, outcome: Outcome<Record>) -> Answer {
+    fn log(&mut self, outcome: Outcome<Record>) -> Response {
         let lease = &self.candidacy.name;
         match (&outcome, self.failing) {
             (Outcome::Unknown(reason), false) => {
@@ -285,10 +286,10 @@ impl Elector {
             _ => {}
         }
         match outcome {
-            Outcome::Done(record) => Answer::Is(record),
-            Outcome::Missing => Answer::Missing,
-            Outcome::Conflict => Answer::Conflict,
-            Outcome::Unknown(_) => Answer::Unknown,
+            Outcome::Done(record) => Response::Is(record),
+            Outcome::Missing => Response::Missing,
+            Outcome::Conflict => Response::Conflict,
+            Outcome::Unknown(_) => Response::Unknown,
         }
     }
 }
@@ -299,7 +300,7 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Ou
     let field_manager = Some(candidacy.field_manager.to_owned());
     let duration = seconds(Terms::default().duration);
     let write = match action {
-        Action::Read => return record(outcome(ANSWER_WITHIN, api.get(name)).await),
+        Action::Read => return record(outcome(REQUEST_TIMEOUT, api.get(name)).await),
         Action::Create => {
             let spec = LeaseSpec {
                 holder_identity: Some(identity.clone()),
@@ -321,7 +322,7 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Ou
                 field_manager,
                 ..PostParams::default()
             };
-            return record(outcome(ANSWER_WITHIN, api.create(&params, &lease)).await);
+            return record(outcome(REQUEST_TIMEOUT, api.create(&params, &lease)).await);
         }
         Action::Take { version, transitions } => json!({
             "metadata": {"resourceVersion": version},
@@ -343,7 +344,7 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Ou
         field_manager,
         ..PatchParams::default()
     };
-    record(outcome(ANSWER_WITHIN, api.patch(name, &params, &Patch::Merge(write))).await)
+    record(outcome(REQUEST_TIMEOUT, api.patch(name, &params, &Patch::Merge(write))).await)
 }
 
 fn record(outcome: Outcome<Lease>) -> Outcome<Record> {

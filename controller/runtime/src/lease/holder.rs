@@ -3,9 +3,9 @@
 //! ```text
 //!  idle ──take_over()──▶ take ──done──▶ renew ⟲ periodically
 //!                                       renew ──missing──▶ make ──done──▶ renew
-//!                                       renew, make ──conflict──▶ look ──still ours──▶ renew
-//!                                                                 look ──missing──▶ make
-//!                                                                 look ──another holder──▶ idle
+//!                                       renew, make ──conflict──▶ read ──still ours──▶ renew
+//!                                                                 read ──missing──▶ make
+//!                                                                 read ──another holder──▶ idle
 //! ```
 
 use super::{Outcome, outcome, seconds};
@@ -137,12 +137,12 @@ enum Phase {
     Renew {
         version: String,
     },
-    Look,
+    Read,
 }
 
 /// The result of an action.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Answer {
+enum ActionResult {
     /// The state of the Lease.
     Is {
         holder: String,
@@ -164,18 +164,20 @@ enum When {
 }
 
 /// Returns the action that follows this response to `phase`, and when to perform it.
-fn next(phase: Phase, answer: Answer, identity: &str) -> (Phase, When) {
-    match (phase, answer) {
+fn next(phase: Phase, result: ActionResult, identity: &str) -> (Phase, When) {
+    match (phase, result) {
         (Phase::Idle, _) => (Phase::Idle, When::Now),
-        (Phase::Look, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::Now),
-        (_, Answer::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
-        (_, Answer::Is { .. }) => (Phase::Idle, When::Now),
+        (Phase::Read, ActionResult::Is { holder, version }) if holder == identity => {
+            (Phase::Renew { version }, When::Now)
+        }
+        (_, ActionResult::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
+        (_, ActionResult::Is { .. }) => (Phase::Idle, When::Now),
         // Both create the Lease if necessary, so a 404 means that the namespace is missing.
-        (phase @ (Phase::Take | Phase::Make), Answer::Missing) => (phase, When::Later),
-        (_, Answer::Missing) => (Phase::Make, When::Now),
-        (Phase::Take, Answer::Conflict) => (Phase::Take, When::Later),
-        (_, Answer::Conflict) => (Phase::Look, When::Now),
-        (phase, Answer::Unknown) => (phase, When::Later),
+        (phase @ (Phase::Take | Phase::Make), ActionResult::Missing) => (phase, When::Later),
+        (_, ActionResult::Missing) => (Phase::Make, When::Now),
+        (Phase::Take, ActionResult::Conflict) => (Phase::Take, When::Later),
+        (_, ActionResult::Conflict) => (Phase::Read, When::Now),
+        (phase, ActionResult::Unknown) => (phase, When::Later),
     }
 }
 
@@ -211,10 +213,10 @@ impl Keeper {
                 continue;
             }
             let began = Instant::now();
-            let answer = self.execute(&phase).await;
-            self.log(&phase, &answer);
+            let result = self.execute(&phase).await;
+            self.log(&phase, &result);
             let when;
-            (phase, when) = next(phase, answer, &self.holding.identity);
+            (phase, when) = next(phase, result, &self.holding.identity);
             at = match when {
                 When::Now if phase == Phase::Idle => None,
                 When::Now => Some(began),
@@ -224,7 +226,7 @@ impl Keeper {
         }
     }
 
-    async fn execute(&mut self, phase: &Phase) -> Answer {
+    async fn execute(&mut self, phase: &Phase) -> ActionResult {
         let Holding {
             name,
             renew_every,
@@ -233,7 +235,7 @@ impl Keeper {
         } = &self.holding;
         let within = (*renew_every).max(Duration::from_secs(5));
         let outcome = match phase {
-            Phase::Idle => return Answer::Unknown,
+            Phase::Idle => return ActionResult::Unknown,
             Phase::Take => {
                 let params = PatchParams::apply(field_manager).force();
                 outcome(within, self.api.patch(name, &params, &Patch::Apply(self.whole()))).await
@@ -257,21 +259,21 @@ impl Keeper {
                 });
                 outcome(within, self.api.patch(name, &params, &Patch::Merge(renewal))).await
             }
-            Phase::Look => outcome(within, self.api.get(name)).await,
+            Phase::Read => outcome(within, self.api.get(name)).await,
         };
         match outcome {
-            Outcome::Done(lease) => Answer::Is {
+            Outcome::Done(lease) => ActionResult::Is {
                 holder: lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
                 version: lease.metadata.resource_version.unwrap_or_default(),
             },
-            Outcome::Missing => Answer::Missing,
-            Outcome::Conflict => Answer::Conflict,
+            Outcome::Missing => ActionResult::Missing,
+            Outcome::Conflict => ActionResult::Conflict,
             Outcome::Unknown(reason) => {
                 if !self.failing {
                     tracing::warn!(lease = name, reason, "could not renew the lease, trying again");
                     self.failing = true;
                 }
-                Answer::Unknown
+                ActionResult::Unknown
             }
         }
     }
@@ -299,16 +301,16 @@ impl Keeper {
     }
 
     /// Publishes the current holder.
-    fn log(&mut self, phase: &Phase, answer: &Answer) {
+    fn log(&mut self, phase: &Phase, result: &ActionResult) {
         let lease = &self.holding.name;
-        let held = match answer {
-            Answer::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
-            Answer::Is { holder, .. } => Held::By(holder.clone()),
-            Answer::Missing if !matches!(phase, Phase::Take | Phase::Make) => {
+        let held = match result {
+            ActionResult::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
+            ActionResult::Is { holder, .. } => Held::By(holder.clone()),
+            ActionResult::Missing if !matches!(phase, Phase::Take | Phase::Make) => {
                 tracing::warn!(lease, "somebody deleted the lease, making it again");
                 return;
             }
-            Answer::Missing | Answer::Conflict | Answer::Unknown => return,
+            ActionResult::Missing | ActionResult::Conflict | ActionResult::Unknown => return,
         };
         if self.failing {
             tracing::info!(lease, "the lease can be renewed again");

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 ///
 /// # Caveats
 /// Without observation there is no basis for a decision: when the watch breaks call [`blind`](Self::blind), and
-/// [`restart`](Self::restart) when it recovers. Otherwise all Leases look stale that were renewed unobserved.
+/// [`restart`](Self::restart) when it recovers. Otherwise all Leases that were renewed unobserved count as stale.
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,

@@ -79,16 +79,16 @@ impl Service<Request<Body>> for Observed {
 
 /// Returns whether a request opens a watch.
 pub(crate) fn is_watch<B>(request: &Request<B>) -> bool {
-    asks(request, "watch=true")
+    has_parameter(request, "watch=true")
 }
 
 /// Returns whether a watch starts with a list of all objects. An event marks the end of the list; until then the cache
 /// is stale.
 fn begins_with_list<B>(request: &Request<B>) -> bool {
-    asks(request, "sendInitialEvents=true")
+    has_parameter(request, "sendInitialEvents=true")
 }
 
-fn asks<B>(request: &Request<B>, wanted: &str) -> bool {
+fn has_parameter<B>(request: &Request<B>, wanted: &str) -> bool {
     let query = request.uri().query();
     query.is_some_and(|query| query.split('&').any(|part| part == wanted))
 }

@@ -84,8 +84,8 @@ mod tests {
             (422, "refused"),
         ] {
             let failure = classify(&listing(code));
-            let said = "failed to perform initial object list: ApiError: said: Reason".to_owned();
-            assert_eq!((failure.name, failure.problem), (name, Some(Problem::Failing(said))));
+            let text = "failed to perform initial object list: ApiError: said: Reason".to_owned();
+            assert_eq!((failure.name, failure.problem), (name, Some(Problem::Failing(text))));
         }
         assert_eq!(classify(&Error::NoResourceVersion).name, "malformed");
         let lost = kube::Error::ReadEvents(std::io::Error::other("reset"));

@@ -247,8 +247,8 @@ impl<K: Resource> Observer<K> {
     }
 
     fn dispatch(&mut self, change: &Change<K>) {
-        for told in &mut self.on_change {
-            told(change);
+        for callback in &mut self.on_change {
+            callback(change);
         }
     }
 }

@@ -219,8 +219,8 @@ async fn changed_objects_are_pruned_stored_and_notified() {
 
 async fn changes_are_notified(packed: bool) {
     let mut setup = setup();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let sink = told.clone();
+    let changes = Arc::new(Mutex::new(Vec::new()));
+    let sink = changes.clone();
     let prune = |object: &mut ConfigMap| {
         object.data.as_mut().map(|data| data.remove("unread"));
     };
@@ -251,7 +251,7 @@ async fn changes_are_notified(packed: bool) {
     open.send("DELETED", &config_map("a", "8", "two"));
     settled(&setup.signal).await;
     assert_eq!((value(&cache, "a"), value(&cache, "b").as_deref()), (None, Some("new")));
-    let told = told.lock().unwrap();
+    let changes = changes.lock().unwrap();
     let expected = [
         "drydock/a false true",
         "clear: true",
@@ -259,7 +259,7 @@ async fn changes_are_notified(packed: bool) {
         "drydock/b false true",
         "drydock/a true false",
     ];
-    assert_eq!(*told, expected);
+    assert_eq!(*changes, expected);
 }
 
 #[tokio::test(start_paused = true)]

@@ -197,35 +197,35 @@ async fn wins(server: &mut ApiServer) {
 async fn a_term_begins_with_all_keys_and_ends_with_none() {
     let (leadership, mut server, process) = candidate();
     let work = WorkQueue::new("things", 2);
-    let (looks, mut looked) = mpsc::unbounded();
+    let (started, mut seen) = mpsc::unbounded();
     work.add(key("before"));
     let running = {
         let (work, stopping) = (work.clone(), process.stopping());
         async move {
             let all = async || vec![key("all")];
-            let look = |key: Key| {
-                let mut looks = looks.clone();
+            let reconcile = |key: Key| {
+                let mut started = started.clone();
                 async move {
-                    looks.send(key.name.to_string()).await.map_err(io::Error::other)?;
+                    started.send(key.name.to_string()).await.map_err(io::Error::other)?;
                     if &*key.name == "later" {
                         return Ok(Requeue::At(crate::clock::now() + SignedDuration::from_secs(3)));
                     }
                     Ok::<_, io::Error>(Requeue::OnChange)
                 }
             };
-            work.run(&stopping, leadership, all, look).await;
+            work.run(&stopping, leadership, all, reconcile).await;
         }
     };
     let watching = async {
         wins(&mut server).await;
         assert_eq!(
-            looked.next().await.unwrap(),
+            seen.next().await.unwrap(),
             "all",
             "what came before the term is not kept"
         );
         work.add(key("later"));
         for _ in 0..2 {
-            assert_eq!(looked.next().await.unwrap(), "later");
+            assert_eq!(seen.next().await.unwrap(), "later");
         }
         // The API server stops responding: the term expires.
         let _lost = server.next_request().await.lose();
@@ -243,13 +243,13 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
 async fn reconciles_are_bounded_and_failures_are_isolated() {
     let (leadership, mut server, process) = candidate();
     let work = WorkQueue::new("things", 2);
-    let (looks, mut looked) = mpsc::unbounded();
+    let (started, mut seen) = mpsc::unbounded();
     let stopping = process.stopping();
     let all = async || vec![key("stuck"), key("broken"), key("fine")];
-    let look = |key: Key| {
-        let mut looks = looks.clone();
+    let reconcile = |key: Key| {
+        let mut started = started.clone();
         async move {
-            let _ = looks.send(key.name.to_string()).await;
+            let _ = started.send(key.name.to_string()).await;
             match &*key.name {
                 "stuck" => std::future::pending().await,
                 "broken" => Err(io::Error::other("broken")),
@@ -261,12 +261,12 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
         wins(&mut server).await;
         let mut order = Vec::new();
         for _ in 0..4 {
-            order.push(looked.next().await.unwrap());
+            order.push(seen.next().await.unwrap());
         }
         assert_eq!(order, ["stuck", "broken", "fine", "broken"]);
     };
     tokio::select! {
-        () = work.run(&stopping, leadership, all, look) => panic!("it ends only when the process stops"),
+        () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
         () = watching => {}
     }
 }

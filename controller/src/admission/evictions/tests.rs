@@ -51,7 +51,7 @@ fn pod() -> Pod {
     .unwrap()
 }
 
-fn asked(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
+fn review_request(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
     let mut request = json!({
         "uid": "r", "kind": {"group": "policy", "version": "v1", "kind": "Eviction"},
         "resource": {"group": "", "version": "v1", "resource": "pods"}, "subResource": "eviction",
@@ -97,7 +97,7 @@ const IN_PROGRESS: &str = r#"Evacuation in progress: Eviction triggered evacuati
 #[tokio::test(start_paused = true)]
 async fn first_eviction_marks_the_instance_without_retry_after() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         let patch = server.next_request().await;
         assert_eq!(patch.method, Method::PATCH);
@@ -108,8 +108,8 @@ async fn first_eviction_marks_the_instance_without_retry_after() {
         assert!(!patch.query().contains("dryRun"));
         assert_eq!(patch.body["status"]["evacuationNodeName"], "a");
         assert_eq!(patch.body["status"]["evacuation"]["requestedBy"], "Cordon");
-        let answer = serde_json::to_value(marked()).unwrap();
-        patch.with(&answer);
+        let stored = serde_json::to_value(marked()).unwrap();
+        patch.with(&stored);
     });
     assert!(!response.allowed);
     assert_eq!(text(&response), (429, "TooManyRequests", TRIGGERED));
@@ -139,7 +139,7 @@ async fn instance_without_strategy_follows_the_configuration() {
             ..Configuration::default()
         });
         evictions.launchers.configuration = configuration;
-        let question = asked(|_| {});
+        let question = review_request(|_| {});
         let mut review = std::pin::pin!(evictions.review(&question));
         assert!(
             futures::poll!(&mut review).is_pending(),
@@ -154,7 +154,7 @@ async fn instance_without_strategy_follows_the_configuration() {
 #[tokio::test(start_paused = true)]
 async fn repeated_eviction_makes_no_api_request() {
     let (evictions, mut server, _changed) = evictions(vec![marked()], vec![pod()], vec![]);
-    let response = evictions.review(&asked(|_| {})).await;
+    let response = evictions.review(&review_request(|_| {})).await;
     assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
     assert!(server.is_left_alone().await);
 }
@@ -163,7 +163,7 @@ async fn repeated_eviction_makes_no_api_request() {
 async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
     let own = budget::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         let delete = server.next_request().await;
         assert_eq!(delete.method, Method::DELETE);
@@ -180,7 +180,7 @@ async fn budget_is_deleted_before_an_eviction_that_shuts_down() {
     let may_go = instance(|instance| instance["spec"]["evictionStrategy"] = json!("None"));
     let own = budget::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![may_go], vec![pod()], vec![own]);
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         let delete = server.next_request().await;
         assert_eq!(delete.method, Method::DELETE);
@@ -193,7 +193,7 @@ async fn budget_is_deleted_before_an_eviction_that_shuts_down() {
 #[tokio::test(start_paused = true)]
 async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
     let (evictions, _server, changed) = evictions(vec![marked()], vec![pod()], vec![]);
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     let began = clock::Instant::now();
     let mut held = JoinSet::new();
     for _ in 0..HELD_AT_ONCE {
@@ -207,9 +207,9 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
     // Another eviction, and those that are never held, get a response at once.
     for other in [
         question.clone(),
-        asked(|request| request["dryRun"] = json!(true)),
-        asked(|request| request["object"]["deleteOptions"] = json!({"dryRun": ["All"]})),
-        asked(|request| {
+        review_request(|request| request["dryRun"] = json!(true)),
+        review_request(|request| request["object"]["deleteOptions"] = json!({"dryRun": ["All"]})),
+        review_request(|request| {
             request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
         }),
     ] {
@@ -217,8 +217,8 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
         assert_eq!(text(&response), (429, "TooManyRequests", IN_PROGRESS));
     }
     assert_eq!(began.elapsed(), Duration::ZERO);
-    while let Some(answered) = held.join_next().await {
-        assert!(!answered.unwrap().allowed);
+    while let Some(finished) = held.join_next().await {
+        assert!(!finished.unwrap().allowed);
     }
     assert_eq!(began.elapsed(), HOLD);
 }
@@ -230,7 +230,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
         status.memory = serde_json::from_value(json!({"guestCurrent": "1Gi"})).unwrap();
         instance
     };
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     for (takes, marks, held) in [
         (5, false, HOLD),
         (6, false, Duration::ZERO),
@@ -250,8 +250,8 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
                     .with(&serde_json::to_value(marked()).unwrap());
             }
         });
-        let said = if marks { TRIGGERED } else { IN_PROGRESS };
-        assert_eq!(text(&response), (429, "TooManyRequests", said));
+        let expected = if marks { TRIGGERED } else { IN_PROGRESS };
+        assert_eq!(text(&response), (429, "TooManyRequests", expected));
         assert_eq!(began.elapsed(), held, "it takes {takes} s, marked now: {marks}");
     }
 }
@@ -259,7 +259,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
 #[tokio::test(start_paused = true)]
 async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
-    let (question, began) = (asked(|_| {}), clock::Instant::now());
+    let (question, began) = (review_request(|_| {}), clock::Instant::now());
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         // The cache does not have the instance, so each review reads it from the API server.
         for now in [marked(), moved()] {
@@ -284,10 +284,10 @@ async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
 
 #[tokio::test(start_paused = true)]
 async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
-    let by_descheduler = asked(|request| {
+    let by_descheduler = review_request(|request| {
         request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
     });
-    for (question, places) in [(by_descheduler, HELD_AT_ONCE), (asked(|_| {}), 0)] {
+    for (question, places) in [(by_descheduler, HELD_AT_ONCE), (review_request(|_| {}), 0)] {
         let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![]);
         let _others = evictions.held.try_acquire_many((HELD_AT_ONCE - places) as u32).unwrap();
         let began = clock::Instant::now();
@@ -304,7 +304,7 @@ async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
 #[tokio::test(start_paused = true)]
 async fn a_dry_run_marks_nothing_for_good() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
-    let question = asked(|request| request["dryRun"] = json!(true));
+    let question = review_request(|request| request["dryRun"] = json!(true));
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         let patch = server.next_request().await;
         assert!(patch.query().contains("dryRun=All"), "{}", patch.query());
@@ -322,7 +322,7 @@ async fn absence_is_confirmed_by_the_api_server() {
         (vec![pod()], 500, false),
     ] {
         let (evictions, mut server, _changed) = evictions(vec![], pods, vec![]);
-        let question = asked(|_| {});
+        let question = review_request(|_| {});
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             let get = server.next_request().await;
             assert_eq!(get.method, Method::GET);
@@ -347,7 +347,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
     let found = |instance: &VirtualMachineInstance| Ok(serde_json::to_value(instance).unwrap());
     let here = instance(|_| {});
     // Shown state, state in the API server, whether the instance gets marked, and whether the pod may go.
-    for (shown, said, marks, allowed) in [
+    for (shown, expected, marks, allowed) in [
         (elsewhere(), found(&here), true, false),
         (elsewhere(), found(&elsewhere()), false, true),
         (elsewhere(), Err(500), false, false),
@@ -360,14 +360,14 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
         (cannot("LiveMigrateIfPossible"), found(&here), true, false),
     ] {
         let (evictions, mut server, _changed) = evictions(vec![shown], vec![pod()], vec![]);
-        let question = asked(|request| request["dryRun"] = json!(true));
+        let question = review_request(|request| request["dryRun"] = json!(true));
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             let get = server.next_request().await;
             assert!(get.method == Method::GET && get.path().ends_with("/pods/virt-launcher-web-1"));
             get.with(&serde_json::to_value(pod()).unwrap());
             let get = server.next_request().await;
             assert!(get.method == Method::GET && get.path().ends_with("/virtualmachineinstances/web"));
-            match &said {
+            match &expected {
                 Ok(instance) => get.with(instance),
                 Err(code) => get.refuse(*code, "InternalError"),
             }
@@ -377,12 +377,12 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
                 patch.with(&serde_json::to_value(marked()).unwrap());
             }
         });
-        assert_eq!(response.allowed, allowed, "{said:?}");
+        assert_eq!(response.allowed, allowed, "{expected:?}");
         assert!(server.is_left_alone().await);
     }
     // The strategy cannot have been another one before.
     let (evictions, mut server, _changed) = evictions(vec![cannot("None")], vec![pod()], vec![]);
-    assert!(evictions.review(&asked(|_| {})).await.allowed);
+    assert!(evictions.review(&review_request(|_| {})).await.allowed);
     assert!(server.is_left_alone().await);
 }
 
@@ -390,7 +390,7 @@ async fn a_pod_is_not_let_go_by_a_cache_that_may_be_behind() {
 async fn unreadable_or_unmarkable_instance_is_reported() {
     let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
     let response = evictions
-        .review(&asked(|request| request["object"] = Value::Null))
+        .review(&review_request(|request| request["object"] = Value::Null))
         .await;
     assert!(
         response
@@ -398,7 +398,7 @@ async fn unreadable_or_unmarkable_instance_is_reported() {
             .message
             .starts_with("failed to parse the eviction object: ")
     );
-    let question = asked(|_| {});
+    let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
         server.next_request().await.refuse(403, "Forbidden");
     });
@@ -414,7 +414,7 @@ async fn unreadable_or_unmarkable_instance_is_reported() {
 #[tokio::test(start_paused = true)]
 async fn eviction_of_another_pod_conflicts_and_does_nothing() {
     let with = |preconditions: Value| {
-        asked(move |asked| asked["object"]["deleteOptions"] = json!({"preconditions": preconditions}))
+        review_request(move |request| request["object"]["deleteOptions"] = json!({"preconditions": preconditions}))
     };
     let current = || {
         let mut current = serde_json::to_value(pod()).unwrap();

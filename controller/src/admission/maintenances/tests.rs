@@ -24,7 +24,7 @@ fn object(name: &str, node: &str) -> Value {
     })
 }
 
-fn asked(operation: &str, new: &Value, old: &Value, dry_run: bool) -> AdmissionRequest<DynamicObject> {
+fn review_request(operation: &str, new: &Value, old: &Value, dry_run: bool) -> AdmissionRequest<DynamicObject> {
     let review: AdmissionReview<DynamicObject> = serde_json::from_value(json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -65,27 +65,27 @@ fn text(response: &AdmissionResponse) -> &str {
     &response.result.message
 }
 
-/// Responds to requests by path until `answer` is complete.
-async fn with_answers(
+/// Responds to requests by path until `response` is complete.
+async fn with_responses(
     mut server: ApiServer,
-    answers: BTreeMap<(Method, String), Result<Value, u16>>,
-    answer: impl Future<Output = AdmissionResponse>,
+    responses: BTreeMap<(Method, String), Result<Value, u16>>,
+    reviewing: impl Future<Output = AdmissionResponse>,
 ) -> (AdmissionResponse, Vec<String>) {
     let mut seen = Vec::new();
     let serve = async {
         loop {
-            let asked = server.next_request().await;
-            let what = (asked.method.clone(), asked.path().to_owned());
+            let request = server.next_request().await;
+            let what = (request.method.clone(), request.path().to_owned());
             seen.push(format!("{} {}", what.0, what.1));
-            match answers.get(&what) {
-                Some(Ok(value)) => asked.with(value),
-                Some(Err(409)) => asked.refuse(409, "AlreadyExists"),
-                Some(Err(code)) => asked.refuse(*code, "NotFound"),
+            match responses.get(&what) {
+                Some(Ok(value)) => request.with(value),
+                Some(Err(409)) => request.refuse(409, "AlreadyExists"),
+                Some(Err(code)) => request.refuse(*code, "NotFound"),
                 None => panic!("nobody expects {what:?}"),
             }
         }
     };
-    let response = tokio::select! { response = answer => response, () = serve => unreachable!() };
+    let response = tokio::select! { response = reviewing => response, () = serve => unreachable!() };
     (response, seen)
 }
 
@@ -100,23 +100,26 @@ fn lease(object: &str, seconds_ago: i64) -> Value {
     lease
 }
 
-fn answers(
+fn responses(
     more: impl IntoIterator<Item = (Method, String, Result<Value, u16>)>,
 ) -> BTreeMap<(Method, String), Result<Value, u16>> {
-    let mut answers = BTreeMap::from([
+    let mut responses = BTreeMap::from([
         ((Method::GET, MEDIK8S.to_owned()), Ok(list(&[]))),
         ((Method::GET, KUBEVIRT.to_owned()), Err(404)),
         ((Method::POST, LEASES.to_owned()), Ok(lease("o", 0))),
     ]);
-    answers.extend(more.into_iter().map(|(method, path, answer)| ((method, path), answer)));
-    answers
+    responses.extend(
+        more.into_iter()
+            .map(|(method, path, response)| ((method, path), response)),
+    );
+    responses
 }
 
 #[tokio::test(start_paused = true)]
 async fn new_maintenance_reserves_its_node_past_the_caches() {
     let (review, server) = review(&[]);
-    let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
-    let (response, seen) = with_answers(server, answers([]), review.respond(&question)).await;
+    let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
+    let (response, seen) = with_responses(server, responses([]), review.respond(&question)).await;
     assert!(response.allowed, "{response:?}");
     assert_eq!(
         seen,
@@ -131,8 +134,8 @@ async fn new_maintenance_reserves_its_node_past_the_caches() {
 #[tokio::test(start_paused = true)]
 async fn dry_run_writes_nothing_and_returns_warnings() {
     let (review, server) = review(&[]);
-    let question = asked("CREATE", &object("m", "n"), &Value::Null, true);
-    let (response, seen) = with_answers(server, BTreeMap::new(), review.respond(&question)).await;
+    let question = review_request("CREATE", &object("m", "n"), &Value::Null, true);
+    let (response, seen) = with_responses(server, BTreeMap::new(), review.respond(&question)).await;
     assert_eq!(response.warnings.unwrap(), ["n would be emptied"]);
     assert!(response.allowed && seen.is_empty());
 }
@@ -140,50 +143,50 @@ async fn dry_run_writes_nothing_and_returns_warnings() {
 #[tokio::test(start_paused = true)]
 async fn the_texts_are_those_that_clients_know() {
     let (review, server) = review(&[object("old", "n")]);
-    let question = asked("CREATE", &object("m", "missing"), &Value::Null, false);
+    let question = review_request("CREATE", &object("m", "missing"), &Value::Null, false);
     let gone = BTreeMap::from([((Method::GET, "/api/v1/nodes/missing".to_owned()), Err(404))]);
-    let (response, _) = with_answers(server, gone, review.respond(&question)).await;
+    let (response, _) = with_responses(server, gone, review.respond(&question)).await;
     assert_eq!(text(&response), "invalid nodeName, no node with name missing found");
 
     let taken = "invalid nodeName, a NodeMaintenance for node n already exists";
     let (review, server) = self::review(&[object("old", "n")]);
-    let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
+    let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
     let there = BTreeMap::from([((Method::GET, format!("{MEDIK8S}/old")), Ok(object("old", "n")))]);
-    let (response, _) = with_answers(server, there, review.respond(&question)).await;
+    let (response, _) = with_responses(server, there, review.respond(&question)).await;
     assert_eq!(text(&response), taken);
 
     let (review, server) = self::review(&[]);
     let (old, new) = (object("m", "n"), object("m", "o"));
-    let question = asked("UPDATE", &new, &old, false);
-    let (response, _) = with_answers(server, BTreeMap::new(), review.respond(&question)).await;
+    let question = review_request("UPDATE", &new, &old, false);
+    let (response, _) = with_responses(server, BTreeMap::new(), review.respond(&question)).await;
     assert_eq!(text(&response), "updating spec.NodeName isn't allowed");
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_the_caches_still_show_but_is_gone_is_in_nobodys_way() {
     let (review, server) = review(&[object("old", "n")]);
-    let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
-    let gone = answers([(Method::GET, format!("{MEDIK8S}/old"), Err(404))]);
-    let (response, _) = with_answers(server, gone, review.respond(&question)).await;
+    let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
+    let gone = responses([(Method::GET, format!("{MEDIK8S}/old"), Err(404))]);
+    let (response, _) = with_responses(server, gone, review.respond(&question)).await;
     assert!(response.allowed, "{response:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn second_maintenance_is_refused_by_reservation_or_storage() {
     let taken = "invalid nodeName, a NodeMaintenance for node n already exists";
-    let question = || asked("CREATE", &object("m", "n"), &Value::Null, false);
+    let question = || review_request("CREATE", &object("m", "n"), &Value::Null, false);
     let reserved = || (Method::GET, format!("{LEASES}/maintenance-n"), Ok(lease("else/x", 3)));
     let conflict = (Method::POST, LEASES.to_owned(), Err(409));
     let (review, server) = review(&[]);
-    let (response, _) = with_answers(server, answers([conflict, reserved()]), review.respond(&question())).await;
+    let (response, _) = with_responses(server, responses([conflict, reserved()]), review.respond(&question())).await;
     assert_eq!(text(&response), taken);
 
     let (review, server) = self::review(&[]);
-    let stored = answers([
+    let stored = responses([
         (Method::GET, MEDIK8S.to_owned(), Ok(list(&[object("other", "n")]))),
         (Method::DELETE, format!("{LEASES}/maintenance-n"), Ok(lease("o", 0))),
     ]);
-    let (response, seen) = with_answers(server, stored, review.respond(&question())).await;
+    let (response, seen) = with_responses(server, stored, review.respond(&question())).await;
     assert_eq!(text(&response), taken);
     assert_eq!(
         seen.last().unwrap(),
@@ -196,14 +199,14 @@ async fn second_maintenance_is_refused_by_reservation_or_storage() {
 async fn expired_or_own_reservation_is_taken_over() {
     for there in [lease("else/x", 76), lease("nodemaintenance.medik8s.io/m", 1)] {
         let (review, server) = review(&[]);
-        let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
+        let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
         let path = format!("{LEASES}/maintenance-n");
-        let all = answers([
+        let all = responses([
             (Method::POST, LEASES.to_owned(), Err(409)),
             (Method::GET, path.clone(), Ok(there.clone())),
             (Method::PUT, path, Ok(there)),
         ]);
-        let (response, _) = with_answers(server, all, review.respond(&question)).await;
+        let (response, _) = with_responses(server, all, review.respond(&question)).await;
         assert!(response.allowed, "{response:?}");
     }
 }
@@ -211,12 +214,12 @@ async fn expired_or_own_reservation_is_taken_over() {
 #[tokio::test(start_paused = true)]
 async fn nothing_is_admitted_without_api_response() {
     let (review, mut server) = review(&[]);
-    let question = asked("CREATE", &object("m", "n"), &Value::Null, false);
-    let answer = review.respond(&question);
+    let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
+    let reviewing = review.respond(&question);
     let silent = async {
-        let _asked = server.next_request().await;
+        let _request = server.next_request().await;
         std::future::pending::<()>().await;
     };
-    let response = tokio::select! { response = answer => response, () = silent => unreachable!() };
+    let response = tokio::select! { response = reviewing => response, () = silent => unreachable!() };
     assert!(text(&response).contains("please try again"));
 }

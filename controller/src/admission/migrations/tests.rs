@@ -42,12 +42,12 @@ type Exchange = (String, Option<Value>);
 async fn reviewed(instances: &[Value], migrations: &[Value], exchanges: Vec<Exchange>) -> Option<String> {
     let (state, mut server) = state(instances, migrations);
     let served = async move {
-        for (path, answer) in exchanges {
-            let asked = server.next_request().await;
-            assert_eq!((&asked.method, asked.path()), (&Method::GET, path.as_str()));
-            match answer {
-                Some(object) => asked.with(&object),
-                None => asked.refuse(404, "NotFound"),
+        for (path, served) in exchanges {
+            let request = server.next_request().await;
+            assert_eq!((&request.method, request.path()), (&Method::GET, path.as_str()));
+            match served {
+                Some(object) => request.with(&object),
+                None => request.refuse(404, "NotFound"),
             }
         }
         server
@@ -76,9 +76,9 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
     let missing = "the VMI \"vm\" does not exist under the cluster";
     let ended = "Cannot migrate VMI in finalized state.";
     let busy = "in-flight migration detected. Active migration job (now) is currently already in progress for VMI vm.";
-    let one = |answer: Option<Value>| vec![(INSTANCE.to_owned(), answer)];
+    let one = |served: Option<Value>| vec![(INSTANCE.to_owned(), served)];
     let now = || [migration("now", "vm", "Running")];
-    let of = |name: &str, answer: Option<Value>| (format!("{MIGRATION}{name}"), answer);
+    let of = |name: &str, served: Option<Value>| (format!("{MIGRATION}{name}"), served);
 
     // Not in the cache.
     assert_eq!(reviewed(&[], &[], one(None)).await.as_deref(), Some(missing));
@@ -97,13 +97,13 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
     assert_eq!(reviewed(&failed, &[], one(None)).await.as_deref(), Some(missing));
     // In flight in the cache.
     let running = [instance("Running")];
-    let answered = |answer: Option<Value>| vec![of("now", answer)];
-    let still = answered(Some(migration("now", "vm", "Running")));
+    let now_is = |served: Option<Value>| vec![of("now", served)];
+    let still = now_is(Some(migration("now", "vm", "Running")));
     assert_eq!(reviewed(&running, &now(), still).await.as_deref(), Some(busy));
-    let over = answered(Some(migration("now", "vm", "Succeeded")));
+    let over = now_is(Some(migration("now", "vm", "Succeeded")));
     assert_eq!(reviewed(&running, &now(), over).await, None);
-    assert_eq!(reviewed(&running, &now(), answered(None)).await, None);
-    let renamed = answered(Some(migration("now", "db", "Running")));
+    assert_eq!(reviewed(&running, &now(), now_is(None)).await, None);
+    let renamed = now_is(Some(migration("now", "db", "Running")));
     assert_eq!(reviewed(&running, &now(), renamed).await, None);
     // The first migration that is still in flight suffices.
     let several = [
@@ -111,11 +111,14 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
         migration("now", "vm", "Pending"),
         migration("z", "vm", "Pending"),
     ];
-    let asked = vec![of("a", None), of("now", Some(migration("now", "vm", "Pending")))];
-    assert_eq!(reviewed(&running, &several, asked).await.as_deref(), Some(busy));
+    let both_exchanges = vec![of("a", None), of("now", Some(migration("now", "vm", "Pending")))];
+    assert_eq!(
+        reviewed(&running, &several, both_exchanges).await.as_deref(),
+        Some(busy)
+    );
     // An instance that was created in the meantime may be moving already.
     let mut both = one(Some(instance("Running")));
-    both.extend(answered(Some(migration("now", "vm", "Running"))));
+    both.extend(now_is(Some(migration("now", "vm", "Running"))));
     assert_eq!(reviewed(&[], &now(), both).await.as_deref(), Some(busy));
 }
 

@@ -12,7 +12,7 @@ struct Scraped(Cache<Hypervisor>, Maintenances);
 
 impl Collector for Scraped {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        encode(encoder, &told(&self.0, &self.1))
+        encode(encoder, &gauges(&self.0, &self.1))
     }
 }
 

@@ -37,6 +37,6 @@ fn only_what_is_reported_here_is_read() {
     .unwrap();
     let types: Vec<_> = own(&node).into_iter().map(|condition| condition.type_).collect();
     assert_eq!(types, ["DrainInProgress", "Drained"]);
-    assert!(Reports::says_something(&node));
-    assert!(!Reports::says_something(&Node::default()));
+    assert!(Reports::is_noteworthy(&node));
+    assert!(!Reports::is_noteworthy(&Node::default()));
 }

@@ -8,9 +8,9 @@ use super::{DescriptorEncoder, Migrations, counted};
 
 /// Exports the metrics of these migrations.
 #[derive(Debug)]
-struct Told(Migrations);
+struct TestCollector(Migrations);
 
-impl Collector for Told {
+impl Collector for TestCollector {
     fn encode(&self, encoder: DescriptorEncoder) -> std::fmt::Result {
         let (under_way, over) = counted(&self.0);
         super::encode(encoder, under_way, &over)
@@ -40,7 +40,7 @@ fn each_migration_is_counted_once() {
         migration("bad", Some("Failed")),
     ]);
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Told(migrations)));
+    registry.register_collector(Box::new(TestCollector(migrations)));
     let mut text = String::new();
     encode(&mut text, &registry).unwrap();
     let values: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();

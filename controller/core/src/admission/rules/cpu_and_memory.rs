@@ -65,9 +65,9 @@ fn topology(cpu: &Cpu, at: &At, refusals: &mut Refusals) {
 }
 
 fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) {
-    for (word, amounts) in [("requests", &resources.requests), ("limits", &resources.limits)] {
+    for (part, amounts) in [("requests", &resources.requests), ("limits", &resources.limits)] {
         for (name, amount) in amounts {
-            let at = at.field(word).field(name);
+            let at = at.field(part).field(name);
             match name.as_str() {
                 "memory" | "ephemeral-storage" if quantity::bytes(&amount.0).is_none_or(|bytes| bytes >= TOO_MUCH) => {
                     refusals.not_allowed(&at, amount, BYTES);

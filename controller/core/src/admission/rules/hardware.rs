@@ -74,7 +74,7 @@ fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) 
     let fits = |architecture: &str| {
         of(architecture)
             .iter()
-            .any(|word| machine == *word || (word.ends_with('-') && machine.starts_with(word)))
+            .any(|pattern| machine == *pattern || (pattern.ends_with('-') && machine.starts_with(pattern)))
     };
     let known = spec
         .architecture
@@ -83,11 +83,11 @@ fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) 
     let considered: Vec<&str> = known.map_or_else(|| defaults::ARCHITECTURES.to_vec(), |one| vec![one]);
     if !considered.iter().any(|architecture| fits(architecture)) {
         let allowed = considered.iter().map(|architecture| {
-            let words = of(architecture).iter().map(|word| match word.ends_with('-') {
-                true => format!("{word}VERSION"),
-                false => (*word).to_owned(),
+            let patterns = of(architecture).iter().map(|pattern| match pattern.ends_with('-') {
+                true => format!("{pattern}VERSION"),
+                false => (*pattern).to_owned(),
             });
-            format!("{} on {architecture}", words.collect::<Vec<_>>().join(" or "))
+            format!("{} on {architecture}", patterns.collect::<Vec<_>>().join(" or "))
         });
         refusals.not_allowed(at, machine, allowed.collect::<Vec<_>>().join(", "));
     }

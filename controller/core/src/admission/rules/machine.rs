@@ -21,23 +21,23 @@ const RECEIVER: &str = "WaitAsReceiver";
 
 pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
     let at = At::root("spec");
-    let word = raw.pointer("/spec/runStrategy").filter(|word| !word.is_null());
+    let value = raw.pointer("/spec/runStrategy").filter(|value| !value.is_null());
     let running = raw.pointer("/spec/running").filter(|running| !running.is_null());
-    match (running, word) {
+    match (running, value) {
         (Some(_), Some(_)) => refusals.conflict(&at.field("running"), at.field("runStrategy")),
         (None, None) => refusals.required(&at.field("runStrategy"), format_args!("one of {}", strategies())),
         _ => {}
     }
-    let Some(word) = word else { return };
-    let word = word.as_str().unwrap_or_default();
+    let Some(value) = value else { return };
+    let value = value.as_str().unwrap_or_default();
     let at = at.field("runStrategy");
-    if word == RECEIVER {
-        refusals.value_not_supported(&at, word, &strategies());
-    } else if !RunStrategy::ALL.iter().any(|strategy| strategy.as_str() == word) {
-        let meant = meant(word)
+    if value == RECEIVER {
+        refusals.value_not_supported(&at, value, &strategies());
+    } else if !RunStrategy::ALL.iter().any(|strategy| strategy.as_str() == value) {
+        let meant = meant(value)
             .map(|meant| format!("; did you mean {meant}?"))
             .unwrap_or_default();
-        refusals.not_allowed(&at, word, format_args!("{}{meant}", strategies()));
+        refusals.not_allowed(&at, value, format_args!("{}{meant}", strategies()));
     }
 }
 
@@ -45,10 +45,10 @@ fn strategies() -> String {
     RunStrategy::ALL.map(RunStrategy::as_str).join(", ")
 }
 
-fn meant(word: &str) -> Option<&'static str> {
-    let folded = word.to_lowercase();
+fn meant(value: &str) -> Option<&'static str> {
+    let folded = value.to_lowercase();
     let known = STRATEGIES_MEANT.iter().find(|(other, _)| *other == folded);
     known
         .map(|(_, strategy)| strategy.as_str())
-        .or_else(|| nearest(word, RunStrategy::ALL.map(RunStrategy::as_str)))
+        .or_else(|| nearest(value, RunStrategy::ALL.map(RunStrategy::as_str)))
 }

@@ -41,9 +41,9 @@ pub(super) fn check(raw: &Value, refusals: &mut Refusals) {
         .unwrap_or_default();
     // An invalid selector has already been refused above.
     if Selector::new(&selector).is_ok_and(|selector| !selector.matches(Some(&labels))) {
-        let told: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let listed: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         let allowed = format_args!("labels that {at} selects");
-        refusals.not_allowed(&At::root("spec.template.metadata.labels"), told.join(","), allowed);
+        refusals.not_allowed(&At::root("spec.template.metadata.labels"), listed.join(","), allowed);
     }
 }
 

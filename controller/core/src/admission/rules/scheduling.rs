@@ -47,7 +47,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
 
 fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     if let Some(policy) = &spec.dns_policy {
-        word(policy, &DNS_POLICIES, &at.field("dnsPolicy"), refusals);
+        one_of(policy, &DNS_POLICIES, &at.field("dnsPolicy"), refusals);
     }
     let config = spec.dns_config.clone().unwrap_or_default();
     let at = at.field("dnsConfig");
@@ -83,7 +83,7 @@ fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn word(found: &str, allowed: &[&str], at: &At, refusals: &mut Refusals) {
+fn one_of(found: &str, allowed: &[&str], at: &At, refusals: &mut Refusals) {
     if !allowed.contains(&found) {
         refusals.not_allowed(at, found, allowed.join(", "));
     }
@@ -98,7 +98,7 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut Refusals) {
         .unwrap_or("Equal");
     let value = found.value.as_deref().unwrap_or_default();
     let effect = found.effect.as_deref().unwrap_or_default();
-    word(operator, &["Exists", "Equal"], &at.field("operator"), refusals);
+    one_of(operator, &["Exists", "Equal"], &at.field("operator"), refusals);
     if key.is_empty() {
         if operator != "Exists" {
             refusals.not_allowed(&at.field("operator"), operator, "Exists, as there is no key");
@@ -112,7 +112,7 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut Refusals) {
         names::label_value(value, &at.field("value"), refusals);
     }
     if !effect.is_empty() {
-        word(effect, &EFFECTS, &at.field("effect"), refusals);
+        one_of(effect, &EFFECTS, &at.field("effect"), refusals);
     }
     if let Some(seconds) = found.toleration_seconds
         && effect != "NoExecute"
@@ -204,8 +204,8 @@ fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut Refusals) {
     }
     for (index, requirement) in term.match_fields.iter().flatten().enumerate() {
         let at = at.field("matchFields").index(index);
-        word(&requirement.key, &["metadata.name"], &at.field("key"), refusals);
-        word(&requirement.operator, &["In", "NotIn"], &at.field("operator"), refusals);
+        one_of(&requirement.key, &["metadata.name"], &at.field("key"), refusals);
+        one_of(&requirement.operator, &["In", "NotIn"], &at.field("operator"), refusals);
         let values = requirement.values.as_deref().unwrap_or_default();
         if values.len() != 1 {
             refusals.not_allowed(&at.field("values"), values.join(","), "one name of a node");
@@ -267,7 +267,7 @@ fn spread(constraints: &[TopologySpreadConstraint], at: &At, refusals: &mut Refu
             names::label_key(&constraint.topology_key, &at_constraint.field("topologyKey"), refusals);
         }
         let unsatisfiable = &constraint.when_unsatisfiable;
-        word(
+        one_of(
             unsatisfiable,
             &UNSATISFIABLE,
             &at_constraint.field("whenUnsatisfiable"),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{Kind, VERSION, annotations::REFUSED},
-    instance, machine, told,
+    instance, machine, refusal_text,
 };
 
 fn annotated(mut object: Value, at: &str, key: &str, value: &str) -> Value {
@@ -28,18 +28,18 @@ fn annotations_that_are_not_carried_out_are_refused() {
     for key in REFUSED {
         let refused = format!("annotations[{key}] is not supported by Drydock {VERSION}");
         let object = annotated(instance(), "/metadata", key, r#"[{"image": "example.org/hook"}]"#);
-        assert_eq!(told(&object, Kind::Instance), format!("metadata.{refused}"));
+        assert_eq!(refusal_text(&object, Kind::Instance), format!("metadata.{refused}"));
         let inner = annotated(machine(instance()), "/spec/template/metadata", key, "true");
         let expected = format!("spec.template.metadata.{refused}");
-        assert_eq!(told(&inner, Kind::Machine), expected);
-        assert_eq!(told(&replica_set(&inner), Kind::ReplicaSet), expected);
+        assert_eq!(refusal_text(&inner, Kind::Machine), expected);
+        assert_eq!(refusal_text(&replica_set(&inner), Kind::ReplicaSet), expected);
         for nothing in ["", "false", "[]", " "] {
             let object = annotated(instance(), "/metadata", key, nothing);
-            assert_eq!(told(&object, Kind::Instance), "", "{key}: {nothing:?}");
+            assert_eq!(refusal_text(&object, Kind::Instance), "", "{key}: {nothing:?}");
         }
         // A machine's own annotations are not those of its instances.
         let outer = annotated(machine(instance()), "/metadata", key, "true");
-        assert_eq!(told(&outer, Kind::Machine), "", "{key}");
+        assert_eq!(refusal_text(&outer, Kind::Machine), "", "{key}");
     }
 }
 
@@ -59,11 +59,11 @@ fn harmless_annotations_are_kept() {
         ("example.org/anything", "true"),
     ] {
         assert_eq!(
-            told(&annotated(instance(), "/metadata", key, value), Kind::Instance),
+            refusal_text(&annotated(instance(), "/metadata", key, value), Kind::Instance),
             "",
             "{key}"
         );
         let inner = annotated(machine(instance()), "/spec/template/metadata", key, value);
-        assert_eq!(told(&inner, Kind::Machine), "", "{key}");
+        assert_eq!(refusal_text(&inner, Kind::Machine), "", "{key}");
     }
 }

@@ -9,10 +9,10 @@ use super::{
     super::{
         Kind, Reason,
         change::{CONTROLLER, RESERVED_LABELS, review_change},
-        migration::{INSTANCE_LABEL, prepared, review_asker, review_in_flight, review_instance},
+        migration::{INSTANCE_LABEL, prepared, review_in_flight, review_instance, review_requester},
         sentence,
     },
-    instance, machine, put, told,
+    instance, machine, put, refusal_text,
 };
 
 const SOMEBODY: &str = "kubernetes-admin";
@@ -86,8 +86,11 @@ fn labels_of_the_system_cannot_be_set() {
     for label in RESERVED_LABELS {
         let mut object = instance();
         put(&mut object, "/metadata/labels", json!({(label): "x"}));
-        let told = told(&object, Kind::Instance);
-        assert!(told.contains(label) && told.contains("prohibited"), "{told}");
+        let refusal_text = refusal_text(&object, Kind::Instance);
+        assert!(
+            refusal_text.contains(label) && refusal_text.contains("prohibited"),
+            "{refusal_text}"
+        );
     }
     let mut object = instance();
     put(
@@ -95,7 +98,7 @@ fn labels_of_the_system_cannot_be_set() {
         "/metadata/labels",
         json!({"kubevirt.io/domain": "db", "kubevirt.io/size": "small"}),
     );
-    assert_eq!(told(&object, Kind::Instance), "");
+    assert_eq!(refusal_text(&object, Kind::Instance), "");
 }
 
 fn migration(phase: Option<&str>) -> VirtualMachineInstanceMigration {
@@ -111,7 +114,7 @@ fn migration(phase: Option<&str>) -> VirtualMachineInstanceMigration {
 
 #[test]
 fn migration_refusals_have_the_text_of_kubevirt() {
-    let said = |status: Value| {
+    let given = |status: Value| {
         let mut object = instance();
         put(&mut object, "/status", status);
         let instance: VirtualMachineInstance = serde_json::from_value(object).unwrap();
@@ -129,7 +132,7 @@ fn migration_refusals_have_the_text_of_kubevirt() {
         (missing.reason, missing.field.as_str()),
         (Reason::WrongState, "spec.vmiName")
     );
-    for (status, words) in [
+    for (status, expected_text) in [
         (
             json!({"phase": "Succeeded"}),
             Some("Cannot migrate VMI in finalized state."),
@@ -150,7 +153,7 @@ fn migration_refusals_have_the_text_of_kubevirt() {
         (json!({"phase": "Scheduling"}), None),
         (Value::Null, None),
     ] {
-        assert_eq!(said(status.clone()).as_deref(), words, "{status}");
+        assert_eq!(given(status.clone()).as_deref(), expected_text, "{status}");
     }
     for finished in ["Succeeded", "Failed"] {
         assert_eq!(review_in_flight(&migration(Some(finished))), None);
@@ -165,10 +168,13 @@ fn migration_refusals_have_the_text_of_kubevirt() {
 
 #[test]
 fn a_migration_names_its_instance_and_nothing_more() {
-    let asked = |spec: Value| told(&json!({"metadata": {"name": "move"}, "spec": spec}), Kind::Migration);
-    assert_eq!(asked(json!({"vmiName": "vm", "addedNodeSelector": {"a": "b"}})), "");
-    assert!(asked(json!({"vmiName": ""})).starts_with("spec.vmiName must be set"));
-    for (spec, words) in [
+    let refused_for = |spec: Value| refusal_text(&json!({"metadata": {"name": "move"}, "spec": spec}), Kind::Migration);
+    assert_eq!(
+        refused_for(json!({"vmiName": "vm", "addedNodeSelector": {"a": "b"}})),
+        ""
+    );
+    assert!(refused_for(json!({"vmiName": ""})).starts_with("spec.vmiName must be set"));
+    for (spec, expected_text) in [
         (
             json!({"vmiName": "../../secrets/x"}),
             "spec.vmiName: `../../secrets/x` is not allowed; allowed: up to 253",
@@ -191,13 +197,14 @@ fn a_migration_names_its_instance_and_nothing_more() {
         ),
     ] {
         assert!(
-            asked(spec.clone()).starts_with(words),
+            refused_for(spec.clone()).starts_with(expected_text),
             "{spec}: {}",
-            asked(spec.clone())
+            refused_for(spec.clone())
         );
     }
     assert!(
-        asked(json!({"vmiName": "vm", "sendTo": {"migrationID": "x"}})).starts_with("spec.sendTo is not supported")
+        refused_for(json!({"vmiName": "vm", "sendTo": {"migrationID": "x"}}))
+            .starts_with("spec.sendTo is not supported")
     );
     let (old, new) = (json!({"spec": {"vmiName": "a"}}), json!({"spec": {"vmiName": "b"}}));
     let refusals = review_change(&old, &new, Kind::Migration, CONTROLLER);
@@ -207,10 +214,10 @@ fn a_migration_names_its_instance_and_nothing_more() {
 #[test]
 fn only_the_controller_may_set_migration_urgency() {
     let urgent = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm", "priority": "system-critical"}});
-    assert_eq!(told(&urgent, Kind::Migration), "");
-    assert_eq!(review_asker(None, &urgent, CONTROLLER), []);
+    assert_eq!(refusal_text(&urgent, Kind::Migration), "");
+    assert_eq!(review_requester(None, &urgent, CONTROLLER), []);
     for user in [SOMEBODY, "", "system:serviceaccount:other:drydock-controller"] {
-        let refusals = review_asker(None, &urgent, user);
+        let refusals = review_requester(None, &urgent, user);
         assert_eq!(
             sentence(&refusals),
             "spec.priority can only be set by system:serviceaccount:drydock:drydock-controller; leave it out"
@@ -221,7 +228,7 @@ fn only_the_controller_may_set_migration_urgency() {
         );
     }
     for spec in [json!({"vmiName": "vm"}), json!({"vmiName": "vm", "priority": null})] {
-        assert_eq!(review_asker(None, &json!({"spec": spec}), SOMEBODY), []);
+        assert_eq!(review_requester(None, &json!({"spec": spec}), SOMEBODY), []);
     }
 }
 
@@ -240,19 +247,19 @@ fn only_the_controller_may_mark_an_evacuation() {
             (Some(&marked("node1")), marked("node2")),
             (Some(&marked("node1")), plain.clone()),
         ] {
-            assert_eq!(review_asker(old, &new, CONTROLLER), []);
-            let refusals = review_asker(old, &new, SOMEBODY);
+            assert_eq!(review_requester(old, &new, CONTROLLER), []);
+            let refusals = review_requester(old, &new, SOMEBODY);
             assert_eq!(
                 (refusals.len(), refusals[0].reason, refusals[0].field.clone()),
                 (1, Reason::Reserved, format!("metadata.annotations[{key}]"))
             );
         }
         // What the controller has set is not refused when another user changes other fields.
-        assert_eq!(review_asker(Some(&marked("node1")), &marked("node1"), SOMEBODY), []);
+        assert_eq!(review_requester(Some(&marked("node1")), &marked("node1"), SOMEBODY), []);
     }
     let mut other = plain.clone();
     other["metadata"]["annotations"] = json!({"example.com/mine": "a"});
-    assert_eq!(review_asker(None, &other, SOMEBODY), []);
+    assert_eq!(review_requester(None, &other, SOMEBODY), []);
 }
 
 #[test]
@@ -291,7 +298,7 @@ fn a_migration_in_flight_keeps_the_label_of_its_instance() {
         let labels = label.map(|label| json!({(INSTANCE_LABEL): label}));
         json!({"metadata": {"labels": labels}, "spec": {"vmiName": "vm"}, "status": {"phase": phase}})
     };
-    for (before, after, phase, words) in [
+    for (before, after, phase, expected_text) in [
         (Some("vm"), Some("vm"), "Running", ""),
         (
             Some("vm"),
@@ -312,11 +319,14 @@ fn a_migration_in_flight_keeps_the_label_of_its_instance() {
         (None, Some("vm"), "Running", ""),
     ] {
         let (old, mut new) = (labelled(before, phase), labelled(after, phase));
-        let told = sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY));
-        assert_eq!(told, words, "{before:?} to {after:?}");
+        let refusal_text = sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY));
+        assert_eq!(refusal_text, expected_text, "{before:?} to {after:?}");
         // A migration that is being deleted is still in flight.
         put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-        assert_eq!(sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY)), words);
+        assert_eq!(
+            sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY)),
+            expected_text
+        );
     }
 }
 

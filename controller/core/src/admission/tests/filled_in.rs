@@ -17,7 +17,7 @@ use super::{
         Kind,
         defaults::{Named, default_instance, defaulted},
     },
-    instance, machine, manifest, put, told,
+    instance, machine, manifest, put, refusal_text,
 };
 use crate::{
     configuration::Configuration,
@@ -50,10 +50,10 @@ fn a_sparse_manifest_is_complete_afterwards() {
           - {name: scratch, emptyDisk: {capacity: 1Gi}}
         ",
     );
-    assert_eq!(told(&sparse, Kind::Instance), "");
+    assert_eq!(refusal_text(&sparse, Kind::Instance), "");
     let whole = filled(&sparse);
     insta::assert_snapshot!(serde_json::to_string_pretty(&whole["spec"]).unwrap());
-    assert_eq!(told(&whole, Kind::Instance), "");
+    assert_eq!(refusal_text(&whole, Kind::Instance), "");
     // Identities are derived from the name alone.
     assert_eq!(whole["spec"]["domain"]["firmware"]["uuid"], firmware_uuid("shop", "vm"));
     assert_eq!(
@@ -65,7 +65,7 @@ fn a_sparse_manifest_is_complete_afterwards() {
 
 #[test]
 fn manifest_values_are_kept() {
-    let said = manifest(
+    let manifest_given = manifest(
         "
         spec:
           architecture: arm64
@@ -84,10 +84,10 @@ fn manifest_values_are_kept() {
           volumes: [{name: root, emptyDisk: {capacity: 1Gi}}, {name: seed, emptyDisk: {capacity: 1Gi}}]
         ",
     );
-    let mut expected = said.clone();
+    let mut expected = manifest_given.clone();
     put(&mut expected, "/spec/domain/cpu/cores", json!(1));
     put(&mut expected, "/spec/domain/cpu/sockets", json!(1));
-    assert_eq!(filled(&said), expected);
+    assert_eq!(filled(&manifest_given), expected);
 }
 
 #[test]
@@ -98,12 +98,20 @@ fn an_interface_gets_a_binding_only_if_it_has_none() {
         (json!({"passt": {}}), "passt"),
         (json!({"bridge": {}}), "bridge"),
     ] {
-        let mut said = instance();
+        let mut manifest_given = instance();
         let mut interface = binding.clone();
         interface["name"] = json!("default");
-        put(&mut said, "/spec/domain/devices/interfaces", json!([interface]));
-        put(&mut said, "/spec/networks", json!([{"name": "default", "pod": {}}]));
-        let interface = &filled(&said)["spec"]["domain"]["devices"]["interfaces"][0];
+        put(
+            &mut manifest_given,
+            "/spec/domain/devices/interfaces",
+            json!([interface]),
+        );
+        put(
+            &mut manifest_given,
+            "/spec/networks",
+            json!([{"name": "default", "pod": {}}]),
+        );
+        let interface = &filled(&manifest_given)["spec"]["domain"]["devices"]["interfaces"][0];
         let bindings = ["masquerade", "passt", "bridge"];
         let set: Vec<&str> = bindings
             .into_iter()
@@ -157,8 +165,8 @@ fn an_empty_text_is_the_same_as_none() {
     }
     put(&mut object, "/spec/domain/machine", json!({"type": ""}));
     put(&mut object, "/spec/domain/firmware", json!({"uuid": "", "serial": ""}));
-    assert_eq!(told(&object, Kind::Instance), "");
-    assert_eq!(told(&machine(object.clone()), Kind::Machine), "");
+    assert_eq!(refusal_text(&object, Kind::Instance), "");
+    assert_eq!(refusal_text(&machine(object.clone()), Kind::Machine), "");
     let spec =
         |object: Value| -> VirtualMachineInstanceSpec { serde_json::from_value(object["spec"].clone()).unwrap() };
     assert_eq!(spec(filled(&object)), spec(filled(&plain)));
@@ -358,9 +366,9 @@ proptest! {
 
     #[test]
     fn what_is_admitted_stays_admitted_and_can_be_carried_out(object in specs()) {
-        let before = told(&object, Kind::Instance);
+        let before = refusal_text(&object, Kind::Instance);
         let once = filled(&object);
-        let after = told(&once, Kind::Instance);
+        let after = refusal_text(&once, Kind::Instance);
         prop_assert!(!before.is_empty() || after.is_empty(), "{} though nothing was wrong before", after);
         let spec: VirtualMachineInstanceSpec = serde_json::from_value(once["spec"].clone()).unwrap();
         if after.is_empty() && spec.architecture.as_deref() == Some("amd64") {

@@ -17,7 +17,7 @@ use super::{
         migration::prepared,
         rules::{is_dns_label, is_dns_subdomain, is_label_value},
     },
-    instance, machine, told,
+    instance, machine, refusal_text,
 };
 use crate::{
     configuration::Configuration,
@@ -87,7 +87,7 @@ fn check_instance(
     made.metadata.uid = Some("5d307ca9-b3ef-428c-8861-06e72d69f223".into());
     let name = made.metadata.name.clone().unwrap();
     let object = json!({"metadata": {"name": name, "labels": made.metadata.labels}, "spec": made.spec});
-    prop_assert_eq!(told(&object, Kind::Instance), "");
+    prop_assert_eq!(refusal_text(&object, Kind::Instance), "");
     let requirements = requirements(&made.spec, &Configuration::default(), &Minimum::default());
     let (suffix, host_uuid) = (suffix(migration), host_uuid(migration));
     let input = PodInput {
@@ -114,9 +114,9 @@ fn check_instance(
         let budget = budget::of(&pod).unwrap();
         prop_assert!(is_dns_subdomain(budget.metadata.name.as_deref().unwrap()));
     }
-    let asked = json!({"metadata": {"name": migration}, "spec": {"vmiName": name}});
-    prop_assert_eq!(told(&asked, Kind::Migration), "");
-    let labels = prepared(&asked).unwrap()["metadata"]["labels"].clone();
+    let refused_for = json!({"metadata": {"name": migration}, "spec": {"vmiName": name}});
+    prop_assert_eq!(refusal_text(&refused_for, Kind::Migration), "");
+    let labels = prepared(&refused_for).unwrap()["metadata"]["labels"].clone();
     prop_assert_eq!(labels, json!({"kubevirt.io/vmi-name": name}));
     let evacuation = format!("{EVACUATION_PREFIX}{}", crate::launcher_pod::suffix(migration));
     prop_assert!(is_dns_subdomain(&evacuation) && is_label_value(&evacuation));
@@ -124,12 +124,12 @@ fn check_instance(
 }
 
 /// Checks that a name is refused only because of its length, which the refusal states.
-fn check_refusal(told: &str, name: &str) -> Result<(), proptest::test_runner::TestCaseError> {
-    prop_assert!(name.len() > 63, "{}: {}", name, told);
+fn check_refusal(refusal_text: &str, name: &str) -> Result<(), proptest::test_runner::TestCaseError> {
+    prop_assert!(name.len() > 63, "{}: {}", name, refusal_text);
     prop_assert!(
-        told.starts_with("metadata.name: `") && told.contains("at most 63 characters"),
+        refusal_text.starts_with("metadata.name: `") && refusal_text.contains("at most 63 characters"),
         "{}",
-        told
+        refusal_text
     );
     Ok(())
 }
@@ -140,10 +140,10 @@ proptest! {
         let mut object = instance();
         object["metadata"]["name"] = json!(name);
         object["spec"]["volumes"] = volumes();
-        let refused = told(&object, Kind::Instance);
+        let refused = refusal_text(&object, Kind::Instance);
         let mut machine = machine(object.clone());
         machine["metadata"]["name"] = json!(name);
-        prop_assert_eq!(&told(&machine, Kind::Machine), &refused);
+        prop_assert_eq!(&refusal_text(&machine, Kind::Machine), &refused);
         if refused.is_empty() {
             check_instance(serde_json::from_value(object).unwrap(), &migration)?;
             let machine: VirtualMachine = serde_json::from_value(machine).unwrap();
@@ -160,7 +160,7 @@ proptest! {
             "metadata": {"name": name, "namespace": "shop", "uid": "set-uid"},
             "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "web"}}, "template": template},
         });
-        let refused = told(&set, Kind::ReplicaSet);
+        let refused = refusal_text(&set, Kind::ReplicaSet);
         if !refused.is_empty() {
             return check_refusal(&refused, &name);
         }

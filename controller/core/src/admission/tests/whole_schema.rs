@@ -16,7 +16,7 @@ use super::{
         fields::{CONTAINERS, recorded, refused_fields},
         hints::{Accepted, HINTS},
     },
-    manifest, told,
+    manifest, refusal_text,
 };
 
 /// Every implemented field, set to some value. Some contradict each other: only the presence of fields is checked.
@@ -203,7 +203,7 @@ fn all_unsupported_fields_are_in_one_refusal() {
         json!({"path": "/x", "type": "Disk"}),
     );
     assert_eq!(
-        told(&object, Kind::Instance),
+        refusal_text(&object, Kind::Instance),
         format!(
             "spec.domain.devices.gpus is not supported by Drydock {VERSION}; \
              spec.domain.devices.tpm is not supported by Drydock {VERSION}; \
@@ -230,14 +230,14 @@ fn unsupported_parts_of_machines_are_refused_by_name() {
             ("updateVolumesStrategy", json!("Migration")),
         ],
     );
-    let told = told(&object, Kind::Machine);
-    for word in [
+    let refusal_text = refusal_text(&object, Kind::Machine);
+    for expected_part in [
         "spec.dataVolumeTemplates is not supported",
         "spec.instancetype is not supported",
         "spec.preference is not supported",
         "spec.updateVolumesStrategy: `Migration` is not supported",
     ] {
-        assert!(told.contains(word), "{told}");
+        assert!(refusal_text.contains(expected_part), "{refusal_text}");
     }
     put_all(
         &mut object,
@@ -248,7 +248,7 @@ fn unsupported_parts_of_machines_are_refused_by_name() {
         ],
     );
     assert_eq!(
-        super::told(&object, Kind::Machine),
+        super::refusal_text(&object, Kind::Machine),
         format!("spec.preference is not supported by Drydock {VERSION}")
     );
 }

@@ -148,7 +148,7 @@ fn layers_go_alone_only_to_the_very_same_images() {
 
 #[test]
 fn image_of_tag_is_probed_once_where_guest_started() {
-    let asked = |guest: &VirtualMachineInstance, of: &Value| {
+    let probes = |guest: &VirtualMachineInstance, of: &Value| {
         let witnesses = wanted_witnesses(guest, &pod(of));
         let names = witnesses.into_iter().map(|witness| witness.name);
         names.collect::<Vec<_>>()
@@ -160,18 +160,18 @@ fn image_of_tag_is_probed_once_where_guest_started() {
         ("two", &digest, None),
         ("three", "r.example/c", None),
     ]);
-    assert_eq!(asked(&tags, &here), ["image-witness-0", "image-witness-2"]);
+    assert_eq!(probes(&tags, &here), ["image-witness-0", "image-witness-2"]);
     assert_eq!(
-        asked(&guest(&[("two", &digest, None)]), &here),
+        probes(&guest(&[("two", &digest, None)]), &here),
         [""; 0],
         "its name says it"
     );
     assert_eq!(
-        asked(&guest(&[("one", "r.example/a:1", Some(A))]), &here),
+        probes(&guest(&[("one", "r.example/a:1", Some(A))]), &here),
         [""; 0],
         "it is known"
     );
-    assert_eq!(asked(&guest(&[]), &here), [""; 0]);
+    assert_eq!(probes(&guest(&[]), &here), [""; 0]);
     let cases = [
         (
             json!({"spec": {"ephemeralContainers": [{"name": "image-witness-0"}]}}),
@@ -184,10 +184,10 @@ fn image_of_tag_is_probed_once_where_guest_started() {
         (json!({"metadata": {"uid": "other"}}), "it is not known to run there"),
     ];
     for (of, why) in &cases {
-        assert_eq!(asked(&tags, of), [""; 0], "{why}");
+        assert_eq!(probes(&tags, of), [""; 0], "{why}");
     }
     let debugger = json!({"spec": {"ephemeralContainers": [{"name": "debugger-x"}]}});
-    assert_eq!(asked(&tags, &debugger).len(), 2, "somebody else's");
+    assert_eq!(probes(&tags, &debugger).len(), 2, "somebody else's");
 }
 
 #[test]

@@ -54,11 +54,11 @@ fn the_pods_that_leave_are_those_of_kubectl_drain() {
     }
 }
 
-fn attempt(answer: Option<Answer>, seconds_ago: i64) -> Attempt {
+fn attempt(result: Option<EvictionResult>, seconds_ago: i64) -> Attempt {
     Attempt {
         at: now() - SignedDuration::from_secs(seconds_ago),
-        answer,
-        asking: false,
+        result,
+        in_flight: false,
         unblocked: false,
     }
 }
@@ -86,10 +86,10 @@ fn each_pod_reports_its_progress() {
         &json!({"deletionTimestamp": NOW, "deletionGracePeriodSeconds": 0, "finalizers": ["f"]}),
         "Running",
     );
-    let refused = |answer: fn(String) -> Answer| Some(attempt(Some(answer("no".into())), 2));
-    let mut asking = attempt(Some(Answer::Budget("no".into())), 60);
-    asking.asking = true;
-    let mut free = attempt(Some(Answer::Budget("no".into())), 1);
+    let refused = |result: fn(String) -> EvictionResult| Some(attempt(Some(result("no".into())), 2));
+    let mut in_flight = attempt(Some(EvictionResult::Budget("no".into())), 60);
+    in_flight.in_flight = true;
+    let mut free = attempt(Some(EvictionResult::Budget("no".into())), 1);
     free.unblocked = true;
     let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
     let in_three = at("2026-01-01T12:00:03Z");
@@ -98,7 +98,7 @@ fn each_pod_reports_its_progress() {
         (running(), None, true, Reason::Evicting, true, None),
         (
             running(),
-            refused(Answer::Budget),
+            refused(EvictionResult::Budget),
             false,
             Reason::BlockedByBudget,
             false,
@@ -106,7 +106,7 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            refused(Answer::Deferred),
+            refused(EvictionResult::Deferred),
             false,
             Reason::EvictionDeferred,
             false,
@@ -114,7 +114,7 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            refused(Answer::Failed),
+            refused(EvictionResult::Failed),
             false,
             Reason::EvictionFailed,
             false,
@@ -122,7 +122,7 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            refused(Answer::SeveralBudgets),
+            refused(EvictionResult::SeveralBudgets),
             false,
             Reason::SeveralBudgets,
             false,
@@ -130,17 +130,17 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            refused(Answer::NamespaceTerminating),
+            refused(EvictionResult::NamespaceTerminating),
             false,
             Reason::NamespaceTerminating,
             false,
             in_three,
         ),
-        (running(), Some(asking), false, Reason::BlockedByBudget, false, None),
+        (running(), Some(in_flight), false, Reason::BlockedByBudget, false, None),
         (running(), Some(free), false, Reason::BlockedByBudget, true, None),
         (
             running(),
-            Some(attempt(Some(Answer::Budget("no".into())), 5)),
+            Some(attempt(Some(EvictionResult::Budget("no".into())), 5)),
             false,
             Reason::BlockedByBudget,
             true,
@@ -148,7 +148,7 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            Some(attempt(Some(Answer::Accepted), 29)),
+            Some(attempt(Some(EvictionResult::Accepted), 29)),
             false,
             Reason::Evicting,
             false,
@@ -156,7 +156,7 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            Some(attempt(Some(Answer::Accepted), 30)),
+            Some(attempt(Some(EvictionResult::Accepted), 30)),
             false,
             Reason::Evicting,
             true,
@@ -206,9 +206,9 @@ fn a_blocked_pod_names_its_budget_and_its_numbers() {
         "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
     }))
     .unwrap();
-    let answer = Answer::Budget("The disruption budget blk needs 1 healthy pods and has 1 currently".into());
+    let result = EvictionResult::Budget("The disruption budget blk needs 1 healthy pods and has 1 currently".into());
     let pod = pod("p", &json!({}), "Running");
-    let drain = judged(&pod, Some(&attempt(Some(answer), 0)), false, &[Arc::new(budget)]);
+    let drain = judged(&pod, Some(&attempt(Some(result), 0)), false, &[Arc::new(budget)]);
     let pending = &drain.pending[0];
     assert_eq!(pending.blocker.as_ref().unwrap().name, "blk");
     assert_eq!(
@@ -219,7 +219,7 @@ fn a_blocked_pod_names_its_budget_and_its_numbers() {
 
 #[test]
 fn reasons_are_distinct_and_in_their_order() {
-    let words: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
-    assert_eq!(words.len(), Reason::ALL.len());
+    let names: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+    assert_eq!(names.len(), Reason::ALL.len());
     assert!(Reason::ALL.is_sorted());
 }

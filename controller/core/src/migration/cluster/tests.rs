@@ -301,7 +301,7 @@ fn ready_migration_enters_running_and_waits_for_source() {
             (
                 "the source's node is gone",
                 |v| v.source_node_gone = true,
-                &[Do::TellSourceGone, Do::Abort(F::SourceNodeGone)],
+                &[Do::RecordSourceGone, Do::Abort(F::SourceNodeGone)],
             ),
             (
                 "the source's node is gone, as told",
@@ -530,7 +530,7 @@ proptest! {
                 Do::Enter(phase) => prop_assert!(record.phase < Some(*phase), "{steps:?}"),
                 Do::Fail(_) => prop_assert!(!record.is_over(), "{steps:?}"),
                 Do::Abort(_) => prop_assert!(!record.abort, "{steps:?}"),
-                Do::TellSourceGone => prop_assert!(view.source_node_gone && !record.source_gone, "{steps:?}"),
+                Do::RecordSourceGone => prop_assert!(view.source_node_gone && !record.source_gone, "{steps:?}"),
                 Do::RemoveFinalizer => prop_assert!(record.deleted && record.is_over(), "{steps:?}"),
                 Do::CreatePod => prop_assert!(view.may_place && !record.deleted, "{steps:?}"),
                 Do::DeletePod => prop_assert!(record.has_failed() && record.target != Some(T::Running), "{steps:?}"),

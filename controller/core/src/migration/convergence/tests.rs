@@ -120,12 +120,12 @@ fn post_copy_alone_is_not_begun_without_leave_to_disturb() {
 #[test]
 fn migration_without_remedies_is_aborted_at_its_limits() {
     let story = moves(&busy(), limits(&busy()), &[]);
-    let told: Vec<_> = story
+    let reports: Vec<_> = story
         .reasons()
         .into_iter()
-        .filter(|(act, _)| *act == Act::Tell)
+        .filter(|(act, _)| *act == Act::Report)
         .collect();
-    assert_eq!(told, [(Act::Tell, "DoesNotConverge")]);
+    assert_eq!(reports, [(Act::Report, "DoesNotConverge")]);
     assert_eq!(story.end, End::Aborted);
     let patient = Limits {
         progress: None,
@@ -163,7 +163,7 @@ fn throttled_guest_is_not_paused_while_throttling_helps() {
     };
     let story = moves(&guest, with(&guest, false, true), &[]);
     assert_eq!(story.end, End::Moved, "{:?}", story.actions);
-    assert_eq!(story.reasons()[0], (Act::Tell, "AutoConverge"));
+    assert_eq!(story.reasons()[0], (Act::Report, "AutoConverge"));
 }
 
 #[test]
@@ -255,14 +255,14 @@ fn guest_with_post_copy_is_paused_for_disks_after_twice_time() {
         ),
     ] {
         let story = moves(&guest(disks), time(post_copy), &[]);
-        let told: Vec<_> = story
+        let taken: Vec<_> = story
             .actions
             .iter()
             .filter(|(_, action)| action.reason == late)
             .collect();
-        let acts: Vec<_> = told.iter().map(|(at, action)| (*at, action.act)).collect();
+        let acts: Vec<_> = taken.iter().map(|(at, action)| (*at, action.act)).collect();
         assert_eq!((acts, story.end), (expected, end), "{name}");
-        if let Some((_, abort)) = told.iter().find(|(_, action)| action.act == Act::Abort) {
+        if let Some((_, abort)) = taken.iter().find(|(_, action)| action.act == Act::Abort) {
             let allowed = if post_copy {
                 "of the 3 min that it may"
             } else {
@@ -312,17 +312,17 @@ fn a_pause_doubles_the_time_and_is_not_repeated() {
 #[test]
 fn abort_without_effect_is_repeated() {
     let mut monitor = Monitor::new(limits(&busy()));
-    let mut asked = Vec::new();
+    let mut requested = Vec::new();
     for second in 0..170 {
         let sample = Sample {
             data_remaining: 1,
             elapsed: Duration::from_secs(second),
             ..Sample::default()
         };
-        asked.extend(monitor.observe(&sample).into_iter().map(|action| (second, action.act)));
+        requested.extend(monitor.observe(&sample).into_iter().map(|action| (second, action.act)));
     }
     let expected = [150, 155, 160, 165].map(|second| (second, Act::Abort));
-    assert_eq!(asked, expected);
+    assert_eq!(requested, expected);
 }
 
 #[test]
@@ -428,9 +428,9 @@ fn limits_are_read_as_they_were_recorded() {
             ..Recorded::default()
         },
     ];
-    let words = bad.map(|recorded| Limits::new(&recorded, 5).unwrap_err().to_string());
+    let messages = bad.map(|recorded| Limits::new(&recorded, 5).unwrap_err().to_string());
     assert_eq!(
-        words,
+        messages,
         [
             "bandwidthPerMigration: `fast` is not allowed; allowed: bytes a second such as 64Mi, or 0 for no limit",
             "progressTimeout: `-1` is not allowed; allowed: whole seconds, or 0 for no limit",

@@ -82,7 +82,7 @@ impl Attempts {
     /// Returns what follows after these failures. A migration requested by a user always starts: it is tried once.
     pub fn next(&self, purpose: Purpose, failures: Failures, now: Timestamp) -> Retry {
         let reason = match purpose {
-            Purpose::Asked => return Retry::Go,
+            Purpose::UserRequest => return Retry::Go,
             Purpose::Evacuation => "CannotEvacuate",
             Purpose::WorkloadUpdate => "CannotUpdateWorkload",
         };

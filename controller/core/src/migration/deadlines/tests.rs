@@ -119,11 +119,11 @@ fn invalid_annotations_are_reported_and_ignored() {
         let (own, problems) = Deadlines::default().with_annotations(&given);
         assert_eq!(own.pending, Deadlines::default().pending, "{bad}");
         assert_eq!(own.unschedulable.as_secs(), 7, "{bad}");
-        let words: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let expected = format!(
             "metadata.annotations[kubevirt.io/migrationPendingPodTimeoutSeconds]: `{bad}` is not allowed; allowed: whole seconds from 1 to 86400"
         );
-        assert_eq!(words, [expected]);
+        assert_eq!(messages, [expected]);
     }
 }
 
@@ -202,7 +202,7 @@ fn last_failed_attempt_is_reported() {
         assert!(sentence.starts_with("all of 10 attempts"), "{sentence}");
     }
     assert_eq!(
-        Attempts::default().next(Purpose::Asked, failed(99, NOW), NOW),
+        Attempts::default().next(Purpose::UserRequest, failed(99, NOW), NOW),
         Retry::Go
     );
 }

@@ -101,14 +101,14 @@ enum Happens {
     Prove(Proof),
     KeepPaused(bool),
     /// The source sends a message, which arrives or is lost.
-    Speak {
+    SourceSends {
         arrives: bool,
     },
     /// libvirt on the target reports a state, on which the target acts. Its acknowledgement arrives or is lost.
-    Look {
+    TargetObserves {
         guest: GuestHere,
         resumes: bool,
-        answer_arrives: bool,
+        acknowledged: bool,
     },
 }
 
@@ -121,19 +121,19 @@ fn happens() -> impl Strategy<Value = Happens> {
         ]
         .prop_map(Happens::Prove),
         any::<bool>().prop_map(Happens::KeepPaused),
-        any::<bool>().prop_map(|arrives| Happens::Speak { arrives }),
+        any::<bool>().prop_map(|arrives| Happens::SourceSends { arrives }),
         (proptest::sample::select(&STATES[..]), any::<bool>(), any::<bool>()).prop_map(
-            |(guest, resumes, answer_arrives)| Happens::Look {
+            |(guest, resumes, acknowledged)| Happens::TargetObserves {
                 guest,
                 resumes,
-                answer_arrives
+                acknowledged
             }
         ),
     ]
 }
 
 /// The target acts once on the guest's state; returns whether it resumed its guest.
-fn look(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resumes: bool, arrives: bool) -> bool {
+fn observe(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resumes: bool, arrives: bool) -> bool {
     let mut resumed = false;
     match target.step(guest) {
         TargetStep::Wait => {}
@@ -159,28 +159,28 @@ proptest! {
     fn a_guest_is_handed_over_once_and_only_on_proof(happenings in vec(happens(), 0..40)) {
         let (mut source, mut target) = (SourceSide::default(), TargetSide::default());
         let mut resumed = 0;
-        let mut told_paused = None;
+        let mut sent_pause = None;
         for happening in happenings {
             match happening {
                 Happens::Prove(proof) => source.prove(proof),
                 Happens::KeepPaused(keep_paused) => {
                     let accepted = source.keep_paused(keep_paused).is_ok();
-                    prop_assert_eq!(accepted, told_paused.is_none_or(|told| told == keep_paused));
+                    prop_assert_eq!(accepted, sent_pause.is_none_or(|first| first == keep_paused));
                 }
-                Happens::Speak { arrives } => {
+                Happens::SourceSends { arrives } => {
                     if let Some(release) = source.release() {
-                        prop_assert_eq!(*told_paused.get_or_insert(release.keep_paused), release.keep_paused);
+                        prop_assert_eq!(*sent_pause.get_or_insert(release.keep_paused), release.keep_paused);
                         if arrives {
                             target.released(release).unwrap();
                         }
                     }
                 }
-                Happens::Look { guest, resumes, answer_arrives } => {
-                    resumed += u32::from(look(&mut source, &mut target, guest, resumes, answer_arrives));
+                Happens::TargetObserves { guest, resumes, acknowledged } => {
+                    resumed += u32::from(observe(&mut source, &mut target, guest, resumes, acknowledged));
                 }
             }
             prop_assert!(resumed <= 1);
-            prop_assert!(resumed == 0 || (source.proof().is_some() && told_paused == Some(false)));
+            prop_assert!(resumed == 0 || (source.proof().is_some() && sent_pause == Some(false)));
             prop_assert!(target.taken_over().is_none() || source.proof().is_some());
             prop_assert!(source.taken_over().is_none() || source.taken_over() == target.taken_over());
         }
@@ -188,7 +188,7 @@ proptest! {
             if let Some(release) = source.release() {
                 target.released(release).unwrap();
             }
-            look(&mut source, &mut target, GuestHere::Complete, true, true);
+            observe(&mut source, &mut target, GuestHere::Complete, true, true);
             prop_assert!(source.taken_over().is_some());
             prop_assert_eq!(source.taken_over(), target.taken_over());
             prop_assert_eq!(source.release(), None);

@@ -59,7 +59,7 @@ fn running() -> Value {
     json!({"running": {}})
 }
 
-fn said(outcome: &str) -> Value {
+fn ended_with(outcome: &str) -> Value {
     json!({"terminated": {"exitCode": 0, "message": json!({"outcome": outcome, "message": "m"}).to_string()}})
 }
 
@@ -168,13 +168,13 @@ fn pods_are_matched_by_uid_and_end_by_launcher_report() {
     let instance = instance("i", &up());
     for (source, target, expected) in [
         (running(), running(), (SourcePod::Alive, TargetPod::Ready)),
-        (said("Migrated"), running(), (SourcePod::Left, TargetPod::Ready)),
+        (ended_with("Migrated"), running(), (SourcePod::Left, TargetPod::Ready)),
         (
-            said("Crashed"),
+            ended_with("Crashed"),
             json!({"waiting": {}}),
             (SourcePod::Over, TargetPod::Coming),
         ),
-        (running(), said("Failed"), (SourcePod::Alive, TargetPod::Over)),
+        (running(), ended_with("Failed"), (SourcePod::Alive, TargetPod::Over)),
     ] {
         let pods = [pod("p", None, &source), pod("q", Some("u"), &target)];
         let seen = view(&facts(&migration, Some(&instance), &pods));

@@ -69,7 +69,7 @@ fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
 /// Name, limits, source node and stage of each entry, and the expected results.
 type Case = (&'static str, Migrations, Vec<(&'static str, Stage)>, Vec<&'static str>);
 
-fn words(grants: &Grants) -> Vec<String> {
+fn outcomes(grants: &Grants) -> Vec<String> {
     let mut all: Vec<String> = grants.place.iter().map(|uid| format!("{uid} place")).collect();
     all.extend(grants.slots.iter().map(|uid| format!("{uid} slot")));
     let waits = grants.waiting.iter();
@@ -221,7 +221,7 @@ fn slots_and_places_are_given_within_the_limits() {
         ),
     ];
     for (name, limits, stages, expected) in cases {
-        assert_eq!(words(&grants(&limits, &queue(stages), NOW)), expected, "{name}");
+        assert_eq!(outcomes(&grants(&limits, &queue(stages), NOW)), expected, "{name}");
     }
 }
 

@@ -27,14 +27,14 @@ impl Reason {
     }
 
     /// Returns whether a waiting reason is one of these.
-    pub fn is_one(word: &str) -> bool {
+    pub fn is_one(name: &str) -> bool {
         let all = [
             Self::ClusterLimit,
             Self::SourceNodeLimit,
             Self::TargetNodeLimit,
             Self::PlacementLimit,
         ];
-        all.iter().any(|reason| reason(0).as_str() == word)
+        all.iter().any(|reason| reason(0).as_str() == name)
     }
 }
 

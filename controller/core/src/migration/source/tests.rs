@@ -123,10 +123,10 @@ fn a_session_is_opened_once_both_sides_are_named() {
             ("paused by its user", |v| v.domain = D::Paused, &[Do::Prepare]),
             ("libvirt is down", |v| v.domain = D::Unknown, &[]),
             ("its job is not known", |v| v.job = Job::Unknown, &[]),
-            ("deleted", |v| v.record.deleted = true, &[Do::Say(S::Stayed)]),
-            ("given up", |v| v.record.abort = true, &[Do::Say(S::Stayed)]),
-            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Say(S::Stayed)]),
-            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Report(S::Stayed)]),
+            ("given up", |v| v.record.abort = true, &[Do::Report(S::Stayed)]),
+            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Report(S::Stayed)]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Report(S::Ended)]),
         ],
     );
 }
@@ -136,12 +136,12 @@ fn migrating_is_reported_before_libvirt_call() {
     check(
         ready,
         &[
-            ("both are ready", |_| {}, &[Do::Say(S::Migrating)]),
+            ("both are ready", |_| {}, &[Do::Report(S::Migrating)]),
             ("no peer", |v| v.tunnel = OPEN, &[Do::Pair]),
             (
                 "said to be ready",
                 |v| v.record.phase = Some(P::TargetReady),
-                &[Do::Say(S::Migrating)],
+                &[Do::Report(S::Migrating)],
             ),
             ("the target is not", |v| v.record.target = None, &[]),
             (
@@ -150,9 +150,9 @@ fn migrating_is_reported_before_libvirt_call() {
                 &[Do::Prepare],
             ),
             ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
-            ("deleted", |v| v.record.deleted = true, &[Do::Say(S::Stayed)]),
-            ("given up", |v| v.record.abort = true, &[Do::Say(S::Stayed)]),
-            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Report(S::Stayed)]),
+            ("given up", |v| v.record.abort = true, &[Do::Report(S::Stayed)]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Report(S::Ended)]),
         ],
     );
 }
@@ -174,13 +174,13 @@ fn libvirt_call_is_made_once() {
             (
                 "over, and of another process",
                 |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Unknown, SourceTunnel::Missing),
-                &[Do::Say(S::Stayed)],
+                &[Do::Report(S::Stayed)],
             ),
             ("failed", |v| (v.job, v.call) = (Job::None, Call::Failed), &[Do::Close]),
             (
                 "failed, and closed",
                 |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Failed, SourceTunnel::Missing),
-                &[Do::Say(S::Stayed)],
+                &[Do::Report(S::Stayed)],
             ),
             // If `Stayed` were reported with an open session, the guest could still leave.
             (
@@ -202,7 +202,7 @@ fn libvirt_call_is_made_once() {
             ("given up", |v| v.record.abort = true, &[Do::Abort]),
             ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
             ("the session is lost", |v| v.tunnel = SourceTunnel::Missing, &[]),
-            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Say(S::Ended)]),
+            ("the guest has ended", |v| v.domain = D::Ended, &[Do::Report(S::Ended)]),
         ],
     );
 }
@@ -213,27 +213,27 @@ fn source_reports_stop_before_release() {
         leaving,
         &[
             ("the target has it, the reply is not read", |_| {}, &[]),
-            ("the reply is read", |v| v.tunnel = READ, &[Do::Say(S::Released)]),
+            ("the reply is read", |v| v.tunnel = READ, &[Do::Report(S::Released)]),
             (
                 "it is too late to give up",
                 |v| (v.tunnel, v.record.deleted) = (READ, true),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             ("given up in time", |v| v.record.deleted = true, &[Do::Abort]),
             (
                 "stopped",
                 |v| v.domain = D::Left,
-                &[Do::Say(S::Stopped), Do::Release(Proof::SourceStopped)],
+                &[Do::Report(S::Stopped), Do::Release(Proof::SourceStopped)],
             ),
             (
                 "stopped, as the target knows",
                 |v| (v.domain, v.tunnel) = (D::Left, READ),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
             (
                 "stopped, and the target has taken it over",
                 |v| (v.domain, v.tunnel) = (D::Left, ACKNOWLEDGED),
-                &[Do::Say(S::HandedOver)],
+                &[Do::Report(S::HandedOver)],
             ),
             (
                 "the target has taken it over, and it is about to stop",
@@ -248,55 +248,59 @@ fn source_reports_stop_before_release() {
             (
                 "the target has taken it over, and libvirtd was lost",
                 |v| (v.tunnel, v.job) = (TAKEN_OVER, Job::None),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "stopped, without a session",
                 |v| (v.domain, v.tunnel) = (D::Left, SourceTunnel::Missing),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
             (
                 "ended after it may have gone on",
                 |v| v.domain = D::Ended,
-                &[Do::Say(S::Ended)],
+                &[Do::Report(S::Ended)],
             ),
             (
                 "ended while it stood still, the target may not have all of it",
                 |v| (v.domain, v.stood_still) = (D::Ended, true),
-                &[Do::Say(S::Halted)],
+                &[Do::Report(S::Halted)],
             ),
             (
                 "ended after the reply was read",
                 |v| (v.domain, v.tunnel) = (D::Ended, READ),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
-            ("libvirtd was lost", |v| v.job = Job::None, &[Do::Say(S::Released)]),
+            ("libvirtd was lost", |v| v.job = Job::None, &[Do::Report(S::Released)]),
             ("its job is not known", |v| v.job = Job::Unknown, &[]),
             (
                 "libvirtd was lost, the target not said to have it",
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Prepared)),
-                &[Do::Say(S::Halted)],
+                &[Do::Report(S::Halted)],
             ),
             (
                 "libvirtd was lost, it ended on the target",
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Ended)),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "libvirtd was lost, the target has nothing",
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Gone)),
                 &[Do::Resume],
             ),
-            ("it was switched", |v| v.domain = D::PostCopy, &[Do::Say(S::Released)]),
+            (
+                "it was switched",
+                |v| v.domain = D::PostCopy,
+                &[Do::Report(S::Released)],
+            ),
             (
                 "it was switched, and given up too late",
                 |v| (v.domain, v.record.abort) = (D::PostCopy, true),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "it was switched, and the target has nothing of it",
                 |v| (v.domain, v.record.target, v.job) = (D::PostCopy, Some(T::Gone), Job::None),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
         ],
     );
@@ -355,17 +359,17 @@ fn halted_guest_follows_target_state() {
             (
                 "it has it",
                 |v| v.record.target = Some(T::Complete),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "it ran there",
                 |v| v.record.target = Some(T::Ended),
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "the reply was read after all",
                 |v| v.tunnel = READ,
-                &[Do::Say(S::Released)],
+                &[Do::Report(S::Released)],
             ),
             (
                 "the target's node is gone, and was told nothing",
@@ -386,23 +390,23 @@ fn halted_guest_follows_target_state() {
             (
                 "it goes on again, closed",
                 |v| (v.domain, v.tunnel) = (D::Running, SourceTunnel::Missing),
-                &[Do::Say(S::Stayed)],
+                &[Do::Report(S::Stayed)],
             ),
             ("it ended", |v| v.domain = D::Ended, &[]),
             (
                 "it ended, the target has all of it",
                 |v| (v.domain, v.record.target) = (D::Ended, Some(T::Complete)),
-                &[Do::Say(S::Stopped), Do::Release(Proof::SourceStopped)],
+                &[Do::Report(S::Stopped), Do::Release(Proof::SourceStopped)],
             ),
             (
                 "it ended, the target has nothing",
                 |v| (v.domain, v.record.target) = (D::Ended, Some(T::Gone)),
-                &[Do::Say(S::Ended)],
+                &[Do::Report(S::Ended)],
             ),
             (
                 "it ended, the target's node is gone",
                 |v| (v.domain, v.record.phase) = (D::Ended, Some(P::Failed)),
-                &[Do::Say(S::Ended)],
+                &[Do::Report(S::Ended)],
             ),
         ],
     );
@@ -445,17 +449,17 @@ fn release_is_repeated_until_target_has_taken_over() {
             (
                 "stopped",
                 |v| (v.domain, v.tunnel) = (D::Left, READ),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
             (
                 "ended",
                 |v| (v.domain, v.tunnel) = (D::Ended, READ),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
             (
                 "stopped, and the target has taken it over and says so itself",
                 |v| (v.domain, v.tunnel) = (D::Left, ACKNOWLEDGED),
-                &[Do::Say(S::Stopped)],
+                &[Do::Report(S::Stopped)],
             ),
             ("somebody resumed it", |v| v.domain = D::Running, &[]),
         ],
@@ -503,7 +507,7 @@ fn overtaken() -> SourceView {
 
 #[test]
 fn guest_moving_before_the_call_is_left_to_another_migration() {
-    const STAYED: &[Do] = &[Do::Say(S::Stayed)];
+    const STAYED: &[Do] = &[Do::Report(S::Stayed)];
     check(
         overtaken,
         &[
@@ -569,7 +573,7 @@ proptest! {
         let open = matches!(view.tunnel, SourceTunnel::Open { .. });
         for step in &steps {
             match step {
-                Do::Say(state) => prop_assert!(record.source.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
+                Do::Report(state) => prop_assert!(record.source.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
                 Do::Close | Do::Pair | Do::Release(_) => prop_assert!(open, "{steps:?}"),
                 Do::Start => prop_assert!(view.call == Call::Due && record.source == Some(S::Migrating)),
                 Do::Abort => {
@@ -596,16 +600,16 @@ proptest! {
         }
         // The target receives only a release that the object contains, or will contain by then.
         if steps.iter().any(|step| matches!(step, Do::Release(_))) {
-            prop_assert!(record.source_has_let_go() || does(Do::Say(S::Stopped)), "{steps:?}");
+            prop_assert!(record.source_has_let_go() || does(Do::Report(S::Stopped)), "{steps:?}");
         }
         // `HandedOver` is reported only after the target's acknowledgement, and once nothing of the guest is here.
-        if does(Do::Say(S::HandedOver)) {
-            let told = matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. });
-            prop_assert!(told && matches!(view.domain, D::Left | D::Ended), "{steps:?}");
+        if does(Do::Report(S::HandedOver)) {
+            let is_acknowledged = matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. });
+            prop_assert!(is_acknowledged && matches!(view.domain, D::Left | D::Ended), "{steps:?}");
         }
         // Unknown is not missing: without a response from the tunnel, only the object may change.
         if view.tunnel == SourceTunnel::Unknown {
-            prop_assert!(!does(Do::Prepare) && !does(Do::Say(S::Migrating)));
+            prop_assert!(!does(Do::Prepare) && !does(Do::Report(S::Migrating)));
         }
     }
 }

@@ -196,7 +196,7 @@ fn abort_and_its_result_are_reported_once() {
 
 #[test]
 fn post_copy_risk_is_reported_while_it_lasts() {
-    let told = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &Change| {
+    let post_copy_condition = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &Change| {
         let mut migration = under_way();
         let status = migration.status.as_mut().unwrap();
         let (source, target) = (status.source.as_mut().unwrap(), status.target.as_mut().unwrap());
@@ -207,8 +207,8 @@ fn post_copy_risk_is_reported_while_it_lasts() {
         found.map(|condition| (condition.status, condition.reason.unwrap(), condition.message.unwrap()))
     };
     let nothing = Change::default();
-    assert_eq!(told(&|_, _| (), &nothing), None);
-    let switched = told(&|source, _| source.mode = Some(MigrationMode::PostCopy), &nothing).unwrap();
+    assert_eq!(post_copy_condition(&|_, _| (), &nothing), None);
+    let switched = post_copy_condition(&|source, _| source.mode = Some(MigrationMode::PostCopy), &nothing).unwrap();
     assert_eq!((switched.0.as_str(), switched.1.as_str()), ("True", "Switched"));
     assert!(
         switched.2.contains("the guest is lost if the connection breaks"),
@@ -225,21 +225,24 @@ fn post_copy_risk_is_reported_while_it_lasts() {
         source.reason = Some(POST_COPY_BROKEN.into());
     };
     let expected = ["True", POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE].map(str::to_owned);
-    assert_eq!(told(&broken, &nothing).map(<[String; 3]>::from), Some(expected.clone()));
     assert_eq!(
-        told(&broken_for_the_source, &nothing).map(<[String; 3]>::from),
+        post_copy_condition(&broken, &nothing).map(<[String; 3]>::from),
+        Some(expected.clone())
+    );
+    assert_eq!(
+        post_copy_condition(&broken_for_the_source, &nothing).map(<[String; 3]>::from),
         Some(expected)
     );
     let arrived = |source: &mut MigrationSource, target: &mut MigrationTarget| {
         source.mode = Some(MigrationMode::PostCopy);
         target.state = Some(TargetState::Running);
     };
-    assert_eq!(told(&arrived, &nothing), None);
+    assert_eq!(post_copy_condition(&arrived, &nothing), None);
     let over = Change {
         fail: Some((Failure::LostOnTarget, String::new())),
         ..Change::default()
     };
-    assert_eq!(told(&broken, &over), None);
+    assert_eq!(post_copy_condition(&broken, &over), None);
 }
 
 #[test]

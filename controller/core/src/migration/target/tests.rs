@@ -106,17 +106,21 @@ fn guest_in_post_copy_has_no_steps() {
             ("the source is gone for good", |v| v.record.source_gone = true, &[]),
             ("the source has ended", |v| v.record.source = Some(S::Ended), &[]),
             ("it has failed", |v| v.record.phase = Some(P::Failed), &[]),
-            ("all of it is here", |v| v.domain = D::Running, &[Do::Say(T::Running)]),
+            (
+                "all of it is here",
+                |v| v.domain = D::Running,
+                &[Do::Report(T::Running)],
+            ),
             (
                 "it ended here",
                 |v| (v.domain, v.tunnel) = (D::Over, TAKEN_OVER),
-                &[Do::Say(T::Ended)],
+                &[Do::Report(T::Ended)],
             ),
             ("it was lost on its way", |v| v.domain = D::Absent, &[Do::Close]),
             (
                 "it was lost on its way, and nothing can come",
                 |v| (v.domain, v.tunnel) = (D::Absent, TargetTunnel::Missing),
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
         ],
     );
@@ -129,7 +133,7 @@ fn a_guest_that_fits_is_waited_for() {
         &[
             ("not asked", |_| {}, &[Do::Check]),
             ("it fits", |v| v.fits = Some(true), &[Do::Prepare]),
-            ("it does not", |v| v.fits = Some(false), &[Do::Say(T::Refused)]),
+            ("it does not", |v| v.fits = Some(false), &[Do::Report(T::Refused)]),
             (
                 "the tunnel is down",
                 |v| (v.fits, v.tunnel) = (Some(true), TargetTunnel::Unknown),
@@ -138,22 +142,22 @@ fn a_guest_that_fits_is_waited_for() {
             (
                 "it listens",
                 |v| (v.fits, v.tunnel) = (Some(true), OPEN),
-                &[Do::Say(T::Prepared)],
+                &[Do::Report(T::Prepared)],
             ),
             ("libvirt is down", |v| v.domain = D::Unknown, &[]),
             ("not named yet", |v| v.record.phase = Some(P::Scheduled), &[]),
-            ("given up", |v| v.record.abort = true, &[Do::Say(T::Gone)]),
-            ("deleted", |v| v.record.deleted = true, &[Do::Say(T::Gone)]),
-            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Say(T::Gone)]),
+            ("given up", |v| v.record.abort = true, &[Do::Report(T::Gone)]),
+            ("deleted", |v| v.record.deleted = true, &[Do::Report(T::Gone)]),
+            ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Report(T::Gone)]),
             (
                 "the source is gone for good",
                 |v| v.record.source_gone = true,
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
             (
                 "the guest stays",
                 |v| v.record.source = Some(S::Stayed),
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
         ],
     );
@@ -170,14 +174,14 @@ fn nothing_arrives_without_a_session() {
             (
                 "the session is lost",
                 |v| v.tunnel = TargetTunnel::Missing,
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
             ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, &[]),
             ("given up", |v| v.record.abort = true, &[Do::Close]),
             (
                 "given up and closed",
                 |v| (v.record.abort, v.tunnel) = (true, TargetTunnel::Missing),
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
             ("the guest stays", |v| v.record.source = Some(S::Stayed), &[Do::Close]),
             (
@@ -199,7 +203,7 @@ fn nothing_arrives_without_a_session() {
             (
                 "nothing moves it any more, closed",
                 |v| (v.record.source, v.tunnel) = (Some(S::Halted), TargetTunnel::Missing),
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
             ("it comes", |v| v.domain = D::Incoming, &[]),
             (
@@ -237,14 +241,14 @@ fn complete_guest_waits_for_source_release() {
             (
                 "not said",
                 |v| v.record.target = Some(T::Prepared),
-                &[Do::Say(T::Complete)],
+                &[Do::Report(T::Complete)],
             ),
             ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, &[]),
             ("the session is lost", |v| v.tunnel = TargetTunnel::Missing, &[]),
             (
                 "nothing moves it any more",
                 |v| (v.record.source, v.record.target) = (Some(S::Halted), Some(T::Prepared)),
-                &[Do::Say(T::Complete)],
+                &[Do::Report(T::Complete)],
             ),
             ("said to be gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
             ("given up", |v| v.record.abort = true, &[]),
@@ -253,7 +257,7 @@ fn complete_guest_waits_for_source_release() {
             (
                 "the tunnel left it paused",
                 |v| v.tunnel = TAKEN_OVER,
-                &[Do::Say(T::Running)],
+                &[Do::Report(T::Running)],
             ),
             (
                 "the object says",
@@ -311,7 +315,7 @@ fn just_arrived() -> TargetView {
 
 #[test]
 fn target_leaves_hand_over_report_to_source() {
-    let says: &[Do] = &[Do::Say(T::Running)];
+    let report: &[Do] = &[Do::Report(T::Running)];
     check(
         just_arrived,
         &[
@@ -322,18 +326,22 @@ fn target_leaves_hand_over_report_to_source() {
                 |v| (v.record.source, v.record.target) = (Some(S::Stopped), Some(T::Running)),
                 &[],
             ),
-            ("it is late", |v| v.source_is_late = true, says),
+            ("it is late", |v| v.source_is_late = true, report),
             (
                 "it has left, and had not heard",
                 |v| v.record.source = Some(S::Stopped),
-                says,
+                report,
             ),
-            ("it has let go", |v| v.record.source = Some(S::Released), says),
-            ("nothing moved it any more", |v| v.record.source = Some(S::Halted), says),
-            ("its node is gone", |v| v.record.source_gone = true, says),
-            ("the tunnel has not told it", |v| v.tunnel = RELEASED, says),
-            ("the tunnel is lost", |v| v.tunnel = TargetTunnel::Missing, says),
-            ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, says),
+            ("it has let go", |v| v.record.source = Some(S::Released), report),
+            (
+                "nothing moved it any more",
+                |v| v.record.source = Some(S::Halted),
+                report,
+            ),
+            ("its node is gone", |v| v.record.source_gone = true, report),
+            ("the tunnel has not told it", |v| v.tunnel = RELEASED, report),
+            ("the tunnel is lost", |v| v.tunnel = TargetTunnel::Missing, report),
+            ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, report),
             ("it has failed", |v| v.record.phase = Some(P::Failed), &[]),
         ],
     );
@@ -344,7 +352,7 @@ fn reported_end_depends_on_whether_guest_ran() {
     check(
         running,
         &[
-            ("not said", |_| {}, &[Do::Say(T::Running)]),
+            ("not said", |_| {}, &[Do::Report(T::Running)]),
             ("said", |v| v.record.target = Some(T::Running), &[]),
             (
                 "said, and over",
@@ -355,22 +363,22 @@ fn reported_end_depends_on_whether_guest_ran() {
             (
                 "ended after it ran",
                 |v| (v.domain, v.record.target) = (D::Over, Some(T::Running)),
-                &[Do::Say(T::Ended)],
+                &[Do::Report(T::Ended)],
             ),
             (
                 "ended after it was let go",
                 |v| v.domain = D::Over,
-                &[Do::Say(T::Ended)],
+                &[Do::Report(T::Ended)],
             ),
             (
                 "ended before it was let go",
                 |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Migrating), PAIRED),
-                &[Do::Close, Do::Say(T::Gone)],
+                &[Do::Close, Do::Report(T::Gone)],
             ),
             (
                 "ended, nobody knows whether it was let go",
                 |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Migrating), TargetTunnel::Missing),
-                &[Do::Say(T::Ended)],
+                &[Do::Report(T::Ended)],
             ),
             (
                 "ended, and the tunnel is down",
@@ -380,7 +388,7 @@ fn reported_end_depends_on_whether_guest_ran() {
             (
                 "discarded, as the source keeps it",
                 |v| (v.domain, v.record.source, v.tunnel) = (D::Over, Some(S::Stayed), TargetTunnel::Missing),
-                &[Do::Say(T::Gone)],
+                &[Do::Report(T::Gone)],
             ),
             (
                 "said to have ended",
@@ -423,7 +431,7 @@ proptest! {
         let released = matches!(view.tunnel, TargetTunnel::Open { released: true, .. });
         for step in &steps {
             match step {
-                Do::Say(state) => prop_assert!(record.target.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
+                Do::Report(state) => prop_assert!(record.target.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
                 Do::Close | Do::Pair => prop_assert!(open, "{steps:?}"),
                 // No release is in flight, and the source has not released the guest.
                 Do::Destroy => {

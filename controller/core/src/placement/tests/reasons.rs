@@ -19,7 +19,7 @@ fn reasons(manifest: &Value, view: NodeView<'_>) -> Vec<&'static str> {
     found.misfits.keys().map(Misfit::reason).collect()
 }
 
-fn told(manifest: &Value, labels: &BTreeMap<String, String>, facts: &NodeFacts) -> String {
+fn misfit_text(manifest: &Value, labels: &BTreeMap<String, String>, facts: &NodeFacts) -> String {
     let view = NodeView {
         name: "a",
         labels: Some(labels),
@@ -95,10 +95,10 @@ fn sentences_have_an_end() {
         facts: Some(&none),
         ..NodeView::default()
     });
-    let told = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &nodes).sentence();
+    let misfit_text = fit(&needs(&manifest), &spec(&manifest), &Rules::default(), &nodes).sentence();
     assert!(
-        told.len() < 1100 && told.ends_with("2 lack the CPU feature feature5, and 3 more reasons"),
-        "{told}"
+        misfit_text.len() < 1100 && misfit_text.ends_with("2 lack the CPU feature feature5, and 3 more reasons"),
+        "{misfit_text}"
     );
 }
 
@@ -136,7 +136,7 @@ fn a_model_is_missing_for_a_reason() {
         ),
     ] {
         assert_eq!(
-            told(&cpu(model), labels, &rich),
+            misfit_text(&cpu(model), labels, &rich),
             format!("no node can run it: {expected}")
         );
     }
@@ -154,22 +154,22 @@ fn missing_features_are_distinguished_from_minimum() {
     let whole = labels(&[("cpu-minimum.node.drydock.dev/Penryn", "true")]);
     let no_node = "no node can run it: 1 node lacks";
     assert_eq!(
-        told(&manifest, &plain, &facts(&[])),
+        misfit_text(&manifest, &plain, &facts(&[])),
         format!("{no_node} the CPU feature sse2 (a)")
     );
     assert_eq!(
-        told(&manifest, &plain, &facts(&["sse2"])),
+        misfit_text(&manifest, &plain, &facts(&["sse2"])),
         format!(
             "{no_node} a part of the minimum CPU model Penryn for want of apic, clflush, cmov, cx16 and 24 more (a)"
         )
     );
     let all_but_one: Vec<&str> = PENRYN.into_iter().filter(|&name| name != "ssse3").collect();
     assert_eq!(
-        told(&manifest, &plain, &facts(&all_but_one)),
+        misfit_text(&manifest, &plain, &facts(&all_but_one)),
         format!("{no_node} a part of the minimum CPU model Penryn for want of ssse3 (a)")
     );
     assert_eq!(
-        told(&manifest, &plain, &facts(&PENRYN)),
+        misfit_text(&manifest, &plain, &facts(&PENRYN)),
         format!("{no_node} the label cpu-minimum.node.drydock.dev/Penryn though it would be right (a)")
     );
     let unknown = NodeView {
@@ -177,9 +177,9 @@ fn missing_features_are_distinguished_from_minimum() {
         ..NodeView::default()
     };
     assert_eq!(reasons(&manifest, unknown), ["CPUMinimumMissing"]);
-    assert_eq!(told(&manifest, &whole, &facts(&["sse2"])), "1 node could run it");
+    assert_eq!(misfit_text(&manifest, &whole, &facts(&["sse2"])), "1 node could run it");
     assert_eq!(
-        told(&manifest, &whole, &facts(&[])),
+        misfit_text(&manifest, &whole, &facts(&[])),
         format!("{no_node} the CPU feature sse2 (a)"),
         "labels that are older than the facts"
     );
@@ -218,7 +218,7 @@ fn machine_types_are_matched_in_full() {
             "no node can run it: 1 node lacks the machine type pc-i440fx-10.0 (a)",
         ),
     ] {
-        assert_eq!(told(&machine(name), &offered, &rich), expected, "{name}");
+        assert_eq!(misfit_text(&machine(name), &offered, &rich), expected, "{name}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Simulates candidates over a network that loses, delays and reorders messages, with clocks of different rates and
 //! processes that pause or die. At no time do two candidates lead, and once the faults stop, one leads.
 
-use super::{Action, Answer, Election, Record, Step, Terms};
+use super::{Action, Election, Record, Response, Step, Terms};
 use crate::retry::SplitMix;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -34,7 +34,7 @@ struct Server {
 }
 
 impl Server {
-    fn take_in(&mut self, by: &str, action: &Action) -> Answer {
+    fn take_in(&mut self, by: &str, action: &Action) -> Response {
         let duration = Terms::default().duration;
         let held = |holder: &str, transitions| Record {
             holder: holder.to_owned(),
@@ -43,16 +43,16 @@ impl Server {
             version: String::new(),
         };
         let (expected, new) = match action {
-            Action::Read => return self.record.clone().map_or(Answer::Missing, Answer::Is),
-            Action::Create if self.record.is_some() => return Answer::Conflict,
+            Action::Read => return self.record.clone().map_or(Response::Missing, Response::Is),
+            Action::Create if self.record.is_some() => return Response::Conflict,
             Action::Create => (None, held(by, 0)),
             Action::Take { version, transitions } => (Some(version), held(by, *transitions)),
             Action::Renew { version } => (Some(version), held(by, 0)),
             Action::Release { version } => (Some(version), held("", 0)),
         };
         match (&self.record, expected) {
-            (None, Some(_)) => return Answer::Missing,
-            (Some(record), Some(version)) if record.version != *version => return Answer::Conflict,
+            (None, Some(_)) => return Response::Missing,
+            (Some(record), Some(version)) if record.version != *version => return Response::Conflict,
             _ => {}
         }
         self.writes += 1;
@@ -61,7 +61,7 @@ impl Server {
             ..new
         };
         self.record = Some(record.clone());
-        Answer::Is(record)
+        Response::Is(record)
     }
 }
 
@@ -85,7 +85,7 @@ struct Message {
 
 enum Body {
     Request(Action),
-    Reply(Answer),
+    Reply(Response),
 }
 
 struct World {
@@ -187,7 +187,7 @@ impl World {
         {
             match body {
                 Body::Request(action) => {
-                    let answer = self.server.take_in(&identity, &action);
+                    let response = self.server.take_in(&identity, &action);
                     if !self.loses(now, index) {
                         let at = now + self.delay();
                         self.messages.push(Message {
@@ -195,11 +195,11 @@ impl World {
                             candidate: index,
                             number,
                             identity,
-                            body: Body::Reply(answer),
+                            body: Body::Reply(response),
                         });
                     }
                 }
-                Body::Reply(answer) => {
+                Body::Reply(response) => {
                     let clock = self.clock(index, now);
                     let candidate = &mut self.candidates[index];
                     if now < candidate.stands_still_until {
@@ -210,10 +210,10 @@ impl World {
                             candidate: index,
                             number,
                             identity,
-                            body: Body::Reply(answer),
+                            body: Body::Reply(response),
                         });
                     } else if let Some((_, action, sent)) = candidate.waits.take_if(|waits| waits.0 == number) {
-                        candidate.election.complete(&action, answer, sent, clock);
+                        candidate.election.complete(&action, response, sent, clock);
                     }
                 }
             }
@@ -246,10 +246,10 @@ impl World {
         }
         let candidate = &mut self.candidates[index];
         if let Some((_, action, sent)) = candidate.waits.take_if(|waits| clock >= waits.2 + GIVES_UP) {
-            candidate.election.complete(&action, Answer::Unknown, sent, clock);
+            candidate.election.complete(&action, Response::Unknown, sent, clock);
         }
         if candidate.waits.is_none()
-            && let Step::Ask(action) = candidate.election.step(clock)
+            && let Step::Send(action) = candidate.election.step(clock)
         {
             self.send(now, index, action);
         }

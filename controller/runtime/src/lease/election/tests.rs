@@ -1,4 +1,4 @@
-use super::{Action, Answer, Election, Record, Step, Terms};
+use super::{Action, Election, Record, Response, Step, Terms};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -22,9 +22,9 @@ impl Test {
     }
 
     /// Returns the candidate's current request, if any.
-    fn asks(&self) -> Option<Action> {
+    fn pending(&self) -> Option<Action> {
         match self.election.step(self.now) {
-            Step::Ask(action) => Some(action),
+            Step::Send(action) => Some(action),
             Step::Wait(until) => {
                 assert!(until > self.now, "it would wait for the past");
                 None
@@ -33,11 +33,11 @@ impl Test {
     }
 
     /// Expects this request and responds after 100 ms.
-    fn ask(&mut self, action: &Action, answer: Answer) {
-        assert_eq!(self.asks().as_ref(), Some(action));
+    fn complete_with(&mut self, action: &Action, response: Response) {
+        assert_eq!(self.pending().as_ref(), Some(action));
         let sent = self.now;
         self.wait(100);
-        self.election.complete(action, answer, sent, self.now);
+        self.election.complete(action, response, sent, self.now);
     }
 
     fn leads(&self) -> bool {
@@ -45,14 +45,14 @@ impl Test {
     }
 
     fn wins(&mut self) {
-        self.ask(&Action::Read, Answer::Missing);
-        self.ask(&Action::Create, is("me", "1"));
+        self.complete_with(&Action::Read, Response::Missing);
+        self.complete_with(&Action::Create, is("me", "1"));
         assert!(self.leads());
     }
 }
 
-fn is(holder: &str, version: &str) -> Answer {
-    Answer::Is(Record {
+fn is(holder: &str, version: &str) -> Response {
+    Response::Is(Record {
         holder: holder.to_owned(),
         duration: Duration::from_secs(15),
         transitions: 3,
@@ -77,42 +77,42 @@ fn take(version: &str, transitions: i32) -> Action {
 fn the_first_one_makes_the_lease_and_leads() {
     let mut test = Test::new();
     test.wins();
-    assert_eq!(test.asks(), None);
+    assert_eq!(test.pending(), None);
     test.wait(1900);
-    test.ask(&renew("1"), is("me", "2"));
+    test.complete_with(&renew("1"), is("me", "2"));
     assert!(test.leads());
 }
 
 #[test]
 fn a_free_lease_is_taken_at_once() {
     let mut test = Test::new();
-    test.ask(&Action::Read, is("", "7"));
+    test.complete_with(&Action::Read, is("", "7"));
     assert!(!test.leads(), "reading makes nobody leader");
-    test.ask(&take("7", 4), is("me", "8"));
+    test.complete_with(&take("7", 4), is("me", "8"));
     assert!(test.leads());
 }
 
 #[test]
 fn held_lease_is_acquired_once_unchanged_for_its_duration() {
     let mut test = Test::new();
-    test.ask(&Action::Read, is("other", "7"));
+    test.complete_with(&Action::Read, is("other", "7"));
     for _ in 0..3 {
-        assert_eq!(test.asks(), None);
+        assert_eq!(test.pending(), None);
         test.wait(2000);
-        test.ask(&Action::Read, is("other", "7"));
+        test.complete_with(&Action::Read, is("other", "7"));
     }
     test.wait(2000);
-    test.ask(&Action::Read, is("other", "8"));
+    test.complete_with(&Action::Read, is("other", "8"));
     let changed = test.now;
     while test.now + Duration::from_millis(2200) < changed + Duration::from_secs(15) {
         test.wait(2000);
-        test.ask(&Action::Read, is("other", "8"));
+        test.complete_with(&Action::Read, is("other", "8"));
     }
     let until_free = changed + Duration::from_secs(15) - test.now;
     test.wait(u64::try_from(until_free.as_millis()).unwrap() - 1);
-    assert_ne!(test.asks(), Some(take("8", 4)));
+    assert_ne!(test.pending(), Some(take("8", 4)));
     test.wait(1);
-    test.ask(&take("8", 4), is("me", "9"));
+    test.complete_with(&take("8", 4), is("me", "9"));
     assert!(test.leads());
 }
 
@@ -125,33 +125,33 @@ fn longer_lease_duration_of_holder_is_respected() {
         transitions: 0,
         version: "7".to_owned(),
     };
-    test.ask(&Action::Read, Answer::Is(slow.clone()));
+    test.complete_with(&Action::Read, Response::Is(slow.clone()));
     test.wait(59_000);
-    test.ask(&Action::Read, Answer::Is(slow));
+    test.complete_with(&Action::Read, Response::Is(slow));
     test.wait(900);
-    test.ask(&take("7", 1), is("me", "8"));
+    test.complete_with(&take("7", 1), is("me", "8"));
 }
 
 #[test]
 fn who_lost_the_race_for_it_waits_again() {
     let mut test = Test::new();
-    test.ask(&Action::Read, is("", "7"));
-    test.ask(&take("7", 4), Answer::Conflict);
-    test.ask(&Action::Read, is("other", "8"));
+    test.complete_with(&Action::Read, is("", "7"));
+    test.complete_with(&take("7", 4), Response::Conflict);
+    test.complete_with(&Action::Read, is("other", "8"));
     assert!(!test.leads());
-    assert_eq!(test.asks(), None);
+    assert_eq!(test.pending(), None);
 }
 
 #[test]
 fn leadership_ends_in_time_without_a_confirmed_renewal() {
     let mut test = Test::new();
-    test.ask(&Action::Read, Answer::Missing);
+    test.complete_with(&Action::Read, Response::Missing);
     let sent = test.now;
-    test.ask(&Action::Create, is("me", "1"));
+    test.complete_with(&Action::Create, is("me", "1"));
     while test.now < sent + Duration::from_millis(9900) {
         assert!(test.leads());
-        match test.asks() {
-            Some(action) => test.ask(&action, Answer::Unknown),
+        match test.pending() {
+            Some(action) => test.complete_with(&action, Response::Unknown),
             None => test.wait(100),
         }
     }
@@ -164,24 +164,24 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.ask(&renew("1"), Answer::Unknown);
+    test.complete_with(&renew("1"), Response::Unknown);
     test.wait(2000);
-    test.ask(&renew("1"), Answer::Conflict);
+    test.complete_with(&renew("1"), Response::Conflict);
     assert!(test.leads());
-    test.ask(&Action::Read, is("me", "2"));
-    test.ask(&renew("2"), is("me", "3"));
+    test.complete_with(&Action::Read, is("me", "2"));
+    test.complete_with(&renew("2"), is("me", "3"));
     assert!(test.leads());
 }
 
 #[test]
 fn a_lost_reply_to_taking_it_makes_nobody_leader() {
     let mut test = Test::new();
-    test.ask(&Action::Read, is("", "7"));
-    test.ask(&take("7", 4), Answer::Unknown);
+    test.complete_with(&Action::Read, is("", "7"));
+    test.complete_with(&take("7", 4), Response::Unknown);
     test.wait(2000);
-    test.ask(&Action::Read, is("me", "8"));
+    test.complete_with(&Action::Read, is("me", "8"));
     assert!(!test.leads());
-    test.ask(&take("8", 3), is("me", "9"));
+    test.complete_with(&take("8", 3), is("me", "9"));
     assert!(test.leads());
 }
 
@@ -190,8 +190,8 @@ fn it_stops_when_it_sees_another_holder() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.ask(&renew("1"), Answer::Conflict);
-    test.ask(&Action::Read, is("other", "5"));
+    test.complete_with(&renew("1"), Response::Conflict);
+    test.complete_with(&Action::Read, is("other", "5"));
     assert!(!test.leads());
 }
 
@@ -200,12 +200,12 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
-    test.ask(&renew("1"), Answer::Missing);
+    test.complete_with(&renew("1"), Response::Missing);
     assert!(!test.leads());
     let deleted = test.now;
-    while test.asks() != Some(Action::Create) {
-        match test.asks() {
-            Some(action) => test.ask(&action, Answer::Missing),
+    while test.pending() != Some(Action::Create) {
+        match test.pending() {
+            Some(action) => test.complete_with(&action, Response::Missing),
             None => test.wait(100),
         }
     }
@@ -215,11 +215,11 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
 #[test]
 fn a_missing_namespace_is_no_reason_for_haste() {
     let mut test = Test::new();
-    test.ask(&Action::Read, Answer::Missing);
-    test.ask(&Action::Create, Answer::Missing);
-    assert_eq!(test.asks(), None);
+    test.complete_with(&Action::Read, Response::Missing);
+    test.complete_with(&Action::Create, Response::Missing);
+    assert_eq!(test.pending(), None);
     test.wait(2000);
-    assert_eq!(test.asks(), Some(Action::Create));
+    assert_eq!(test.pending(), Some(Action::Create));
 }
 
 #[test]

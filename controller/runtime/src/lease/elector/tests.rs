@@ -2,7 +2,7 @@ use super::{Candidacy, Leadership};
 use crate::{
     Process, Trigger,
     clock::Instant,
-    fake::{ApiServer, Asked, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -38,8 +38,8 @@ async fn wins(server: &mut ApiServer) {
     server.next_request().await.with(&lease("pod-1", "2"));
 }
 
-fn holder(asked: &Asked) -> &Value {
-    &asked.body["spec"]["holderIdentity"]
+fn holder(request: &ReceivedRequest) -> &Value {
+    &request.body["spec"]["holderIdentity"]
 }
 
 #[tokio::test(start_paused = true)]

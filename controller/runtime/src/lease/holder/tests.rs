@@ -1,8 +1,8 @@
-use super::{Answer, Held, Holding, LeaseHolder, Phase, When, next};
+use super::{ActionResult, Held, Holding, LeaseHolder, Phase, When, next};
 use crate::{
     Process, Trigger,
     clock::Instant,
-    fake::{ApiServer, Asked, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -46,8 +46,8 @@ fn lease(holder: &str, version: &str) -> Value {
     })
 }
 
-fn is_take(asked: &Asked) -> bool {
-    asked.content_type == "application/apply-patch+yaml" && asked.body["spec"]["holderIdentity"] == "pod-1"
+fn is_take(request: &ReceivedRequest) -> bool {
+    request.content_type == "application/apply-patch+yaml" && request.body["spec"]["holderIdentity"] == "pod-1"
 }
 
 async fn settle() {
@@ -136,12 +136,12 @@ async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
     server.next_request().await.with(&lease("pod-1", "7"));
     changed.notified().await;
     server.next_request().await.refuse(409, "Conflict");
-    let look = server.next_request().await;
+    let read = server.next_request().await;
     assert_eq!(
-        (look.method.clone(), look.line.as_str()),
+        (read.method.clone(), read.line.as_str()),
         (Method::GET, &URL[..URL.len() - 1])
     );
-    look.with(&lease("pod-2", "9"));
+    read.with(&lease("pod-2", "9"));
     changed.notified().await;
     assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
     assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
@@ -182,30 +182,30 @@ fn next_step_follows_from_response() {
     let renew = |version: &str| Phase::Renew {
         version: version.to_owned(),
     };
-    let is = |holder: &str| Answer::Is {
+    let is = |holder: &str| ActionResult::Is {
         holder: holder.to_owned(),
         version: "8".to_owned(),
     };
-    for (phase, answer, then, when) in [
+    for (phase, result, then, when) in [
         (Phase::Take, is("me"), renew("8"), When::InTime),
-        (Phase::Take, Answer::Missing, Phase::Take, When::Later),
-        (Phase::Take, Answer::Conflict, Phase::Take, When::Later),
-        (Phase::Take, Answer::Unknown, Phase::Take, When::Later),
+        (Phase::Take, ActionResult::Missing, Phase::Take, When::Later),
+        (Phase::Take, ActionResult::Conflict, Phase::Take, When::Later),
+        (Phase::Take, ActionResult::Unknown, Phase::Take, When::Later),
         (renew("7"), is("me"), renew("8"), When::InTime),
         (renew("7"), is("other"), Phase::Idle, When::Now),
-        (renew("7"), Answer::Missing, Phase::Make, When::Now),
-        (renew("7"), Answer::Conflict, Phase::Look, When::Now),
-        (renew("7"), Answer::Unknown, renew("7"), When::Later),
-        (Phase::Look, is("me"), renew("8"), When::Now),
-        (Phase::Look, is("other"), Phase::Idle, When::Now),
-        (Phase::Look, Answer::Missing, Phase::Make, When::Now),
+        (renew("7"), ActionResult::Missing, Phase::Make, When::Now),
+        (renew("7"), ActionResult::Conflict, Phase::Read, When::Now),
+        (renew("7"), ActionResult::Unknown, renew("7"), When::Later),
+        (Phase::Read, is("me"), renew("8"), When::Now),
+        (Phase::Read, is("other"), Phase::Idle, When::Now),
+        (Phase::Read, ActionResult::Missing, Phase::Make, When::Now),
         (Phase::Make, is("me"), renew("8"), When::InTime),
-        (Phase::Make, Answer::Conflict, Phase::Look, When::Now),
-        (Phase::Make, Answer::Missing, Phase::Make, When::Later),
-        (Phase::Make, Answer::Unknown, Phase::Make, When::Later),
-        (Phase::Look, Answer::Unknown, Phase::Look, When::Later),
+        (Phase::Make, ActionResult::Conflict, Phase::Read, When::Now),
+        (Phase::Make, ActionResult::Missing, Phase::Make, When::Later),
+        (Phase::Make, ActionResult::Unknown, Phase::Make, When::Later),
+        (Phase::Read, ActionResult::Unknown, Phase::Read, When::Later),
     ] {
-        let shown = format!("{phase:?} {answer:?}");
-        assert_eq!(next(phase, answer, "me"), (then, when), "{shown}");
+        let shown = format!("{phase:?} {result:?}");
+        assert_eq!(next(phase, result, "me"), (then, when), "{shown}");
     }
 }

@@ -95,7 +95,7 @@ proptest! {
         let limits = bounded(&guest, allowed);
         let story = moves(&guest, limits, &[]);
         for (at, action) in &story.actions {
-            let mild = matches!(action.act, Act::Tell | Act::SetDowntime(_));
+            let mild = matches!(action.act, Act::Report | Act::SetDowntime(_));
             let over = limits.completion_time().is_some_and(|time| Duration::from_secs(*at) > time);
             prop_assert!(mild || over, "{:?} after {} s", action, at);
         }
@@ -124,7 +124,7 @@ proptest! {
                 Act::Pause => prop_assert!(limits.workload_disruption && (!limits.post_copy || disks)),
                 Act::StartPostCopy => prop_assert!(limits.workload_disruption && limits.post_copy),
                 Act::SetDowntime(time) => prop_assert!(time <= limits.max_downtime),
-                Act::Tell | Act::Abort => {}
+                Act::Report | Act::Abort => {}
             }
         }
     }
@@ -179,11 +179,11 @@ proptest! {
     fn nothing_is_aborted_after_post_copy_start(samples in prop::collection::vec(sample(), 1..60)) {
         let limits = Limits { ..with(&busy(), true, true) };
         let mut monitor = Monitor::new(limits);
-        let mut asked = false;
+        let mut requested = false;
         for sample in samples {
             for action in monitor.observe(&sample) {
-                prop_assert!(!(asked && action.act == Act::Abort));
-                asked |= action.act == Act::StartPostCopy;
+                prop_assert!(!(requested && action.act == Act::Abort));
+                requested |= action.act == Act::StartPostCopy;
             }
         }
     }

@@ -185,7 +185,7 @@ pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
                 continue;
             }
             match action.act {
-                Act::Tell => {}
+                Act::Report => {}
                 Act::SetDowntime(time) => qemu.downtime = time,
                 Act::Pause => qemu.paused = true,
                 Act::StartPostCopy => qemu.post_copy = true,

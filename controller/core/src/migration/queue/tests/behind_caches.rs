@@ -11,7 +11,7 @@ const TARGETS: [&str; 3] = ["b", "c", "d"];
 #[derive(Clone, Debug)]
 enum Act {
     /// A user requests a migration.
-    Ask { source: usize, target: usize, urgent: bool },
+    Request { source: usize, target: usize, urgent: bool },
     /// The controller reads its caches and acts on the grants.
     Decide,
     /// The same, but the API server rejects its writes.
@@ -34,7 +34,7 @@ fn act() -> impl Strategy<Value = Act> {
     let index = any::<prop::sample::Index>;
     prop_oneof![
         2 => (0..3usize, 0..3usize, any::<bool>())
-            .prop_map(|(source, target, urgent)| Act::Ask { source, target, urgent }),
+            .prop_map(|(source, target, urgent)| Act::Request { source, target, urgent }),
         4 => Just(Act::Decide),
         1 => Just(Act::DecideAndBeRefused),
         3 => index().prop_map(Act::PodReady),
@@ -92,7 +92,7 @@ impl World {
 
     fn happens(&mut self, act: &Act) {
         match act {
-            Act::Ask { source, target, urgent } => self.ask(*source, *target, *urgent),
+            Act::Request { source, target, urgent } => self.request(*source, *target, *urgent),
             Act::Decide => self.decide(true),
             Act::DecideAndBeRefused => self.decide(false),
             Act::PodReady(which) => {
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, source: usize, target: usize, urgent: bool) {
+    fn request(&mut self, source: usize, target: usize, urgent: bool) {
         let number = self.objects.len();
         self.objects.push(Object {
             entry: Entry {

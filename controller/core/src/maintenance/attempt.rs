@@ -12,7 +12,7 @@ const LONGEST: usize = 1000;
 
 /// The result of an eviction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum EvictionResult {
     /// The pod is being deleted.
     Accepted,
     /// The pod no longer exists, or another one has its name.
@@ -29,14 +29,14 @@ pub enum Answer {
     Failed(String),
 }
 
-impl Answer {
+impl EvictionResult {
     /// Interprets a refusal by its code, message and causes (reason and message).
     pub fn of_refusal(code: u16, message: &str, causes: &[(&str, &str)]) -> Self {
         let has = |reason: &str| causes.iter().any(|(cause, _)| *cause == reason);
         let mut text = message.to_owned();
-        for (_, told) in causes {
-            if !told.is_empty() && !text.contains(told) {
-                text = format!("{text} {told}");
+        for (_, detail) in causes {
+            if !detail.is_empty() && !text.contains(detail) {
+                text = format!("{text} {detail}");
             }
         }
         let text: String = text.chars().take(LONGEST).collect();
@@ -71,9 +71,9 @@ pub struct Attempt {
     /// Time of the last response.
     pub at: Timestamp,
     /// The last response; `None` before the first.
-    pub answer: Option<Answer>,
+    pub result: Option<EvictionResult>,
     /// Whether the next request is in flight.
-    pub asking: bool,
+    pub in_flight: bool,
     /// Whether the obstacle has changed since then.
     pub unblocked: bool,
 }
@@ -81,13 +81,13 @@ pub struct Attempt {
 impl Attempt {
     /// Returns when to retry; `None` while a request is in flight.
     pub fn retry(&self) -> Option<Timestamp> {
-        if self.asking {
+        if self.in_flight {
             return None;
         }
-        let after = match &self.answer {
+        let after = match &self.result {
             None => return Some(self.at),
             Some(_) if self.unblocked => return Some(self.at),
-            Some(Answer::Accepted) => DOUBT,
+            Some(EvictionResult::Accepted) => DOUBT,
             Some(_) => RETRY,
         };
         Some(self.at.checked_add(after).unwrap_or(self.at))
@@ -144,13 +144,13 @@ mod tests {
             ),
             (500, "internal error", &[], "Failed"),
         ] {
-            let answer = Answer::of_refusal(code, message, causes);
-            assert!(format!("{answer:?}").starts_with(kind), "{code} {message}: {answer:?}");
+            let result = EvictionResult::of_refusal(code, message, causes);
+            assert!(format!("{result:?}").starts_with(kind), "{code} {message}: {result:?}");
         }
-        let answer = Answer::of_refusal(429, "Cannot evict pod.", &budget);
-        assert!(answer.text().unwrap().contains("needs 1 healthy pods"), "{answer:?}");
+        let result = EvictionResult::of_refusal(429, "Cannot evict pod.", &budget);
+        assert!(result.text().unwrap().contains("needs 1 healthy pods"), "{result:?}");
         assert!(
-            Answer::of_refusal(500, &"x".repeat(5000), &[])
+            EvictionResult::of_refusal(500, &"x".repeat(5000), &[])
                 .text()
                 .unwrap()
                 .chars()
@@ -164,17 +164,17 @@ mod tests {
         let at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut attempt = Attempt {
             at,
-            answer: Some(Answer::Budget("no".into())),
-            asking: false,
+            result: Some(EvictionResult::Budget("no".into())),
+            in_flight: false,
             unblocked: false,
         };
         assert_eq!(attempt.retry(), Some("2026-01-01T00:00:05Z".parse().unwrap()));
         attempt.unblocked = true;
         assert_eq!(attempt.retry(), Some(at));
-        attempt.asking = true;
+        attempt.in_flight = true;
         assert_eq!(attempt.retry(), None);
-        attempt.asking = false;
-        (attempt.answer, attempt.unblocked) = (Some(Answer::Accepted), false);
+        attempt.in_flight = false;
+        (attempt.result, attempt.unblocked) = (Some(EvictionResult::Accepted), false);
         assert_eq!(attempt.retry(), Some("2026-01-01T00:00:30Z".parse().unwrap()));
     }
 }

@@ -37,14 +37,14 @@ pub(crate) struct Connection {
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: u16,
     /// In lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl TestResponse {
     /// Returns whether the server requests a new connection for the next request.
     pub(crate) fn is_last(&self) -> bool {
         self.head.contains("connection: close")
@@ -92,14 +92,14 @@ impl Connection {
     }
 
     /// Sends a request and reads the response.
-    pub(crate) async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<Answer> {
+    pub(crate) async fn send(&mut self, method: &str, path: &str, body: &[u8]) -> Result<TestResponse> {
         let length = body.len();
         let head = format!(
             "{method} {path}?timeout=10s HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n\
              Content-Length: {length}\r\n\r\n"
         );
         self.send_raw(&[head.as_bytes(), body].concat()).await?;
-        self.answer().await
+        self.response().await
     }
 
     /// Sends these bytes.
@@ -109,7 +109,7 @@ impl Connection {
     }
 
     /// Reads a response.
-    pub(crate) async fn answer(&mut self) -> Result<Answer> {
+    pub(crate) async fn response(&mut self) -> Result<TestResponse> {
         let mut read = Vec::new();
         loop {
             let text = String::from_utf8_lossy(&read).into_owned();
@@ -119,7 +119,7 @@ impl Connection {
                 if body.len() >= field.unwrap_or("0").trim().parse()? {
                     let status = head.split(' ').nth(1).context("no status")?.parse()?;
                     let body = body.to_owned();
-                    return Ok(Answer { status, head, body });
+                    return Ok(TestResponse { status, head, body });
                 }
             }
             let more = self.stream.read_buf(&mut read).await?;

@@ -3,21 +3,21 @@
 use super::*;
 
 /// Returns the status of a machine that is healthy except for what `change` does.
-fn word(strategy: RunStrategy, phase: Option<Phase>, change: impl Fn(&mut VirtualMachineInstance)) -> String {
+fn printable(strategy: RunStrategy, phase: Option<Phase>, change: impl Fn(&mut VirtualMachineInstance)) -> String {
     let machine = machine(strategy);
     let instance = phase.map(|phase| {
         let mut instance = instance(&machine, "i1", phase);
         change(&mut instance);
         instance
     });
-    look(&machine, instance.as_ref())
+    planned(&machine, instance.as_ref())
         .status
         .unwrap()
         .printable_status
         .unwrap()
 }
 
-fn says(
+fn with_condition(
     type_: &'static str,
     status: &'static str,
     reason: &'static str,
@@ -34,28 +34,32 @@ fn says(
 fn every_state_has_the_printable_status_of_kubevirt() {
     use RunStrategy::{Always, Halted, Manual, Once};
     let none = |_: &mut VirtualMachineInstance| {};
-    assert_eq!(word(Halted, None, none), "Stopped");
-    assert_eq!(word(Manual, None, none), "Stopped");
-    assert_eq!(word(Once, Some(Phase::Succeeded), none), "Stopped");
-    assert_eq!(word(Always, None, none), "Starting");
+    assert_eq!(printable(Halted, None, none), "Stopped");
+    assert_eq!(printable(Manual, None, none), "Stopped");
+    assert_eq!(printable(Once, Some(Phase::Succeeded), none), "Stopped");
+    assert_eq!(printable(Always, None, none), "Starting");
     for phase in [Phase::Pending, Phase::Scheduling, Phase::Scheduled] {
-        assert_eq!(word(Always, Some(phase), none), "Starting");
+        assert_eq!(printable(Always, Some(phase), none), "Starting");
     }
-    assert_eq!(word(Always, Some(Phase::Running), none), "Running");
-    assert_eq!(word(Always, Some(Phase::Unknown), none), "Unknown");
-    assert_eq!(word(Halted, Some(Phase::Running), none), "Stopping");
+    assert_eq!(printable(Always, Some(Phase::Running), none), "Running");
+    assert_eq!(printable(Always, Some(Phase::Unknown), none), "Unknown");
+    assert_eq!(printable(Halted, Some(Phase::Running), none), "Stopping");
     assert_eq!(
-        word(Always, Some(Phase::Running), says("Paused", "True", "PausedByUser", "")),
+        printable(
+            Always,
+            Some(Phase::Running),
+            with_condition("Paused", "True", "PausedByUser", "")
+        ),
         "Paused"
     );
     let leave = |instance: &mut VirtualMachineInstance| *instance = leaving(instance.clone());
-    assert_eq!(word(Always, Some(Phase::Running), leave), "Stopping");
+    assert_eq!(printable(Always, Some(Phase::Running), leave), "Stopping");
 }
 
 #[test]
 fn what_hinders_a_start_is_named() {
     let starting =
-        |change: &dyn Fn(&mut VirtualMachineInstance)| word(RunStrategy::Always, Some(Phase::Scheduling), change);
+        |change: &dyn Fn(&mut VirtualMachineInstance)| printable(RunStrategy::Always, Some(Phase::Scheduling), change);
     for (reason, expected) in [
         ("ErrImagePull", "ErrImagePull"),
         ("InvalidImageName", "ErrImagePull"),
@@ -66,8 +70,11 @@ fn what_hinders_a_start_is_named() {
         ("Provisioning", "Provisioning"),
         ("FailedCreate", "Starting"),
     ] {
-        assert_eq!(starting(&says("Synchronized", "False", reason, "")), expected);
-        assert_eq!(starting(&says("Synchronized", "True", reason, "")), "Starting");
+        assert_eq!(starting(&with_condition("Synchronized", "False", reason, "")), expected);
+        assert_eq!(
+            starting(&with_condition("Synchronized", "True", reason, "")),
+            "Starting"
+        );
     }
     for (message, expected) in [
         ("0/2 nodes are available: 2 Insufficient memory.", "ErrorUnschedulable"),
@@ -81,19 +88,19 @@ fn what_hinders_a_start_is_named() {
         ),
     ] {
         assert_eq!(
-            starting(&says("PodScheduled", "False", "Unschedulable", message)),
+            starting(&with_condition("PodScheduled", "False", "Unschedulable", message)),
             expected
         );
     }
     assert_eq!(
-        starting(&says("PodScheduled", "False", "SchedulingGated", "")),
+        starting(&with_condition("PodScheduled", "False", "SchedulingGated", "")),
         "Starting"
     );
     // Once it runs, earlier obstacles do not matter.
-    let running = word(
+    let running = printable(
         RunStrategy::Always,
         Some(Phase::Running),
-        says("Synchronized", "False", "ErrImagePull", ""),
+        with_condition("Synchronized", "False", "ErrImagePull", ""),
     );
     assert_eq!(running, "Running");
 }
@@ -119,13 +126,13 @@ fn a_running_guest_that_moves_is_migrating() {
 fn the_instances_conditions_are_the_machines_too() {
     let machine = machine(RunStrategy::Always);
     let mut running = instance(&machine, "i1", Phase::Running);
-    says("Ready", "True", "", "")(&mut running);
-    says("LiveMigratable", "False", "DisksNotLiveMigratable", "why")(&mut running);
-    let status = look(&machine, Some(&running)).status.unwrap();
+    with_condition("Ready", "True", "", "")(&mut running);
+    with_condition("LiveMigratable", "False", "DisksNotLiveMigratable", "why")(&mut running);
+    let status = planned(&machine, Some(&running)).status.unwrap();
     assert!(status.ready && status.created);
     let migratable = super::super::find(&status.conditions, "LiveMigratable").unwrap();
     assert_eq!(migratable.message.as_deref(), Some("why"));
-    let stopped = look(&machine, None).status.unwrap();
+    let stopped = planned(&machine, None).status.unwrap();
     let ready = super::super::find(&stopped.conditions, "Ready").unwrap();
     assert_eq!(
         (ready.status.as_str(), ready.reason.as_deref()),

@@ -111,7 +111,7 @@ impl Monitor {
             ),
         };
         let what = match act {
-            Act::Tell => "neither pause nor post-copy can be used, so it goes on until its time is over".into(),
+            Act::Report => "neither pause nor post-copy can be used, so it goes on until its time is over".into(),
             Act::SetDowntime(time) => format!("the guest may stand still for {} ms at the end", time.as_millis()),
             Act::Pause => "it is paused until it has moved".into(),
             Act::StartPostCopy => "it goes on at its target, and the rest follows".into(),
