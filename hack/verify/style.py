@@ -145,6 +145,49 @@ def long_test_names(text: str) -> list[str]:
     return [name for name in names if len(name) > TEST_NAME]
 
 
+# Verbs of speech as names for state and I/O: they say nothing about what is sent, read, reported or polled, and a search
+# for one of them finds everything.
+SPEECH = frozenset(
+    """
+    say says said saying unsaid tell tells told telling ask asks asked asking asker askers unasked
+    hear hears heard hearing unheard answer answers answered answering word words speak speaks speaking spoken
+    look looks looked looking
+    """.split()
+)
+
+# Names that stay, in files whose path begins like this, and why.
+SPEECH_ALLOWED = (
+    ("agent/", {"word", "words", "take_word"}, "32-bit words of libvirt's XDR messages and of disk images' headers"),
+    ("agent/host/", {"LibvirtAnswerNotUnderstood"}, "a reason in a Hypervisor's status"),
+    ("controller/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
+    ("tests/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
+    ("controller/src/maintenance_task/", {"said"}, "a field of log messages"),
+)
+
+# Crates whose names are not checked yet.
+SPEECH_UNCHECKED = ("controller/cli/", "controller/view/")
+
+# Comments, strings, characters and lifetimes are skipped; what is left is a name.
+_RUST = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\[^\n]+?|[^\\'\n])'|'\w+|(?P<name>[A-Za-z_]\w*)""",
+    re.DOTALL,
+)
+
+
+def speech_names(text: str) -> list[str]:
+    """The names in Rust code that have a verb of speech as a part, each once, in their order."""
+    names = dict.fromkeys(name for found in _RUST.finditer(text) if (name := found["name"]))
+    parts = {name: re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name) for name in names}
+    return [name for name in names if SPEECH & {part.lower() for part in parts[name]}]
+
+
+def _speech(path: str, text: str) -> list[str]:
+    if path.startswith(SPEECH_UNCHECKED):
+        return []
+    allowed = {name for beginning, names, _ in SPEECH_ALLOWED if path.startswith(beginning) for name in names}
+    return [f"{path}: {name}" for name in speech_names(text) if name not in allowed]
+
+
 # What a README can hold for somebody who looks for the first time.
 README_BYTES = 6 * 1024
 
@@ -182,16 +225,23 @@ def _conventions() -> dict[str, list[str]]:
         for name in tracked.split()
         if name.endswith(".rs")
         and not name.startswith("tests/")
-        and not re.search(r"(^|/)(tests|\w+_tests|asking)(/|\.rs)", name)
+        and not re.search(r"(^|/)(tests|\w+_tests|test_client)(/|\.rs)", name)
         and re.search(r"\banyhow\b", (REPOSITORY / name).read_text())
     ]
     sources, _ = command(["git", "ls-files", "*.rs", "*.py"], quiet=True)
     long_names = [f"{name}: {test}" for name in sources.split() for test in long_test_names((REPOSITORY / name).read_text())]
+    speech = [
+        line
+        for name in tracked.split()
+        if name.endswith(".rs")
+        for line in _speech(name, (REPOSITORY / name).read_text())
+    ]
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
         "errors of programs are types": untyped,
         f"tests have names of at most {TEST_NAME} characters": long_names,
+        "names have no verbs of speech": speech,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }
 

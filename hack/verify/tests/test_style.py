@@ -2,7 +2,7 @@
 
 import unittest
 
-from verify.style import TEST_NAME, lint_differences, long_test_names, missing_paths, missing_tests
+from verify.style import TEST_NAME, lint_differences, long_test_names, missing_paths, missing_tests, speech_names
 
 
 class NamedTests(unittest.TestCase):
@@ -22,6 +22,15 @@ class NamedTests(unittest.TestCase):
         for text in (rust, python):
             self.assertEqual(long_test_names(text.format(longest, longer)), [longer])
         self.assertEqual(long_test_names(f"fn {longer}() {{}}\ndef {longer}():\n"), [])
+
+    def test_verbs_of_speech_are_found_in_names_alone(self) -> None:
+        defined = "fn was_told(asked: u8) { let AnswerKind { said, .. } = x; let f = |word| word; } const LOOK_AGAIN: u8 = 1;"
+        names = ["was_told", "asked", "AnswerKind", "said", "word", "LOOK_AGAIN"]
+        self.assertEqual(speech_names(defined), names)
+        skipped = """/// Is told what was `said`.
+            fn lookup<'answer>(task: &'answer str) { let essay = b'"'; /* heard */ let c = '\\''; }
+            const TEXT: &str = "says \\"words\\""; const RAW: &str = r#"ask "him" to tell"#; let overlooked = password;"""
+        self.assertEqual(speech_names(skipped), [])
 
     def test_a_crate_has_the_lints_of_the_workspace_but_for_its_own(self) -> None:
         common = {"rust": {"unsafe_code": "forbid"}, "clippy": {"todo": "deny"}}
