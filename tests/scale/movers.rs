@@ -142,8 +142,8 @@ impl Mover {
     }
 
     /// Reads the guest or changes it.
-    fn with<R>(&self, look: impl FnOnce(&mut Guest) -> R) -> R {
-        look(&mut self.guest.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<R>(&self, apply: impl FnOnce(&mut Guest) -> R) -> R {
+        apply(&mut self.guest.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Changes the guest, and notifies both sides.
