@@ -9,14 +9,15 @@
 //!                                                        ServedCertificate ◀── each TLS handshake
 //! ```
 //!
-//! What is done when is decided in [`drydock_core::certificates`].
+//! What is done when is decided in [`drydock_core::certificates`]. The web console in the cluster has a certificate of its
+//! own, by an authority of its own: `console`.
 
+mod console;
 mod counted;
 mod keeper;
 mod lifetimes_in_force;
 mod made;
 mod read;
-mod served;
 mod task;
 mod trust_anchors;
 mod written;
@@ -24,8 +25,9 @@ mod written;
 #[cfg(test)]
 mod renewal_tests;
 
+pub(crate) use console::ConsoleCertificateTask;
 pub(crate) use counted::CertificateMetrics;
-pub(crate) use served::ServedCertificate;
+pub(crate) use drydock_runtime::tls_port::ServedCertificate;
 pub(crate) use task::{CertificatesTask, Place};
 pub(crate) use trust_anchors::is_served_by;
 
@@ -55,6 +57,7 @@ pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::
     let now = drydock_runtime::clock::now();
     let lifetimes = Lifetimes::from(&Configuration::default().certificates);
     let mut keeper = keeper::Keeper::new(
+        SECRET,
         vec![name.into()],
         lifetimes,
         served.clone(),

@@ -34,7 +34,6 @@ mod reserved_nodes;
 mod rooms;
 mod run;
 mod subresources;
-mod tls_port;
 mod uninstall;
 mod webhook_server;
 

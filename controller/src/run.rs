@@ -18,7 +18,7 @@ use crate::{
     args::RunArgs,
     budget_task::{self, BudgetTask, concerned},
     budgets::Budgets,
-    certificates::{CertificateMetrics, CertificatesTask, Place, ServedCertificate},
+    certificates::{CertificateMetrics, CertificatesTask, ConsoleCertificateTask, Place, ServedCertificate},
     configuration_in_force::ConfigurationInForce,
     drain_task::{self, DrainMetrics, DrainTask, Previewer},
     in_force_task::InForceTask,
@@ -351,6 +351,13 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         leadership.clone(),
         process.clone(),
     );
+    let console = ConsoleCertificateTask::new(
+        client.clone(),
+        &watches,
+        &namespace,
+        leadership.clone(),
+        process.clone(),
+    );
     let certificates = CertificatesTask::new(
         client.clone(),
         &watches,
@@ -463,6 +470,10 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     );
     process.spawn_critical("keeping certificates", async move {
         certificates.run().await;
+        Ok::<_, Infallible>(())
+    });
+    process.spawn_critical("keeping the console's certificate", async move {
+        console.run().await;
         Ok::<_, Infallible>(())
     });
     process.spawn_critical("protecting Drydock from removal", async move {

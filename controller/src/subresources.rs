@@ -28,14 +28,13 @@ mod tests;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
-use drydock_runtime::{Process, Watches};
-use kube::Client;
-
-use crate::{
-    certificates::ServedCertificate,
-    configuration_in_force::ConfigurationInForce,
+use drydock_runtime::{
+    Process, Watches,
     tls_port::{PortError, TlsPort},
 };
+use kube::Client;
+
+use crate::{certificates::ServedCertificate, configuration_in_force::ConfigurationInForce};
 use agents::Agents;
 use calls::Calls;
 use requests::Requests;

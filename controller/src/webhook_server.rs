@@ -21,13 +21,13 @@ mod tests;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use drydock_runtime::Process;
-use thiserror::Error;
-
-use crate::{
-    certificates::ServedCertificate,
+use drydock_runtime::{
+    Process,
     tls_port::{self, PortError, TlsPort},
 };
+use thiserror::Error;
+
+use crate::certificates::ServedCertificate;
 use reviews::Reviews;
 
 pub(crate) use counted::WebhookMetrics;

@@ -33,6 +33,8 @@ mod process;
 mod refusal;
 mod retry;
 mod start;
+#[cfg(feature = "tls-port")]
+pub mod tls_port;
 mod tolerant_decode;
 mod watch;
 mod work_queue;

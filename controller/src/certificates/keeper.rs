@@ -10,11 +10,10 @@ use k8s_openapi::ByteString;
 use tracing::{info, warn};
 
 use super::{
-    BUNDLE, CERTIFICATE, KEY, SIGNER_KEY,
+    BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, ServedCertificate,
     counted::{CertificateMetrics, Kind},
     made::{self, MakeError},
     read::{self, Contents, Servable, Unusable},
-    served::ServedCertificate,
 };
 
 /// What is in a Secret.
@@ -48,6 +47,7 @@ struct Seen {
 /// Keeps the certificates of one replica.
 #[derive(Debug)]
 pub(super) struct Keeper {
+    secret: &'static str,
     names: Vec<String>,
     lifetimes: Lifetimes,
     seen: Seen,
@@ -64,14 +64,16 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Knows nothing yet. Certificates are for all of these names.
+    /// Knows nothing yet of the Secret of this name. Certificates are for all of these names.
     pub(super) fn new(
+        secret: &'static str,
         names: Vec<String>,
         lifetimes: Lifetimes,
         served: ServedCertificate,
         metrics: CertificateMetrics,
     ) -> Self {
         Self {
+            secret,
             names,
             lifetimes,
             seen: Seen::default(),
@@ -126,7 +128,9 @@ impl Keeper {
                 let (reason, sentence) = (why.reason(), why.sentence());
                 warn!(
                     key,
-                    reason, "the Secret of the webhook certificates cannot be used: {sentence}"
+                    secret = self.secret,
+                    reason,
+                    "the Secret of certificates cannot be used: {sentence}"
                 );
             }
             self.complaints.clone_from(&contents.unusable);
@@ -191,7 +195,7 @@ impl Keeper {
         let mut signing: Option<(Authority, String)> = contents.held.signer.clone().zip(contents.signer_key.clone());
         if let Some(make) = signer {
             let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
-            info!(until = %make.until, reason, "a new webhook authority is made: {sentence}");
+            info!(secret = self.secret, until = %make.until, reason, "a new authority is made: {sentence}");
             let (authority, made) = made::authority(now, make.until)?;
             self.metrics.made(Kind::Authority, make.cause);
             ids.insert(0, authority.id.clone());
@@ -209,7 +213,7 @@ impl Keeper {
         }
         if let (ServingChange::Sign(make), Some((signer, key))) = (serving, &signing) {
             let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
-            info!(until = %make.until, reason, "a new webhook certificate is made: {sentence}");
+            info!(secret = self.secret, until = %make.until, reason, "a new certificate is made: {sentence}");
             let made = made::serving(now, make.until, &self.names, &signer.id, key)?;
             self.metrics.made(Kind::Serving, make.cause);
             entries.extend([

@@ -28,7 +28,7 @@ use kube::core::{
 use tokio::sync::watch;
 
 use super::{
-    BUNDLE, CERTIFICATE, CertificateMetrics, KEY, SIGNER_KEY, ServedCertificate,
+    BUNDLE, CERTIFICATE, CertificateMetrics, KEY, SECRET, SIGNER_KEY, ServedCertificate,
     keeper::{Action, Data, Keeper},
 };
 use crate::webhook_server::{
@@ -135,6 +135,7 @@ impl Replica {
         };
         let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
         let keeper = Keeper::new(
+            SECRET,
             vec![NAME.into()],
             lifetimes(),
             certificate,

@@ -118,7 +118,7 @@ impl CertificatesTask {
             api_services: api_services.into(),
             hyperconvergeds: watches.start(hyperconvergeds),
             client,
-            keeper: Keeper::new(names, lifetimes, served, metrics.clone()),
+            keeper: Keeper::new(SECRET, names, lifetimes, served, metrics.clone()),
             place,
             last_good,
             changed,
@@ -232,7 +232,7 @@ impl CertificatesTask {
             None => {}
             Some(Action::Write(data)) => {
                 let seen = self.seen();
-                write(&self.secrets, seen.as_deref(), data)
+                write(&self.secrets, SECRET, seen.as_deref(), data)
                     .await
                     .map_err(failed("the Secret of the webhook certificates"))?;
             }

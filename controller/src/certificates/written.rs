@@ -6,11 +6,11 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 
-use super::{SECRET, keeper::Data};
+use super::keeper::Data;
 
-/// Writes the Secret, if it is still as it was `seen`: made if it was not there, replaced if it was.
+/// Writes the Secret of this name, if it is still as it was `seen`: made if it was not there, replaced if it was.
 /// The API server refuses (409) if it has changed since.
-pub(super) async fn write(api: &Api<Secret>, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
+pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
     let parameters = PostParams {
         field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
         ..PostParams::default()
@@ -19,7 +19,7 @@ pub(super) async fn write(api: &Api<Secret>, seen: Option<&Secret>, data: Data) 
         None => {
             let secret = Secret {
                 metadata: ObjectMeta {
-                    name: Some(SECRET.into()),
+                    name: Some(name.into()),
                     ..ObjectMeta::default()
                 },
                 data: Some(data),
@@ -33,13 +33,14 @@ pub(super) async fn write(api: &Api<Secret>, seen: Option<&Secret>, data: Data) 
         Some(seen) => {
             let mut secret = seen.clone();
             secret.data = Some(data);
-            api.replace(SECRET, &parameters, &secret).await.map(drop)
+            api.replace(name, &parameters, &secret).await.map(drop)
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::SECRET;
     use drydock_runtime::fake::api_server;
     use k8s_openapi::ByteString;
     use serde_json::{Value, json};
@@ -61,7 +62,7 @@ mod tests {
             request.with(&seen.2);
             seen
         };
-        let (written, recorded) = tokio::join!(write(&api, seen.as_ref(), data), serve);
+        let (written, recorded) = tokio::join!(write(&api, SECRET, seen.as_ref(), data), serve);
         written.unwrap();
         recorded
     }

@@ -15,13 +15,12 @@ use axum::{
 use drydock_core::subresources::{
     Document, Failure, Operation, Path, Resource, Target, discovery, front_proxy::User, operation, verb,
 };
-use drydock_runtime::{CancellationToken, clock::Instant};
+use drydock_runtime::{CancellationToken, clock::Instant, tls_port::PeerCertificate};
 use futures::FutureExt;
 use serde_json::Value;
 use tracing::info;
 
 use super::{calls::Calls, counted::SubresourceMetrics, sessions::Sessions, trust::Trust, websocket::Handshake};
-use crate::tls_port::PeerCertificate;
 
 /// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
 const LARGEST: usize = 3 << 20;

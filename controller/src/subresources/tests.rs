@@ -11,6 +11,7 @@ use drydock_core::configuration::Configuration;
 use drydock_runtime::{
     CancellationToken, Process, Readiness, Registry, clock,
     fake::{ApiServer, ReceivedRequest, api_server},
+    tls_port::PeerCertificate,
 };
 use http::Method;
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
@@ -22,7 +23,7 @@ use super::{
     requests::{self, Requests},
     *,
 };
-use crate::{certificates::self_made, tls_port::PeerCertificate, webhook_server::test_client::Connection};
+use crate::{certificates::self_made, webhook_server::test_client::Connection};
 
 const BASE: &str = "/apis/subresources.kubevirt.io/v1";
 const NAME: &str = "drydock-webhooks.drydock.svc";

@@ -7,7 +7,7 @@ use std::{
 
 use axum::http::HeaderMap;
 use drydock_core::subresources::front_proxy::{CONFIG_MAP, FrontProxy, NAMESPACE, User};
-use drydock_runtime::{Change, Watch, Watches, chain};
+use drydock_runtime::{Change, Watch, Watches, chain, tls_port};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use rustls::{
@@ -20,7 +20,7 @@ use thiserror::Error;
 use tracing::warn;
 use x509_parser::parse_x509_certificate;
 
-use crate::{certificates::ServedCertificate, tls_port};
+use crate::certificates::ServedCertificate;
 
 /// Whom the port trusts. Clones are the same.
 #[derive(Clone)]

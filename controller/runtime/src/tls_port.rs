@@ -1,17 +1,23 @@
-//! A TLS port of the controller, of which each connection is served by one router.
+//! A TLS port, of which each connection is served by one router.
 //!
 //! ```text
 //!  client ──TLS, HTTP/1.1──▶ TlsPort ──▶ Router, with the client's certificate as an extension: PeerCertificate
-//!                               └ certificate and trust of each handshake: config()
+//!                               └ certificate and trust of each handshake: config(), ServedCertificate
 //! ```
 //!
 //! When the process is stopped, the port continues to accept connections until no client can still be on the way to it,
 //! and then finishes the requests in progress.
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
 
+use crate::{CancellationToken, Process, ReadyHandle, chain, health::lock};
 use axum::{Extension, Router};
-use drydock_runtime::{CancellationToken, Process, chain};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -19,7 +25,12 @@ use hyper_util::{
 };
 use prometheus_client::metrics::counter::Counter;
 use rustls::{
-    ConfigBuilder, ServerConfig, WantsVerifier, crypto::ring, pki_types::CertificateDer, server::NoServerSessionStorage,
+    ConfigBuilder, ServerConfig, SignatureScheme, WantsVerifier,
+    client::ResolvesClientCert,
+    crypto::ring,
+    pki_types::CertificateDer,
+    server::{ClientHello, NoServerSessionStorage, ResolvesServerCert},
+    sign::CertifiedKey,
 };
 use thiserror::Error;
 use tokio::{
@@ -42,7 +53,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 /// The port cannot be opened: it is taken, or may not be.
 #[derive(Debug, Error)]
 #[error("could not open the {name} port {address}")]
-pub(crate) struct PortError {
+pub struct PortError {
     /// Which port.
     name: &'static str,
     /// Where.
@@ -53,32 +64,84 @@ pub(crate) struct PortError {
 
 /// The certificate of the client of a connection; `None` if it has sent none. It has passed the port's verifier.
 #[derive(Clone, Debug)]
-pub(crate) struct PeerCertificate(pub(crate) Option<CertificateDer<'static>>);
+pub struct PeerCertificate(pub Option<CertificateDer<'static>>);
 
-/// A TLS port.
-pub(crate) struct TlsPort {
-    /// Its name in logs.
-    pub(crate) name: &'static str,
-    /// How the next handshake is made.
-    pub(crate) config: Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
-    /// What serves requests.
-    pub(crate) router: Router,
-    /// Handshakes that failed.
-    pub(crate) handshake_failures: Counter,
-    /// How long requests are accepted after the order to stop.
-    pub(crate) leave: Duration,
+/// The certificate of TLS handshakes, as server and as client, replaced while connections continue; none at first. Clones
+/// are the same.
+#[derive(Clone, Debug)]
+pub struct ServedCertificate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    certificate: RwLock<Option<Arc<CertifiedKey>>>,
+    ready: Mutex<Option<ReadyHandle>>,
 }
 
-/// The beginning of a configuration for this port.
+impl ServedCertificate {
+    /// Creates one without a certificate; `ready` is released when there is the first.
+    pub fn new(ready: ReadyHandle) -> Self {
+        Self(Arc::new(Inner {
+            certificate: RwLock::new(None),
+            ready: Mutex::new(Some(ready)),
+        }))
+    }
+
+    /// Gives this one to handshakes from now on.
+    pub fn replace(&self, certificate: Arc<CertifiedKey>) {
+        *self.0.certificate.write().unwrap_or_else(PoisonError::into_inner) = Some(certificate);
+        if let Some(ready) = lock(&self.0.ready).take() {
+            ready.release();
+        }
+    }
+
+    /// Returns the one that handshakes get now.
+    pub fn current(&self) -> Option<Arc<CertifiedKey>> {
+        let certificate = self.0.certificate.read().unwrap_or_else(PoisonError::into_inner);
+        certificate.clone()
+    }
+}
+
+impl ResolvesServerCert for ServedCertificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+}
+
+/// To agents, a controller is a client.
+impl ResolvesClientCert for ServedCertificate {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.current()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// A TLS port.
+pub struct TlsPort {
+    /// Its name in logs.
+    pub name: &'static str,
+    /// How the next handshake is made.
+    pub config: Box<dyn Fn() -> Arc<ServerConfig> + Send + Sync>,
+    /// What serves requests.
+    pub router: Router,
+    /// Handshakes that failed.
+    pub handshake_failures: Counter,
+    /// How long requests are accepted after the order to stop.
+    pub leave: Duration,
+}
+
+/// Returns the beginning of a configuration for such a port: TLS 1.2 and 1.3.
 ///
 /// # Errors
 /// If rustls does not know its own versions of TLS.
-pub(crate) fn builder() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, rustls::Error> {
+pub fn builder() -> Result<ConfigBuilder<ServerConfig, WantsVerifier>, rustls::Error> {
     ServerConfig::builder_with_provider(Arc::new(ring::default_provider())).with_safe_default_protocol_versions()
 }
 
-/// Completes a configuration. Sessions are not resumed: each connection sees the certificate of its time.
-pub(crate) fn finish(mut config: ServerConfig) -> ServerConfig {
+/// Returns the completed configuration. Sessions are not resumed: each connection sees the certificate of its time.
+pub fn finish(mut config: ServerConfig) -> ServerConfig {
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -91,7 +154,7 @@ impl TlsPort {
     ///
     /// # Errors
     /// If the port cannot be opened.
-    pub(crate) async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, PortError> {
+    pub async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, PortError> {
         let name = self.name;
         let failed = |source| PortError { name, address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -111,6 +174,14 @@ impl TlsPort {
         process.spawn("TLS port", connections.accept(listener));
         info!(address = %taken, "{name} port open");
         Ok(taken)
+    }
+}
+
+impl fmt::Debug for TlsPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsPort")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
