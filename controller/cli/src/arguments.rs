@@ -1,11 +1,17 @@
 //! The command line.
 
-use std::time::Duration;
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use axum::http::Uri;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use regex::Regex;
 
-use crate::{connection::Connection, console::Options};
+use drydock_runtime::LogFormat;
+
+use crate::{
+    connection::{Connection, Server},
+    console::{Listening, Options},
+};
 
 /// Plans and carries out the maintenance of nodes with virtual machines.
 #[derive(Debug, Parser)]
@@ -68,6 +74,11 @@ pub(crate) enum Command {
     ///
     /// Prints a link that works once. Ctrl-C ends the console, and so do 8 hours without use; maintenance goes on.
     Console(Console),
+    /// Serve the web console in a cluster, for many users, each with the rights of the own bearer token.
+    ///
+    /// It is what the pods of deploy/console run: see deploy/docs/console.md.
+    #[command(hide = true)]
+    ConsoleServer(Box<ConsoleServer>),
     /// Explain why a virtual machine can move or cannot, what holds a node or a migration up, and where a CPU model can be had.
     #[command(subcommand)]
     Explain(Explain),
@@ -113,7 +124,7 @@ pub(crate) enum Completion {
     Install {
         /// A folder in which it is installed instead. It must be one of PATH, and the plugin must be in it too.
         #[arg(long, value_name = "DIRECTORY")]
-        directory: Option<std::path::PathBuf>,
+        directory: Option<PathBuf>,
     },
 }
 
@@ -168,6 +179,94 @@ impl Console {
             port: self.port,
             read_only: self.read_only,
         }
+    }
+}
+
+/// How the console in a cluster is served.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ConsoleServer {
+    /// Name under which browsers reach the console, as HOST or HOST:PORT; repeated for several. The names of the Service and
+    /// of the own machine need not be named.
+    #[arg(long = "host", value_name = "HOST", value_parser = host)]
+    hosts: Vec<String>,
+    /// Listen address for browsers and proxies, by TLS.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
+    bind_address: SocketAddr,
+    /// Listen address for probes, metrics and the log level, without TLS.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
+    admin: SocketAddr,
+    /// Address of the API server; that of the pod's cluster by default.
+    #[arg(long, value_name = "URL", value_parser = https)]
+    server: Option<Uri>,
+    /// Host of the API server, as pods have it.
+    #[arg(long, hide = true, env = "KUBERNETES_SERVICE_HOST")]
+    service_host: Option<String>,
+    /// Its port.
+    #[arg(long, hide = true, env = "KUBERNETES_SERVICE_PORT")]
+    service_port: Option<u16>,
+    /// File with the certificates of the authorities by which the API server is trusted.
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    )]
+    certificate_authority: PathBuf,
+    /// Folder with tls.crt and tls.key; repeated, the first that has both is served. A change is served within seconds.
+    #[arg(long = "cert-dir", value_name = "FOLDER", required = true)]
+    certificates: Vec<PathBuf>,
+    /// Namespace of the Service.
+    #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
+    namespace: String,
+    /// Name of the cluster, as pages show it.
+    #[arg(long, value_name = "NAME", default_value = "kubernetes")]
+    cluster_name: String,
+    /// Where the cluster's name matches this, the name of a node has to be typed to start its maintenance.
+    #[arg(long, value_name = "REGEX", default_value = "prod")]
+    careful: Regex,
+    /// Show everything, start and stop nothing.
+    #[arg(long)]
+    read_only: bool,
+    /// Number of tokens whose objects are kept at once; each takes the memory of a console of its own.
+    #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = number)]
+    max_users: usize,
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
+    log: String,
+    /// Format of log lines.
+    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    log_format: LogFormat,
+}
+
+impl ConsoleServer {
+    /// Returns how it is served.
+    ///
+    /// # Errors
+    /// Returns a message if no API server is named and the process is in no pod.
+    pub(crate) fn served(self) -> Result<Listening, String> {
+        let of_pod = || {
+            let (host, port) = self.service_host.zip(self.service_port)?;
+            let host = if host.contains(':') { format!("[{host}]") } else { host };
+            https(&format!("https://{host}:{port}")).ok()
+        };
+        let url = self.server.or_else(of_pod);
+        let url = url.ok_or("no API server is known: --server is needed outside of a pod, where KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name it")?;
+        Ok(Listening {
+            address: self.bind_address,
+            admin: self.admin,
+            server: Server {
+                url,
+                authority: Some(self.certificate_authority),
+            },
+            hosts: self.hosts,
+            namespace: self.namespace,
+            certificates: self.certificates,
+            cluster_name: self.cluster_name,
+            careful: self.careful,
+            read_only: self.read_only,
+            max_users: self.max_users,
+            log: self.log,
+            log_format: self.log_format,
+        })
     }
 }
 
@@ -324,6 +423,37 @@ fn node_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// Returns a host, with a port if there is one.
+fn host(text: &str) -> Result<String, String> {
+    let (name, port) = text.split_once(':').unwrap_or((text, "443"));
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.');
+    if !name.is_empty() && name.len() <= 253 && name.chars().all(good) && port.parse::<u16>().is_ok() {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err(
+            "a host is a name such as console.example.org, with a port if only that one is meant, and without https://"
+                .into(),
+        )
+    }
+}
+
+/// Returns the address of an API server. A token is sent there, so it has to be encrypted.
+fn https(text: &str) -> Result<Uri, String> {
+    let url: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
+    match (url.scheme_str(), url.host()) {
+        (Some("https"), Some(_)) => Ok(url),
+        _ => Err("an API server is https://HOST or https://HOST:PORT".into()),
+    }
+}
+
+/// Returns a number that is not 0.
+fn number(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number @ 1..=10_000) => Ok(number),
+        _ => Err("it is a number from 1 to 10000".into()),
+    }
+}
+
 /// Returns whether a variable is set, as <https://no-color.org> defines it: to anything that is not empty.
 fn is_set(text: &str) -> Result<bool, std::convert::Infallible> {
     // The value of the option itself if it is absent.
@@ -375,6 +505,61 @@ mod tests {
             ("A", None),
         ] {
             assert_eq!(node_name(text).ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_a_name_and_perhaps_a_port() {
+        for (text, expected) in [
+            ("console.example.org", Some("console.example.org")),
+            ("Console:8443", Some("console:8443")),
+            ("", None),
+            (":8443", None),
+            ("a:", None),
+            ("a:99999", None),
+            ("https://a", None),
+            ("a/b", None),
+            ("*.example.org", None),
+        ] {
+            assert_eq!(host(text).ok().as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn api_server_is_that_of_the_pod_or_the_named_one() {
+        let server = |words: &[&str]| {
+            let words = [&["drydock", "console-server", "--cert-dir=/tls"], words].concat();
+            match Arguments::try_parse_from(words)
+                .map_err(|error| error.to_string())?
+                .command
+            {
+                Command::ConsoleServer(options) => options.served().map(|served| served.server.url.to_string()),
+                other => Err(format!("{other:?}")),
+            }
+        };
+        let pod = |host: &str| format!("--service-host={host}");
+        assert_eq!(
+            server(&[&pod("10.96.0.1"), "--service-port=443"]).unwrap(),
+            "https://10.96.0.1:443/"
+        );
+        assert_eq!(
+            server(&[&pod("fd00::1"), "--service-port=443"]).unwrap(),
+            "https://[fd00::1]:443/"
+        );
+        let both = ["--server=https://a:6443", &pod("b"), "--service-port=443"];
+        assert_eq!(server(&both).unwrap(), "https://a:6443/");
+        for (word, expected) in [
+            ("--read-only", "no API server is known: --server is needed"),
+            (
+                "--server=http://a:6443",
+                "an API server is https://HOST or https://HOST:PORT",
+            ),
+            ("--host=https://a", "a host is a name such as console.example.org"),
+            ("--max-users=0", "it is a number from 1 to 10000"),
+        ] {
+            let refused = server(&[word]).unwrap_err();
+            let refused = refused.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(refused.contains(expected), "{refused}");
         }
     }
 

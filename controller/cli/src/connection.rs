@@ -1,25 +1,34 @@
 //! How the API server is reached, as kubectl's options and the kubeconfig have it.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
+use axum::http::Uri;
 use clap::Args;
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, NamedContext},
 };
 use regex::Regex;
+use rustls::pki_types::{
+    CertificateDer,
+    pem::{self, PemObject as _},
+};
+use thiserror::Error;
 
 use crate::{console::Cluster, failure::Failure};
 
 /// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
 const WATCH_SILENCE: Duration = Duration::from_secs(295);
 
+/// Time in which a connection has to be made, in seconds: the default of kubectl's `--request-timeout` here.
+const CONNECT_SECONDS: u64 = 30;
+
 /// How the API server is reached: kubectl's options.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct Connection {
     /// Path of the kubeconfig.
     #[arg(long, global = true, value_name = "FILE")]
-    kubeconfig: Option<std::path::PathBuf>,
+    kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig.
     #[arg(long, global = true, value_name = "NAME")]
     context: Option<String>,
@@ -36,8 +45,50 @@ pub(crate) struct Connection {
     #[arg(long = "as-group", global = true, value_name = "GROUP")]
     as_groups: Vec<String>,
     /// Seconds that a request may take.
-    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = CONNECT_SECONDS)]
     request_timeout: u64,
+}
+
+/// An API server, without anybody's credentials.
+#[derive(Clone, Debug)]
+pub(crate) struct Server {
+    /// Its address.
+    pub(crate) url: Uri,
+    /// File with the certificates of the authorities that it is trusted by; those of the operating system if there is none.
+    pub(crate) authority: Option<PathBuf>,
+}
+
+impl Server {
+    /// Returns a client that acts with a bearer token.
+    ///
+    /// # Errors
+    /// If the file with the authorities cannot be used.
+    pub(crate) fn client(&self, token: &str) -> Result<Client, ServerError> {
+        let mut config = Config::new(self.url.clone());
+        if let Some(path) = &self.authority {
+            let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let certificates = certificates.map_err(|source| ServerError::Authority {
+                path: path.clone(),
+                source,
+            })?;
+            // With the file alone, those of the operating system are needed too; it is read again when it changes.
+            config.root_cert = Some(certificates.iter().map(|certificate| certificate.to_vec()).collect());
+            config.root_cert_file = Some(path.clone());
+        }
+        config.auth_info.token = Some(token.to_owned().into());
+        config.connect_timeout = Some(Duration::from_secs(CONNECT_SECONDS));
+        config.read_timeout = Some(WATCH_SILENCE);
+        Client::try_from(config).map_err(ServerError::Client)
+    }
+}
+
+/// An API server cannot be reached as it was named.
+#[derive(Debug, Error)]
+pub(crate) enum ServerError {
+    #[error("the certificates by which the API server is trusted cannot be read from {}", path.display())]
+    Authority { path: PathBuf, source: pem::Error },
+    #[error("no client can be made")]
+    Client(#[source] kube::Error),
 }
 
 impl Connection {

@@ -10,10 +10,13 @@
 //! ```
 //!
 //! There is no general proxy: a stolen session can do what the console does, not what its user can.
+//!
+//! The console in a cluster has a [`Shared`] and its [`routes`] for each token, behind a guard of its own: `incluster`.
 
 mod actions;
 mod guard;
 mod guest;
+mod incluster;
 mod live;
 mod page;
 mod pages;
@@ -58,9 +61,16 @@ use sessions::Sessions;
 use store::Store;
 use view::Path;
 
+pub(crate) use incluster::{Listening, run as serve_in_cluster};
 pub(crate) use pages::Cluster;
 
 const DOCUMENT: &str = include_str!("console/assets/document.html");
+/// What a tab without a session shows: on the user's machine, and in a cluster.
+const LINK_NEEDED: &str = include_str!("console/assets/link-needed.html");
+const SIGN_IN: &str = include_str!("console/assets/sign-in.html");
+/// What a tab with a session has in its header.
+const LINK: &str = r#"<form id="other" data-post="/api/link" hidden><button type="submit">Link for another browser</button><p class="error" role="alert" hidden></p></form>"#;
+const SIGN_OUT: &str = r#"<form id="other" data-token hidden><button type="submit">Sign out</button></form>"#;
 const SCRIPT: &str = include_str!("console/assets/live.js");
 const ICON: &str = include_str!("console/assets/icon.svg");
 const STYLE: &str = include_str!("console/assets/console.css");
@@ -80,19 +90,39 @@ pub(crate) struct Options {
     pub(crate) read_only: bool,
 }
 
-/// What all requests share.
+/// What all requests of a user share.
 struct Shared {
     client: Client,
     cluster: Cluster,
     store: Store,
     guests: Arc<Guests>,
-    sessions: Sessions,
-    port: u16,
     read_only: bool,
     /// Open pages, and requests that are being answered.
     active: AtomicUsize,
     /// When a request or an open page last ended.
     last: watch::Sender<Instant>,
+}
+
+impl Shared {
+    /// Starts watching with this client, as long as `process` runs.
+    fn start(client: &Client, cluster: Cluster, read_only: bool, process: &Process) -> Arc<Self> {
+        Arc::new(Self {
+            store: Store::start(client, process),
+            guests: Guests::new(process),
+            client: client.clone(),
+            cluster,
+            read_only,
+            active: AtomicUsize::new(0),
+            last: watch::Sender::new(Instant::now()),
+        })
+    }
+}
+
+/// The console on its user's machine.
+struct Local {
+    shared: Arc<Shared>,
+    sessions: Sessions,
+    port: u16,
 }
 
 /// Serves the console until Ctrl-C.
@@ -119,27 +149,21 @@ pub(crate) async fn serve(
         .map_err(|source| Failure::Port { address, source })?;
     let port = listener.local_addr()?.port();
     let process = Process::new();
-    let shared = Arc::new(Shared {
-        client: client.clone(),
-        cluster,
-        store: Store::start(client, &process),
-        guests: Guests::new(&process),
+    let local = Arc::new(Local {
+        shared: Shared::start(client, cluster, options.read_only, &process),
         sessions: Sessions::default(),
         port,
-        read_only: options.read_only,
-        active: AtomicUsize::new(0),
-        last: watch::Sender::new(Instant::now()),
     });
-    let link = shared.link()?;
+    let link = local.link()?;
     writeln!(out, "{link}")?;
     out.flush()?;
     eprintln!(
         "The link works once, on this machine. Ctrl-C ends the console; maintenance that it has started goes on."
     );
     let exit = tokio::select! {
-        served = async { axum::serve(listener, router(shared.clone())).await } => served.map(|()| Exit::Done).map_err(Failure::Output),
+        served = async { axum::serve(listener, router(local.clone())).await } => served.map(|()| Exit::Done).map_err(Failure::Output),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
-        () = idle(&shared) => {
+        () = idle(&local.shared, IDLE) => {
             eprintln!("nobody has used the console for 8 h, so it ends");
             Ok(Exit::Done)
         }
@@ -148,11 +172,11 @@ pub(crate) async fn serve(
     exit
 }
 
-/// Waits until nobody uses the console for [`IDLE`].
-async fn idle(shared: &Shared) {
+/// Waits until nobody uses the console for this long.
+async fn idle(shared: &Shared, limit: Duration) {
     let mut last = shared.last.subscribe();
     loop {
-        let end = *last.borrow_and_update() + IDLE;
+        let end = *last.borrow_and_update() + limit;
         tokio::select! {
             _ = last.changed() => {}
             () = sleep_until(end) => if shared.active.load(Ordering::Relaxed) == 0 {
@@ -164,7 +188,7 @@ async fn idle(shared: &Shared) {
     }
 }
 
-impl Shared {
+impl Local {
     /// Returns a link that works once.
     fn link(&self) -> Result<String, Failure> {
         let key = self.sessions.link().map_err(|_| Failure::NoRandom)?;
@@ -189,35 +213,55 @@ impl Drop for Active {
     }
 }
 
-fn router(shared: Arc<Shared>) -> Router {
-    let asset = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
+fn router(local: Arc<Local>) -> Router {
     Router::new()
-        .route("/live.js", asset("text/javascript; charset=utf-8", SCRIPT))
-        .route("/icon.svg", asset("image/svg+xml", ICON))
-        .route("/console.css", asset("text/css; charset=utf-8", STYLE))
         .route(guard::EXCHANGE, post(exchange))
-        .route("/api/live", get(live))
         .route("/api/link", post(link))
+        .with_state(local.clone())
+        .merge(routes(local.shared.clone()))
+        .merge(documents(Mode::Local))
+        .layer(middleware::from_fn_with_state(local, guarded))
+}
+
+/// Returns what a user sees and does, for requests that were admitted.
+fn routes(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/api/live", get(live))
         .route("/api/start", post(actions::start))
         .route("/api/stop", post(actions::stop))
         .route("/api/cancel", post(actions::cancel))
         .route(guest::INPUT, post(guest::input))
         .route(guest::FRAME, get(guest::frame))
-        .fallback(document)
-        .layer(middleware::from_fn_with_state(shared.clone(), guarded))
         .with_state(shared)
 }
 
+/// Returns what is the same for everybody: the document of all pages, its script, its style sheet and its icon.
+fn documents(mode: Mode) -> Router {
+    let asset = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
+    Router::new()
+        .route("/live.js", asset("text/javascript; charset=utf-8", SCRIPT))
+        .route("/icon.svg", asset("image/svg+xml", ICON))
+        .route("/console.css", asset("text/css; charset=utf-8", STYLE))
+        .fallback(document)
+        .with_state(mode.document().into())
+}
+
 /// Refuses what the guard refuses, and sets the headers of all responses.
-async fn guarded(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let active = Active::new(&shared);
+async fn guarded(State(local): State<Arc<Local>>, request: Request, next: Next) -> Response {
+    let active = Active::new(&local.shared);
     let path = request.uri().path();
-    let admitted = guard::admit(request.method(), path, request.headers(), shared.port, &shared.sessions);
+    let admitted = guard::admit(request.method(), path, request.headers(), local.port, &local.sessions);
     let mut response = match admitted {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     };
     drop(active);
+    harden(&mut response);
+    response
+}
+
+/// Sets the headers of all responses.
+fn harden(response: &mut Response) {
     let headers = response.headers_mut();
     for (name, value) in [
         (CONTENT_SECURITY_POLICY, POLICY),
@@ -229,7 +273,6 @@ async fn guarded(State(shared): State<Arc<Shared>>, request: Request, next: Next
     ] {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    response
 }
 
 impl IntoResponse for Refusal {
@@ -243,8 +286,30 @@ fn error(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({"error": message}))).into_response()
 }
 
-/// The document of all pages: what is on them comes through `/api/live`, for those who have a session.
-async fn document(request: Request) -> Response {
+/// Where the console is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// On its user's machine: whoever opens the link is that user.
+    Local,
+    /// In a cluster: a bearer token shows who a user is.
+    InCluster,
+}
+
+impl Mode {
+    /// Returns the document of all pages.
+    fn document(self) -> String {
+        let (name, other, sign_in) = match self {
+            Self::Local => ("local", LINK, LINK_NEEDED),
+            Self::InCluster => ("in-cluster", SIGN_OUT, SIGN_IN),
+        };
+        let parts = [("MODE", name), ("OTHER", other), ("SIGN_IN", sign_in.trim_end())];
+        let fill = |text: String, (name, part): (&str, &str)| text.replace(&format!("{{{{{name}}}}}"), part);
+        parts.into_iter().fold(DOCUMENT.to_owned(), fill)
+    }
+}
+
+/// The document of all pages: what is on them comes through `/api/live`, for those who have a session or a token.
+async fn document(State(document): State<Arc<str>>, request: Request) -> Response {
     let path = request.uri().path();
     let parsed = Path::parse(path).filter(|_| !path.starts_with("/api/"));
     let Some(parsed) = parsed else {
@@ -252,10 +317,10 @@ async fn document(request: Request) -> Response {
     };
     let kind = [(CONTENT_TYPE, "text/html; charset=utf-8")];
     match parsed.view.section() {
-        None => (kind, DOCUMENT).into_response(),
+        None => (kind, document.to_string()).into_response(),
         Some(section) => {
             let item = format!("<li><a href=\"{section}\"");
-            (kind, DOCUMENT.replace(&item, &format!("{item} aria-current=\"page\""))).into_response()
+            (kind, document.replace(&item, &format!("{item} aria-current=\"page\""))).into_response()
         }
     }
 }
@@ -265,8 +330,8 @@ struct Exchange {
     key: String,
 }
 
-async fn exchange(State(shared): State<Arc<Shared>>, Json(exchange): Json<Exchange>) -> Response {
-    match shared.sessions.exchange(&exchange.key) {
+async fn exchange(State(local): State<Arc<Local>>, Json(exchange): Json<Exchange>) -> Response {
+    match local.sessions.exchange(&exchange.key) {
         Some(session) => Json(json!({"session": session})).into_response(),
         None => error(
             StatusCode::FORBIDDEN,
@@ -275,8 +340,8 @@ async fn exchange(State(shared): State<Arc<Shared>>, Json(exchange): Json<Exchan
     }
 }
 
-async fn link(State(shared): State<Arc<Shared>>) -> Response {
-    match shared.link() {
+async fn link(State(local): State<Arc<Local>>) -> Response {
+    match local.link() {
         Ok(link) => Json(json!({"link": link})).into_response(),
         Err(failure) => error(StatusCode::INTERNAL_SERVER_ERROR, &failure.to_string()),
     }

@@ -34,6 +34,7 @@ mod version;
 use std::{
     ffi::OsString,
     io::{self, Write},
+    process::ExitCode,
 };
 
 use clap::Parser;
@@ -42,7 +43,7 @@ use drydock_runtime::clock;
 pub use failure::Exit;
 pub use screen::Live;
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, ConsoleServer};
 use failure::Failure;
 use follow::Nodes;
 use screen::Screen;
@@ -110,6 +111,9 @@ fn carry_out<T: Into<OsString> + Clone>(
             return exit;
         }
     };
+    if let Command::ConsoleServer(options) = arguments.command {
+        return serve_console(*options);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = match runtime {
         Ok(runtime) => runtime.block_on(execute(&arguments, terminal, live, out)),
@@ -120,6 +124,20 @@ fn carry_out<T: Into<OsString> + Clone>(
         Err(failure) => {
             failure.report();
             failure.exit()
+        }
+    }
+}
+
+/// Serves the console in a cluster, with threads and logs of its own.
+fn serve_console(options: ConsoleServer) -> Exit {
+    match options.served() {
+        Ok(options) => match console::serve_in_cluster(options) {
+            ExitCode::SUCCESS => Exit::Done,
+            _ => Exit::Error,
+        },
+        Err(message) => {
+            eprintln!("error: {message}");
+            Exit::Usage
         }
     }
 }
@@ -181,6 +199,8 @@ async fn execute(
             let cluster = arguments.connection.cluster(&options.careful)?;
             console::serve(&connect().await?, options.served(), cluster, out).await
         }
+        // `carry_out` has served it.
+        Command::ConsoleServer(_) => Ok(Exit::Done),
         Command::Check { output } => check::print(&connect().await?, *output, clock::now(), terminal, out).await,
     }
 }

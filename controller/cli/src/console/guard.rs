@@ -1,16 +1,33 @@
 //! Which requests are served, by their headers alone.
 //!
-//! The console acts with its user's kubeconfig, so it must not act for anybody else: another user of the machine, another
+//! The console acts with its user's credentials, so it must not act for anybody else: another user of the machine, another
 //! web site in the same browser, or a name of another site that resolves to this address.
 //!
 //! | the request | is refused with |
 //! |---|---|
-//! | `Host` is not `127.0.0.1:PORT` or `localhost:PORT` (DNS rebinding) | 421 |
+//! | `Host` is not `127.0.0.1:PORT` or `localhost:PORT`, in a cluster none of [`Hosts`] (DNS rebinding) | 421 |
 //! | a method other than GET and POST | 405 |
 //! | `Sec-Fetch-Site` is there and neither `same-origin` nor `none` | 403 |
 //! | `Origin` is there and another one than the console's | 403 |
 //! | a POST whose `Content-Type` is not `application/json`, which forms cannot send | 415 |
-//! | anything under `/api/` without the key of a session, but the exchange of a link's key for it | 403 |
+//! | on the user's machine: anything under `/api/` without the key of a session, but the exchange of a link's key for it | 403 |
+//! | in a cluster: anything under `/api/` without the header [`SESSION`], whatever its value | 403 |
+//!
+//! # In a cluster
+//!
+//! Who a request acts for is decided by its bearer token (`incluster`). A proxy adds that to all that a browser sends, so the
+//! token shows which user it is, not that the user wants it. What shows this is the header that only the console's own
+//! script sets:
+//!
+//! | threat | why it fails |
+//! |---|---|
+//! | a form or an image of another site, with the token that the proxy adds (CSRF) | it cannot set the header; `Sec-Fetch-Site`, `Origin` and `Content-Type` refuse it too |
+//! | a script of another site that sets the header | its browser asks first, with OPTIONS, which is refused and has no header that would allow it |
+//! | a link or the sign-in of a proxy, which lead here from another site | only the document, which is the same for everybody and has no data, is served to a navigation |
+//! | another site shows the console in a frame, and its user clicks | `frame-ancestors 'none'` |
+//! | a site of the same domain with another port or host | another origin: `Origin` and `Sec-Fetch-Site: same-site` are refused |
+//! | a name of another site that resolves to the Service or the user's machine | its `Host` is not served |
+//! | markup in names and messages takes the token from `sessionStorage` | HTML is escaped, and the policy runs no inline script |
 
 use axum::http::{
     HeaderMap, Method, StatusCode,
@@ -24,12 +41,16 @@ use super::sessions::Sessions;
 pub(super) const SESSION: &str = "x-drydock-session";
 /// Path at which the key of a link is exchanged for a session.
 pub(super) const EXCHANGE: &str = "/api/session";
+/// Names of the user's own machine, by which `kubectl port-forward` is reached. No other site can have them.
+const OWN_MACHINE: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(super) enum Refusal {
     #[error("this console has another name: use the link that it has printed")]
     OtherHost,
+    #[error("the console does not serve this host; its option --host names those that it serves")]
+    UnknownHost,
     #[error("the console reads with GET and writes with POST")]
     Method,
     #[error("a request of another site is not served")]
@@ -38,20 +59,22 @@ pub(super) enum Refusal {
     ContentType,
     #[error("there is no such session: use the link that the console has printed")]
     NoSession,
+    #[error("the request lacks the header {SESSION}, which the console's own pages send")]
+    NoHeader,
 }
 
 impl Refusal {
     pub(super) fn status(self) -> StatusCode {
         match self {
-            Self::OtherHost => StatusCode::MISDIRECTED_REQUEST,
+            Self::OtherHost | Self::UnknownHost => StatusCode::MISDIRECTED_REQUEST,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::OtherSite | Self::NoSession => StatusCode::FORBIDDEN,
+            Self::OtherSite | Self::NoSession | Self::NoHeader => StatusCode::FORBIDDEN,
             Self::ContentType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
         }
     }
 }
 
-/// Decides on a request to the console at this port.
+/// Decides on a request to the console at this port of the user's machine.
 ///
 /// # Errors
 /// If it is not served.
@@ -62,30 +85,116 @@ pub(super) fn admit(
     port: u16,
     sessions: &Sessions,
 ) -> Result<(), Refusal> {
-    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    let hosts = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];
-    let mut named = headers.get_all(HOST).iter();
-    let host = named.next().and_then(|host| host.to_str().ok()).unwrap_or_default();
-    if !hosts.iter().any(|own| own == host) || named.next().is_some() {
-        return Err(Refusal::OtherHost);
-    }
-    if method != Method::GET && method != Method::POST {
-        return Err(Refusal::Method);
-    }
-    if text("sec-fetch-site").is_some_and(|site| site != "same-origin" && site != "none") {
-        return Err(Refusal::OtherSite);
-    }
-    if text(ORIGIN.as_str()).is_some_and(|origin| origin != format!("http://{host}")) {
-        return Err(Refusal::OtherSite);
-    }
-    if method == Method::POST && text(CONTENT_TYPE.as_str()) != Some("application/json") {
-        return Err(Refusal::ContentType);
-    }
+    let host = host(headers).filter(|host| OWN_MACHINE.iter().any(|own| *host == format!("{own}:{port}")));
+    let host = host.ok_or(Refusal::OtherHost)?;
+    same_site(method, headers, false, |origin| origin == format!("http://{host}"))?;
     let needs_session = path.starts_with("/api/") && path != EXCHANGE;
-    if needs_session && !text(SESSION).is_some_and(|key| sessions.knows(key)) {
+    if needs_session && !text(headers, SESSION).is_some_and(|key| sessions.knows(key)) {
         return Err(Refusal::NoSession);
     }
     Ok(())
+}
+
+/// The names of a console in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hosts {
+    /// Names that were configured, each with a port if only that one is meant.
+    configured: Vec<String>,
+    /// Names of the Service.
+    service: Vec<String>,
+}
+
+impl Hosts {
+    /// Returns these names, those of the Service `drydock-console` in a namespace, and those of the user's own machine.
+    pub(super) fn new(configured: &[String], namespace: &str) -> Self {
+        let service = "drydock-console";
+        Self {
+            configured: configured.iter().map(|host| host.to_ascii_lowercase()).collect(),
+            service: vec![
+                service.into(),
+                format!("{service}.{namespace}"),
+                format!("{service}.{namespace}.svc"),
+                format!("{service}.{namespace}.svc.cluster.local"),
+            ],
+        }
+    }
+
+    /// Returns whether requests to this host are served.
+    fn serve(&self, host: &str) -> bool {
+        let name = without_port(host);
+        let any_port = self.service.iter().map(String::as_str).chain(OWN_MACHINE);
+        any_port.into_iter().any(|own| own == name) || self.configured.iter().any(|own| own == host || own == name)
+    }
+
+    /// Returns whether a page of this origin is the console's, in a request to this host. A proxy may have replaced the host
+    /// that the browser sent.
+    fn is_origin(&self, origin: &str, host: &str) -> bool {
+        let named = origin.strip_prefix("https://");
+        named.is_some_and(|named| named == host || self.configured.iter().any(|own| own == named))
+    }
+}
+
+/// Returns whether a host is the user's own machine, whatever the port.
+pub(super) fn is_own_machine(headers: &HeaderMap) -> bool {
+    host(headers).is_some_and(|host| OWN_MACHINE.contains(&without_port(&host)))
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+/// Decides on a request to a console in a cluster; who it acts for is decided elsewhere.
+///
+/// # Errors
+/// If it is not served.
+pub(super) fn admit_in_cluster(method: &Method, path: &str, headers: &HeaderMap, hosts: &Hosts) -> Result<(), Refusal> {
+    let host = host(headers)
+        .filter(|host| hosts.serve(host))
+        .ok_or(Refusal::UnknownHost)?;
+    let is_api = path.starts_with("/api/");
+    let navigates = method == Method::GET && !is_api && text(headers, "sec-fetch-mode") == Some("navigate");
+    same_site(method, headers, navigates, |origin| hosts.is_origin(origin, &host))?;
+    if is_api && !headers.contains_key(SESSION) {
+        return Err(Refusal::NoHeader);
+    }
+    Ok(())
+}
+
+/// Refuses requests of other sites, unless it `navigates`: then it is a link that leads here.
+fn same_site(
+    method: &Method,
+    headers: &HeaderMap,
+    navigates: bool,
+    is_own: impl Fn(&str) -> bool,
+) -> Result<(), Refusal> {
+    if method != Method::GET && method != Method::POST {
+        return Err(Refusal::Method);
+    }
+    let site = text(headers, "sec-fetch-site");
+    if !navigates && site.is_some_and(|site| site != "same-origin" && site != "none") {
+        return Err(Refusal::OtherSite);
+    }
+    if text(headers, ORIGIN.as_str()).is_some_and(|origin| !is_own(origin)) {
+        return Err(Refusal::OtherSite);
+    }
+    if method == Method::POST && text(headers, CONTENT_TYPE.as_str()) != Some("application/json") {
+        return Err(Refusal::ContentType);
+    }
+    Ok(())
+}
+
+/// Returns the host that a request names, if it is one.
+fn host(headers: &HeaderMap) -> Option<String> {
+    let mut named = headers.get_all(HOST).iter();
+    let host = named.next()?.to_str().ok()?.to_ascii_lowercase();
+    named.next().is_none().then_some(host)
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).map(|value| value.to_str().unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -178,6 +287,146 @@ mod tests {
         ];
         for (method, path, headers, expected) in cases {
             assert_eq!(decide(method, path, headers), expected, "{method} {path} {headers:?}");
+        }
+    }
+
+    #[test]
+    fn request_in_a_cluster_is_decided_on_by_its_headers() {
+        const HOST: (&str, &str) = ("host", "console.example.org");
+        const JSON: (&str, &str) = ("content-type", "application/json");
+        const OWN: (&str, &str) = ("x-drydock-session", "token");
+        const CROSS: (&str, &str) = ("sec-fetch-site", "cross-site");
+        const NAVIGATES: (&str, &str) = ("sec-fetch-mode", "navigate");
+        let (get, post) = (&Method::GET, &Method::POST);
+        let origin = |value| ("origin", value);
+        type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<Refusal>);
+        let cases: [Case<'_>; 33] = [
+            (get, "/", &[HOST], None),
+            (get, "/", &[("host", "CONSOLE.example.org:443")], None),
+            (get, "/", &[("host", "fixed.example.org:8443")], None),
+            (get, "/", &[("host", "fixed.example.org")], Some(Refusal::UnknownHost)),
+            (get, "/", &[("host", "drydock-console.drydock.svc")], None),
+            (
+                get,
+                "/",
+                &[("host", "drydock-console.drydock.svc.cluster.local:443")],
+                None,
+            ),
+            (get, "/", &[("host", "drydock-console")], None),
+            (
+                get,
+                "/",
+                &[("host", "drydock-console.other.svc")],
+                Some(Refusal::UnknownHost),
+            ),
+            (get, "/", &[("host", "localhost:8443")], None),
+            (get, "/", &[("host", "127.0.0.1:1")], None),
+            (get, "/", &[("host", "10.0.0.7:8443")], Some(Refusal::UnknownHost)),
+            (get, "/", &[("host", "evil.example")], Some(Refusal::UnknownHost)),
+            (
+                get,
+                "/",
+                &[("host", "console.example.org.evil.example")],
+                Some(Refusal::UnknownHost),
+            ),
+            (
+                get,
+                "/",
+                &[("host", "evil.example:localhost")],
+                Some(Refusal::UnknownHost),
+            ),
+            (get, "/", &[HOST, HOST], Some(Refusal::UnknownHost)),
+            (get, "/", &[], Some(Refusal::UnknownHost)),
+            // A link, or the sign-in of a proxy; nothing but the document.
+            (get, "/nodes", &[HOST, CROSS, NAVIGATES], None),
+            (get, "/nodes", &[HOST, CROSS], Some(Refusal::OtherSite)),
+            (
+                get,
+                "/api/live",
+                &[HOST, OWN, CROSS, NAVIGATES],
+                Some(Refusal::OtherSite),
+            ),
+            (
+                post,
+                "/nodes",
+                &[HOST, JSON, CROSS, NAVIGATES],
+                Some(Refusal::OtherSite),
+            ),
+            (
+                get,
+                "/api/live",
+                &[HOST, OWN, ("sec-fetch-site", "same-site")],
+                Some(Refusal::OtherSite),
+            ),
+            (get, "/api/live", &[HOST], Some(Refusal::NoHeader)),
+            // A token alone is not enough: a proxy adds it.
+            (
+                get,
+                "/api/live",
+                &[HOST, ("authorization", "Bearer a")],
+                Some(Refusal::NoHeader),
+            ),
+            (get, "/api/live", &[HOST, OWN], None),
+            (post, "/api/start", &[HOST, JSON], Some(Refusal::NoHeader)),
+            (
+                post,
+                "/api/start",
+                &[HOST, OWN, ("content-type", "text/plain")],
+                Some(Refusal::ContentType),
+            ),
+            (
+                post,
+                "/api/start",
+                &[HOST, OWN, JSON, origin("https://console.example.org")],
+                None,
+            ),
+            (
+                post,
+                "/api/start",
+                &[HOST, OWN, JSON, origin("http://console.example.org")],
+                Some(Refusal::OtherSite),
+            ),
+            (
+                post,
+                "/api/start",
+                &[HOST, OWN, JSON, origin("https://console.example.org:444")],
+                Some(Refusal::OtherSite),
+            ),
+            (
+                post,
+                "/api/start",
+                &[HOST, OWN, JSON, origin("null")],
+                Some(Refusal::OtherSite),
+            ),
+            // The proxy has replaced the host.
+            (
+                post,
+                "/api/start",
+                &[
+                    ("host", "drydock-console.drydock.svc"),
+                    OWN,
+                    JSON,
+                    origin("https://console.example.org"),
+                ],
+                None,
+            ),
+            (
+                post,
+                "/api/start",
+                &[("host", "localhost:8443"), OWN, JSON, origin("https://localhost:9000")],
+                Some(Refusal::OtherSite),
+            ),
+            (&Method::OPTIONS, "/api/start", &[HOST, OWN], Some(Refusal::Method)),
+        ];
+        let configured = ["Console.example.org".to_owned(), "fixed.example.org:8443".to_owned()];
+        let hosts = Hosts::new(&configured, "drydock");
+        for (method, path, headers, expected) in cases {
+            let mut map = HeaderMap::new();
+            for (name, value) in headers {
+                map.append(*name, value.parse().unwrap());
+            }
+            let refusal = admit_in_cluster(method, path, &map, &hosts).err();
+            assert_eq!(refusal, expected, "{method} {path} {headers:?}");
         }
     }
 }

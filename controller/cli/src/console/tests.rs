@@ -8,25 +8,20 @@ use super::*;
 const PORT: u16 = 7000;
 
 /// Returns a console for an API server that is not there.
-fn console(read_only: bool) -> (Arc<Shared>, Process) {
+fn console(read_only: bool) -> (Arc<Local>, Process) {
     drydock_runtime::install_crypto();
     let client = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let process = Process::new();
-    let shared = Shared {
-        store: Store::start(&client, &process),
-        guests: Guests::new(&process),
-        client,
-        cluster: Cluster {
-            careful: true,
-            ..Cluster::default()
-        },
+    let cluster = Cluster {
+        careful: true,
+        ..Cluster::default()
+    };
+    let local = Local {
+        shared: Shared::start(&client, cluster, read_only, &process),
         sessions: Sessions::default(),
         port: PORT,
-        read_only,
-        active: AtomicUsize::new(0),
-        last: watch::Sender::new(Instant::now()),
     };
-    (Arc::new(shared), process)
+    (Arc::new(local), process)
 }
 
 /// A request to the console.
@@ -37,7 +32,7 @@ struct Call<'a> {
     body: Value,
 }
 
-async fn send(shared: &Arc<Shared>, request: Call<'_>) -> (Response, Value) {
+async fn send(local: &Arc<Local>, request: Call<'_>) -> (Response, Value) {
     let mut built = Request::builder()
         .method(request.method)
         .uri(request.path)
@@ -47,7 +42,7 @@ async fn send(shared: &Arc<Shared>, request: Call<'_>) -> (Response, Value) {
         built = built.header(guard::SESSION, session);
     }
     let built = built.body(Body::from(request.body.to_string())).unwrap();
-    let response = router(shared.clone()).oneshot(built).await.unwrap();
+    let response = router(local.clone()).oneshot(built).await.unwrap();
     let (parts, body) = response.into_parts();
     let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
     let value = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -74,7 +69,7 @@ fn writing<'a>(path: &'a str, session: Option<&'a str>, body: Value) -> Call<'a>
 
 #[tokio::test]
 async fn every_response_has_the_headers_and_no_cookie() {
-    let (shared, _process) = console(false);
+    let (local, _process) = console(false);
     for (path, status) in [
         ("/", 200),
         ("/nodes/worker-1", 200),
@@ -85,7 +80,7 @@ async fn every_response_has_the_headers_and_no_cookie() {
         ("/api/v1/secrets", 403),
         ("/secrets", 404),
     ] {
-        let (response, _) = send(&shared, reading(path)).await;
+        let (response, _) = send(&local, reading(path)).await;
         assert_eq!(response.status(), status, "{path}");
         let headers = response.headers();
         assert_eq!(headers[CONTENT_SECURITY_POLICY], POLICY, "{path}");
@@ -104,19 +99,19 @@ async fn every_response_has_the_headers_and_no_cookie() {
 
 #[tokio::test]
 async fn link_is_good_for_one_session() {
-    let (shared, _process) = console(false);
-    let link = shared.link().unwrap();
+    let (local, _process) = console(false);
+    let link = local.link().unwrap();
     let key = link.split_once("#key=").unwrap().1;
-    let (response, body) = send(&shared, writing("/api/session", None, json!({"key": key}))).await;
+    let (response, body) = send(&local, writing("/api/session", None, json!({"key": key}))).await;
     assert_eq!(response.status(), 200);
     let session = body["session"].as_str().unwrap();
-    let (response, body) = send(&shared, writing("/api/session", None, json!({"key": key}))).await;
+    let (response, body) = send(&local, writing("/api/session", None, json!({"key": key}))).await;
     assert_eq!(response.status(), 403);
     assert_eq!(
         body["error"],
         "this link was used before: each link of the console works once"
     );
-    let (response, body) = send(&shared, writing("/api/link", Some(session), json!({}))).await;
+    let (response, body) = send(&local, writing("/api/link", Some(session), json!({}))).await;
     assert_eq!(response.status(), 200);
     let other = body["link"].as_str().unwrap();
     assert!(other.starts_with("http://127.0.0.1:7000/#key=") && other != link);
@@ -124,8 +119,8 @@ async fn link_is_good_for_one_session() {
 
 #[tokio::test]
 async fn session_opens_no_other_route() {
-    let (shared, _process) = console(false);
-    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    let (local, _process) = console(false);
+    let session = local.sessions.exchange(&local.sessions.link().unwrap()).unwrap();
     for path in [
         "/api/v1/secrets",
         "/api",
@@ -136,18 +131,18 @@ async fn session_opens_no_other_route() {
             session: Some(&session),
             ..reading(path)
         };
-        let (response, _) = send(&shared, request).await;
+        let (response, _) = send(&local, request).await;
         assert_eq!(response.status(), 404, "{path}");
     }
 }
 
 #[tokio::test]
 async fn nothing_is_started_without_a_confirmation() {
-    let (shared, _process) = console(false);
-    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    let (local, _process) = console(false);
+    let session = local.sessions.exchange(&local.sessions.link().unwrap()).unwrap();
     for confirm in ["", "a", "a b c"] {
         let body = json!({"nodes": "a b", "confirm": confirm});
-        let (response, body) = send(&shared, writing("/api/start", Some(&session), body)).await;
+        let (response, body) = send(&local, writing("/api/start", Some(&session), body)).await;
         assert_eq!(
             (response.status().as_u16(), &body["error"]),
             (422, &"type `a b` to confirm".into())
@@ -155,23 +150,23 @@ async fn nothing_is_started_without_a_confirmation() {
     }
     // The next step is the API server, which is not there.
     let body = json!({"nodes": "a b", "confirm": "a b"});
-    let (response, _) = send(&shared, writing("/api/start", Some(&session), body)).await;
+    let (response, _) = send(&local, writing("/api/start", Some(&session), body)).await;
     assert_eq!(response.status(), 502);
-    let (response, _) = send(&shared, writing("/api/start", Some(&session), json!({"node": "a"}))).await;
+    let (response, _) = send(&local, writing("/api/start", Some(&session), json!({"node": "a"}))).await;
     assert_eq!(response.status(), 422);
 }
 
 #[tokio::test]
 async fn nothing_is_written_by_a_console_that_only_reads() {
-    let (shared, _process) = console(true);
-    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    let (local, _process) = console(true);
+    let session = local.sessions.exchange(&local.sessions.link().unwrap()).unwrap();
     for (path, body) in [
         ("/api/start", json!({"nodes": "a", "confirm": "a"})),
         ("/api/stop", json!({"node": "a"})),
         ("/api/cancel", json!({"namespace": "shop", "name": "m"})),
         ("/api/guest/input", json!({"guest": "1", "text": "ls"})),
     ] {
-        let (response, body) = send(&shared, writing(path, Some(&session), body)).await;
+        let (response, body) = send(&local, writing(path, Some(&session), body)).await;
         assert_eq!(response.status(), 403);
         assert_eq!(body["error"], "this console was started with --read-only");
     }
@@ -179,8 +174,9 @@ async fn nothing_is_written_by_a_console_that_only_reads() {
 
 #[tokio::test]
 async fn guest_is_reached_with_a_session_while_it_is_open() {
-    let (shared, _process) = console(false);
-    let session = shared.sessions.exchange(&shared.sessions.link().unwrap()).unwrap();
+    let (local, _process) = console(false);
+    let shared = &local.shared;
+    let session = local.sessions.exchange(&local.sessions.link().unwrap()).unwrap();
     let frame = "/api/guest/frame?guest=1&width=4&height=2";
     let key =
         json!({"kind": "key", "key": "a", "code": "KeyA", "down": true, "ctrl": false, "alt": false, "shift": false});
@@ -196,7 +192,7 @@ async fn guest_is_reached_with_a_session_while_it_is_open() {
         ),
         (Some(&session), json!({"guest": "1", "path": "/api/v1/secrets"}), 422),
     ] {
-        let (response, _) = send(&shared, writing("/api/guest/input", session, body.clone())).await;
+        let (response, _) = send(&local, writing("/api/guest/input", session, body.clone())).await;
         assert_eq!(response.status(), expected, "{body}");
     }
     for (session, expected) in [(None, 403), (Some(session.as_str()), 404)] {
@@ -204,7 +200,7 @@ async fn guest_is_reached_with_a_session_while_it_is_open() {
             session,
             ..reading(frame)
         };
-        assert_eq!(send(&shared, request).await.0.status(), expected);
+        assert_eq!(send(&local, request).await.0.status(), expected);
     }
     // The API server is not there, so it ends at once; but it is open.
     let opened = shared
@@ -212,21 +208,21 @@ async fn guest_is_reached_with_a_session_while_it_is_open() {
         .open(&shared.client, ("shop", "web"), view::Device::Display { take: false });
     let id = opened.shown().id;
     let input = json!({"guest": id.to_string(), "inputs": [key]});
-    let (response, _) = send(&shared, writing("/api/guest/input", Some(&session), input.clone())).await;
+    let (response, _) = send(&local, writing("/api/guest/input", Some(&session), input.clone())).await;
     assert_eq!(response.status(), 200);
     let request = Call {
         session: Some(&session),
         ..reading("/api/guest/frame?guest=1&width=4&height=2")
     };
-    assert_eq!(send(&shared, request).await.0.status(), 409);
+    assert_eq!(send(&local, request).await.0.status(), 409);
     drop(opened);
-    let (response, _) = send(&shared, writing("/api/guest/input", Some(&session), input)).await;
+    let (response, _) = send(&local, writing("/api/guest/input", Some(&session), input)).await;
     assert_eq!(response.status(), 404);
 }
 
 #[tokio::test]
 async fn document_marks_its_section_in_the_navigation() {
-    let (shared, _process) = console(false);
+    let (local, _process) = console(false);
     for (path, section) in [
         ("/", Some("/nodes")),
         ("/virtual-machines/shop/web/console", Some("/virtual-machines")),
@@ -234,7 +230,7 @@ async fn document_marks_its_section_in_the_navigation() {
         ("/stop/a", None),
     ] {
         let request = Request::builder().uri(path).header(HOST, format!("127.0.0.1:{PORT}"));
-        let response = router(shared.clone())
+        let response = router(local.clone())
             .oneshot(request.body(Body::empty()).unwrap())
             .await
             .unwrap();
@@ -249,11 +245,11 @@ async fn document_marks_its_section_in_the_navigation() {
 
 #[tokio::test(start_paused = true)]
 async fn console_ends_once_nobody_uses_it() {
-    let (shared, _process) = console(false);
+    let (local, _process) = console(false);
     let begun = Instant::now();
-    let open = Active::new(&shared);
+    let open = Active::new(&local.shared);
     let ends = async {
-        idle(&shared).await;
+        idle(&local.shared, IDLE).await;
         begun.elapsed()
     };
     let closes = async {

@@ -5,6 +5,8 @@
 /** @typedef {{title?: string, announce?: string, parts?: Part[], order?: Record<string, string[]>}} Update */
 
 const KEY = "drydock-session";
+/** Whether users are known by bearer tokens rather than by the link that they have opened. */
+const TOKENS = document.body.dataset.mode === "in-cluster";
 /** Milliseconds without a line after which the connection counts as broken: the console sends one every five seconds. */
 const SILENT = 20_000;
 /** Milliseconds after which a tab that nobody sees closes its connection. */
@@ -18,7 +20,9 @@ const reason = (error) => error instanceof Error ? error.message : String(error)
 
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
 function request(path, options = {}) {
-  const headers = {"X-Drydock-Session": sessionStorage.getItem(KEY) ?? "", "Content-Type": "application/json"};
+  const key = sessionStorage.getItem(KEY);
+  const who = TOKENS ? key && {Authorization: `Bearer ${key}`} : {};
+  const headers = {"X-Drydock-Session": TOKENS ? "token" : key ?? "", "Content-Type": "application/json", ...who};
   return fetch(path, {...options, headers, cache: "no-store"});
 }
 
@@ -32,14 +36,13 @@ async function post(path, body) {
 
 /** A view that is kept up to date: its parts are children of elements with known identities. */
 class View {
+  stopped = false;
+  connection = new AbortController();
+  parts = /** @type {Map<string, Part>} */ (new Map());
+
   /** @param {string} path @param {boolean} main */
   constructor(path, main) {
-    this.path = path;
-    this.main = main;
-    /** @type {Map<string, Part>} */
-    this.parts = new Map();
-    this.stopped = false;
-    this.connection = new AbortController();
+    [this.path, this.main] = [path, main];
     void this.follow();
   }
 
@@ -54,7 +57,7 @@ class View {
       let timer = setTimeout(() => connection.abort(), SILENT);
       try {
         const response = await request(`/api/live?path=${encodeURIComponent(this.path)}`, {signal: connection.signal});
-        if (response.status === 403) return signIn();
+        if (response.status === 401 || response.status === 403) return signIn((await response.json()).reason);
         if (!response.ok || !response.body) throw new Error((await response.json()).error);
         const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
         for (let text = "";;) {
@@ -64,8 +67,7 @@ class View {
           timer = setTimeout(() => connection.abort(), SILENT);
           const lines = (text + value).split("\n");
           text = lines.pop() ?? "";
-          for (const line of lines) this.apply(JSON.parse(line));
-          if (lines.length) pause = 500;
+          for (const line of lines) { this.apply(JSON.parse(line)); pause = 500; }
         }
       } catch (error) {
         if (!this.stopped && this.main) {
@@ -102,15 +104,14 @@ class View {
   }
 }
 
-// Replaces an element, and keeps what its user has done to it.
-/** @param {HTMLElement} shown @param {HTMLElement} fresh */
+/** Replaces an element, and keeps what its user has done to it. @param {HTMLElement} shown @param {HTMLElement} fresh */
 function exchange(shown, fresh) {
   const focused = shown.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const place = focused ? [...shown.querySelectorAll(focused.tagName)].indexOf(focused) : -1;
   for (const old of shown.querySelectorAll("[id]")) {
     const other = fresh.querySelector(`[id="${CSS.escape(old.id)}"]`);
     if (old instanceof HTMLDetailsElement && other instanceof HTMLDetailsElement) other.open = old.open;
-    if (old instanceof HTMLInputElement && other instanceof HTMLInputElement) other.value = old.value;
+    if (old instanceof HTMLInputElement && other instanceof HTMLInputElement) [other.value, other.checked] = [old.value, old.checked];
     // Rows of a table are parts of their own.
     if (old.tagName === "TBODY") other?.replaceChildren(...old.children);
   }
@@ -118,8 +119,7 @@ function exchange(shown, fresh) {
   if (focused) /** @type {HTMLElement | undefined} */ ([...fresh.querySelectorAll(focused.tagName)][place])?.focus();
 }
 
-// Brings the parts in an element into their order; others are gone, and the element may be too.
-/** @param {string} into @param {string[]} ids */
+/** Brings the parts in an element into their order; others are gone. @param {string} into @param {string[]} ids */
 function arrange(into, ids) {
   const parent = document.getElementById(into);
   ids.forEach((id, index) => {
@@ -132,9 +132,14 @@ function arrange(into, ids) {
 /** @param {string} id @returns {HTMLElement} */
 const copyOf = (id) => /** @type {any} */ (element(id)).content.firstElementChild.cloneNode(true);
 
-function signIn() {
-  view?.stop();
+function signIn(why = "") {
+  view = view?.stop();
+  dialog.close();
+  sessionStorage.removeItem(KEY);
+  for (const id of ["cluster", "banners"]) element(id).replaceChildren();
+  element("other").hidden = element("connection").hidden = true;
   element("page").replaceChildren(copyOf("sign-in"));
+  if (why) element("refused").textContent = why;
 }
 
 /** @param {string} text @param {boolean} [bad] */
@@ -149,10 +154,7 @@ function clip(text, note) {
   navigator.clipboard.writeText(text).then(() => notice(`${note}: ${text}`), () => notice(`Not copied: ${text}`, true));
 }
 
-/** @type {View | undefined} */
-let view;
-/** @type {View | undefined} */
-let inDialog;
+let [view, inDialog] = /** @type {(View | void)[]} */ ([]);
 
 /** @param {Map<string, Part>} [parts] What is on the page already. */
 function show(parts) {
@@ -169,9 +171,10 @@ document.addEventListener("click", (event) => {
   }
   const path = target.closest("[data-dialog]")?.getAttribute("data-dialog");
   if (path) {
+    const ticked = path === "/start" ? [...document.querySelectorAll(".tick:checked")].map((box) => `/${box.getAttribute("value")}`) : [];
     inDialog?.stop();
     element("dialog").replaceChildren();
-    inDialog = new View(path, false);
+    inDialog = new View(path + ticked.join(""), false);
     dialog.showModal();
   }
   const text = target.closest("[data-copy]")?.getAttribute("data-copy");
@@ -183,6 +186,10 @@ document.addEventListener("click", (event) => {
 document.addEventListener("submit", (event) => {
   const form = /** @type {HTMLFormElement} */ (event.target);
   event.preventDefault();
+  if ("token" in form.dataset) {
+    sessionStorage.setItem(KEY, String(new FormData(form).get("token") ?? "").trim());
+    return location.reload();
+  }
   const path = form.getAttribute("data-post");
   if (!path) return;
   const error = /** @type {HTMLElement} */ (form.querySelector(".error"));
@@ -197,16 +204,14 @@ document.addEventListener("submit", (event) => {
     if (result.link) clip(result.link, "Copied; it works once, on this machine");
   }, (failure) => {
     // The form may have been shown anew meanwhile.
-    const shown = /** @type {HTMLElement} */ (document.querySelector(`[id="${form.id}"] .error`) ?? error);
-    shown.textContent = failure.message;
-    shown.hidden = false;
+    const shown = document.querySelector(`[id="${form.id}"] .error`) ?? error;
+    Object.assign(shown, {textContent: failure.message, hidden: false});
   }).finally(() => { button.disabled = false; });
 });
 
 let [typing, hiding] = [0, 0];
-document.addEventListener("input", (event) => {
-  const field = /** @type {HTMLInputElement} */ (event.target);
-  if (!field.matches("[data-filter]")) return;
+document.addEventListener("input", ({target: field}) => {
+  if (!(field instanceof HTMLInputElement && field.matches("[data-filter]"))) return;
   clearTimeout(typing);
   typing = setTimeout(() => {
     history.replaceState(null, "", field.value ? `?q=${encodeURIComponent(field.value)}` : location.pathname);
@@ -218,7 +223,7 @@ document.addEventListener("visibilitychange", () => {
   clearTimeout(hiding);
   // The connection to a guest would end too, and what the guest prints meanwhile would be lost.
   if (document.hidden && !document.querySelector("[data-guest]")) hiding = setTimeout(() => view?.stop(), HIDDEN);
-  else if (view?.stopped && sessionStorage.getItem(KEY)) show(view.parts);
+  else if (view?.stopped) show(view.parts);
 });
 
 // Draws what changes on a display, as long as its canvas is on the page.
@@ -239,9 +244,7 @@ async function draw(canvas) {
   }
 }
 
-/** @type {object[]} */
-let inputs = [];
-let sending = false;
+let [inputs, sending] = [/** @type {object[]} */ ([]), false];
 // Sends input to the guest that an element belongs to, in order: what comes during a request is in the next.
 /** @param {object} input @param {Element | null} [from] */
 async function send(input, from = document.activeElement) {
@@ -249,11 +252,8 @@ async function send(input, from = document.activeElement) {
   if (guest) inputs.push(input);
   if (!guest || sending) return;
   sending = true;
-  try {
-    while (inputs.length) await post("/api/guest/input", {guest, inputs: inputs.splice(0)});
-  } catch (error) {
-    inputs = [];
-    notice(reason(error), true);
+  while (inputs.length) {
+    await post("/api/guest/input", {guest, inputs: inputs.splice(0)}).catch((error) => notice(reason(error), true));
   }
   sending = false;
 }
@@ -294,6 +294,6 @@ if (key) {
   if (session) sessionStorage.setItem(KEY, session);
 }
 element("other").hidden = !sessionStorage.getItem(KEY);
-if (sessionStorage.getItem(KEY)) show();
+if (TOKENS || sessionStorage.getItem(KEY)) show();
 else signIn();
 export {};

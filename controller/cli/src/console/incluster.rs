@@ -1,0 +1,264 @@
+//! The console in a cluster: many users, each known by a bearer token.
+//!
+//! ```text
+//!  browser ─▶ proxy with OIDC, or none ──TLS──▶ guard (headers) ─┬─▶ documents, the same for everybody
+//!                                                                └─▶ /api/: token ─▶ Users ─▶ the routes of that user
+//!  API server ◀── SelfSubjectReview, watches, writes ── client with that token ◀───────────────┘
+//! ```
+//!
+//! The pods have no right and no token of their own, and nobody is impersonated: a request can do what the token that comes
+//! with it can do. The token is that of `Authorization: Bearer`, which a proxy adds or the page sets to what its user has
+//! pasted. There is no cookie and nothing on disk.
+//!
+//! Each token has its own objects, watches and routes ([`users`]), of which no other token has a reference. What is refused
+//! before that, and why a token that a proxy adds is not enough, is in [`guard`](super::guard).
+//!
+//! API servers' proxy to Services (`kubectl proxy`, `/api/v1/namespaces/NAMESPACE/services/NAME/proxy/`) cannot lead here:
+//! it removes the caller's credentials, and pages that it serves share the API server's origin.
+//!
+//! # Certificates
+//!
+//! The pods may make no Secret, and two replicas have to serve the same certificate. So the controller fills a Secret of the
+//! manifests with one for the Service's names, by an authority that nothing else trusts, and renews it; the pods mount it.
+//! With a certificate of the user's own in another Secret, such as one of cert-manager, that one is served.
+
+mod certificate;
+mod token;
+mod users;
+
+#[cfg(test)]
+mod tests;
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{Request, State},
+    http::{
+        HeaderValue, StatusCode,
+        header::{AUTHORIZATION, STRICT_TRANSPORT_SECURITY, WWW_AUTHENTICATE},
+    },
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::any,
+};
+use drydock_runtime::{
+    Admin, CancellationToken, LogFormat, LogHandle, Process, Readiness, Start, Threads, chain, metrics,
+    tls_port::{self, ServedCertificate, TlsPort},
+};
+use futures::StreamExt as _;
+use prometheus_client::metrics::counter::Counter;
+use regex::Regex;
+use serde_json::json;
+use tower::ServiceExt as _;
+
+use super::{
+    Cluster, Mode, documents, error,
+    guard::{self, Hosts},
+    harden,
+};
+use crate::connection::Server;
+use token::Token;
+use users::{Denied, Limits, Metrics, Users};
+
+/// Requests are taken for so long after the order to stop: endpoints leave Services within a second or two.
+const LEAVE: Duration = Duration::from_secs(4);
+/// Browsers connect by TLS alone for a year after they have seen this.
+const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
+const COMPONENT: &str = "drydock-console";
+
+/// How the console in a cluster is served.
+#[derive(Clone, Debug)]
+pub(crate) struct Listening {
+    /// Where it listens for browsers and proxies, by TLS.
+    pub(crate) address: SocketAddr,
+    /// Where it listens for probes and for metrics.
+    pub(crate) admin: SocketAddr,
+    /// The API server.
+    pub(crate) server: Server,
+    /// Names under which it is reached, beside those of the Service.
+    pub(crate) hosts: Vec<String>,
+    /// The Service's namespace.
+    pub(crate) namespace: String,
+    /// Folders with `tls.crt` and `tls.key`, of which the first that has both is served.
+    pub(crate) certificates: Vec<PathBuf>,
+    /// The cluster's name, for people.
+    pub(crate) cluster_name: String,
+    /// Where the cluster's name matches, the name of a node has to be typed to start its maintenance.
+    pub(crate) careful: Regex,
+    /// Whether nothing can be started or stopped.
+    pub(crate) read_only: bool,
+    /// The number of tokens whose objects are kept at once.
+    pub(crate) max_users: usize,
+    /// The log filter.
+    pub(crate) log: String,
+    /// The format of log lines.
+    pub(crate) log_format: LogFormat,
+}
+
+/// Serves the console until the process is told to stop.
+pub(crate) fn run(options: Listening) -> ExitCode {
+    let start = Start {
+        component: COMPONENT,
+        version: env!("CARGO_PKG_VERSION"),
+        threads: Threads::Many(2),
+        log_format: options.log_format,
+        log_level: options.log.clone(),
+        drain: Start::DRAIN,
+    };
+    start.run(|process, logs| wire(options, process, logs))
+}
+
+async fn wire(
+    options: Listening,
+    process: Process,
+    logs: LogHandle,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let mut registry = metrics::registry(COMPONENT, env!("CARGO_PKG_VERSION"));
+    let counted = Metrics::register(&mut registry);
+    let handshake_failures = Counter::default();
+    registry.register(
+        "drydock_console_handshake_failures",
+        "TLS handshakes that failed",
+        handshake_failures.clone(),
+    );
+    let readiness = Readiness::new();
+    let served = ServedCertificate::new(readiness.handle("certificate"));
+    process.spawn(
+        "reading the certificate",
+        certificate::keep(options.certificates.clone(), served.clone(), process.stopping()),
+    );
+    let admin = Admin {
+        readiness,
+        liveness: drydock_runtime::Liveness::new(),
+        registry: Arc::new(registry),
+        logs,
+    };
+    admin.serve(&process, options.admin).await?;
+    let closing = CancellationToken::new();
+    let (stopping, close) = (process.stopping(), closing.clone());
+    process.spawn("closing pages", async move {
+        stopping.cancelled().await;
+        tokio::time::sleep(LEAVE).await;
+        close.cancel();
+    });
+    let address = options.address;
+    let config = tls_port::builder()?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(served));
+    let config = Arc::new(tls_port::finish(config));
+    let port = TlsPort {
+        name: "console",
+        config: Box::new(move || config.clone()),
+        router: router(Front::new(&options, counted, process.clone(), closing)),
+        handshake_failures,
+        leave: LEAVE,
+    };
+    port.serve(&process, address).await?;
+    Ok(())
+}
+
+/// What all users share.
+struct Front {
+    hosts: Hosts,
+    users: Users,
+}
+
+impl Front {
+    /// Knows no user yet. All pages end when `closing` is cancelled.
+    fn new(options: &Listening, metrics: Metrics, process: Process, closing: CancellationToken) -> Arc<Self> {
+        let cluster = Cluster {
+            context: options.cluster_name.clone(),
+            server: options.server.url.to_string(),
+            user: String::new(),
+            careful: options.careful.is_match(&options.cluster_name),
+        };
+        let limits = Limits {
+            users: options.max_users,
+            ..Limits::default()
+        };
+        Arc::new(Self {
+            hosts: Hosts::new(&options.hosts, &options.namespace),
+            users: Users::new(
+                options.server.clone(),
+                cluster,
+                options.read_only,
+                limits,
+                metrics,
+                process,
+                closing,
+            ),
+        })
+    }
+}
+
+fn router(front: Arc<Front>) -> Router {
+    Router::new()
+        .route("/api/{*path}", any(serve))
+        .with_state(front.clone())
+        .merge(documents(Mode::InCluster))
+        .layer(middleware::from_fn_with_state(front, guarded))
+}
+
+/// Refuses what the guard refuses, and sets the headers of all responses.
+async fn guarded(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
+    // A browser would hold it against all that its user runs on the own machine.
+    let is_own_machine = guard::is_own_machine(request.headers());
+    let admitted = guard::admit_in_cluster(request.method(), request.uri().path(), request.headers(), &front.hosts);
+    let mut response = match admitted {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    };
+    harden(&mut response);
+    if !is_own_machine {
+        response.headers_mut().insert(STRICT_TRANSPORT_SECURITY, HSTS);
+    }
+    response
+}
+
+/// Serves a request by the routes of its user, as long as the user's token is valid.
+async fn serve(State(front): State<Arc<Front>>, mut request: Request) -> Response {
+    let entered = match Token::of(request.headers()) {
+        Ok(token) => front.users.enter(token).await,
+        Err(missing) => Err(Denied::NoToken(missing)),
+    };
+    let visit = match entered {
+        Ok(visit) => visit,
+        Err(denied) => return denied.into_response(),
+    };
+    request.headers_mut().remove(AUTHORIZATION);
+    let Ok(response) = visit.user.routes().oneshot(request).await;
+    if response.status() == StatusCode::FORBIDDEN {
+        // The API server may have refused the token itself.
+        visit.user.review_now();
+    }
+    let ended = visit.user.ended();
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(ended.cancelled_owned())))
+}
+
+impl IntoResponse for Denied {
+    fn into_response(self) -> Response {
+        let message = chain(&self).to_string();
+        match self {
+            Self::NoToken(_) => unauthorized("Bearer", &json!({"error": message})),
+            // The reason is shown to a user who has been signed in, or has tried to.
+            Self::Refused(_) => unauthorized(
+                "Bearer error=\"invalid_token\"",
+                &json!({"error": message, "reason": message}),
+            ),
+            Self::TooManyOfUser(_) | Self::TooManyRequests(_) => error(StatusCode::TOO_MANY_REQUESTS, &message),
+            Self::Full(_) | Self::Busy => error(StatusCode::SERVICE_UNAVAILABLE, &message),
+            Self::NotReviewed(_) => error(StatusCode::BAD_GATEWAY, &message),
+        }
+    }
+}
+
+fn unauthorized(challenge: &'static str, body: &serde_json::Value) -> Response {
+    (
+        StatusCode::UNAUTHORIZED,
+        [(WWW_AUTHENTICATE, challenge)],
+        axum::Json(body),
+    )
+        .into_response()
+}
