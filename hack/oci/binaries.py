@@ -11,7 +11,9 @@ from embedded import errors, prerequisites
 from oci.containerfile import parse
 from oci.progress import Failure, run, step
 
-BINARY = re.compile(r"\btarget/\S+/(drydock-[a-z-]+)")
+BINARY = re.compile(r"\btarget/\S+/(kubectl-drydock|drydock-[a-z-]+)")
+# Programs that have another name than their package.
+PACKAGES = {"kubectl-drydock": "drydock-cli"}
 
 
 def target_folder(repository: Path) -> Path:
@@ -20,7 +22,7 @@ def target_folder(repository: Path) -> Path:
 
 
 def named_by(recipes: Iterable[Path]) -> list[str]:
-    """Return the programs that these Containerfiles copy, which are named like their packages."""
+    """Return the programs that these Containerfiles copy."""
     found = {
         match
         for recipe in recipes
@@ -44,6 +46,6 @@ def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
         # As the tests are built, or else nearly all that both need would be built a second time.
         command += ["--workspace", "--all-targets"]
     else:
-        command += ["--release", *(word for name in names for word in ("-p", name))]
+        command += ["--release", *(word for name in names for word in ("-p", PACKAGES.get(name, name)))]
     with step(f"cargo build {', '.join(names)}", long=True):
         run(command, log=log, what="cargo build", cwd=repository)

@@ -19,6 +19,7 @@ from embedded.errors import Failure
 from embedded.layout import cache_root
 from embedded.progress import Progress
 
+from . import install
 from .outcome import Outcome, of_unittest
 from .runner import REPOSITORY
 from .runner import run as command
@@ -67,6 +68,7 @@ def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome
     environment = {
         "DRYDOCK_CONSOLE": str(REPOSITORY / "target" / "debug" / PROGRAM),
         "DRYDOCK_TEST_CHROMIUM": chromium,
+        "DRYDOCK_TEST_CONSOLE_MANIFESTS": str(install.console_overlay(made)),
         "DRYDOCK_TEST_KUBECTL": str(made.description["kubectl"]),
         "DRYDOCK_TEST_TSC": shutil.which("tsc") or "",
         "DRYDOCK_TEST_PICTURES": os.environ.get("DRYDOCK_TEST_PICTURES", ""),

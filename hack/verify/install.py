@@ -46,6 +46,11 @@ def uninstall_overlay(made: Cluster) -> Path:
     return _overlay(Path(made.kubeconfig).parent / "uninstall", "deploy/uninstall", ("agent", "controller"))
 
 
+def console_overlay(made: Cluster) -> Path:
+    """`deploy/console` with the digest of the image that was built last."""
+    return _overlay(Path(made.kubeconfig).parent / "console", "deploy/console", ("console",))
+
+
 def _overlay(folder: Path, manifests: str, names: tuple[str, ...], fields: str = "") -> Path:
     """A folder for `kubectl apply -k` with digests in place of tags.
 

@@ -21,8 +21,8 @@ const reason = (error) => error instanceof Error ? error.message : String(error)
 /** @param {string} path @param {RequestInit} [options] @returns {Promise<Response>} */
 function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
-  const who = TOKENS ? key && {Authorization: `Bearer ${key}`} : {};
-  const headers = {"X-Drydock-Session": TOKENS ? "token" : key ?? "", "Content-Type": "application/json", ...who};
+  const headers = new Headers({"X-Drydock-Session": TOKENS ? "token" : key ?? "", "Content-Type": "application/json"});
+  if (TOKENS && key) headers.set("Authorization", `Bearer ${key}`);
   return fetch(path, {...options, headers, cache: "no-store"});
 }
 
@@ -42,7 +42,8 @@ class View {
 
   /** @param {string} path @param {boolean} main */
   constructor(path, main) {
-    [this.path, this.main] = [path, main];
+    this.path = path;
+    this.main = main;
     void this.follow();
   }
 
@@ -104,8 +105,8 @@ class View {
   }
 }
 
-/** Replaces an element, and keeps what its user has done to it. @param {HTMLElement} shown @param {HTMLElement} fresh */
-function exchange(shown, fresh) {
+/** @param {HTMLElement} shown @param {HTMLElement} fresh */
+function exchange(shown, fresh) { // Replaces an element, and keeps what its user has done to it.
   const focused = shown.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
   const place = focused ? [...shown.querySelectorAll(focused.tagName)].indexOf(focused) : -1;
   for (const old of shown.querySelectorAll("[id]")) {
@@ -119,8 +120,8 @@ function exchange(shown, fresh) {
   if (focused) /** @type {HTMLElement | undefined} */ ([...fresh.querySelectorAll(focused.tagName)][place])?.focus();
 }
 
-/** Brings the parts in an element into their order; others are gone. @param {string} into @param {string[]} ids */
-function arrange(into, ids) {
+/** @param {string} into @param {string[]} ids */
+function arrange(into, ids) { // Brings the parts in an element into their order; others are gone, and the element may be too.
   const parent = document.getElementById(into);
   ids.forEach((id, index) => {
     const child = document.getElementById(id);
