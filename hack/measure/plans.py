@@ -94,6 +94,11 @@ def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None
                 finished = _until_settled(api, some, progress)
             wrong += _compare(api, some)
             ends += _ends(some, finished)
+            for cluster in some:
+                if cluster.planned and cluster.drained in finished:
+                    taken = finished[cluster.drained] - cluster.begun
+                    moves = sum(fate == "moves" for fate in cluster.fates.values())
+                    progress.say(f"{cluster.drained}: {moves} guests, {cluster.planned:.0f} s planned, {taken:.1f} s taken")
         for line in wrong:
             progress.say(line)
         fates = Counter(fate for cluster in clusters for fate in cluster.fates.values())

@@ -22,6 +22,7 @@ COMPONENTS = (
     ("Controllers", "controller/src", ()),
     ("Agents", "agent/src", ("agent/src/tunnel",)),
     ("Tunnels", "agent/src/tunnel", ()),
+    ("The console in the cluster", "controller/cli/src/console", ()),
     ("Every process", "controller/runtime/src", ()),
 )
 # What no declaration of a type tells: labels of metrics that are collected as they are scraped.

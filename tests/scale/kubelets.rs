@@ -16,7 +16,7 @@ use std::{
 };
 
 use drydock_api::{
-    kubevirt::names::GUEST_RUNNING,
+    kubevirt::{Phase, names::GUEST_RUNNING},
     launcher::{CONTAINER, Ending, Outcome},
 };
 use drydock_core::instance::ending::ended;
@@ -32,8 +32,11 @@ use crate::{door::Door, latest::Latest};
 
 /// From the binding of a pod to its container's start: images are there already.
 const STARTS_AFTER: Duration = Duration::from_millis(500);
-/// From the end of a container to the removal of its deleted pod, which a kubelet cleans up first.
+/// From the end of a container to the removal of its deleted pod, which a kubelet cleans up first: the controller reads
+/// the container's end meanwhile, which agents would report of a pod that is gone.
 const REMOVED_AFTER: Duration = Duration::from_millis(700);
+/// Limit of the wait until the controller has read it.
+const READ_WITHIN: Duration = Duration::from_secs(30);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -198,6 +201,12 @@ impl Kubelets {
             }
             Todo::Remove => {
                 tokio::time::sleep(REMOVED_AFTER).await;
+                let read = async {
+                    while self.is_unread(pod) {
+                        tokio::time::sleep(RETRY).await;
+                    }
+                };
+                let _ = tokio::time::timeout(READ_WITHIN, read).await;
                 let parameters = DeleteParams {
                     preconditions: Some(Preconditions {
                         uid: pod.uid(),
@@ -209,6 +218,15 @@ impl Kubelets {
                 self.api(pod).delete(&pod.name_any(), &parameters).await.map(drop)
             }
         }
+    }
+
+    /// Returns whether the end of a pod's guest is not in the phase of its instance yet.
+    fn is_unread(&self, pod: &Pod) -> bool {
+        let uid = self.latest.instance_of(&pod.uid().unwrap_or_default());
+        let instance = uid.and_then(|uid| self.latest.instances.get(&uid));
+        let status = instance.as_ref().and_then(|instance| instance.status.as_ref());
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        status.is_some_and(|status| status.node_name.as_deref() == node && !status.phase.is_some_and(Phase::is_final))
     }
 
     async fn write(&self, pod: &Pod, status: Value) -> kube::Result<()> {

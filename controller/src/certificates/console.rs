@@ -90,7 +90,7 @@ impl ConsoleCertificateTask {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
         loop {
             let now = clock::now();
-            let wake = match stopping.run_until_cancelled(self.look(now)).await {
+            let wake = match stopping.run_until_cancelled(self.reconcile(now)).await {
                 None => return,
                 Some(Ok(wake)) => {
                     backoff.reset();
@@ -111,8 +111,8 @@ impl ConsoleCertificateTask {
         }
     }
 
-    /// Does the next step, if there is one and this replica leads. When to look again.
-    async fn look(&mut self, now: Timestamp) -> Result<Option<Timestamp>, String> {
+    /// Does the next step, if there is one and this replica leads. Returns when to do so again.
+    async fn reconcile(&mut self, now: Timestamp) -> Result<Option<Timestamp>, String> {
         let (Some(secret), Some(term)) = (self.secret.get(&self.key), self.leadership.term()) else {
             return Ok(None);
         };
@@ -161,7 +161,7 @@ mod tests {
         )
     }
 
-    /// Returns what is written if the Secret holds this, and when to look again.
+    /// Returns what is written if the Secret holds this, and when to read it again.
     fn next(data: Option<&super::super::keeper::Data>, now: Timestamp) -> (Option<Action>, Option<Timestamp>) {
         let mut keeper = keeper();
         keeper.observe(now, Some(Vec::new()), Some(data));

@@ -248,7 +248,8 @@ fn held_by(world: &World<'_>, pod: &Pod) -> Option<String> {
     holding.next().and_then(|budget| budget.metadata.name.clone())
 }
 
-/// Places the guests of all these nodes together onto the nodes that are `open`.
+/// Places the guests of all these nodes together onto the nodes that are `open`, and returns what becomes of each in the
+/// end.
 fn outlooks(
     world: &World<'_>,
     drained: &[DrainingNode<'_>],
@@ -281,7 +282,7 @@ fn outlooks(
     }
     let packing = pack(&leaving, open, &|newcomer, moves| world.rules(newcomer, moves, open));
     let guests = leaving.iter().map(|guest| key(guest.instance));
-    guests.zip(packing.outlooks).collect()
+    guests.zip(packing.eventual()).collect()
 }
 
 fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> NodePlan {

@@ -78,6 +78,23 @@ pub struct Packing {
     pub outlooks: Vec<Outlook>,
     /// For each guest, whether its node is reserved for it: it has few alternatives.
     pub reserved: Vec<bool>,
+    /// For each guest that others crowd out, the node that it can have once they have moved, if there is one.
+    pub later: Vec<Option<String>>,
+}
+
+impl Packing {
+    /// Returns what becomes of each guest in the end: others that crowd it out have moved then, and a guest that has no
+    /// place beside them has none at all.
+    pub fn eventual(self) -> impl Iterator<Item = Outlook> {
+        self.outlooks
+            .into_iter()
+            .zip(self.later)
+            .map(|(outlook, later)| match (outlook, later) {
+                (Outlook::Crowded(_), Some(node)) => Outlook::Fits(node),
+                (Outlook::Crowded(message), None) => Outlook::Nowhere(message),
+                (outlook, _) => outlook,
+            })
+    }
 }
 
 /// Returns what pods, after these moves, require of the node of a new one: [`Neighbors::rules`](super::Neighbors::rules)
@@ -90,6 +107,7 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
     let mut packing = Packing {
         outlooks: vec![Outlook::Unknown; guests.len()],
         reserved: vec![false; guests.len()],
+        later: vec![None; guests.len()],
     };
     let scarcer = scarcer(guests, &places);
     let mut order: Vec<(usize, usize, Choice)> = Vec::new();
@@ -112,7 +130,7 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
     });
     let mut unplaced = Vec::new();
     for (index, class, choice) in order {
-        match places.place(&guests[index], class) {
+        match places.place(&guests[index], class, Time::Now) {
             Some(node) => {
                 packing.outlooks[index] = Outlook::Fits(node.into());
                 packing.reserved[index] = choice.with_room <= FEW;
@@ -120,10 +138,24 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
             None => unplaced.push((index, class)),
         }
     }
+    for (index, class) in &unplaced {
+        packing.outlooks[*index] = places.explain(&guests[*index], *class);
+    }
     for (index, class) in unplaced {
-        packing.outlooks[index] = places.explain(&guests[index], class);
+        if matches!(packing.outlooks[index], Outlook::Crowded(_)) {
+            packing.later[index] = places.place(&guests[index], class, Time::Later).map(Into::into);
+        }
     }
     packing
+}
+
+/// When a guest is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Time {
+    /// With the others: their present pods are still there.
+    Now,
+    /// Once the others have moved.
+    Later,
 }
 
 /// How many nodes a guest can choose from.
@@ -302,9 +334,13 @@ impl<'a> Places<'a> {
     }
 
     /// Places a guest on the first node that suits it and has room.
-    fn place(&mut self, guest: &Leaving<'_>, class: usize) -> Option<&'a str> {
+    fn place(&mut self, guest: &Leaving<'_>, class: usize, time: Time) -> Option<&'a str> {
         let newcomer = guest.newcomer();
-        let rules = (self.rules_of)(&newcomer, &self.arrivals);
+        let moves = match time {
+            Time::Now => &self.arrivals,
+            Time::Later => &self.moves,
+        };
+        let rules = (self.rules_of)(&newcomer, moves);
         for node in 0..self.nodes.len() {
             // Comparing free resources is faster than evaluating suitability.
             let has_room = self.lacks(guest, node).next().is_none();

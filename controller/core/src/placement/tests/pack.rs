@@ -233,6 +233,27 @@ fn guest_that_waits_for_others_to_leave_is_crowded_out() {
 }
 
 #[test]
+fn guest_without_a_place_beside_others_has_none_in_the_end() {
+    let eventual = |guests: &[Sized], nodes: &[_]| packing(guests, nodes).eventual().collect::<Vec<_>>();
+    let found = eventual(
+        &[sized("a", 5), sized("b", 6)],
+        &[("here", 100, 10, ""), ("x", 8, 10, "")],
+    );
+    assert!(matches!(found[0], Outlook::Nowhere(_)), "{found:?}");
+    assert_eq!(found[1], fits("x"));
+    let apart = |name: &str, key: &'static str, gib| Sized {
+        apart: Some(key),
+        ..sized(name, gib)
+    };
+    // Once the pod of `b` has left the zone west, `a` can go to x.
+    let found = eventual(
+        &[apart("b", "zone", 1), apart("a", HOSTNAME, 2)],
+        &[("here", 100, 10, ""), ("x", 8, 10, ""), ("y", 1, 10, "")],
+    );
+    assert_eq!(found, [fits("y"), fits("x")]);
+}
+
+#[test]
 fn resource_that_is_scarcer_decides_which_guest_is_greater() {
     let guest = |name: &str, gib, cpus| Sized {
         cpus,
