@@ -41,7 +41,8 @@ PROGRAMS = (("drydock-controller", "controller/src/args.rs"), ("drydock-agent", 
 
 _NAME = r'"((?:drydock|kubevirt|process)_[a-z0-9_]+)"'
 _TEXT = r'"((?:[^"\\]|\\[\s\S])+)"'
-_METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?[a-z_]+(?:\.\w+)*?\.(\w+)(?:\.clone\(\))?[,)\s]|Kind::(\w+))?")
+_METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?(?:[a-z_]+\.)*?(\w+)(?:\.clone\(\))?[,)\s]|Kind::(\w+))?")
+_LOCAL = re.compile(r"let (\w+) = (Counter|Gauge)::default\(\);")
 _VARIABLE = re.compile(r"let (\w+) =\s*" + _TEXT + ";")
 _HELP_BREAK = re.compile(r"\\\n\s*")
 _FIELD = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+): (.+?),?$", re.MULTILINE)
@@ -65,6 +66,7 @@ def metrics(source: str) -> Iterator[Metric]:
     for of, type_ in _FIELD.findall(source):
         # A declaration comes before the values of its fields.
         types.setdefault(of, type_)
+    types |= dict(_LOCAL.findall(source))
     variables = dict(_VARIABLE.findall(source))
     labels = {name: tuple(re.findall(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+):", body, re.MULTILINE)) for name, body in _LABELS.findall(source)}
     aliases = dict(_ALIAS.findall(source))

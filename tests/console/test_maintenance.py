@@ -101,6 +101,30 @@ class Maintenance(Case):
         expect(one.get_by_role("dialog").get_by_role("button", name="Stop Maintenance")).to_be_disabled()
         expect(other.locator(row)).to_contain_text("Open")
 
+    def test_several_nodes_are_ticked_and_planned_together(self) -> None:
+        console = self.console()
+        page = self.page(console)
+        button = page.get_by_role("button", name="Start Maintenance on the selected nodes")
+        expect(button).to_be_hidden()
+        nodes = sorted(self.nodes[:2])
+        for node in nodes:
+            page.get_by_label(f"Select {node}").check()
+        # A row that changes stays ticked.
+        kubectl("cordon", nodes[0])
+        self.addCleanup(kubectl, "uncordon", nodes[0])
+        expect(page.locator(f"tr[id='node/{nodes[0]}']")).to_contain_text("Closed")
+        expect(page.get_by_label(f"Select {nodes[0]}")).to_be_checked()
+        button.click()
+        window = page.get_by_role("dialog")
+        expect(window).to_contain_text(f"Start Maintenance on {', '.join(nodes)}")
+        for node in nodes:
+            expect(window.get_by_role("heading", name=node, exact=True)).to_be_visible()
+        expect(window.get_by_role("button", name="Start Maintenance", exact=True)).to_be_enabled()
+        window.get_by_role("button", name="Cancel").click()
+        page.get_by_label(f"Select {nodes[0]}").uncheck()
+        page.get_by_label(f"Select {nodes[1]}").uncheck()
+        expect(button).to_be_hidden()
+
     def test_refusal_of_the_api_server_is_shown_and_the_form_kept(self) -> None:
         console = self.console()
         page = self.page(console)

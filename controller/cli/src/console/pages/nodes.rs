@@ -23,8 +23,8 @@ use crate::console::{
 /// Element with the rows.
 const BODY: &str = "node-rows";
 /// The last one is for the menu.
-const HEADINGS: [&str; 9] = [
-    "Name", "State", "Guests", "Room", "Ends", "Why", "Zone", "Since", "Options",
+const HEADINGS: [&str; 10] = [
+    "Select", "Name", "State", "Guests", "Room", "Ends", "Why", "Zone", "Since", "Options",
 ];
 
 pub(super) fn page(path: &Path, context: &Context<'_>) -> Page {
@@ -45,6 +45,7 @@ pub(super) fn page(path: &Path, context: &Context<'_>) -> Page {
         page.push(BODY, identity("node", &[&row.name]), node(row, context));
     }
     pagination(&mut page, path, "/nodes", shown.len(), "nodes");
+    page.push(ROOT, "several", several(context));
     page
 }
 
@@ -78,9 +79,20 @@ fn empty() -> Markup {
     }
 }
 
+/// Returns what can be done with the nodes that are ticked: the script appends their names to the path of the dialog.
+fn several(context: &Context<'_>) -> Markup {
+    html! { p #several { (opens("Start Maintenance on the selected nodes", "/start", Action::Start, context)) } }
+}
+
 fn node(row: &NodeRow, context: &Context<'_>) -> Markup {
     html! {
         tr id=(identity("node", &[&row.name])) {
+            td.tick-cell {
+                @if !row.in_maintenance {
+                    input.tick type="checkbox" id=(identity("tick", &[&row.name])) value=(segment(&row.name))
+                        autocomplete="off" aria-label={ "Select " (row.name) };
+                }
+            }
             th scope="row" { a href=(node_path(&row.name)) { (row.name) } }
             td { (state(row.state)) }
             td data-label="Guests" { (guests(row)) }
