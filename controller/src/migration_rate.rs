@@ -2,10 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drydock_core::drain::{
-    estimate::{Rate, took},
-    guest::memory,
-};
+use drydock_core::drain::{estimate::Rate, guest::memory};
 use drydock_runtime::Key;
 
 use crate::{
@@ -33,12 +30,11 @@ impl MigrationRate {
     /// Returns how fast guests have migrated; `None` if none has.
     pub(crate) fn rate(&self) -> Option<Rate> {
         for migration in self.migrations.take_succeeded() {
-            let Some(took) = took(&migration) else { continue };
             let guest = self
                 .instances
                 .get(&instance_of(&Key::of(migration.as_ref()), &migration));
             let bytes = guest.map_or(0, |guest| memory(&guest));
-            self.measured().add(took, bytes);
+            self.measured().add_migration(&migration, bytes);
         }
         let rate = *self.measured();
         (rate.count > 0).then_some(rate)

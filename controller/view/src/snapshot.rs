@@ -17,10 +17,7 @@ use drydock_api::{
 };
 use drydock_core::{
     configuration::{Configuration, gathering::sources, resolve, selection::NAMESPACES},
-    drain::{
-        estimate::{Rate, took},
-        guest::memory,
-    },
+    drain::{estimate::Rate, guest::memory},
     eviction::strategy,
     launcher_pod::MIGRATION_UID,
     migratable,
@@ -306,11 +303,10 @@ fn rate(snapshot: &Snapshot) -> Option<Rate> {
         status.and_then(|status| status.phase) == Some(MigrationPhase::Succeeded)
     };
     for migration in snapshot.migrations.iter().filter(has_succeeded) {
-        let Some(took) = took(migration) else { continue };
         let mut instances = snapshot.instances.iter();
         let guest = instances.find(|instance| is_of(migration, instance));
         let bytes = guest.map_or(0, |guest| memory(guest));
-        rate.add(took, bytes);
+        rate.add_migration(migration, bytes);
     }
     (rate.count > 0).then_some(rate)
 }

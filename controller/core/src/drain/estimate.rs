@@ -47,16 +47,25 @@ pub struct Rate {
     squares: f64,
     /// Sum of the products of memory and duration, in MiB·s.
     products: f64,
-}
-
-/// Returns how long a succeeded migration held its slot.
-pub fn took(migration: &VirtualMachineInstanceMigration) -> Option<Duration> {
-    let state = migration.status.as_ref()?.migration_state.as_ref()?;
-    let held = state.end_timestamp?.duration_since(state.start_timestamp?);
-    Some(held.unsigned_abs())
+    /// Shortest time from the creation of a migration until it held its slot: its target pod starts meanwhile.
+    lead: Option<Duration>,
 }
 
 impl Rate {
+    /// Adds a succeeded migration of a guest with this much memory, in bytes. One without its times is left out.
+    pub fn add_migration(&mut self, migration: &VirtualMachineInstanceMigration, bytes: u64) {
+        let status = migration.status.as_ref();
+        let state = status.and_then(|status| status.migration_state.as_ref());
+        let Some((start, end)) = state.and_then(|state| Some((state.start_timestamp?, state.end_timestamp?))) else {
+            return;
+        };
+        self.add(end.duration_since(start).unsigned_abs(), bytes);
+        if let Some(created) = &migration.metadata.creation_timestamp {
+            let lead = start.duration_since(created.0).unsigned_abs();
+            self.lead = Some(self.lead.map_or(lead, |least| least.min(lead)));
+        }
+    }
+
     /// Adds a migration.
     pub fn add(&mut self, time: Duration, bytes: u64) {
         self.count = self.count.saturating_add(1);
@@ -139,9 +148,12 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
     }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
-    for (guest, _) in left {
+    let all: Vec<Leaving> = left
+        .iter()
+        .map(|(guest, _)| Leaving::of(guest.instance, guest.migrations.clone()))
+        .collect();
+    for ((guest, _), leaving) in left.iter().zip(&all) {
         let expected = rate.expected(memory(guest.instance))?;
-        let leaving = Leaving::of(guest.instance, guest.migrations.clone());
         let takes = match leaving.moves_since() {
             Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
             None => expected,
@@ -152,10 +164,25 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
         }
         longest = longest.max(lanes.next(takes));
     }
+    let longest = longest.saturating_add(until_first_moves(&all, rate, cluster.now));
     // Rounded up, because an estimate must not lie in the past.
     let at = cluster.now.checked_add(longest.max(Duration::from_nanos(1))).ok()?;
     let up = at.checked_add(Duration::from_nanos(999_999_999)).ok()?;
     Some(Time(whole_seconds(up).0))
+}
+
+/// Returns how long it takes until the first of these guests moves: its target pod has to start. Those of the others start
+/// while it moves.
+fn until_first_moves(leaving: &[Leaving], rate: Rate, now: Timestamp) -> Duration {
+    if leaving.iter().any(|guest| guest.moves_since().is_some()) {
+        return Duration::ZERO;
+    }
+    let migrations = leaving.iter().filter_map(|guest| guest.migration.as_ref());
+    let created = migrations.filter_map(|migration| migration.metadata.creation_timestamp.as_ref());
+    let passed = created
+        .map(|created| now.duration_since(created.0).unsigned_abs())
+        .max();
+    rate.lead.unwrap_or_default().saturating_sub(passed.unwrap_or_default())
 }
 
 /// A guest that is to leave its node: input for the estimate of when one of them has left.
@@ -307,6 +334,49 @@ mod tests {
             (&[(1, 2), (1, 2), (9, 4), (9, 4)], 1, Some(2.0)),
         ] {
             assert_eq!(expected(measured, size), seconds, "{measured:?} {size}");
+        }
+    }
+
+    #[test]
+    fn first_guest_waits_for_its_target_pod() {
+        let succeeded = |created: &str, start: &str, end: &str| -> VirtualMachineInstanceMigration {
+            let at = |time: &str| format!("2026-01-01T00:{time}Z");
+            serde_json::from_value(json!({
+                "metadata": {"name": "m", "creationTimestamp": at(created)}, "spec": {"vmiName": "g"},
+                "status": {"migrationState": {"startTimestamp": at(start), "endTimestamp": at(end)}},
+            }))
+            .unwrap()
+        };
+        let mut rate = Rate::default();
+        // The second one waited for its turn, too; the third has no end.
+        rate.add_migration(&succeeded("00:00", "00:03", "00:13"), 1 << 30);
+        rate.add_migration(&succeeded("00:00", "00:13", "00:23"), 1 << 30);
+        let mut unfinished = succeeded("00:00", "00:01", "00:02");
+        unfinished
+            .status
+            .as_mut()
+            .unwrap()
+            .migration_state
+            .as_mut()
+            .unwrap()
+            .end_timestamp = None;
+        rate.add_migration(&unfinished, 1 << 30);
+        assert_eq!((rate.count, rate.mean()), (2, Some(Duration::from_secs(10))));
+        let waits = |leaving: &[Leaving], now: &str| {
+            until_first_moves(leaving, rate, format!("2026-01-01T00:{now}Z").parse().unwrap()).as_secs()
+        };
+        let none = Leaving {
+            bytes: None,
+            migration: None,
+        };
+        for (leaving, now, expected) in [
+            (vec![none.clone()], "01:40", 3),
+            // Its migration was created at 00:00:00.
+            (vec![none.clone(), leaving(0, None)], "00:02", 1),
+            (vec![leaving(0, None)], "01:40", 0),
+            (vec![none, leaving(0, Some(4))], "01:40", 0),
+        ] {
+            assert_eq!(waits(&leaving, now), expected, "{leaving:?} {now}");
         }
     }
 
