@@ -548,7 +548,7 @@ mod tests {
         );
         let both = ["--server=https://a:6443", &pod("b"), "--service-port=443"];
         assert_eq!(server(&both).unwrap(), "https://a:6443/");
-        for (word, expected) in [
+        for (argument, expected) in [
             ("--read-only", "no API server is known: --server is needed"),
             (
                 "--server=http://a:6443",
@@ -557,7 +557,7 @@ mod tests {
             ("--host=https://a", "a host is a name such as console.example.org"),
             ("--max-users=0", "it is a number from 1 to 10000"),
         ] {
-            let refused = server(&[word]).unwrap_err();
+            let refused = server(&[argument]).unwrap_err();
             let refused = refused.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(refused.contains(expected), "{refused}");
         }

@@ -216,10 +216,10 @@ mod tests {
     /// Responds to all requests: with empty lists, the version, all rights, and to some paths as `special` does.
     async fn serve(server: &mut ApiServer, special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) {
         loop {
-            let Some(asked) = special(server.next_request().await) else {
+            let Some(request) = special(server.next_request().await) else {
                 continue;
             };
-            match asked.path() {
+            match request.path() {
                 "/version" => {
                     let text = [
                         "buildDate",
@@ -231,14 +231,14 @@ mod tests {
                     ];
                     let mut version = json!({"major": "1", "minor": "36", "gitVersion": "v1.36.3"});
                     text.into_iter().for_each(|field| version[field] = "".into());
-                    asked.with(&version);
+                    request.with(&version);
                 }
                 path if path.ends_with("/selfsubjectaccessreviews") => {
-                    let mut review = asked.body.clone();
+                    let mut review = request.body.clone();
                     review["status"] = json!({"allowed": review["spec"]["resourceAttributes"]["verb"] != "delete"});
-                    asked.with(&review);
+                    request.with(&review);
                 }
-                _ => asked.list("1", &[]),
+                _ => request.list("1", &[]),
             }
         }
     }
@@ -255,17 +255,17 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_read_is_named_and_the_rest_is_read() {
-        let survey = surveyed(|asked| {
-            match asked.path() {
+        let survey = surveyed(|request| {
+            match request.path() {
                 "/api/v1/pods" | "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => {
-                    asked.refuse(403, "Forbidden");
+                    request.refuse(403, "Forbidden");
                 }
-                "/apis/batch/v1/cronjobs" => asked.refuse(500, "InternalError"),
+                "/apis/batch/v1/cronjobs" => request.refuse(500, "InternalError"),
                 // A group that the cluster does not have.
                 "/apis/nodemaintenance.kubevirt.io/v1beta1/nodemaintenances"
-                | "/apis/kubevirt.io/v1/virtualmachineinstances" => asked.refuse(404, "NotFound"),
-                "/api/v1/namespaces" => asked.list("1", &[json!({"metadata": {"name": "shop"}})]),
-                _ => return Some(asked),
+                | "/apis/kubevirt.io/v1/virtualmachineinstances" => request.refuse(404, "NotFound"),
+                "/api/v1/namespaces" => request.list("1", &[json!({"metadata": {"name": "shop"}})]),
+                _ => return Some(request),
             }
             None
         });
@@ -298,8 +298,8 @@ mod tests {
 
     #[tokio::test]
     async fn secrets_are_not_read_and_large_kinds_only_by_name() {
-        let survey = surveyed(|asked| {
-            let (path, query) = (asked.path().to_owned(), asked.query().to_owned());
+        let survey = surveyed(|request| {
+            let (path, query) = (request.path().to_owned(), request.query().to_owned());
             assert!(!path.contains("secrets"), "{path}");
             for kind in ["customresourcedefinitions", "configmaps", "webhookconfigurations"] {
                 assert!(
@@ -307,15 +307,15 @@ mod tests {
                     "{path}?{query}"
                 );
             }
-            Some(asked)
+            Some(request)
         });
         assert!(survey.await.unwrap().snapshot.unread.is_empty());
     }
 
     #[tokio::test]
     async fn user_that_is_rejected_gets_no_report() {
-        let survey = surveyed(|asked| {
-            asked.refuse(401, "Unauthorized");
+        let survey = surveyed(|request| {
+            request.refuse(401, "Unauthorized");
             None
         });
         let failure = survey.await.unwrap_err();

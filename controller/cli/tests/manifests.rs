@@ -100,7 +100,7 @@ fn console_is_started_as_its_command_line_allows() {
     let arguments = container.args.clone().unwrap();
     for path in arguments
         .iter()
-        .filter_map(|word| word.split_once('=')?.1.strip_prefix("/"))
+        .filter_map(|argument| argument.split_once('=')?.1.strip_prefix("/"))
     {
         let is_mounted = mounted.iter().any(|mount| format!("/{path}").starts_with(mount));
         assert!(is_mounted, "/{path}");

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_sorted_by_amount_or_by_word() {
+    fn rows_are_sorted_by_amount_or_text() {
         let rows = vec![
             vec![Cell::text("b"), Cell::number(9, "9 B")],
             vec![Cell::text("a"), Cell::none()],

@@ -302,17 +302,17 @@ fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) 
         pods_leaving: 0,
         pods_waiting: Vec::new(),
     };
-    for (instance, told) in guests {
+    for (instance, fate) in guests {
         let target = match outlook(instance) {
             Some(Outlook::Fits(node)) => Some(node.clone()),
             _ => None,
         };
-        let list = match told.state {
+        let list = match fate.state {
             RemainingState::Blocked => &mut plan.blocks,
             RemainingState::ShuttingDown => &mut plan.stops,
             RemainingState::Waiting | RemainingState::Moving | RemainingState::Unknown => &mut plan.moves,
         };
-        list.push(guest_plan(instance, told, target));
+        list.push(guest_plan(instance, fate, target));
     }
     for list in [&mut plan.blocks, &mut plan.stops, &mut plan.moves] {
         list.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
@@ -332,16 +332,16 @@ fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) 
     plan
 }
 
-fn guest_plan(instance: &VirtualMachineInstance, told: RemainingGuest, target: Option<String>) -> GuestPlan {
-    let remedy = (told.state == RemainingState::Blocked)
-        .then(|| Remedy::of(&told.reason, instance, &told.namespace, &told.name))
+fn guest_plan(instance: &VirtualMachineInstance, fate: RemainingGuest, target: Option<String>) -> GuestPlan {
+    let remedy = (fate.state == RemainingState::Blocked)
+        .then(|| Remedy::of(&fate.reason, instance, &fate.namespace, &fate.name))
         .flatten();
     GuestPlan {
         memory_bytes: memory(instance),
-        namespace: told.namespace,
-        name: told.name,
-        reason: told.reason,
-        message: told.message,
+        namespace: fate.namespace,
+        name: fate.name,
+        reason: fate.reason,
+        message: fate.message,
         target,
         remedy,
     }

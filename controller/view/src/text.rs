@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_wrapped_between_words_only() {
+    fn lines_are_wrapped_at_spaces_only() {
         for (text, expected) in [
             ("", ""),
             ("one two three", "one two\n  three"),

@@ -109,10 +109,10 @@ fn skew(found: &Versions) -> Vec<String> {
     let others = found.controller.keys().chain(found.agents.keys());
     let newest = others.filter_map(|version| numbers(version)).max();
     if let Some((client, newest)) = client.zip(newest).filter(|(client, newest)| client != newest) {
-        let word = if client < newest { "older" } else { "newer" };
+        let age = if client < newest { "older" } else { "newer" };
         let [major, minor, patch] = newest;
         skew.push(format!(
-            "this plugin is {word} than the cluster's {major}.{minor}.{patch}: get that of the cluster's release"
+            "this plugin is {age} than the cluster's {major}.{minor}.{patch}: get that of the cluster's release"
         ));
     }
     skew
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn skew_is_described_in_words() {
+    fn skew_is_described() {
         let agents = [
             agent("a", "0.2.0"),
             agent("b", "0.1.0"),

@@ -104,8 +104,8 @@ impl<'a> Workload<'a> {
     /// Returns whether a container has an option that begins so, or has it among the values of another.
     fn has_option(&self, option: &str) -> bool {
         let containers = self.spec.into_iter().flat_map(|spec| &spec.containers);
-        let mut words = containers.flat_map(|container| container.command.iter().chain(&container.args).flatten());
-        words.any(|word| word.contains(option))
+        let mut arguments = containers.flat_map(|container| container.command.iter().chain(&container.args).flatten());
+        arguments.any(|argument| argument.contains(option))
     }
 
     fn name(&self) -> String {

@@ -190,7 +190,7 @@ fn block_fits_terminals_of_any_size() {
 }
 
 #[test]
-fn colours_are_added_to_words_and_nothing_else() {
+fn colours_change_no_text() {
     let canvas = Canvas { colour: true, ..WIDE };
     let painted = shown(&[&course()], canvas);
     let plain: Vec<String> = painted

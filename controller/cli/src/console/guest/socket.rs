@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_has_the_words_of_who_refused_it() {
+    fn refusal_has_the_message_of_its_server() {
         for (body, expected) in [
             (
                 r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"virtualmachineinstances \"web\" is forbidden","code":403}"#,

@@ -114,7 +114,7 @@ async fn console_that_is_not_back_in_time_ends_with_the_last_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusal_is_shown_in_its_words_and_not_tried_again() {
+async fn refusal_is_shown_verbatim_and_not_retried() {
     for (refusal, expected) in [
         (refused(403, "you may not"), Status::Ended("you may not".into())),
         (

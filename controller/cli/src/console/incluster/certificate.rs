@@ -23,7 +23,7 @@ use tracing::{info, warn};
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 /// Time between two looks at the files. The kubelet itself brings a change of a Secret within some 90 seconds.
-const LOOK: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A pair of files cannot be served.
 #[derive(Debug, Error)]
@@ -104,7 +104,7 @@ pub(super) async fn keep(folders: Vec<PathBuf>, served: ServedCertificate, stopp
     let mut shown = None;
     let mut complaint = String::new();
     loop {
-        let looked = Files::read(&folders).and_then(|files| match files {
+        let checked = Files::read(&folders).and_then(|files| match files {
             Some(files) if shown.as_ref() != Some(&files) => {
                 served.replace(Arc::new(files.certified()?));
                 info!(folder = %files.folder.display(), "another certificate is served");
@@ -113,12 +113,18 @@ pub(super) async fn keep(folders: Vec<PathBuf>, served: ServedCertificate, stopp
             }
             _ => Ok(()),
         });
-        let problem = looked.err().map_or_else(String::new, |error| chain(&error).to_string());
+        let problem = checked
+            .err()
+            .map_or_else(String::new, |error| chain(&error).to_string());
         if problem != complaint && !problem.is_empty() {
             warn!(error = problem, "a certificate cannot be used");
         }
         complaint = problem;
-        if stopping.run_until_cancelled(tokio::time::sleep(LOOK)).await.is_none() {
+        if stopping
+            .run_until_cancelled(tokio::time::sleep(CHECK_INTERVAL))
+            .await
+            .is_none()
+        {
             return;
         }
     }
@@ -221,17 +227,17 @@ mod tests {
                 Some(key.cert.first()?.to_vec())
             };
             let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap().to_vec();
-            sleep(LOOK / 2).await;
+            sleep(CHECK_INTERVAL / 2).await;
             assert!(!readiness.is_ready() && current().is_none());
             folders.write("made", &first.0, &first.1);
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
             assert!(readiness.is_ready());
             assert_eq!(current(), Some(der(&first.0)));
             folders.write("made", &other.0, &first.1);
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
             assert_eq!(current(), Some(der(&first.0)), "the pair does not fit");
             folders.write("made", &other.0, &other.1);
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
             assert_eq!(current(), Some(der(&other.0)));
             stopping.cancel();
         };

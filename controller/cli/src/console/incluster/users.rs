@@ -348,8 +348,8 @@ async fn until_review(user: &User, limit: Duration) {
 /// Returns the name of a client's user, as the API server knows it.
 async fn review(client: &Client) -> Result<String, Denied> {
     let api = Api::<SelfSubjectReview>::all(client.clone());
-    let (parameters, asked) = (PostParams::default(), SelfSubjectReview::default());
-    let reviewed = timeout(REVIEW_WITHIN, api.create(&parameters, &asked)).await;
+    let (parameters, own) = (PostParams::default(), SelfSubjectReview::default());
+    let reviewed = timeout(REVIEW_WITHIN, api.create(&parameters, &own)).await;
     let review = match reviewed {
         Err(_) => return Err(Denied::NotReviewed(Unreviewed::Silent)),
         Ok(Err(kube::Error::Api(status))) if status.code == 401 => return Err(Denied::Refused(String::new())),

@@ -102,7 +102,7 @@ fn head(found: &Explanation, context: &Context<'_>) -> Markup {
 }
 
 fn movable(found: &Explanation) -> Markup {
-    let (class, word) = match found.migratable.holds {
+    let (class, text) = match found.migratable.holds {
         Some(true) => ("good", "yes"),
         Some(false) => ("bad", "no"),
         None => ("quiet", "not known"),
@@ -111,7 +111,7 @@ fn movable(found: &Explanation) -> Markup {
         section #movable aria-label="Can it move?" {
             h2 { "Can it move?" }
             p {
-                strong class=(class) { (word) }
+                strong class=(class) { (text) }
                 @if !found.migratable.message.is_empty() { ": " (found.migratable.message) }
             }
             @if let Some(drain) = &found.drain {
