@@ -286,7 +286,7 @@ impl World {
     }
 
     /// Ends the call with this result.
-    pub(crate) fn complete_call(&mut self, complete_call: Call) {
+    pub(crate) fn complete_call(&mut self, result: Call) {
         self.move_ = Move::None;
         if self.source.call == Call::Pending {
             self.source.call = result;
