@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .commands import last_lines, run
@@ -66,6 +66,25 @@ class Module:
             if len(words) >= 2 and words[0] == self.pinned:
                 return words[1]
         raise Failure(f"{self.folder / 'go.mod'} does not require {self.pinned}")
+
+
+# The minor version of Kubernetes, such as 1.35; without it that of the module `kubernetes`.
+VERSION = "DRYDOCK_KUBERNETES"
+
+
+def kubernetes_versions() -> list[str]:
+    """Minor versions that have a module of their own."""
+    return sorted(path.name.removeprefix("kubernetes-") for path in SOURCES.glob("kubernetes-*"))
+
+
+def kubernetes_module() -> str:
+    """The module of the version that the environment names."""
+    version = os.environ.get(VERSION, "")
+    if not version:
+        return "kubernetes"
+    if version not in kubernetes_versions():
+        raise Failure(f"{VERSION} is {version!r}; allowed are {', '.join(kubernetes_versions())}")
+    return f"kubernetes-{version}"
 
 
 MODULES = (
@@ -138,7 +157,9 @@ class Programs:
 
 def ensure(progress: Progress | None = None) -> Programs:
     """Build what is not there yet, and say where everything is."""
-    return _built(MODULES, progress or Progress())
+    chosen = kubernetes_module()
+    modules = [replace(module, name=chosen) if module.name == "kubernetes" else module for module in MODULES]
+    return _built(modules, progress or Progress())
 
 
 def virtctl(progress: Progress) -> str:

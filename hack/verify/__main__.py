@@ -16,6 +16,9 @@ tries a part. It can be interrupted and goes on where it was; its results are te
 `--previous-release` runs none of these either, but tests of clusters of which some parts are of the previous release;
 its results are tests/previous-release.md.
 
+`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all; results are in
+tests/kubernetes-versions.md.
+
 The last lines say how many tests passed and failed; the exit code is 1 if any failed.
 """
 
@@ -28,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from embedded import interruption, prerequisites
+from embedded import build, interruption, prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
 
@@ -61,6 +64,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
     )
+    parser.add_argument(
+        "--kubernetes", metavar="VERSION", choices=build.kubernetes_versions(),
+        help=f"run on another minor version of Kubernetes: {', '.join(build.kubernetes_versions())}",
+    )  # fmt: skip
     parser.add_argument("--keep", action="store_true", help="leave the clusters of the cluster tests running")
     parser.add_argument("--all-faults", action="store_true", help="run the whole matrix of faults instead, or the rest of it")
     parser.add_argument(
@@ -86,6 +93,8 @@ def main(argv: list[str]) -> int:
     unknown = [name for name in arguments.suites if name not in SUITES]
     if unknown:
         parser.error(f"there is no suite {', '.join(unknown)}; there are {', '.join(SUITES)}")
+    if arguments.kubernetes:
+        os.environ[build.VERSION] = arguments.kubernetes
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress()
