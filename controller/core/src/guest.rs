@@ -27,7 +27,7 @@ use crate::{
     conditions::{Status, whole_seconds},
     launcher_pod::image_identity,
     migratable::{self, Facts},
-    vm_conditions::condition,
+    vm_conditions::{POD_TERMINATING, condition},
 };
 
 /// A domain as reported by libvirt.
@@ -377,7 +377,7 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
 /// Returns whether the guest is ready, and if not, why.
 fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
     if observed.pod.metadata.deletion_timestamp.is_some() {
-        return (false, "PodTerminating", "virt-launcher pod is terminating".into());
+        return (false, POD_TERMINATING, "virt-launcher pod is terminating".into());
     }
     match observed.domain.state {
         GuestState::Off => (false, "GuestNotRunning", "Guest VM is not reported as running".into()),

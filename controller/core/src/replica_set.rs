@@ -37,7 +37,7 @@ use crate::{
         instance_of::{fingerprint, of_template, owner},
         reached_running,
     },
-    vm_conditions::{condition, find, holds},
+    vm_conditions::{condition, find, holds, is_pod_terminating},
 };
 
 /// At most this many instances are created, and as many deleted, at a time (KubeVirt's value).
@@ -46,9 +46,6 @@ pub const BURST: usize = 250;
 /// Delay between the end of an instance whose guest never ran and its replacement: otherwise an instance that cannot
 /// start would be recreated continuously.
 pub const REPLACED_AFTER: SignedDuration = SignedDuration::from_secs(10);
-
-/// Reason of the condition `Ready` of an instance whose pod is terminating.
-const POD_TERMINATING: &str = "PodTerminating";
 
 /// The controller's observations of a replica set.
 #[derive(Clone, Copy)]
@@ -302,8 +299,7 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
 
 /// Returns whether its pod is terminating, so that the instance will end.
 fn is_terminating(instance: &VirtualMachineInstance) -> bool {
-    find(conditions_of(instance), types::READY)
-        .is_some_and(|ready| ready.status == "False" && ready.reason.as_deref() == Some(POD_TERMINATING))
+    is_pod_terminating(conditions_of(instance))
 }
 
 /// Returns until when an ended instance holds its slot; `None` if its guest ran, or if it was evicted.

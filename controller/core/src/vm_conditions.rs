@@ -3,7 +3,7 @@
 //! KubeVirt's conditions have an optional reason and message, so they have a type of their own, distinct from that of
 //! [`crate::conditions`].
 
-use drydock_api::kubevirt::Condition;
+use drydock_api::kubevirt::{Condition, names::conditions::READY};
 use jiff::Timestamp;
 
 use crate::conditions::{Status, whole_seconds};
@@ -16,6 +16,15 @@ pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditio
 /// Returns whether the condition of this type is `True`.
 pub fn holds(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
+}
+
+/// Reason of an instance's condition `Ready` while its pod is being deleted. KubeVirt's.
+pub const POD_TERMINATING: &str = "PodTerminating";
+
+/// Returns whether the pod of an instance with these conditions is being deleted, which shuts its guest down.
+pub fn is_pod_terminating(conditions: &[Condition]) -> bool {
+    find(conditions, READY)
+        .is_some_and(|ready| ready.status == Status::False.as_str() && ready.reason.as_deref() == Some(POD_TERMINATING))
 }
 
 /// Returns a condition in its current state. Its transition time is that of `previous` if the status is the same. An

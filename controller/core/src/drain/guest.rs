@@ -24,7 +24,7 @@ use crate::{
         status::{WAITING, Waiting},
     },
     quantity,
-    vm_conditions::find,
+    vm_conditions::{POD_TERMINATING, find, is_pod_terminating},
 };
 
 /// Annotation of a migration that evacuates a node: digest of the circumstances at its creation.
@@ -76,6 +76,8 @@ pub enum Why {
     DisruptionBudget,
     /// It is being deleted.
     Deleted,
+    /// Its pod is being deleted, which shuts it down.
+    PodTerminating,
     /// Nothing prevents its shutdown.
     NotProtected,
     /// It cannot be migrated, and is to be restarted elsewhere instead.
@@ -98,6 +100,7 @@ impl Why {
             Self::NotRequested => "NotRequested",
             Self::DisruptionBudget => "DisruptionBudget",
             Self::Deleted => "Deleted",
+            Self::PodTerminating => POD_TERMINATING,
             Self::NotProtected => "ShutDownWhenEvicted",
             Self::Restart => "RestartWhenEvicted",
         }
@@ -363,6 +366,15 @@ pub(super) fn state(
         .find(|migration| !Record::of(migration).is_over())
     {
         return (under_way(migration), None);
+    }
+    let conditions = guest
+        .instance
+        .status
+        .as_ref()
+        .map(|status| status.conditions.as_slice());
+    if is_pod_terminating(conditions.unwrap_or_default()) {
+        let message = "its pod is being deleted, which shuts it down".into();
+        return (State::ShuttingDown(Why::PodTerminating, message), None);
     }
     if guest.strategy == EvictionStrategy::External {
         let message = "its eviction strategy is External: something else than Drydock is to move it".into();

@@ -12,7 +12,7 @@ use crate::{
     eviction::{Migratable, is_finished, mark, may_restart, no_target::shut_down_from},
     migration::record::Record,
     placement::Outlook,
-    vm_conditions::find,
+    vm_conditions::{find, is_pod_terminating},
 };
 
 /// How a guest competes for room with other guests that leave.
@@ -33,6 +33,7 @@ pub fn competing(guest: &Guest<'_>, has_place: bool) -> Option<Competing> {
     );
     if !migrates
         || is_finished(guest.instance)
+        || is_pod_terminating(guest.instance.status.as_ref().map_or(&[], |status| &status.conditions))
         || Migratable::of(guest.instance) != Migratable::Yes
         || guest.refused.is_some()
     {

@@ -256,6 +256,25 @@ fn what_is_marked_gets_a_migration_once() {
 }
 
 #[test]
+fn guest_whose_pod_is_deleted_gets_no_migration() {
+    // It is shut down because no node could take it, and its agent no longer reports its CPU.
+    for outlook in [Outlook::Unknown, Outlook::Fits("b".into())] {
+        let ends = instance("web", |web| {
+            mark(web, "Cordon", now());
+            let ready = json!({"type": "Ready", "status": "False", "reason": "PodTerminating"});
+            web["status"]["conditions"].as_array_mut().unwrap().push(ready);
+        });
+        let mut guest = guest(&ends, LiveMigrateIfPossible, Vec::new());
+        guest.outlook = outlook;
+        assert!(super::competing(&guest, false).is_none());
+        let plan = of_one(CORDONED, guest);
+        assert_eq!(plan.steps, []);
+        let expected = (RemainingState::ShuttingDown, "PodTerminating".to_owned());
+        assert_eq!(reported(&plan), [expected]);
+    }
+}
+
+#[test]
 fn the_descheduler_is_in_no_hurry() {
     for (by, expected) in [
         ("Eviction", MigrationPriority::SystemMaintenance),
