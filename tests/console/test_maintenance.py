@@ -120,7 +120,7 @@ class Maintenance(Case):
         for node in nodes:
             expect(window.get_by_role("heading", name=node, exact=True)).to_be_visible()
         expect(window.get_by_role("button", name="Start Maintenance", exact=True)).to_be_enabled()
-        window.get_by_role("button", name="Cancel").click()
+        window.get_by_role("button", name="Close").click()
         page.get_by_label(f"Select {nodes[0]}").uncheck()
         page.get_by_label(f"Select {nodes[1]}").uncheck()
         expect(button).to_be_hidden()
