@@ -16,8 +16,7 @@ tries a part. It can be interrupted and goes on where it was; its results are te
 `--previous-release` runs none of these either, but tests of clusters of which some parts are of the previous release;
 its results are tests/previous-release.md.
 
-`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all; results are in
-tests/kubernetes-versions.md.
+`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all.
 
 The last lines say how many tests passed and failed; the exit code is 1 if any failed.
 """
