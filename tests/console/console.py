@@ -267,21 +267,26 @@ def node_of(name: str) -> str:
 
 
 @contextlib.contextmanager
-def user(name: str, *rules: dict[str, Any]) -> Iterator[str]:
-    """A user with these rights in the cluster and no others."""
+def granted(name: str, subject: dict[str, Any], *rules: dict[str, Any]) -> Iterator[str]:
+    """A subject with these rights in the cluster and no others, by a role of this name."""
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": list(rules)}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": name},
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}],
+        "subjects": [subject],
     }
     apply(role, binding)
     try:
         yield name
     finally:
         kubectl("delete", "clusterrole,clusterrolebinding", name)
+
+
+def user(name: str, *rules: dict[str, Any]) -> contextlib.AbstractContextManager[str]:
+    """A user with these rights in the cluster and no others."""
+    return granted(name, {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}, *rules)
 
 
 # All that the console shows.

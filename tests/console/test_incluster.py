@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from console import NAMESPACE, PATIENCE_SECONDS, READ, Case, apply, got, kubectl, machine, node_of, until
+from console import NAMESPACE, PATIENCE_SECONDS, READ, Case, apply, got, granted, kubectl, machine, node_of, until
 from playwright.sync_api import Page, Route, expect
 
 DRYDOCK = "drydock"
@@ -59,19 +59,11 @@ class Forward:
 @contextlib.contextmanager
 def account(name: str, *rules: dict[str, Any]) -> Iterator[str]:
     """A ServiceAccount with these rights in the cluster."""
-    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": list(rules)}
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": name},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}],
-    }
-    apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}}, role, binding)
+    apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}})
     try:
-        yield name
+        with granted(name, {"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}, *rules):
+            yield name
     finally:
-        kubectl("delete", "clusterrole,clusterrolebinding", name)
         kubectl("delete", "serviceaccount", name, "-n", NAMESPACE, "--ignore-not-found")
 
 

@@ -281,7 +281,7 @@ impl<'a> Parts<'a> {
                     Some(until) if until > observed.now => parts.held.push((instance, until)),
                     _ => parts.ended.push(instance),
                 },
-                _ if is_terminating(instance) => {}
+                _ if is_pod_terminating(instance) => {}
                 _ => parts.active.push(instance),
             }
         }
@@ -295,11 +295,6 @@ fn phase(instance: &VirtualMachineInstance) -> Option<Phase> {
 
 fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
     instance.status.as_ref().map_or(&[], |status| &status.conditions)
-}
-
-/// Returns whether its pod is terminating, so that the instance will end.
-fn is_terminating(instance: &VirtualMachineInstance) -> bool {
-    is_pod_terminating(conditions_of(instance))
 }
 
 /// Returns until when an ended instance holds its slot; `None` if its guest ran, or if it was evicted.

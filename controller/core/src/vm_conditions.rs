@@ -3,7 +3,7 @@
 //! KubeVirt's conditions have an optional reason and message, so they have a type of their own, distinct from that of
 //! [`crate::conditions`].
 
-use drydock_api::kubevirt::{Condition, names::conditions::READY};
+use drydock_api::kubevirt::{Condition, VirtualMachineInstance, names::conditions::READY};
 use jiff::Timestamp;
 
 use crate::conditions::{Status, whole_seconds};
@@ -21,9 +21,10 @@ pub fn holds(conditions: &[Condition], type_: &str) -> bool {
 /// Reason of an instance's condition `Ready` while its pod is being deleted. KubeVirt's.
 pub const POD_TERMINATING: &str = "PodTerminating";
 
-/// Returns whether the pod of an instance with these conditions is being deleted, which shuts its guest down.
-pub fn is_pod_terminating(conditions: &[Condition]) -> bool {
-    find(conditions, READY)
+/// Returns whether the pod of an instance is being deleted, which shuts its guest down.
+pub fn is_pod_terminating(instance: &VirtualMachineInstance) -> bool {
+    let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice());
+    find(conditions.unwrap_or_default(), READY)
         .is_some_and(|ready| ready.status == Status::False.as_str() && ready.reason.as_deref() == Some(POD_TERMINATING))
 }
 

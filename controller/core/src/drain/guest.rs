@@ -367,12 +367,7 @@ pub(super) fn state(
     {
         return (under_way(migration), None);
     }
-    let conditions = guest
-        .instance
-        .status
-        .as_ref()
-        .map(|status| status.conditions.as_slice());
-    if is_pod_terminating(conditions.unwrap_or_default()) {
+    if is_pod_terminating(guest.instance) {
         let message = "its pod is being deleted, which shuts it down".into();
         return (State::ShuttingDown(Why::PodTerminating, message), None);
     }

@@ -33,7 +33,7 @@ pub fn competing(guest: &Guest<'_>, has_place: bool) -> Option<Competing> {
     );
     if !migrates
         || is_finished(guest.instance)
-        || is_pod_terminating(guest.instance.status.as_ref().map_or(&[], |status| &status.conditions))
+        || is_pod_terminating(guest.instance)
         || Migratable::of(guest.instance) != Migratable::Yes
         || guest.refused.is_some()
     {
