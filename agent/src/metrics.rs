@@ -15,7 +15,13 @@ struct Outcome {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ConditionIs {
+struct ConditionStatus {
+    condition: String,
+    status: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ConditionReason {
     condition: String,
     reason: String,
 }
@@ -165,7 +171,8 @@ pub(crate) struct Metrics {
     inspection_seconds: Gauge<f64, AtomicU64>,
     cpu_labels: Gauge<i64, AtomicI64>,
     usable_models: Gauge<i64, AtomicI64>,
-    conditions: Family<ConditionIs, Gauge>,
+    conditions: Family<ConditionStatus, Gauge>,
+    reasons: Family<ConditionReason, Gauge>,
     writes: Family<Kind, Counter>,
     /// Number of VMIs that this agent serves.
     pub(crate) guests: Gauge<i64, AtomicI64>,
@@ -183,7 +190,7 @@ impl Metrics {
             metrics.inspections.clone(),
         );
         registry.register(
-            "drydock_inspection_duration_seconds",
+            "drydock_last_inspection_duration_seconds",
             "How long the last inspection took",
             metrics.inspection_seconds.clone(),
         );
@@ -199,8 +206,13 @@ impl Metrics {
         );
         registry.register(
             "drydock_condition",
-            "Conditions of the Hypervisor by reason: 1 true, 0 false, -1 unknown",
+            "Conditions of the Hypervisor: 1 for the status (true, false or unknown) that a condition has, 0 for the others",
             metrics.conditions.clone(),
+        );
+        registry.register(
+            "drydock_condition_reason",
+            "The reason of each condition of the Hypervisor: 1",
+            metrics.reasons.clone(),
         );
         registry.register(
             "drydock_writes",
@@ -229,17 +241,25 @@ impl Metrics {
         self.cpu_labels.set(status.labels.unwrap_or(0).into());
         self.usable_models.set(status.usable_models.unwrap_or(0).into());
         self.conditions.clear();
+        self.reasons.clear();
         for condition in &status.conditions {
-            let value = match condition.status.as_str() {
-                "True" => 1,
-                "False" => 0,
-                _ => -1,
+            let has = match condition.status.as_str() {
+                "True" => "true",
+                "False" => "false",
+                _ => "unknown",
             };
-            let which = ConditionIs {
+            for status in ["true", "false", "unknown"] {
+                let series = ConditionStatus {
+                    condition: condition.type_.clone(),
+                    status,
+                };
+                self.conditions.get_or_create(&series).set(i64::from(status == has));
+            }
+            let series = ConditionReason {
                 condition: condition.type_.clone(),
                 reason: condition.reason.clone(),
             };
-            self.conditions.get_or_create(&which).set(value);
+            self.reasons.get_or_create(&series).set(1);
         }
     }
 
@@ -250,10 +270,42 @@ impl Metrics {
 }
 
 #[cfg(test)]
-mod leaving_tests {
+mod tests {
+    use drydock_api::hypervisor::HypervisorStatus;
     use prometheus_client::{encoding::text::encode, registry::Registry};
+    use serde_json::json;
 
-    use super::{Leaving, LeavingMetrics};
+    use super::{Leaving, LeavingMetrics, Metrics};
+
+    #[test]
+    fn condition_has_a_series_for_each_status_and_its_reason() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        for (status, reason) in [("True", "Fulfilled"), ("Unknown", "Starting")] {
+            let condition = json!({
+                "type": "Inspected", "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            });
+            let planned: HypervisorStatus = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
+            metrics.planned(&planned);
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let mut samples: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("drydock_condition"))
+            .collect();
+        samples.sort_unstable();
+        assert_eq!(
+            samples,
+            [
+                r#"drydock_condition_reason{condition="Inspected",reason="Starting"} 1"#,
+                r#"drydock_condition{condition="Inspected",status="false"} 0"#,
+                r#"drydock_condition{condition="Inspected",status="true"} 0"#,
+                r#"drydock_condition{condition="Inspected",status="unknown"} 1"#,
+            ]
+        );
+    }
 
     #[test]
     fn leaving_guest_still_has_metrics() {

@@ -37,9 +37,14 @@ struct Held {
 }
 
 impl ConfigurationInForce {
-    /// Starts watching. The built-in configuration is in force until the resolver runs.
-    pub(crate) fn start(client: &Client, watches: &Watches, namespaces: Vec<String>) -> (Self, Resolver) {
-        let changed = Trigger::new();
+    /// Starts watching. The built-in configuration is in force until the resolver runs; it also runs when `changed` is
+    /// notified, because nodes may have other CPU models.
+    pub(crate) fn start(
+        client: &Client,
+        watches: &Watches,
+        namespaces: Vec<String>,
+        changed: Trigger,
+    ) -> (Self, Resolver) {
         let config_maps = Watch::<ConfigMap>::all(client.clone(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
             .prune(|map| map.binary_data = None)
@@ -129,11 +134,6 @@ pub(crate) struct Resolver {
 }
 
 impl Resolver {
-    /// Returns the trigger to notify when nodes may know other CPU models.
-    pub(crate) fn nodes_changed(&self) -> Trigger {
-        self.changed.clone()
-    }
-
     /// Runs until the process stops; `on_change` is called on each change. `hypervisors` contains all of them.
     pub(crate) fn start(
         self,

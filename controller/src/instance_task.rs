@@ -46,6 +46,8 @@ use crate::{
     nodes::NodePair,
 };
 
+/// How many instances are reconciled concurrently.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 16;
 /// Changes of nodes and configuration within this time are handled together.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum interval between reconciles for changed resources on nodes, which change with every pod.

@@ -97,6 +97,13 @@ impl Instances {
         self.objects.shown().keys()
     }
 
+    /// Returns the keys of the instances of a namespace that the watch has shown, in no order.
+    pub(crate) fn keys_in(&self, namespace: &str) -> Vec<Key> {
+        let mut keys = self.keys();
+        keys.retain(|key| key.namespace.as_deref() == Some(namespace));
+        keys
+    }
+
     /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait meanwhile: keep it short.
     pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstance>)) {
         self.objects.shown().for_each(visit);

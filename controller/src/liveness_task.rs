@@ -40,23 +40,22 @@ type Stamp = (Option<String>, Option<MicroTime>);
 #[derive(Clone)]
 pub(crate) struct SilentAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
-    news: Arc<[Trigger]>,
+    on_change: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl SilentAgents {
-    /// Starts without any known Lease. The triggers in `news` are notified when the set of unresponsive agents
-    /// changes.
-    pub(crate) fn new(news: impl IntoIterator<Item = Trigger>) -> Self {
+    /// Starts without any known Lease. `on_change` is called when the set of unresponsive agents changes.
+    pub(crate) fn new(on_change: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
-            news: news.into_iter().collect(),
+            on_change: Arc::new(on_change),
         }
     }
 
     /// Creates the state after a list that showed no Leases.
     #[cfg(test)]
     pub(crate) fn without_leases() -> Self {
-        let silent = Self::new([]);
+        let silent = Self::new(|| ());
         silent.known().restart(Instant::now());
         silent
     }
@@ -166,10 +165,12 @@ impl LivenessTask {
                     staleness.next_absence(now),
                 )
             };
-            self.metrics.silent.set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
+            self.metrics
+                .unresponsive
+                .set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
             // If the next absence is another one than before, or none, the previous one has begun to count.
             if stale != before || next_absence != absence_before {
-                self.silent.news.iter().for_each(Trigger::notify);
+                (self.silent.on_change)();
             }
             absence_before = next_absence;
             let mut wake = [next, next_absence].into_iter().flatten().min();
@@ -209,7 +210,7 @@ impl LivenessTask {
                 result => result?,
             };
             info!(node = name, "its agent is silent: no virtual machines are sent there");
-            self.metrics.silenced.inc();
+            self.metrics.became_unresponsive.inc();
             self.events.publish(Event {
                 regarding: node_reference(name, node.uid()),
                 related: None,
@@ -263,7 +264,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
-        let silent = SilentAgents::new([]);
+        let silent = SilentAgents::new(|| ());
         let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
@@ -292,7 +293,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
-        let silent = SilentAgents::new([]);
+        let silent = SilentAgents::new(|| ());
         let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
         let clear = || {
             Change::SyncState(SyncState {

@@ -12,7 +12,7 @@ use drydock_api::{
 };
 use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
+    Change, Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
     lease::Leadership,
 };
 use kube::{
@@ -53,14 +53,16 @@ pub(crate) enum ReconcileError {
     Create(#[source] kube::Error),
 }
 
-/// Starts watching all machines; changed ones are added to each of `works`.
-pub(crate) fn watch_machines(client: &Client, watches: &Watches, works: [WorkQueue; 2]) -> AssumeCache<VirtualMachine> {
+/// Starts watching all machines; `on_change` is called with each change.
+pub(crate) fn watch_machines(
+    client: &Client,
+    watches: &Watches,
+    on_change: impl FnMut(&Change<VirtualMachine>) + Send + 'static,
+) -> AssumeCache<VirtualMachine> {
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
         .listing(Listing::Streamed)
         .packed();
-    AssumeCache::start(watches, machines, prune, move |change| {
-        works.iter().for_each(|work| work.apply(change));
-    })
+    AssumeCache::start(watches, machines, prune, on_change)
 }
 
 impl MachineTask {

@@ -33,7 +33,9 @@ use drydock_core::maintenance::{
     pods::{self, Known, Target},
     report::{self, Failure},
 };
-use drydock_runtime::{Event, Events, Key, Process, Requeue, Severity, Watches, WorkQueue, clock, lease::Leadership};
+use drydock_runtime::{
+    Event, Events, Key, Process, Requeue, Severity, Watches, WorkQueue, WorkQueueMetrics, clock, lease::Leadership,
+};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
@@ -54,7 +56,7 @@ use crate::{
 };
 
 /// How many nodes are reconciled concurrently. A reconcile only waits for the API server.
-pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 128;
+const MAX_CONCURRENT_RECONCILES: usize = 128;
 /// Maximum number of actions in one reconcile; there are never more than a dozen to do.
 const STEPS: usize = 40;
 
@@ -122,9 +124,28 @@ struct LeaseSeen {
     failure: Option<String>,
 }
 
+/// The queues of the task.
+#[derive(Clone, Debug)]
+pub(crate) struct MaintenanceQueues {
+    /// The nodes to reconcile.
+    pub(crate) nodes: WorkQueue,
+    /// The evictions to request.
+    evictions: WorkQueue,
+}
+
+impl MaintenanceQueues {
+    /// Creates the queues, which count in `metrics`.
+    pub(crate) fn new(metrics: &WorkQueueMetrics) -> Self {
+        Self {
+            nodes: WorkQueue::new("maintenances", MAX_CONCURRENT_RECONCILES, metrics),
+            evictions: WorkQueue::new("evictions", evictions::MAX_CONCURRENT_RECONCILES, metrics),
+        }
+    }
+}
+
 impl MaintenanceTask {
-    /// Starts the watches that only nodes in maintenance need; `work` is the queue of nodes to reconcile. The caller
-    /// also has to enqueue the nodes that changes of `maintenances`, `nodes` and `pods` concern.
+    /// Starts the watches that only nodes in maintenance need. The caller also has to enqueue the nodes that changes of
+    /// `maintenances`, `nodes` and `pods` concern.
     #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
     pub(crate) fn new(
         client: Client,
@@ -134,17 +155,17 @@ impl MaintenanceTask {
         pods: NodePods,
         places: &Places,
         events: Events,
-        work: &WorkQueue,
+        work: &MaintenanceQueues,
     ) -> Self {
-        let evictions = Evictions::new(client.clone(), work.clone());
-        let (unblocking, queue) = (evictions.clone(), work.clone());
+        let evictions = Evictions::new(client.clone(), work);
+        let (unblocking, queue) = (evictions.clone(), work.nodes.clone());
         let surroundings = NodeContext::new(client.clone(), watches, move |namespace| {
             for node in unblocking.unblocked(namespace) {
                 queue.add(Key::cluster(&node));
             }
         });
         Self {
-            leases: Leases::start(&client, watches, places, work),
+            leases: Leases::start(&client, watches, places, &work.nodes),
             node_api: Api::all(client.clone()),
             client,
             maintenances,

@@ -11,9 +11,9 @@ use prometheus_client::{
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Metrics {
     /// Nodes whose agent has become unresponsive since this process started.
-    pub(crate) silenced: Counter,
+    pub(crate) became_unresponsive: Counter,
     /// Nodes whose agent is unresponsive now.
-    pub(crate) silent: Gauge<i64, AtomicI64>,
+    pub(crate) unresponsive: Gauge<i64, AtomicI64>,
     /// Nodes with an agent.
     pub(crate) nodes: Gauge<i64, AtomicI64>,
     /// Nodes that follow the configuration in force.
@@ -26,13 +26,13 @@ impl Metrics {
         let metrics = Self::default();
         registry.register(
             "drydock_node_unresponsive",
-            "Nodes that were made unschedulable because their agent was silent",
-            metrics.silenced.clone(),
+            "Nodes that were made unschedulable because their agent was unresponsive",
+            metrics.became_unresponsive.clone(),
         );
         registry.register(
-            "drydock_nodes_silent",
-            "Nodes whose agent is silent",
-            metrics.silent.clone(),
+            "drydock_nodes_unresponsive",
+            "Nodes whose agent is unresponsive",
+            metrics.unresponsive.clone(),
         );
         registry.register("drydock_nodes", "Nodes with an agent", metrics.nodes.clone());
         registry.register(

@@ -8,6 +8,8 @@
 //!                                └── next ◀── SlotScheduler ◀──┘
 //! ```
 
+mod execution;
+mod metrics;
 mod observe;
 mod slot_scheduler;
 mod status_writer;
@@ -22,13 +24,12 @@ use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigrat
 use drydock_core::{
     launcher_pod::{MigrationTarget, image_identity},
     migration::{
-        cluster::{ClusterStep, TargetPod, step},
+        cluster::{ClusterStep, step},
         deadlines::Deadlines,
         observed::{pod_of, view},
         queue::entry,
         record::Record,
         rejected::{self, rejected},
-        status::Change,
     },
 };
 use drydock_runtime::{
@@ -46,7 +47,9 @@ use crate::{
     migrations::{Migrations, instance_of},
     refusals::Refusals,
 };
-use observe::{detail, may_be_over_by, reason};
+use execution::{Execution, Next};
+pub(crate) use metrics::SlotMetrics;
+use observe::{Gathered, detail, may_be_over_by, reason};
 use slot_scheduler::SlotScheduler;
 
 /// How many migrations are reconciled concurrently.
@@ -108,6 +111,12 @@ impl MigrationTask {
             refusals: Refusals::default(),
             work,
         }
+    }
+
+    /// Exports the slots of migrations in `metrics` while this process leads.
+    pub(crate) fn export(&self, metrics: &SlotMetrics, leadership: &Leadership) {
+        let configuration = self.launchers.configuration.clone();
+        metrics.watch(self.turns.clone(), configuration, leadership.clone());
     }
 
     /// Reconciles migrations while this process leads, until `process` stops. `surroundings` is notified when nodes
@@ -229,7 +238,8 @@ impl MigrationTask {
         let now = clock::now();
         let mut gathered = self.gather(key, &migration, now).await?;
         let uid = migration.uid().unwrap_or_default();
-        let over = Record::of(&migration).is_over();
+        let record = Record::of(&migration);
+        let over = record.is_over();
         if over {
             let goes = migration.metadata.deletion_timestamp.is_some();
             if gathered.instance.is_none() && gathered.instance_confirmed && !goes {
@@ -247,104 +257,122 @@ impl MigrationTask {
         }
         // A newer version has written a part that this one cannot read, and continues with it. This one could not
         // write the part back as it is.
-        if Record::of(&migration).is_unknown() {
+        if record.is_unknown() {
             return Ok(Requeue::OnChange);
         }
-        let mut change = Change {
-            source_node: gathered
-                .instance
-                .as_ref()
-                .and_then(|instance| instance.status.as_ref()?.node_name.clone()),
-            ..Change::default()
-        };
-        let mut entered = Vec::new();
-        let mut record = Record::of(&migration);
-        let mut failed = None;
-        let mut made = self.placed(&uid, &gathered.pods, &migration, now);
+        let made = self.placed(&uid, &gathered.pods, &migration, now);
+        let mut execution = Execution::new(record, &gathered, made);
         for _ in 0..STEPS {
             let facts = gathered.facts(&migration, &self.turns, &uid, now);
-            let mut seen = view(&facts);
-            seen.record = record;
-            if made.is_some() {
-                seen.target_pod = TargetPod::Coming;
-            }
-            let mut again = false;
-            for step in step(&seen) {
-                match step {
-                    ClusterStep::Confirm => {
-                        let Some(instance) = &gathered.instance else { break };
-                        gathered.pods = self.launchers.list(instance).await?;
-                        gathered.pods_confirmed = true;
-                        again = true;
-                    }
-                    ClusterStep::CreatePod => {
-                        let Some(instance) = &gathered.instance else { break };
-                        match self.create_pod(&migration, instance).await {
-                            Ok(()) => {
-                                made = Some(now);
-                                lock(&self.placed).insert(uid.clone(), now);
-                                self.refusals.forget(key);
-                                again = true;
-                            }
-                            Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                                self.refused(key, &migration, &status, now);
-                            }
-                            // It keeps its place, and its status still reports that it is queued.
-                            Err(error) => failed = Some(ReconcileError::Pod(error)),
-                        }
-                    }
-                    ClusterStep::DeletePod => self.delete_pod(&migration, &gathered.pods).await?,
-                    ClusterStep::Enter(phase) => {
-                        if phase == MigrationPhase::PreparingTarget {
-                            let Some(sides) = self.sides(&migration, &gathered) else {
-                                break;
-                            };
-                            change.sides = Some(sides);
-                        }
-                        if phase == MigrationPhase::Succeeded {
-                            // Phases that were over within a moment were not written by themselves.
-                            let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
-                            entered.extend(skipped.into_iter().filter(|phase| Some(*phase) > record.phase));
-                        }
-                        record.phase = Some(phase);
-                        entered.push(phase);
-                        // Both sides act on the written phase, so it is written before anything else is read.
-                        again = !matches!(
-                            phase,
-                            MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed
-                        );
-                    }
-                    ClusterStep::Fail(failure) => {
-                        record.phase = Some(MigrationPhase::Failed);
-                        change.deadline = reason(failure, &gathered);
-                        change.fail = Some((failure, detail(failure, &migration, &gathered)));
-                    }
-                    ClusterStep::Abort(failure) => {
-                        change.abort = Some((failure, detail(failure, &migration, &gathered)));
-                    }
-                    ClusterStep::RecordSourceGone => change.source_gone = true,
-                    ClusterStep::RemoveFinalizer => {
-                        self.remove_finalizer(key, &migration).await?;
-                        return Ok(Requeue::OnChange);
-                    }
-                }
-            }
-            if !again {
-                break;
+            let steps = step(&execution.observed(view(&facts)));
+            match self
+                .execute(key, &migration, &mut gathered, &mut execution, steps, now)
+                .await?
+            {
+                Next::Observe => {}
+                Next::Write => break,
+                Next::Deleted => return Ok(Requeue::OnChange),
             }
         }
-        change.enter = entered;
+        self.finish(key, &migration, gathered, execution, now).await
+    }
+
+    /// Executes the steps that were planned for one observation.
+    ///
+    /// # Errors
+    /// If a request to the API server fails.
+    async fn execute(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+        gathered: &mut Gathered,
+        execution: &mut Execution,
+        steps: Vec<ClusterStep>,
+        now: Timestamp,
+    ) -> Result<Next, ReconcileError> {
+        let mut next = Next::Write;
+        for step in steps {
+            match step {
+                ClusterStep::Confirm => {
+                    let Some(instance) = &gathered.instance else { break };
+                    gathered.pods = self.launchers.list(instance).await?;
+                    gathered.pods_confirmed = true;
+                    next = Next::Observe;
+                }
+                ClusterStep::CreatePod => {
+                    let Some(instance) = &gathered.instance else { break };
+                    match self.create_pod(migration, instance).await {
+                        Ok(()) => {
+                            execution.made = Some(now);
+                            lock(&self.placed).insert(migration.uid().unwrap_or_default(), now);
+                            self.refusals.forget(key);
+                            next = Next::Observe;
+                        }
+                        Err(kube::Error::Api(status)) if is_refusal(&status) => {
+                            self.refused(key, migration, &status, now);
+                        }
+                        // It keeps its place, and its status still reports that it is queued.
+                        Err(error) => execution.failed = Some(ReconcileError::Pod(error)),
+                    }
+                }
+                ClusterStep::DeletePod => self.delete_pod(migration, &gathered.pods).await?,
+                ClusterStep::Enter(phase) => {
+                    if phase == MigrationPhase::PreparingTarget {
+                        let Some(sides) = self.sides(migration, gathered) else {
+                            break;
+                        };
+                        execution.change.sides = Some(sides);
+                    }
+                    next = execution.enter(phase);
+                }
+                ClusterStep::Fail(failure) => {
+                    execution.record.phase = Some(MigrationPhase::Failed);
+                    execution.change.deadline = reason(failure, gathered);
+                    execution.change.fail = Some((failure, detail(failure, migration, gathered)));
+                }
+                ClusterStep::Abort(failure) => {
+                    execution.change.abort = Some((failure, detail(failure, migration, gathered)));
+                }
+                ClusterStep::RecordSourceGone => execution.change.source_gone = true,
+                ClusterStep::RemoveFinalizer => {
+                    self.remove_finalizer(key, migration).await?;
+                    return Ok(Next::Deleted);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// Writes the status after the last step. Returns when to reconcile again.
+    ///
+    /// # Errors
+    /// If a request to the API server fails, or the target pod could not be created.
+    async fn finish(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+        gathered: Gathered,
+        execution: Execution,
+        now: Timestamp,
+    ) -> Result<Requeue, ReconcileError> {
+        let Execution {
+            record,
+            mut change,
+            made,
+            failed,
+        } = execution;
+        let uid = migration.uid().unwrap_or_default();
         let refused = self.refusals.of(key);
         let text = refused.as_ref().map(|refused| refused.message.as_str());
         change.waiting = self.waiting(&uid, &record, text, &gathered);
-        if let Some(at) = may_be_over_by(&migration, &change, made, &gathered.pods, now) {
+        if let Some(at) = may_be_over_by(migration, &change, made, &gathered.pods, now) {
             return Ok(Requeue::At(at));
         }
-        self.write(key, &migration, &change, now).await?;
+        self.write(key, migration, &change, now).await?;
         if record.is_over() {
             self.turns.finished(&uid);
             self.turn();
-            self.forget_old(key, &migration).await?;
+            self.forget_old(key, migration).await?;
         }
         if let Some(error) = failed {
             return Err(error);

@@ -16,7 +16,7 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Change, Key, Listing, Watch, Watches, WorkQueue, clock};
+use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock};
 use kube::{Client, ResourceExt};
 
 use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
@@ -135,17 +135,13 @@ impl Migrations {
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
-    /// Enqueues the migrations of an instance that are not over; all of them if the instance was deleted.
-    pub(crate) fn add_of(&self, instance: &Key, gone: bool, work: &WorkQueue) {
-        let namespace = instance.namespace.as_deref().unwrap_or_default();
-        for migration in self.of_instance(instance) {
-            if gone || !Record::of(&migration).is_over() {
-                work.add(Key::namespaced(
-                    namespace,
-                    migration.metadata.name.as_deref().unwrap_or_default(),
-                ));
-            }
-        }
+    /// Returns the keys of the migrations of an instance that are not over; all of them if the instance was deleted.
+    pub(crate) fn keys_of(&self, instance: &Key, deleted: bool) -> Vec<Key> {
+        let migrations = self.of_instance(instance).into_iter();
+        migrations
+            .filter(|migration| deleted || !Record::of(migration).is_over())
+            .map(|migration| Key::of(migration.as_ref()))
+            .collect()
     }
 
     /// Returns whether this instance is moving to another node.

@@ -113,7 +113,7 @@ impl Nodes {
             nodes: AssumeCache::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
-            silent_agents: SilentAgents::new([]),
+            silent_agents: SilentAgents::new(|| ()),
             pairs: Arc::default(),
         }
     }

@@ -1,11 +1,11 @@
 """What `kubectl drydock plan` foretells against what maintenance then does, in random clusters that share a control plane.
 
-    random nodes and guests ──▶ plan of a node ──▶ its maintenance, all clusters at once ──▶ where each guest is
+    random nodes and guests ──▶ plan of a node ──▶ its maintenance, six clusters at once ──▶ where each guest is
                                     └── fates, end ─────────── compared ──────────────────────────┘
 
 A cluster is a zone that all of its guests require. Scheduler, controller manager and Drydock's controller are real; nodes
-and guests are played (see tests/scale), and a guest moves for a fixed time and one that depends on its memory. The first
-clusters are drained before the others: from their migrations it is known how long guests move.
+and guests are played (see tests/scale), and a guest moves for a fixed time and one that depends on its memory. The plans of
+the first clusters have no end: only from their migrations it is known how long guests move.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from .simulation import Simulation, Size
 from .slots import Limits
 
 CLUSTERS = 30
-# Those that are drained before the others.
-FIRST = 6
+# How many are drained at once: more would be slower than those from which the duration of a migration is known, because all
+# nodes are played by one machine.
+AT_ONCE = 6
 NODES = 5
 ZONE = "topology.kubernetes.io/zone"
 INSTANCES = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances"
@@ -61,6 +62,8 @@ class Played:
     nodes: list[str]
     drained: str = ""
     fates: dict[str, str] = field(default_factory=dict)
+    # The plan of each guest.
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     planned: float | None = None
     begun: float = 0.0
 
@@ -86,7 +89,7 @@ def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None
             _settle(api)
         wrong: list[str] = []
         ends: list[float] = []
-        for some in (clusters[:FIRST], clusters[FIRST:]):
+        for some in (clusters[first : first + AT_ONCE] for first in range(0, CLUSTERS, AT_ONCE)):
             for cluster in some:
                 _plan(made, api, program, cluster)
             with progress.step(f"maintenance of {len(some)} nodes"):
@@ -229,7 +232,10 @@ def _plan(made: Cluster, api: Api, program: str, cluster: Played) -> None:
     except ValueError:
         raise Failure(f"plan of {cluster.drained}", result.stdout + result.stderr) from None
     node = plan["nodes"][0]
-    cluster.fates = {guest["name"]: fate for fate in ("moves", "stops", "blocks") for guest in node[fate]}
+    for fate in ("moves", "stops", "blocks"):
+        for guest in node[fate]:
+            cluster.fates[guest["name"]] = fate
+            cluster.entries[guest["name"]] = guest
     if node.get("end"):
         cluster.planned = _seconds(node["end"]) - _seconds(plan["at"])
 
@@ -285,7 +291,7 @@ def _compare(api: Api, clusters: Sequence[Played]) -> list[str]:
             else:
                 actual = "blocks" if _node(instance) == cluster.drained else "moves"
             if actual != planned:
-                wrong.append(f"{name} on {cluster.drained}: the plan said {planned}, and it {actual}")
+                wrong.append(f"{name} on {cluster.drained}: planned {planned}, and it {actual}: {json.dumps(cluster.entries[name])}")
     return wrong
 
 

@@ -31,6 +31,9 @@ COLLECTED = {
     "drydock_drain_guests_blocked": ("node", "reason"),
     "drydock_drain_estimated_end_timestamp_seconds": ("node",),
     "drydock_maintenance_pods_pending": ("node",),
+    "drydock_migration_slots_used": ("scope", "node"),
+    "drydock_migration_slots_limit": ("scope",),
+    "leader_election_master_status": ("name",),
     "kubevirt_vmi_migration_succeeded": ("namespace", "vmi", "vmim"),
     "kubevirt_vmi_migration_failed": ("namespace", "vmi", "vmim"),
 }
@@ -39,7 +42,7 @@ OTHERS = {"drydock_build": ("drydock_build_info", ("component", "version")), "dr
 # Programs with flags: name, the file of their command line.
 PROGRAMS = (("drydock-controller", "controller/src/args.rs"), ("drydock-agent", "agent/src/args.rs"))
 
-_NAME = r'"((?:drydock|kubevirt|process)_[a-z0-9_]+)"'
+_NAME = r'"((?:drydock|kubevirt|process|workqueue|leader)_[a-z0-9_]+)"'
 _TEXT = r'"((?:[^"\\]|\\[\s\S])+)"'
 _METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?(?:[a-z_]+\.)*?(\w+)(?:\.clone\(\))?[,)\s]|Kind::(\w+))?")
 _LOCAL = re.compile(r"let (\w+) = (Counter|Gauge)::default\(\);")
@@ -90,7 +93,8 @@ def metrics_page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
         "",
         f"{WRITE} makes this page from the source. Controllers and agents serve metrics on port 8080",
         "at `/metrics`, tunnels on 8081, as OpenMetrics. The leading controller alone exports those of migrations and drains, so that",
-        "sums are right. Names that begin with `kubevirt_` are KubeVirt's, with its labels.",
+        "sums are right. Names that begin with `kubevirt_` are KubeVirt's, with its labels; those of work queues and leader election",
+        "are client-go's.",
     ]
     for title, found in sections:
         lines += ["", f"## {title}", "", "| metric | labels | meaning |", "|---|---|---|"]

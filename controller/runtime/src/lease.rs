@@ -10,10 +10,12 @@
 mod election;
 mod elector;
 mod holder;
+mod metrics;
 mod staleness;
 
 pub use elector::{Candidacy, Leadership, Term, releases};
 pub use holder::{Held, Holding, LeaseHolder};
+pub use metrics::LeaderStatus;
 pub use staleness::Staleness;
 
 use crate::chain;

@@ -52,7 +52,7 @@ pub use refusal::is_refusal;
 pub use retry::{Backoff, jittered};
 pub use start::{Start, StartError, Threads, install_crypto};
 pub use watch::{Listing, Watch, WatchMetrics, Watches};
-pub use work_queue::{Requeue, WorkQueue};
+pub use work_queue::{Requeue, WorkQueue, WorkQueueMetrics};
 
 pub use prometheus_client::registry::Registry;
 pub use tokio_util::sync::CancellationToken;

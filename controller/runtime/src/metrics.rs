@@ -1,7 +1,7 @@
 //! The registry of metrics, with the metrics of every process.
 //!
 //! Structs of metrics are created by `register(&mut Registry) -> Self`; there are no globals. Names start with
-//! `drydock_`, except for the process metrics, whose standard names dashboards expect.
+//! `drydock_`, except for those that dashboards expect by a standard name: the process's, work queues' and leader's.
 
 use prometheus_client::{
     collector::Collector,
@@ -9,7 +9,10 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge, info::Info},
     registry::Registry,
 };
-use std::{fmt, fs};
+use std::{
+    fmt, fs,
+    sync::{Arc, OnceLock},
+};
 
 /// The value of a label with a small set of known values.
 pub(crate) type Label = &'static str;
@@ -24,6 +27,36 @@ pub fn registry(component: &'static str, version: &'static str) -> Registry {
     registry.register("drydock_build", "What runs", build);
     registry.register_collector(Box::new(ProcessUse));
     registry
+}
+
+/// A collector that is registered before its source exists. It exports nothing until [`Self::set`].
+#[derive(Debug)]
+pub struct Deferred<C>(Arc<OnceLock<C>>);
+
+impl<C> Clone for Deferred<C> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<C: Collector> Deferred<C> {
+    /// Registers the collector without a source.
+    pub fn register(registry: &mut Registry) -> Self {
+        let collector = Self(Arc::default());
+        registry.register_collector(Box::new(collector.clone()));
+        collector
+    }
+
+    /// Sets the source. Only the first call has an effect.
+    pub fn set(&self, source: C) {
+        let _ = self.0.set(source);
+    }
+}
+
+impl<C: Collector> Collector for Deferred<C> {
+    fn encode(&self, encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
+        self.0.get().map_or(Ok(()), |source| source.encode(encoder))
+    }
 }
 
 /// The resource usage of this process, read from /proc on each scrape.

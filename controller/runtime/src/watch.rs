@@ -34,7 +34,7 @@ use kube::{
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -344,6 +344,8 @@ pub struct WatchMetrics {
     lists: Family<NameLabel, Counter>,
     errors: Family<ErrorLabels, Counter>,
     unreadable: Family<NameLabel, Counter>,
+    failing: Family<NameLabel, Gauge>,
+    last_event: Family<NameLabel, Gauge>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -370,6 +372,13 @@ impl WatchMetrics {
             "drydock_watch_unreadable_objects",
             unreadable,
             metrics.unreadable.clone(),
+        );
+        let failing = "Whether a watch is broken, so that its objects may be outdated: 1 if it is";
+        registry.register("drydock_watch_failing", failing, metrics.failing.clone());
+        registry.register(
+            "drydock_watch_last_event_timestamp_seconds",
+            "When a watch was last seen to work: its last event, or the acceptance of its request",
+            metrics.last_event.clone(),
         );
         metrics
     }

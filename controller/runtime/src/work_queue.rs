@@ -31,8 +31,12 @@ use std::{
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+mod metrics;
 mod queue;
 
+pub use metrics::WorkQueueMetrics;
+
+use metrics::QueueMetrics;
 use queue::{Done, Queue, after};
 
 /// Delay after the first failure.
@@ -76,6 +80,7 @@ pub struct WorkQueue {
     at_once: usize,
     queue: Arc<Mutex<Queue>>,
     added: Trigger,
+    metrics: QueueMetrics,
 }
 
 impl fmt::Debug for WorkQueue {
@@ -88,19 +93,20 @@ impl fmt::Debug for WorkQueue {
 }
 
 impl WorkQueue {
-    /// Creates a queue that runs up to `at_once` reconciles concurrently.
-    pub fn new(name: &'static str, at_once: usize) -> Self {
+    /// Creates a queue that runs up to `at_once` reconciles concurrently, and counts in `metrics`.
+    pub fn new(name: &'static str, at_once: usize, metrics: &WorkQueueMetrics) -> Self {
         Self {
             name,
             at_once: at_once.max(1),
             queue: Arc::default(),
             added: Trigger::new(),
+            metrics: metrics.of_queue(name),
         }
     }
 
     /// Enqueues a key. Never waits and never fails; outside a term the key is discarded.
     pub fn add(&self, key: Key) {
-        if self.lock().add(key) {
+        if self.change(|queue| queue.add(key, Instant::now())) {
             self.added.notify();
         }
     }
@@ -147,7 +153,7 @@ impl WorkQueue {
             stopping
                 .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &reconcile)))
                 .await;
-            self.lock().close();
+            self.change(Queue::close);
         }
     }
 
@@ -162,14 +168,19 @@ impl WorkQueue {
         E: Error + 'static,
     {
         for key in all().await {
-            self.lock().add(key);
+            self.change(|queue| queue.add(key, Instant::now()));
         }
         let mut running = FuturesUnordered::new();
         loop {
             // After a pause of the process, the end of the term may not have been signalled yet.
             while running.len() < self.at_once && term.is_valid() {
                 let Some(key) = self.take() else { break };
-                running.push(async { (key.clone(), reconcile(key).await) });
+                running.push(async {
+                    let begun = Instant::now();
+                    let result = reconcile(key.clone()).await;
+                    self.metrics.ended(begun.elapsed(), result.is_err());
+                    (key, result)
+                });
             }
             let due = self.lock().next();
             let due = due.filter(|_| running.len() < self.at_once && term.is_valid());
@@ -182,30 +193,42 @@ impl WorkQueue {
     }
 
     fn take(&self) -> Option<Key> {
-        self.lock().take(Instant::now())
+        let now = Instant::now();
+        let (key, since) = self.change(|queue| queue.take(now))?;
+        self.metrics.begun(now - since);
+        Some(key)
     }
 
     fn done<W: Into<Requeue>, E: Error + 'static>(&self, key: Key, result: Result<W, E>) {
         let now = Instant::now();
         match result.map(Into::into) {
             Ok(Requeue::OnChange) => {
-                self.lock().done(key, &Done::OnChange, now);
+                self.change(|queue| queue.done(key, &Done::OnChange, now));
             }
             Ok(Requeue::At(at)) => {
                 let due = after(now, clock::until(at, clock::now()));
-                self.lock().done(key, &Done::At(due), now);
+                self.change(|queue| queue.done(key, &Done::At(due), now));
             }
             Err(error) => {
                 let shown = key.to_string();
-                let first = self.lock().done(key, &Done::Failed, now);
-                let (work, error) = (self.name, chain(&error));
+                let first = self.change(|queue| queue.done(key, &Done::Failed, now));
+                let (queue, error) = (self.name, chain(&error));
                 if first {
-                    tracing::warn!(work, key = shown, %error, "could not be seen to; tried again");
+                    tracing::warn!(queue, key = shown, %error, "reconcile failed, retrying");
                 } else {
-                    tracing::debug!(work, key = shown, %error, "could still not be seen to; tried again");
+                    tracing::debug!(queue, key = shown, %error, "reconcile failed again, retrying");
                 }
             }
         }
+    }
+
+    /// Changes the queue and updates the metrics of its length.
+    fn change<T>(&self, change: impl FnOnce(&mut Queue) -> T) -> T {
+        let mut queue = self.lock();
+        let result = change(&mut queue);
+        let (added, ready) = queue.readied();
+        self.metrics.readied(added, ready);
+        result
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {

@@ -22,6 +22,7 @@
 //! pod or its instance, or may have an outdated state.
 
 mod logged;
+mod metrics;
 
 use std::{sync::Arc, time::Duration};
 
@@ -51,7 +52,7 @@ use kube::{
     },
 };
 use serde_json::json;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{SemaphorePermit, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -63,6 +64,7 @@ use crate::{
     pods_by_owner::owner,
 };
 use logged::LoggedRefusals;
+pub(crate) use metrics::HeldEvictions;
 
 /// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
 /// mutating requests by default).
@@ -89,7 +91,7 @@ pub(crate) struct Evictions {
     pace: MigrationRate,
     /// Changes when a pod may go that could not before.
     news: watch::Receiver<u64>,
-    held: Arc<Semaphore>,
+    held: HeldEvictions,
     logged: Arc<LoggedRefusals>,
 }
 
@@ -103,9 +105,9 @@ struct Eviction {
 
 impl Eviction {
     /// Returns a place among the held evictions, if the eviction may be held and there is one.
-    fn place<'a>(&self, held: &'a Semaphore) -> Option<SemaphorePermit<'a>> {
+    fn place<'a>(&self, held: &'a HeldEvictions) -> Option<SemaphorePermit<'a>> {
         let may_be_held = !self.dry_run && !self.descheduler;
-        may_be_held.then(|| held.try_acquire().ok()).flatten()
+        may_be_held.then(|| held.place()).flatten()
     }
 }
 
@@ -147,7 +149,7 @@ impl Verdict {
 }
 
 impl Evictions {
-    /// Creates a review over these caches. `news` changes when one of them does.
+    /// Creates a review over these caches. `news` changes when one of them does; `held` counts the held evictions.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
@@ -155,6 +157,7 @@ impl Evictions {
         launchers: Launchers,
         pace: MigrationRate,
         news: watch::Receiver<u64>,
+        held: HeldEvictions,
     ) -> Self {
         Self {
             client,
@@ -163,7 +166,7 @@ impl Evictions {
             launchers,
             pace,
             news,
-            held: Arc::new(Semaphore::new(HELD_AT_ONCE)),
+            held,
             logged: Arc::default(),
         }
     }

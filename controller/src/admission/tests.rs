@@ -2,7 +2,7 @@
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_core::admission::{VERSION, change::CONTROLLER};
-use drydock_runtime::fake::api_server;
+use drydock_runtime::{Registry, fake::api_server};
 use kube::{
     Client,
     core::{
@@ -13,7 +13,11 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::{evictions::Evictions, handlers, migrations::ClusterState};
+use super::{
+    evictions::{Evictions, HeldEvictions},
+    handlers,
+    migrations::ClusterState,
+};
 use crate::{
     budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
     migration_rate::MigrationRate, migrations::Migrations, nodes::Nodes,
@@ -66,7 +70,8 @@ async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, cl
     let (_, news) = watch::channel(0);
     let migrations = Migrations::filled([]);
     let pace = MigrationRate::new(instances.clone(), migrations.clone());
-    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
+    let held = HeldEvictions::register(&mut Registry::default());
+    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news, held);
     let handlers = handlers(ConfigurationInForce::default(), state, evictions);
     let (_, handler) = handlers.get(path).unwrap();
     handler.review(question).await

@@ -9,18 +9,14 @@
 //! The remaining guests are read from the caches at each scrape, so that a node is exported exactly while it is being
 //! drained.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, OnceLock},
-};
+use std::{collections::BTreeMap, fmt};
 
 use drydock_api::{
     Hypervisor,
     hypervisor::{DrainStatus, RemainingState},
     maintenance::Group,
 };
-use drydock_runtime::{Cache, lease::Leadership};
+use drydock_runtime::{Cache, lease::Leadership, metrics::Deferred};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -40,7 +36,7 @@ const BOUNDS: [f64; 11] = [
 /// Exports metrics of drains. The gauges need the sources that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
-    watched: Arc<OnceLock<Watched>>,
+    gauges: Deferred<Watched>,
     took: Histogram,
 }
 
@@ -74,7 +70,7 @@ impl DrainMetrics {
     /// Registers the metrics. Gauges are not exported before [`Self::watch`].
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
-            watched: Arc::default(),
+            gauges: Deferred::register(registry),
             took: Histogram::new(BOUNDS),
         };
         registry.register(
@@ -82,15 +78,13 @@ impl DrainMetrics {
             "From the first request to empty a node until no virtual machine was left that had to go",
             metrics.took.clone(),
         );
-        registry.register_collector(Box::new(metrics.clone()));
         metrics
     }
 
     /// Exports gauges from these sources while this process leads. Every replica knows the values, but sums over
     /// replicas have to be right.
     pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
-        // Only the first call has an effect, and there is no second.
-        let _ = self.watched.set(Watched {
+        self.gauges.set(Watched {
             hypervisors,
             maintenances,
             leadership,
@@ -117,14 +111,12 @@ fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f6
     Some(seconds.max(0) as f64)
 }
 
-impl Collector for DrainMetrics {
+impl Collector for Watched {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        match self.watched.get() {
-            Some(watched) if watched.leadership.term().is_some() => {
-                encode(encoder, &gauges(&watched.hypervisors, &watched.maintenances))
-            }
-            _ => Ok(()),
+        if self.leadership.term().is_none() {
+            return Ok(());
         }
+        encode(encoder, &gauges(&self.hypervisors, &self.maintenances))
     }
 }
 
@@ -210,7 +202,7 @@ fn encode(mut encoder: DescriptorEncoder, gauges: &Gauges) -> fmt::Result {
         ),
         (
             "drydock_drain_estimated_end_timestamp_seconds",
-            "When none of them will be left, as far as it can be told from what was measured",
+            "When none of them will be left, estimated from measured migrations",
             ends,
         ),
         (

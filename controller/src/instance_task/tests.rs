@@ -41,7 +41,7 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
         Instances::filled([instance()]),
         Migrations::filled([]),
         launchers,
-        SilentAgents::new([]),
+        SilentAgents::new(|| ()),
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
     );
     (task, server, recorded)

@@ -54,7 +54,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         client,
         instances: Instances::filled([instance()]),
         migrations: Migrations::filled([]),
-        silent_agents: SilentAgents::new([]),
+        silent_agents: SilentAgents::new(|| ()),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         probed_pods: ProbedPods::default(),
     };

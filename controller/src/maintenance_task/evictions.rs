@@ -24,9 +24,11 @@ use kube::{Api, Client, api::PostParams};
 use serde_json::Value;
 use tracing::{debug, info};
 
+use super::MaintenanceQueues;
+
 /// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
-const MAX_CONCURRENT_RECONCILES: usize = 512;
+pub(super) const MAX_CONCURRENT_RECONCILES: usize = 512;
 
 /// Evictions of pods, by UID. Clones share them.
 #[derive(Clone)]
@@ -44,13 +46,13 @@ struct Entry {
 }
 
 impl Evictions {
-    /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued on `nodes`.
-    pub(super) fn new(client: Client, nodes: WorkQueue) -> Self {
+    /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued.
+    pub(super) fn new(client: Client, queues: &MaintenanceQueues) -> Self {
         Self {
             client,
             entries: Arc::default(),
-            work: WorkQueue::new("evictions", MAX_CONCURRENT_RECONCILES),
-            nodes,
+            work: queues.evictions.clone(),
+            nodes: queues.nodes.clone(),
         }
     }
 
@@ -202,7 +204,7 @@ impl Evictions {
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::fake::api_server;
+    use drydock_runtime::{WorkQueueMetrics, fake::api_server};
     use serde_json::json;
 
     use super::*;
@@ -210,7 +212,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pod_is_deleted_by_uid_with_the_requested_grace_period() {
         let (client, mut server) = api_server();
-        let evictions = Evictions::new(client, WorkQueue::new("nodes", 1));
+        let evictions = Evictions::new(client, &MaintenanceQueues::new(&WorkQueueMetrics::default()));
         let target = Target {
             namespace: "d".into(),
             name: "p".into(),

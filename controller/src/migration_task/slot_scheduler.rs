@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use drydock_core::{
@@ -11,9 +11,19 @@ use drydock_core::{
 };
 use jiff::Timestamp;
 
-/// Places and slots, and the migrations that wait for one.
-#[derive(Debug, Default)]
-pub(super) struct SlotScheduler(Mutex<State>);
+/// Places and slots, and the migrations that wait for one. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SlotScheduler(Arc<Mutex<State>>);
+
+/// Slots that migrations have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct UsedSlots {
+    pub(super) cluster: u32,
+    /// By the node that a guest leaves.
+    pub(super) sources: BTreeMap<String, u32>,
+    /// By the node at which a guest arrives.
+    pub(super) targets: BTreeMap<String, u32>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -102,15 +112,21 @@ impl SlotScheduler {
 
     /// Returns the nodes at which the maximum number of guests is arriving.
     pub(super) fn full_targets(&self, limits: &Migrations) -> Vec<String> {
-        let state = self.lock();
-        let mut arriving: BTreeMap<&str, u32> = BTreeMap::new();
-        for (_, _, target) in state.reservations.slots() {
-            *arriving.entry(target).or_default() += 1;
+        let full = self.used().targets.into_iter();
+        full.filter(|(_, count)| *count >= limits.inbound_per_node)
+            .map(|(node, _)| node)
+            .collect()
+    }
+
+    /// Returns how many slots are used.
+    pub(super) fn used(&self) -> UsedSlots {
+        let mut used = UsedSlots::default();
+        for (_, source, target) in self.lock().reservations.slots() {
+            used.cluster += 1;
+            *used.sources.entry(source.to_owned()).or_default() += 1;
+            *used.targets.entry(target.to_owned()).or_default() += 1;
         }
-        let full = arriving
-            .into_iter()
-            .filter(|(_, count)| *count >= limits.inbound_per_node);
-        full.map(|(node, _)| node.to_owned()).collect()
+        used
     }
 
     /// Removes a migration, given by name, that no longer exists according to the watch.

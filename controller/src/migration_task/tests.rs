@@ -1,5 +1,5 @@
 use drydock_runtime::{
-    EventMetrics, Reporter,
+    EventMetrics, Reporter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
@@ -55,7 +55,7 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
         launchers,
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         Deadlines::default(),
-        WorkQueue::new("migrations", 1),
+        WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
     );
     (task, server, recorded)
 }

@@ -1,24 +1,47 @@
-//! Metrics of migrations, under KubeVirt's names, computed from the cache at each scrape.
+//! Metrics of migrations, under KubeVirt's names.
+//!
+//! ```text
+//!  cache of migrations ──▶ at each scrape: how many are in each phase, and how those ended that are kept
+//!  a change of one ──────▶ histogram: how long it took to reach a phase
+//! ```
 
-use std::{
-    fmt,
-    sync::{Arc, OnceLock},
+use std::{collections::BTreeSet, fmt};
+
+use drydock_api::kubevirt::{
+    VirtualMachineInstanceMigration,
+    migration::{MigrationPhase, MigrationPhaseTransition},
 };
-
-use drydock_api::kubevirt::migration::MigrationPhase;
-use drydock_runtime::lease::Leadership;
+use drydock_runtime::{Change, lease::Leadership, metrics::Deferred};
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric},
-    metrics::{MetricType, gauge::ConstGauge},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, family::Family, gauge::ConstGauge, histogram::Histogram},
     registry::Registry,
 };
 
 use super::Migrations;
 
-/// Exports metrics of migrations, once [`Self::watch`] has set their source.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct MigrationMetrics(Arc<OnceLock<(Migrations, Leadership)>>);
+/// Bucket bounds in seconds: from one small guest to one that waits for its slot for an hour.
+const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0];
+
+/// Exports metrics of migrations. The gauges need the source that [`Self::watch`] sets.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationMetrics {
+    gauges: Deferred<Watched>,
+    reached: Family<PhaseLabel, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: &'static str,
+}
+
+/// The source of the gauges.
+#[derive(Debug)]
+struct Watched {
+    migrations: Migrations,
+    leadership: Leadership,
+}
 
 /// The number of migrations in each phase that has a metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,30 +62,77 @@ struct Over {
 }
 
 impl MigrationMetrics {
-    /// Registers the metrics. Nothing is exported before [`Self::watch`].
+    /// Registers the metrics. Gauges are not exported before [`Self::watch`].
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register_collector(Box::new(metrics.clone()));
+        let metrics = Self {
+            gauges: Deferred::register(registry),
+            reached: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
+        };
+        registry.register(
+            "kubevirt_vmi_migration_phase_transition_time_from_creation_seconds",
+            "From the creation of a migration until it reached a phase; Succeeded and Failed are its end",
+            metrics.reached.clone(),
+        );
         metrics
     }
 
-    /// Exports metrics of these migrations while this process leads. Every replica knows the values, but sums over
+    /// Exports gauges of these migrations while this process leads. Every replica knows the values, but sums over
     /// replicas have to be right.
     pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
-        // Only the first call has an effect, and there is no second.
-        let _ = self.0.set((migrations, leadership));
+        self.gauges.set(Watched { migrations, leadership });
+    }
+
+    /// Records the phases that a migration has reached by this change, if this process leads.
+    pub(crate) fn observe(&self, change: &Change<VirtualMachineInstanceMigration>, leadership: &Leadership) {
+        let Change::Object {
+            old: Some(old),
+            new: Some(new),
+            ..
+        } = change
+        else {
+            return;
+        };
+        for (phase, seconds) in reached(old, new) {
+            if leadership.term().is_some() {
+                self.reached.get_or_create(&PhaseLabel { phase }).observe(seconds);
+            }
+        }
     }
 }
 
-impl Collector for MigrationMetrics {
+/// Returns the phases that a migration has reached since `old`, each with the seconds since its creation.
+#[expect(clippy::cast_precision_loss, reason = "a migration lasts fewer than 2^52 seconds")]
+fn reached(old: &VirtualMachineInstanceMigration, new: &VirtualMachineInstanceMigration) -> Vec<(&'static str, f64)> {
+    let transitions = |migration: &VirtualMachineInstanceMigration| -> Vec<MigrationPhaseTransition> {
+        let status = migration.status.as_ref();
+        status.map_or_else(Vec::new, |status| status.phase_transition_timestamps.clone())
+    };
+    // A name can pass to another migration.
+    if old.metadata.uid != new.metadata.uid {
+        return Vec::new();
+    }
+    let Some(created) = &new.metadata.creation_timestamp else {
+        return Vec::new();
+    };
+    let known: BTreeSet<&str> = transitions(old).iter().map(|one| one.phase.as_str()).collect();
+    let added = transitions(new)
+        .into_iter()
+        .filter(|one| !known.contains(one.phase.as_str()));
+    added
+        .map(|one| {
+            let seconds = one.phase_transition_timestamp.duration_since(created.0).as_secs();
+            (one.phase.as_str(), seconds.max(0) as f64)
+        })
+        .collect()
+}
+
+impl Collector for Watched {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
-        match self.0.get() {
-            Some((migrations, leadership)) if leadership.term().is_some() => {
-                let (under_way, over) = counted(migrations);
-                encode(encoder, under_way, &over)
-            }
-            _ => Ok(()),
+        if self.leadership.term().is_none() {
+            return Ok(());
         }
+        let (under_way, over) = counted(&self.migrations);
+        encode(encoder, under_way, &over)
     }
 }
 
@@ -98,7 +168,7 @@ fn encode(mut encoder: DescriptorEncoder, under_way: UnderWay, over: &[Over]) ->
     for (name, help, count) in [
         (
             "kubevirt_vmi_migrations_in_unset_phase",
-            "Migrations that have not been looked at",
+            "Migrations that have not been reconciled",
             under_way.unset,
         ),
         (

@@ -4,6 +4,7 @@ use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failur
 use crate::{
     ReadyHandle,
     cache::{Cache, Change, Kept, Key, Problem, SyncState},
+    clock,
     tolerant_decode::TolerantDecode,
 };
 use kube::{Resource, runtime::watcher};
@@ -220,6 +221,15 @@ impl<K: Resource> Observer<K> {
     }
 
     fn sees(&mut self, synced: bool, problem: Option<Problem>) {
+        let label = NameLabel { watch: self.name };
+        // An optional kind that is not installed has no objects, so nothing can be outdated.
+        let is_complete = problem.is_none() || self.optional && problem == Some(Problem::KindMissing);
+        let failing = i64::from(!is_complete);
+        self.metrics.failing.get_or_create(&label).set(failing);
+        if is_complete {
+            let now = clock::now().as_second();
+            self.metrics.last_event.get_or_create(&label).set(now);
+        }
         let before = self.cache.sync_state();
         let after = SyncState { synced, problem };
         // The error text may differ with each attempt; a continued failure is not a change.

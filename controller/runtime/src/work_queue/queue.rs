@@ -20,7 +20,10 @@ use tokio::time::Instant;
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     open: bool,
-    ready: VecDeque<Key>,
+    /// The keys to reconcile, each with the time at which it became ready.
+    ready: VecDeque<(Key, Instant)>,
+    /// How many keys have become ready since [`Self::readied`] was last called.
+    readied: u64,
     /// The keys that wait for a time, ordered by it.
     waiting: BTreeSet<(Instant, Key)>,
     /// Contains only keys that have a state.
@@ -71,7 +74,7 @@ impl Queue {
     }
 
     /// Enqueues a key. Returns whether it becomes due earlier than before.
-    pub(super) fn add(&mut self, key: Key) -> bool {
+    pub(super) fn add(&mut self, key: Key, now: Instant) -> bool {
         if !self.open {
             return false;
         }
@@ -82,7 +85,7 @@ impl Queue {
                     backoff: None,
                 };
                 self.entries.insert(key.clone(), entry);
-                self.ready.push_back(key);
+                self.make_ready(key, now);
                 true
             }
             Some(entry) => match &mut entry.state {
@@ -102,22 +105,22 @@ impl Queue {
         }
     }
 
-    /// Returns the next key to reconcile; it is busy until [`done`](Self::done).
-    pub(super) fn take(&mut self, now: Instant) -> Option<Key> {
+    /// Returns the next key to reconcile, and since when it was ready; it is busy until [`done`](Self::done).
+    pub(super) fn take(&mut self, now: Instant) -> Option<(Key, Instant)> {
         while let Some((due, _)) = self.waiting.first()
             && *due <= now
         {
-            let (_, key) = self.waiting.pop_first()?;
+            let (due, key) = self.waiting.pop_first()?;
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.state = State::Ready;
             }
-            self.ready.push_back(key);
+            self.make_ready(key, due);
         }
-        let key = self.ready.pop_front()?;
+        let (key, since) = self.ready.pop_front()?;
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.state = State::Busy { again: false };
         }
-        Some(key)
+        Some((key, since))
     }
 
     /// Returns the earliest due time of the waiting keys.
@@ -154,12 +157,22 @@ impl Queue {
         }
         if due <= now {
             entry.state = State::Ready;
-            self.ready.push_back(key);
+            self.make_ready(key, now);
         } else {
             entry.state = State::Waiting { due, no_sooner };
             self.waiting.insert((due, key));
         }
         first
+    }
+
+    fn make_ready(&mut self, key: Key, since: Instant) {
+        self.ready.push_back((key, since));
+        self.readied += 1;
+    }
+
+    /// Returns how many keys have become ready since the last call, and how many are ready.
+    pub(super) fn readied(&mut self) -> (u64, usize) {
+        (std::mem::take(&mut self.readied), self.ready.len())
     }
 
     /// Returns the number of keys that are ready, busy or waiting.

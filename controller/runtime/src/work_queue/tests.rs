@@ -1,5 +1,5 @@
 use super::{
-    FIRST_WAIT, LONGEST_WAIT, Requeue, WorkQueue,
+    FIRST_WAIT, LONGEST_WAIT, Requeue, WorkQueue, WorkQueueMetrics,
     queue::{Done, Queue},
 };
 use crate::{
@@ -9,6 +9,7 @@ use crate::{
 };
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use jiff::{SignedDuration, Timestamp};
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use proptest::prelude::*;
 use serde_json::json;
 use std::{collections::BTreeMap, io, time::Duration};
@@ -24,14 +25,21 @@ fn open() -> Queue {
     queue
 }
 
+fn taken(queue: &mut Queue, now: Instant) -> Option<Key> {
+    queue.take(now).map(|(key, _)| key)
+}
+
 #[test]
 fn without_a_term_nothing_is_kept() {
     let mut queue = Queue::default();
     let now = Instant::now();
-    assert!(!queue.add(key("a")));
+    assert!(!queue.add(key("a"), now));
     queue.open();
-    assert!(queue.add(key("a")) && !queue.add(key("a")), "the same key is one key");
-    assert_eq!(queue.take(now), Some(key("a")));
+    assert!(
+        queue.add(key("a"), now) && !queue.add(key("a"), now),
+        "the same key is one key"
+    );
+    assert_eq!(taken(&mut queue, now), Some(key("a")));
     assert_eq!(queue.take(now), None);
     queue.close();
     assert_eq!(queue.len(), 0);
@@ -44,12 +52,12 @@ fn without_a_term_nothing_is_kept() {
 #[test]
 fn key_added_during_its_reconcile_is_reconciled_again() {
     let (mut queue, now) = (open(), Instant::now());
-    queue.add(key("a"));
+    queue.add(key("a"), now);
     queue.take(now);
-    assert!(!queue.add(key("a")));
+    assert!(!queue.add(key("a"), now));
     assert_eq!(queue.take(now), None, "one look at a time");
     queue.done(key("a"), &Done::OnChange, now);
-    assert_eq!(queue.take(now), Some(key("a")));
+    assert_eq!(taken(&mut queue, now), Some(key("a")));
     queue.done(key("a"), &Done::OnChange, now);
     assert_eq!((queue.take(now), queue.len()), (None, 0));
 }
@@ -59,15 +67,15 @@ fn a_time_is_waited_for_unless_something_changes() {
     let (mut queue, now) = (open(), Instant::now());
     let due = now + Duration::from_secs(10);
     for change in [false, true] {
-        queue.add(key("a"));
+        queue.add(key("a"), now);
         queue.take(now);
         queue.done(key("a"), &Done::At(due), now);
         assert_eq!((queue.next(), queue.take(now)), (Some(due), None));
         if change {
-            assert!(queue.add(key("a")));
-            assert_eq!(queue.take(now), Some(key("a")));
+            assert!(queue.add(key("a"), now));
+            assert_eq!(taken(&mut queue, now), Some(key("a")));
         } else {
-            assert_eq!(queue.take(due), Some(key("a")));
+            assert_eq!(taken(&mut queue, due), Some(key("a")));
         }
         queue.done(key("a"), &Done::OnChange, now);
         assert_eq!(queue.next(), None);
@@ -77,10 +85,10 @@ fn a_time_is_waited_for_unless_something_changes() {
 #[test]
 fn failures_wait_longer_and_longer_and_news_shorten_that() {
     let (mut queue, mut now) = (open(), Instant::now());
-    queue.add(key("a"));
+    queue.add(key("a"), now);
     let mut last = Duration::ZERO;
     for failure in 0..30 {
-        assert_eq!(queue.take(now), Some(key("a")), "failure {failure}");
+        assert_eq!(taken(&mut queue, now), Some(key("a")), "failure {failure}");
         assert_eq!(queue.done(key("a"), &Done::Failed, now), failure == 0);
         let wait = queue.next().unwrap() - now;
         assert!(wait <= LONGEST_WAIT);
@@ -91,21 +99,46 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
     assert!(last >= LONGEST_WAIT / 2);
     queue.take(now);
     queue.done(key("a"), &Done::Failed, now);
-    assert!(queue.add(key("a")));
+    assert!(queue.add(key("a"), now));
     assert_eq!(queue.take(now), None, "news do not make it spin");
-    assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
+    assert_eq!(taken(&mut queue, now + FIRST_WAIT), Some(key("a")));
     now += FIRST_WAIT;
     // Its own changes do not shorten the wait either.
-    queue.add(key("a"));
+    queue.add(key("a"), now);
     queue.done(key("a"), &Done::Failed, now);
     assert_eq!(queue.take(now), None);
-    assert_eq!(queue.take(now + FIRST_WAIT), Some(key("a")));
+    assert_eq!(taken(&mut queue, now + FIRST_WAIT), Some(key("a")));
     // A success resets the back-off.
     queue.done(key("a"), &Done::OnChange, now);
-    queue.add(key("a"));
+    queue.add(key("a"), now);
     queue.take(now);
     assert!(queue.done(key("a"), &Done::Failed, now));
     assert!(queue.next().unwrap() <= now + FIRST_WAIT);
+}
+
+#[test]
+fn ready_keys_are_counted_from_when_they_are_due() {
+    let (mut queue, now) = (open(), Instant::now());
+    let due = now + Duration::from_secs(10);
+    queue.add(key("a"), now);
+    queue.add(key("b"), now);
+    queue.add(key("b"), now);
+    assert_eq!(queue.readied(), (2, 2));
+    assert_eq!(queue.take(now + Duration::from_secs(1)), Some((key("a"), now)));
+    assert_eq!(queue.readied(), (0, 1));
+    queue.done(key("a"), &Done::At(due), now);
+    assert_eq!(queue.readied(), (0, 1), "a key that waits for a time is not ready");
+    assert_eq!(taken(&mut queue, now), Some(key("b")));
+    let late = due + Duration::from_secs(2);
+    assert_eq!(
+        queue.take(late),
+        Some((key("a"), due)),
+        "the wait for its time is no delay"
+    );
+    assert_eq!(queue.readied(), (1, 0));
+    queue.add(key("c"), late);
+    queue.close();
+    assert_eq!(queue.readied(), (0, 0), "the keys of a term end with it");
 }
 
 #[test]
@@ -130,10 +163,10 @@ proptest! {
             let name = names[index];
             match action {
                 0 | 1 => {
-                    queue.add(key(name));
+                    queue.add(key(name), now);
                     model.get_mut(name).unwrap().1 = true;
                 }
-                2 => if let Some(taken) = queue.take(now) {
+                2 => if let Some(taken) = taken(&mut queue, now) {
                     let state = model.get_mut(&*taken.name).unwrap();
                     prop_assert!(!state.0, "{taken} was busy");
                     *state = (true, false);
@@ -156,7 +189,7 @@ proptest! {
                 model.get_mut(name).unwrap().0 = false;
             }
         }
-        while let Some(taken) = queue.take(now + 2 * LONGEST_WAIT) {
+        while let Some(taken) = taken(&mut queue, now + 2 * LONGEST_WAIT) {
             model.get_mut(&*taken.name).unwrap().1 = false;
             queue.done(taken, &Done::OnChange, now);
         }
@@ -196,7 +229,7 @@ async fn wins(server: &mut ApiServer) {
 #[tokio::test(start_paused = true)]
 async fn a_term_begins_with_all_keys_and_ends_with_none() {
     let (leadership, mut server, process) = candidate();
-    let work = WorkQueue::new("things", 2);
+    let work = WorkQueue::new("things", 2, &WorkQueueMetrics::default());
     let (started, mut seen) = mpsc::unbounded();
     work.add(key("before"));
     let running = {
@@ -242,7 +275,8 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
 #[tokio::test(start_paused = true)]
 async fn reconciles_are_bounded_and_failures_are_isolated() {
     let (leadership, mut server, process) = candidate();
-    let work = WorkQueue::new("things", 2);
+    let mut registry = Registry::default();
+    let work = WorkQueue::new("things", 2, &WorkQueueMetrics::register(&mut registry));
     let (started, mut seen) = mpsc::unbounded();
     let stopping = process.stopping();
     let all = async || vec![key("stuck"), key("broken"), key("fine")];
@@ -264,6 +298,25 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
             order.push(seen.next().await.unwrap());
         }
         assert_eq!(order, ["stuck", "broken", "fine", "broken"]);
+        // Until the second attempt of the broken key has ended; the third one comes later.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        work.add(key("fine"));
+        work.add(key("more"));
+        let mut scraped = String::new();
+        encode(&mut scraped, &registry).unwrap();
+        for sample in [
+            r#"workqueue_depth{name="things"} 2"#,
+            // A retry is one of them.
+            r#"workqueue_adds_total{name="things"} 6"#,
+            r#"workqueue_retries_total{name="things"} 2"#,
+            r#"workqueue_queue_duration_seconds_count{name="things"} 4"#,
+            r#"workqueue_work_duration_seconds_count{name="things"} 3"#,
+        ] {
+            assert!(
+                scraped.lines().any(|line| line == sample),
+                "{sample} is missing in {scraped}"
+            );
+        }
     };
     tokio::select! {
         () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),

@@ -2,7 +2,10 @@
 
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_core::{configuration::Configuration, eviction::budget};
-use drydock_runtime::fake::{ApiServer, api_server};
+use drydock_runtime::{
+    Registry,
+    fake::{ApiServer, api_server},
+};
 use http::Method;
 use kube::core::admission::AdmissionReview;
 use serde_json::{Value, json};
@@ -83,7 +86,8 @@ fn evictions(
     let (changed, news) = watch::channel(0);
     let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
     let pace = MigrationRate::new(instances.clone(), migrations.clone());
-    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news);
+    let held = HeldEvictions::register(&mut Registry::default());
+    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news, held);
     (evictions, server, changed)
 }
 
@@ -289,7 +293,9 @@ async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
     });
     for (question, places) in [(by_descheduler, HELD_AT_ONCE), (review_request(|_| {}), 0)] {
         let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![]);
-        let _others = evictions.held.try_acquire_many((HELD_AT_ONCE - places) as u32).unwrap();
+        let _others: Vec<_> = (places..HELD_AT_ONCE)
+            .map(|_| evictions.held.place().unwrap())
+            .collect();
         let began = clock::Instant::now();
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             let delete = server.next_request().await;

@@ -4,7 +4,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use prometheus_client::{collector::Collector, encoding::text::encode, registry::Registry};
 use serde_json::json;
 
-use super::{DescriptorEncoder, Migrations, counted};
+use super::{DescriptorEncoder, Migrations, counted, reached};
 
 /// Exports the metrics of these migrations.
 #[derive(Debug)]
@@ -55,4 +55,50 @@ fn each_migration_is_counted_once() {
             r#"kubevirt_vmi_migration_failed{namespace="shop",vmi="db",vmim="bad"} 1"#,
         ]
     );
+}
+
+#[test]
+fn reached_phase_is_reported_once_with_its_time() {
+    let with = |uid: &str, phases: &[(&str, &str)]| -> VirtualMachineInstanceMigration {
+        let transitions = phases
+            .iter()
+            .map(|(phase, second)| json!({"phase": phase, "phaseTransitionTimestamp": format!("2026-01-01T00:00:{second}Z")}));
+        serde_json::from_value(json!({
+            "metadata": {"name": "m", "uid": uid, "creationTimestamp": "2026-01-01T00:00:10Z"},
+            "spec": {"vmiName": "db"},
+            "status": {"phaseTransitionTimestamps": transitions.collect::<Vec<_>>()},
+        }))
+        .unwrap()
+    };
+    let pending = ("Pending", "10");
+    let cases = [
+        ("nothing new", with("1", &[pending]), with("1", &[pending]), vec![]),
+        (
+            "the first",
+            with("1", &[]),
+            with("1", &[pending]),
+            vec![("Pending", 0.0)],
+        ),
+        (
+            "two at once",
+            with("1", &[pending]),
+            with("1", &[pending, ("Running", "13"), ("Succeeded", "25")]),
+            vec![("Running", 3.0), ("Succeeded", 15.0)],
+        ),
+        (
+            "a clock that went back",
+            with("1", &[]),
+            with("1", &[("Failed", "08")]),
+            vec![("Failed", 0.0)],
+        ),
+        (
+            "another migration of the name",
+            with("1", &[]),
+            with("2", &[pending]),
+            vec![],
+        ),
+    ];
+    for (case, old, new, expected) in cases {
+        assert_eq!(reached(&old, &new), expected, "{case}");
+    }
 }

@@ -3,8 +3,11 @@ use crate::{
     Process, Trigger,
     clock::Instant,
     fake::{ApiServer, ReceivedRequest, api_server},
+    lease::LeaderStatus,
+    metrics::Deferred,
 };
 use http::Method;
+use prometheus_client::{encoding::text::encode, registry::Registry};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -86,6 +89,33 @@ async fn a_renewal_is_one_small_request_every_two_seconds() {
     }
     assert_eq!(start.elapsed().as_secs(), 20);
     assert!(term.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_status_is_exported_while_the_term_is_valid() {
+    let (mut leadership, mut server, _process) = setup();
+    let mut registry = Registry::default();
+    let status = Deferred::register(&mut registry);
+    let scraped = || {
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        let mut samples = text.lines().filter(|line| !line.starts_with('#'));
+        samples.next().map(str::to_owned)
+    };
+    assert_eq!(scraped(), None, "there is no source yet");
+    status.set(LeaderStatus::new("drydock-controller", leadership.clone()));
+    let expected = |value| {
+        Some(format!(
+            r#"leader_election_master_status{{name="drydock-controller"}} {value}"#
+        ))
+    };
+    assert_eq!(scraped(), expected(0));
+    wins(&mut server).await;
+    leadership.elected().await;
+    assert_eq!(scraped(), expected(1));
+    // The whole process stood still: nothing has signalled the end of the term.
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert_eq!(scraped(), expected(0));
 }
 
 #[tokio::test(start_paused = true)]

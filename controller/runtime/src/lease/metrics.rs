@@ -1,0 +1,38 @@
+//! The metric of leader election, under the name and with the label of client-go's.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+use super::Leadership;
+
+/// Exports whether this process leads, by the clock at the scrape: after a long pause of the process it does not.
+#[derive(Debug)]
+pub struct LeaderStatus {
+    lease: &'static str,
+    leadership: Leadership,
+}
+
+impl LeaderStatus {
+    /// Creates the collector for the Lease of this name.
+    pub fn new(lease: &'static str, leadership: Leadership) -> Self {
+        Self { lease, leadership }
+    }
+}
+
+impl Collector for LeaderStatus {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let leads = i64::from(self.leadership.term().is_some());
+        let mut family = encoder.encode_descriptor(
+            "leader_election_master_status",
+            "Whether this process holds the Lease of this name: 1 if it does",
+            None,
+            MetricType::Gauge,
+        )?;
+        ConstGauge::new(leads).encode(family.encode_family(&[("name", self.lease)])?)
+    }
+}

@@ -1,0 +1,118 @@
+//! Metrics of work queues, under the names and with the label of client-go's, which dashboards of controllers expect.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+
+use crate::metrics::Label;
+
+/// Bucket bounds in seconds: a reconcile without a request takes less than a millisecond, requests that time out make
+/// one take half a minute.
+const BOUNDS: [f64; 9] = [0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0];
+
+/// Metrics of all work queues of a process.
+#[derive(Clone, Debug)]
+pub struct WorkQueueMetrics {
+    depth: Family<QueueLabel, Gauge>,
+    adds: Family<QueueLabel, Counter>,
+    retries: Family<QueueLabel, Counter>,
+    queued: Family<QueueLabel, Histogram, fn() -> Histogram>,
+    work: Family<QueueLabel, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct QueueLabel {
+    name: Label,
+}
+
+/// The metrics of one queue.
+#[derive(Clone, Debug)]
+pub(super) struct QueueMetrics {
+    depth: Gauge,
+    adds: Counter,
+    retries: Counter,
+    queued: Histogram,
+    work: Histogram,
+}
+
+impl Default for WorkQueueMetrics {
+    fn default() -> Self {
+        let histogram: fn() -> Histogram = || Histogram::new(BOUNDS);
+        Self {
+            depth: Family::default(),
+            adds: Family::default(),
+            retries: Family::default(),
+            queued: Family::new_with_constructor(histogram),
+            work: Family::new_with_constructor(histogram),
+        }
+    }
+}
+
+impl WorkQueueMetrics {
+    /// Creates the metrics and registers them in `registry`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::default();
+        registry.register(
+            "workqueue_depth",
+            "Keys that are ready to be reconciled, without those that wait for a time",
+            metrics.depth.clone(),
+        );
+        registry.register(
+            "workqueue_adds",
+            "Keys that became ready: by a change, a time that was due or a retry",
+            metrics.adds.clone(),
+        );
+        registry.register(
+            "workqueue_retries",
+            "Reconciles that failed; each is retried after a back-off",
+            metrics.retries.clone(),
+        );
+        registry.register(
+            "workqueue_queue_duration_seconds",
+            "How long a key was ready before its reconcile began",
+            metrics.queued.clone(),
+        );
+        registry.register(
+            "workqueue_work_duration_seconds",
+            "How long a reconcile took, successful or not",
+            metrics.work.clone(),
+        );
+        metrics
+    }
+
+    pub(super) fn of_queue(&self, name: Label) -> QueueMetrics {
+        let label = QueueLabel { name };
+        QueueMetrics {
+            depth: self.depth.get_or_create(&label).clone(),
+            adds: self.adds.get_or_create(&label).clone(),
+            retries: self.retries.get_or_create(&label).clone(),
+            queued: self.queued.get_or_create(&label).clone(),
+            work: self.work.get_or_create(&label).clone(),
+        }
+    }
+}
+
+impl QueueMetrics {
+    /// Records that `added` keys have become ready, of which there are now `ready`.
+    pub(super) fn readied(&self, added: u64, ready: usize) {
+        self.adds.inc_by(added);
+        self.depth.set(i64::try_from(ready).unwrap_or(i64::MAX));
+    }
+
+    /// Records that the reconcile of a key begins that was ready for `waited`.
+    pub(super) fn begun(&self, waited: Duration) {
+        self.queued.observe(waited.as_secs_f64());
+    }
+
+    /// Records the end of a reconcile.
+    pub(super) fn ended(&self, took: Duration, failed: bool) {
+        self.work.observe(took.as_secs_f64());
+        if failed {
+            self.retries.inc();
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What one reconcile of a migration has executed so far, and the status that it will write.
+
+use drydock_api::kubevirt::migration::MigrationPhase;
+use drydock_core::migration::{
+    cluster::{ClusterView, TargetPod},
+    record::Record,
+    status::Change,
+};
+use jiff::Timestamp;
+
+use super::{ReconcileError, observe::Gathered};
+
+/// What follows a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The state has changed: observe it and plan again.
+    Observe,
+    /// Write the status.
+    Write,
+    /// The migration is deleted.
+    Deleted,
+}
+
+/// The effects of one reconcile.
+pub(super) struct Execution {
+    /// The state that the status will record.
+    pub(super) record: Record,
+    /// The status to write.
+    pub(super) change: Change,
+    /// When this process created the target pod, if the watch does not show it yet.
+    pub(super) made: Option<Timestamp>,
+    /// Why the target pod could not be created now.
+    pub(super) failed: Option<ReconcileError>,
+}
+
+impl Execution {
+    /// Starts with the recorded state.
+    pub(super) fn new(record: Record, gathered: &Gathered, made: Option<Timestamp>) -> Self {
+        let instance = gathered.instance.as_ref();
+        Self {
+            record,
+            change: Change {
+                source_node: instance.and_then(|instance| instance.status.as_ref()?.node_name.clone()),
+                ..Change::default()
+            },
+            made,
+            failed: None,
+        }
+    }
+
+    /// Returns an observation with what was executed since.
+    pub(super) fn observed(&self, mut seen: ClusterView) -> ClusterView {
+        seen.record = self.record;
+        if self.made.is_some() {
+            seen.target_pod = TargetPod::Coming;
+        }
+        seen
+    }
+
+    /// Enters a phase.
+    pub(super) fn enter(&mut self, phase: MigrationPhase) -> Next {
+        if phase == MigrationPhase::Succeeded {
+            // Phases that were over within a moment were not written by themselves.
+            let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
+            let before = self.record.phase;
+            let skipped = skipped.into_iter().filter(|phase| Some(*phase) > before);
+            self.change.enter.extend(skipped);
+        }
+        self.record.phase = Some(phase);
+        self.change.enter.push(phase);
+        match phase {
+            // Both sides act on the written phase, so it is written before anything else is read.
+            MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed => Next::Write,
+            _ => Next::Observe,
+        }
+    }
+}

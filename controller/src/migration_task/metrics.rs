@@ -1,0 +1,118 @@
+//! Metrics of the slots of migrations, read at each scrape from the queue.
+
+use std::fmt;
+
+use drydock_core::configuration::Migrations;
+use drydock_runtime::{lease::Leadership, metrics::Deferred};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric},
+    metrics::{MetricType, gauge::ConstGauge},
+    registry::Registry,
+};
+
+use super::slot_scheduler::{SlotScheduler, UsedSlots};
+use crate::configuration_in_force::ConfigurationInForce;
+
+/// Exports used slots and their limits, once [`Self::watch`] has set their source.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotMetrics(Deferred<Watched>);
+
+#[derive(Debug)]
+struct Watched {
+    slots: SlotScheduler,
+    configuration: ConfigurationInForce,
+    leadership: Leadership,
+}
+
+impl SlotMetrics {
+    /// Registers the metrics. Nothing is exported before [`Self::watch`].
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        Self(Deferred::register(registry))
+    }
+
+    /// Exports these slots while this process leads: no other replica grants any.
+    pub(super) fn watch(&self, slots: SlotScheduler, configuration: ConfigurationInForce, leadership: Leadership) {
+        self.0.set(Watched {
+            slots,
+            configuration,
+            leadership,
+        });
+    }
+}
+
+impl Collector for Watched {
+    fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+        if self.leadership.term().is_none() {
+            return Ok(());
+        }
+        encode(encoder, &self.slots.used(), &self.configuration.get().migrations)
+    }
+}
+
+fn encode(mut encoder: DescriptorEncoder, used: &UsedSlots, limits: &Migrations) -> fmt::Result {
+    let help = "Migrations that may move their guest now: in the cluster, and by the node that it leaves or enters";
+    let mut family = encoder.encode_descriptor("drydock_migration_slots_used", help, None, MetricType::Gauge)?;
+    let mut sample = |scope, node: &str, count: u32| {
+        ConstGauge::new(count).encode(family.encode_family(&[("scope", scope), ("node", node)])?)
+    };
+    sample("cluster", "", used.cluster)?;
+    for (scope, nodes) in [("source", &used.sources), ("target", &used.targets)] {
+        for (node, count) in nodes {
+            sample(scope, node, *count)?;
+        }
+    }
+    let help = "Maximum number of such migrations: in the cluster, and for each node that guests leave or enter";
+    let mut family = encoder.encode_descriptor("drydock_migration_slots_limit", help, None, MetricType::Gauge)?;
+    for (scope, limit) in [
+        ("cluster", limits.per_cluster),
+        ("source", limits.outbound_per_node),
+        ("target", limits.inbound_per_node),
+    ] {
+        ConstGauge::new(limit).encode(family.encode_family(&[("scope", scope)])?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_core::configuration::Configuration;
+    use prometheus_client::encoding::text;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct TestCollector(UsedSlots);
+
+    impl Collector for TestCollector {
+        fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
+            encode(encoder, &self.0, &Configuration::default().migrations)
+        }
+    }
+
+    #[test]
+    fn used_slots_and_limits_are_exported_by_scope() {
+        let used = UsedSlots {
+            cluster: 3,
+            sources: [("a".to_owned(), 3)].into(),
+            targets: [("b".to_owned(), 2), ("c".to_owned(), 1)].into(),
+        };
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(TestCollector(used)));
+        let mut scraped = String::new();
+        text::encode(&mut scraped, &registry).unwrap();
+        let samples: Vec<&str> = scraped.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            samples,
+            [
+                r#"drydock_migration_slots_used{scope="cluster",node=""} 3"#,
+                r#"drydock_migration_slots_used{scope="source",node="a"} 3"#,
+                r#"drydock_migration_slots_used{scope="target",node="b"} 2"#,
+                r#"drydock_migration_slots_used{scope="target",node="c"} 1"#,
+                r#"drydock_migration_slots_limit{scope="cluster"} 5"#,
+                r#"drydock_migration_slots_limit{scope="source"} 2"#,
+                r#"drydock_migration_slots_limit{scope="target"} 2"#,
+            ]
+        );
+    }
+}

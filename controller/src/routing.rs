@@ -1,0 +1,176 @@
+//! Which reconcilers a change concerns: pure functions from a change to [`Route`]s, which [`Queues`] follows.
+//!
+//! ```text
+//!  change of ─────────▶ enqueues ──────────────────────────────────────── and wakes
+//!  instance             itself, its machine, replica sets and migrations
+//!    if drains see it   its PDB                                           drains, held evictions
+//!  migration            itself, the instances that it moves               drains
+//!    begun or ended     their machines
+//!  machine              itself, the PDB of its instance
+//!  launcher pod         its instance, its migrations, its PDB             drains, held evictions
+//!  PDB of an instance   itself                                            held evictions
+//!  other PDB            the PDBs of its namespace                         drains
+//!  maintenance          its node
+//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, default CPU model
+//!  pod on a node        the node's maintenances                           drains
+//!  agent's liveness                                                       sweeps
+//!  configuration                                                          sweeps, all PDBs, drains, held evictions,
+//!                                                                         its status
+//! ```
+//!
+//! A sweep reconciles all unfinished instances, or all migrations that wait for a node. Watches that a single task
+//! needs, such as those of replica sets and of Leases, enqueue the changed object itself and have no route here.
+//!
+//! [`Queues`]: crate::queues::Queues
+
+use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration};
+use drydock_runtime::{Change, Key};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+use crate::{
+    budget_task::concerned,
+    drain_task,
+    instances::sets_of_change,
+    migrations::{begun_or_ended, instances_of},
+};
+
+/// A reconciler, and what it has to reconcile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// This `VirtualMachineInstance`.
+    Instance(Key),
+    /// This `VirtualMachine`.
+    Machine(Key),
+    /// This `VirtualMachineInstanceReplicaSet`.
+    ReplicaSet(Key),
+    /// This `VirtualMachineInstanceMigration`.
+    Migration(Key),
+    /// The PDB of this instance.
+    Pdb(Key),
+    /// The maintenances of this node.
+    Maintenance(Key),
+    /// All instances that have not ended.
+    UnfinishedInstances,
+    /// All migrations that wait for a node.
+    WaitingMigrations,
+    /// The PDBs of all instances.
+    AllPdbs,
+    /// The drains of all nodes.
+    Drains,
+    /// The spread of the controller's own replicas over nodes.
+    Replicas,
+    /// The CPU model of virtual machines that name none.
+    DefaultModel,
+    /// The status of the configuration in force.
+    ConfigurationStatus,
+    /// The evictions that are held until a guest has moved.
+    HeldEvictions,
+}
+
+/// Returns the routes of a changed instance. `migrations_of` returns the unfinished migrations of an instance, or all
+/// of them if it was deleted.
+pub(crate) fn of_instance(
+    change: &Change<VirtualMachineInstance>,
+    migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>,
+) -> Vec<Route> {
+    let Change::Object { key, old, new } = change else {
+        return Vec::new();
+    };
+    let mut routes = vec![Route::Instance(key.clone()), Route::Machine(key.clone())];
+    routes.extend(sets_of_change(change).into_iter().map(Route::ReplicaSet));
+    routes.extend(migrations_of(key, new.is_none()).into_iter().map(Route::Migration));
+    if drain_task::concerns(old.as_deref(), new.as_deref()) {
+        routes.extend([Route::Pdb(key.clone()), Route::Drains, Route::HeldEvictions]);
+    }
+    routes
+}
+
+/// Returns the routes of a changed migration. Drains also have to know when the watch of migrations fails.
+pub(crate) fn of_migration(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Route> {
+    let mut routes = vec![Route::Drains];
+    if let Change::Object { key, .. } = change {
+        routes.push(Route::Migration(key.clone()));
+    }
+    routes.extend(instances_of(change).into_iter().map(Route::Instance));
+    routes.extend(begun_or_ended(change).into_iter().map(Route::Machine));
+    routes
+}
+
+/// Returns the routes of a changed machine, whose instance has the same key.
+pub(crate) fn of_machine(change: &Change<VirtualMachine>) -> Vec<Route> {
+    match change {
+        Change::Object { key, .. } => vec![Route::Machine(key.clone()), Route::Pdb(key.clone())],
+        Change::Unreadable { .. } | Change::SyncState(_) => Vec::new(),
+    }
+}
+
+/// Returns the routes of a changed launcher pod of this instance. `migrations_of` is that of [`of_instance`].
+pub(crate) fn of_launcher_pod(instance: Key, migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>) -> Vec<Route> {
+    let migrations = migrations_of(&instance, false).into_iter().map(Route::Migration);
+    let mut routes: Vec<Route> = migrations.collect();
+    routes.extend([
+        Route::Pdb(instance.clone()),
+        Route::Instance(instance),
+        Route::Drains,
+        Route::HeldEvictions,
+    ]);
+    routes
+}
+
+/// Returns the routes of a changed PDB. A foreign one may hold up any guest of its namespace; `instances_in` returns
+/// the instances of a namespace.
+pub(crate) fn of_pdb(change: &Change<PodDisruptionBudget>, instances_in: impl FnOnce(&str) -> Vec<Key>) -> Vec<Route> {
+    match concerned(change) {
+        Some((_, Some(instance))) => vec![Route::Pdb(instance), Route::HeldEvictions],
+        Some((namespace, None)) => {
+            let pdbs = instances_in(&namespace).into_iter().map(Route::Pdb);
+            pdbs.chain([Route::Drains]).collect()
+        }
+        None => Vec::new(),
+    }
+}
+
+/// Returns the routes of a node whose Node or Hypervisor has changed in a way that matters to virtual machines.
+pub(crate) fn of_node(node: &str, is_in_maintenance: bool) -> Vec<Route> {
+    let mut routes = vec![
+        Route::UnfinishedInstances,
+        Route::WaitingMigrations,
+        Route::Drains,
+        Route::Replicas,
+        Route::DefaultModel,
+    ];
+    if is_in_maintenance {
+        routes.push(Route::Maintenance(Key::cluster(node)));
+    }
+    routes
+}
+
+/// Returns the routes of a changed maintenance of this node.
+pub(crate) fn of_maintenance(node: &str) -> Vec<Route> {
+    vec![Route::Maintenance(Key::cluster(node))]
+}
+
+/// Returns the routes of a changed pod on this node, which is being drained.
+pub(crate) fn of_node_pod(node: &str) -> Vec<Route> {
+    vec![Route::Maintenance(Key::cluster(node)), Route::Drains]
+}
+
+/// Returns the routes of a change of the set of unresponsive agents.
+pub(crate) fn of_silent_agents() -> Vec<Route> {
+    vec![Route::UnfinishedInstances, Route::WaitingMigrations]
+}
+
+/// Returns the routes of a change of the configuration in force: it decides among others what an eviction does.
+pub(crate) fn of_configuration() -> Vec<Route> {
+    vec![
+        Route::UnfinishedInstances,
+        Route::WaitingMigrations,
+        Route::AllPdbs,
+        Route::Drains,
+        Route::HeldEvictions,
+        Route::ConfigurationStatus,
+    ]
+}
+
+#[cfg(test)]
+mod tests;

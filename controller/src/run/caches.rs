@@ -1,0 +1,149 @@
+//! The caches that several parts share. Each passes its changes through [`routing`] to the queues.
+
+use drydock_api::kubevirt::VirtualMachine;
+
+use super::Context;
+use crate::{
+    admission::evictions::Evictions, assume_cache::AssumeCache, budgets::Budgets,
+    configuration_in_force::ConfigurationInForce, drain_task::Previewer, instances::Instances, launchers::Launchers,
+    liveness_task::SilentAgents, machine_task::watch_machines, maintenances::Maintenances,
+    migration_rate::MigrationRate, migrations::Migrations, node_pods::NodePods, nodes::Nodes, queues::Queues,
+    rooms::Rooms, routing,
+};
+
+/// The shared caches.
+pub(super) struct Caches {
+    pub(super) configuration: ConfigurationInForce,
+    pub(super) migrations: Migrations,
+    pub(super) instances: Instances,
+    pub(super) machines: AssumeCache<VirtualMachine>,
+    pub(super) maintenances: Maintenances,
+    pub(super) silent_agents: SilentAgents,
+    pub(super) nodes: Nodes,
+    pub(super) rooms: Rooms,
+    pub(super) launchers: Launchers,
+    pub(super) node_pods: NodePods,
+    pub(super) rate: MigrationRate,
+    pub(super) previewer: Previewer,
+}
+
+impl Caches {
+    /// Starts the watches.
+    pub(super) fn start(context: &Context, queues: &Queues) -> Self {
+        let Context { client, watches, .. } = context;
+        let router = || queues.clone();
+        let (configuration, resolver) = ConfigurationInForce::start(
+            client,
+            watches,
+            context.args.configuration_namespaces.clone(),
+            queues.default_model.clone(),
+        );
+        let migrations = migrations(context, queues);
+        let instances = instances(context, queues, &migrations);
+        let queue = router();
+        let maintenances = Maintenances::start(client, watches, move |node| {
+            queue.follow(routing::of_maintenance(node));
+        });
+        let queue = router();
+        let silent_agents = SilentAgents::new(move || queue.follow(routing::of_silent_agents()));
+        let (queue, known) = (router(), maintenances.clone());
+        let nodes = Nodes::start(
+            client,
+            watches,
+            maintenances.clone(),
+            silent_agents.clone(),
+            move |node| {
+                queue.follow(routing::of_node(node, known.concerns(node)));
+            },
+        );
+        let queue = router();
+        resolver.start(&context.process, nodes.hypervisors.clone(), move || {
+            queue.follow(routing::of_configuration());
+        });
+        let gauges = (nodes.hypervisors.clone(), maintenances.clone());
+        context
+            .telemetry
+            .drains
+            .watch(gauges.0, gauges.1, context.leadership.clone());
+        let rooms = Rooms::start(client, watches, queues.rooms.clone());
+        let queue = router();
+        let machines = watch_machines(client, watches, move |change| queue.follow(routing::of_machine(change)));
+        let (queue, known) = (router(), migrations.clone());
+        let launchers = Launchers::start(
+            client,
+            watches,
+            machines.clone(),
+            (nodes.clone(), rooms.clone()),
+            budgets(context, queues, &instances),
+            configuration.clone(),
+            context.args.launcher_image.clone(),
+            move |instance| {
+                queue.follow(routing::of_launcher_pod(instance, |instance, deleted| {
+                    known.keys_of(instance, deleted)
+                }));
+            },
+        );
+        let queue = router();
+        let node_pods = NodePods::start(client, watches, move |node| queue.follow(routing::of_node_pod(node)));
+        let rate = MigrationRate::new(instances.clone(), migrations.clone());
+        let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone(), rate.clone());
+        Self {
+            configuration,
+            migrations,
+            instances,
+            machines,
+            maintenances,
+            silent_agents,
+            nodes,
+            rooms,
+            launchers,
+            node_pods,
+            rate,
+            previewer,
+        }
+    }
+
+    /// Returns the review of evictions over these caches.
+    pub(super) fn evictions(&self, context: &Context, queues: &Queues) -> Evictions {
+        Evictions::new(
+            context.client.clone(),
+            self.instances.clone(),
+            self.migrations.clone(),
+            self.launchers.clone(),
+            self.rate.clone(),
+            queues.held_evictions(),
+            context.telemetry.held_evictions.clone(),
+        )
+    }
+}
+
+fn migrations(context: &Context, queues: &Queues) -> Migrations {
+    let (queue, metrics, leadership) = (
+        queues.clone(),
+        context.telemetry.migrations.clone(),
+        context.leadership.clone(),
+    );
+    let migrations = Migrations::start(&context.client, &context.watches, move |change| {
+        metrics.observe(change, &leadership);
+        queue.follow(routing::of_migration(change));
+    });
+    let gauges = &context.telemetry.migrations;
+    gauges.watch(migrations.clone(), context.leadership.clone());
+    migrations
+}
+
+fn instances(context: &Context, queues: &Queues, migrations: &Migrations) -> Instances {
+    let (queue, known) = (queues.clone(), migrations.clone());
+    Instances::start(&context.client, &context.watches, move |change| {
+        queue.follow(routing::of_instance(change, |instance, deleted| {
+            known.keys_of(instance, deleted)
+        }));
+    })
+}
+
+fn budgets(context: &Context, queues: &Queues, instances: &Instances) -> Budgets {
+    let (queue, known) = (queues.clone(), instances.clone());
+    Budgets::start(&context.client, &context.watches, move |change| {
+        queue.follow(routing::of_pdb(change, |namespace| known.keys_in(namespace)));
+    })
+}

@@ -1,0 +1,80 @@
+//! The ports of the process: admission webhooks and the subresources API.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use super::{Context, VERSION, caches::Caches};
+use crate::{
+    admission::{
+        self, evictions::Evictions, maintenances::MaintenanceReview, migrations::ClusterState, removal::RemovalReview,
+    },
+    certificates::ServedCertificate,
+    replica_set_task::ReplicaSetTask,
+    subresources::{StreamTimeouts, SubresourcesServer},
+    webhook_server::{DEADLINE, LEAVE, WebhookServer},
+};
+
+/// Serves both ports with this certificate.
+///
+/// # Errors
+/// If an address is in use or not allowed.
+pub(super) async fn serve(
+    context: &Context,
+    caches: &Caches,
+    evictions: Evictions,
+    replica_sets: &ReplicaSetTask,
+    certificate: &ServedCertificate,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let Context {
+        args,
+        process,
+        client,
+        watches,
+        telemetry,
+        ..
+    } = context;
+    let previewer = caches.previewer.clone();
+    let maintenances = MaintenanceReview::new(
+        client.clone(),
+        caches.nodes.nodes.shown().clone(),
+        caches.maintenances.clone(),
+        &args.namespace,
+        Arc::new(move |node: &str| previewer.lines(node)),
+    );
+    let removal = RemovalReview::new(
+        caches.machines.shown().clone(),
+        caches.instances.clone(),
+        replica_sets.shown(),
+        caches.maintenances.clone(),
+    );
+    let state = ClusterState::new(client.clone(), caches.instances.clone(), caches.migrations.clone());
+    let webhooks = WebhookServer {
+        handlers: admission::handlers(caches.configuration.clone(), state, evictions)
+            .and(maintenances.handlers())
+            .and(removal.handlers()),
+        certificate: certificate.clone(),
+        metrics: telemetry.webhooks.clone(),
+        leave: LEAVE,
+        deadline: DEADLINE,
+    };
+    webhooks.serve(process, args.webhooks).await?;
+    let subresources = SubresourcesServer {
+        client: client.clone(),
+        configuration: caches.configuration.clone(),
+        certificate: certificate.clone(),
+        metrics: telemetry.subresources.clone(),
+        streams: telemetry.streams.clone(),
+        timeouts: StreamTimeouts {
+            idle: timeout(args.stream_idle_timeout),
+            total: timeout(args.stream_timeout),
+        },
+        version: VERSION,
+        leave: LEAVE,
+    };
+    subresources.serve(process, watches, args.subresources).await?;
+    Ok(())
+}
+
+/// Returns a timeout in seconds, of which 0 means none.
+fn timeout(seconds: u64) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds))
+}

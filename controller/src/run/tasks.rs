@@ -1,0 +1,248 @@
+//! The reconcilers. Each works while this process leads.
+
+use std::{convert::Infallible, time::Duration};
+
+use drydock_core::migration::deadlines::Deadlines;
+use drydock_runtime::Trigger;
+
+use super::{Context, caches::Caches};
+use crate::{
+    budget_task::BudgetTask,
+    certificates::{CertificatesTask, ConsoleCertificateTask, Place, ServedCertificate},
+    drain_task::DrainTask,
+    in_force_task::InForceTask,
+    instance_task::InstanceTask,
+    liveness_task::LivenessTask,
+    machine_task::MachineTask,
+    maintenance_task::{MaintenanceTask, Places},
+    migration_task::MigrationTask,
+    queues::Queues,
+    removal_task::RemovalTask,
+    replica_set_task::ReplicaSetTask,
+    replicas_task::ReplicasTask,
+};
+
+impl Context {
+    /// Spawns a task that ends only with the process.
+    fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        self.process.spawn_critical(name, async move {
+            task.await;
+            Ok::<_, Infallible>(())
+        });
+    }
+}
+
+/// Starts the watch of replica sets, which admission also uses.
+pub(super) fn replica_sets(context: &Context, caches: &Caches, queues: &Queues) -> ReplicaSetTask {
+    ReplicaSetTask::new(
+        context.client.clone(),
+        &context.watches,
+        caches.instances.clone(),
+        context.events.clone(),
+        &queues.replica_sets,
+    )
+}
+
+/// Spawns all reconcilers.
+pub(super) fn spawn(
+    context: &Context,
+    caches: Caches,
+    replica_sets: ReplicaSetTask,
+    certificate: ServedCertificate,
+    queues: &Queues,
+) {
+    let (process, leadership) = (&context.process, &context.leadership);
+    let queue = queues.replica_sets.clone();
+    context.spawn(
+        "reconciling replica sets",
+        replica_sets.run(process.clone(), leadership.clone(), queue),
+    );
+    spawn_guests(context, &caches, queues);
+    spawn_migrations(context, &caches, queues);
+    spawn_nodes(context, &caches, queues);
+    spawn_maintenances(context, caches, queues);
+    spawn_installation(context, certificate);
+}
+
+/// Machines, instances and their PDBs.
+fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
+    let (process, leadership) = (&context.process, &context.leadership);
+    let machines = MachineTask::new(
+        context.client.clone(),
+        caches.machines.clone(),
+        caches.instances.clone(),
+        caches.migrations.clone(),
+        context.events.clone(),
+    );
+    context.spawn(
+        "reconciling machines",
+        machines.run(process.clone(), leadership.clone(), queues.machines.clone()),
+    );
+    let instances = InstanceTask::new(
+        context.client.clone(),
+        caches.instances.clone(),
+        caches.migrations.clone(),
+        caches.launchers.clone(),
+        caches.silent_agents.clone(),
+        context.events.clone(),
+    );
+    let triggers = (queues.unfinished_instances.clone(), queues.rooms.clone());
+    context.spawn(
+        "reconciling instances",
+        instances.run(process.clone(), leadership.clone(), queues.instances.clone(), triggers),
+    );
+    let pdbs = BudgetTask::new(
+        context.client.clone(),
+        caches.instances.clone(),
+        caches.launchers.clone(),
+    );
+    let (queue, all) = (queues.pdbs.clone(), queues.all_pdbs.clone());
+    context.spawn(
+        "reconciling PDBs",
+        pdbs.run(process.clone(), leadership.clone(), queue, all),
+    );
+}
+
+/// Migrations and drains.
+fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
+    let (process, leadership) = (&context.process, &context.leadership);
+    let deadlines = Deadlines {
+        preparing: Duration::from_secs(context.args.migration_preparing),
+        starting: Duration::from_secs(context.args.migration_starting),
+        ..Deadlines::default()
+    };
+    let migrations = MigrationTask::new(
+        context.client.clone(),
+        caches.migrations.clone(),
+        caches.instances.clone(),
+        caches.launchers.clone(),
+        context.events.clone(),
+        deadlines,
+        queues.migrations.clone(),
+    );
+    migrations.export(&context.telemetry.slots, leadership);
+    context.spawn(
+        "reconciling migrations",
+        migrations.run(process.clone(), leadership.clone(), queues.waiting_migrations.clone()),
+    );
+    let drains = DrainTask::new(
+        context.client.clone(),
+        caches.previewer.clone(),
+        caches.node_pods.clone(),
+        context.events.clone(),
+        context.telemetry.drains.clone(),
+        queues.drains.clone(),
+    );
+    context.spawn("reconciling drains", drains.run(process.clone(), leadership.clone()));
+}
+
+/// The liveness of agents, the configuration in force, and the controller's own replicas.
+fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
+    let (process, leadership) = (&context.process, &context.leadership);
+    let liveness = LivenessTask::new(
+        context.client.clone(),
+        &context.watches,
+        leadership.clone(),
+        caches.silent_agents.clone(),
+        context.events.clone(),
+        context.telemetry.nodes.clone(),
+        process.clone(),
+    );
+    context.spawn("observing agents' Leases", liveness.run());
+    let in_force = InForceTask::new(
+        context.client.clone(),
+        &context.watches,
+        context.args.configuration_namespaces.clone(),
+        caches.configuration.clone(),
+        leadership.clone(),
+        queues.configuration_status.clone(),
+        context.telemetry.nodes.clone(),
+        process.clone(),
+    );
+    context.spawn("reconciling the status of the configuration", in_force.run());
+    let replicas = ReplicasTask::new(
+        context.client.clone(),
+        &context.watches,
+        (&context.args.namespace, context.args.pod_name.clone()),
+        (caches.nodes.clone(), caches.rooms.clone()),
+        queues.replicas.clone(),
+        leadership.clone(),
+        process.clone(),
+    );
+    context.spawn("keeping replicas on different nodes", replicas.run());
+}
+
+/// Maintenances of nodes.
+fn spawn_maintenances(context: &Context, caches: Caches, queues: &Queues) {
+    let own = &context.args.namespace;
+    let places = Places {
+        leases: context.args.lease_namespace.clone(),
+        kubevirt_leases: context
+            .args
+            .kubevirt_lease_namespace
+            .clone()
+            .unwrap_or_else(|| own.clone()),
+        own: own.clone(),
+    };
+    let maintenances = MaintenanceTask::new(
+        context.client.clone(),
+        &context.watches,
+        caches.maintenances,
+        caches.nodes,
+        caches.node_pods,
+        &places,
+        context.events.clone(),
+        &queues.maintenances,
+    );
+    let queue = queues.maintenances.nodes.clone();
+    context.spawn(
+        "reconciling maintenances",
+        maintenances.run(context.process.clone(), context.leadership.clone(), queue),
+    );
+}
+
+/// Certificates, and the protection of Drydock's own objects.
+fn spawn_installation(context: &Context, certificate: ServedCertificate) {
+    let Context {
+        args,
+        process,
+        client,
+        watches,
+        leadership,
+        telemetry,
+        ..
+    } = context;
+    let changed = Trigger::new();
+    let removal = RemovalTask::new(
+        client.clone(),
+        watches,
+        args.namespace.clone(),
+        &changed,
+        leadership.clone(),
+        process.clone(),
+    );
+    let console = ConsoleCertificateTask::new(
+        client.clone(),
+        watches,
+        &args.namespace,
+        leadership.clone(),
+        process.clone(),
+    );
+    let place = Place {
+        namespace: args.namespace.clone(),
+        configuration_namespaces: args.configuration_namespaces.clone(),
+    };
+    let certificates = CertificatesTask::new(
+        client.clone(),
+        watches,
+        place,
+        (removal.shown(), changed),
+        certificate,
+        leadership.clone(),
+        telemetry.certificates.clone(),
+        process.clone(),
+    );
+    context.spawn("renewing the webhook certificate", certificates.run());
+    context.spawn("renewing the console's certificate", console.run());
+    context.spawn("protecting Drydock from removal", removal.run());
+}

@@ -1,0 +1,56 @@
+//! All metrics of the process.
+
+use drydock_runtime::{
+    ClientMetrics, EventMetrics, Registry, WatchMetrics, WorkQueueMetrics, lease::LeaderStatus, metrics::Deferred,
+};
+
+use crate::{
+    admission::evictions::HeldEvictions,
+    certificates::CertificateMetrics,
+    drain_task::DrainMetrics,
+    metrics::Metrics,
+    migration_task::SlotMetrics,
+    migrations::MigrationMetrics,
+    subresources::{ActiveStreams, SubresourceMetrics},
+    webhook_server::WebhookMetrics,
+};
+
+/// The metrics of each part.
+pub(super) struct Telemetry {
+    pub(super) nodes: Metrics,
+    pub(super) watches: WatchMetrics,
+    pub(super) events: EventMetrics,
+    pub(super) client: ClientMetrics,
+    pub(super) work_queues: WorkQueueMetrics,
+    pub(super) leader: Deferred<LeaderStatus>,
+    pub(super) certificates: CertificateMetrics,
+    pub(super) webhooks: WebhookMetrics,
+    pub(super) subresources: SubresourceMetrics,
+    pub(super) streams: ActiveStreams,
+    pub(super) migrations: MigrationMetrics,
+    pub(super) slots: SlotMetrics,
+    pub(super) held_evictions: HeldEvictions,
+    pub(super) drains: DrainMetrics,
+}
+
+impl Telemetry {
+    /// Registers all metrics.
+    pub(super) fn register(registry: &mut Registry) -> Self {
+        Self {
+            nodes: Metrics::register(registry),
+            watches: WatchMetrics::register(registry),
+            events: EventMetrics::register(registry),
+            client: ClientMetrics::register(registry),
+            work_queues: WorkQueueMetrics::register(registry),
+            leader: Deferred::register(registry),
+            certificates: CertificateMetrics::register(registry),
+            webhooks: WebhookMetrics::register(registry),
+            subresources: SubresourceMetrics::register(registry),
+            streams: ActiveStreams::register(registry),
+            migrations: MigrationMetrics::register(registry),
+            slots: SlotMetrics::register(registry),
+            held_evictions: HeldEvictions::register(registry),
+            drains: DrainMetrics::register(registry),
+        }
+    }
+}
