@@ -34,19 +34,19 @@ const LIMIT: u64 = 8 * 1024 * 1024;
 /// Why there is no report at all.
 #[derive(Debug, Error)]
 pub(crate) enum InspectorError {
-    /// The child could not be started.
+    /// The inspection process could not be started.
     #[error("the inspection could not be started")]
     Start(#[source] io::Error),
-    /// The child's report could not be read.
+    /// The report of the inspection process could not be read.
     #[error("the inspection's report could not be read")]
     Read(#[source] io::Error),
-    /// The child ended without a report.
+    /// The inspection process ended without a report.
     #[error("the inspection ended with {0}: {1}")]
     Ended(String, String),
-    /// The child's report could not be parsed.
+    /// The report of the inspection process could not be parsed.
     #[error("the inspection's report makes no sense")]
     Garbled(#[source] serde_json::Error),
-    /// The child did not end.
+    /// The inspection process did not end in time and was killed.
     #[error("the inspection did not end within {} s and was killed", .0.as_secs())]
     Hung(Duration),
 }

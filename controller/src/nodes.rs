@@ -31,7 +31,7 @@ use kube::{Api, Client};
 use crate::{assume_cache::AssumeCache, liveness_task::SilentAgents, maintenances::Maintenances};
 use shared_facts::SharedFacts;
 
-/// Taint that confirms that a node is powered off, set by an administrator or a fencing operator.
+/// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Nodes and Hypervisors. Clones share the caches.

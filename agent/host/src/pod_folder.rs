@@ -44,7 +44,7 @@ const SECRETS: &str = "kubernetes.io~secret";
 /// Why a file in a pod's folder cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FolderError {
-    /// Not a name that Kubernetes or the launcher would use.
+    /// A name is invalid: neither Kubernetes nor the launcher would use it.
     #[error("{value:?} is not {what}")]
     BadName {
         /// What was expected.
@@ -52,13 +52,13 @@ pub enum FolderError {
         /// The actual value, at most 100 characters of it.
         value: String,
     },
-    /// The file, or a folder above it, does not exist.
+    /// A file in the pod's folder, or a folder above it, does not exist.
     #[error("there is no {path}")]
     NotThere {
         /// The path.
         path: PathBuf,
     },
-    /// A file of another kind is in its place.
+    /// A file in the pod's folder is of the wrong kind or too large.
     #[error("{path} is not used: {refusal}")]
     Refused {
         /// The path.
@@ -66,13 +66,13 @@ pub enum FolderError {
         /// What is wrong with it.
         refusal: Refusal,
     },
-    /// A socket on which no process listens or accepts.
+    /// No process listens on a socket in the pod's folder.
     #[error("nobody listens at {path}")]
     NotListening {
         /// The path.
         path: PathBuf,
     },
-    /// The kernel cannot open or read it.
+    /// The kernel cannot open or read a file in the pod's folder.
     #[error("cannot open {path}: {message}")]
     Unreadable {
         /// The path.

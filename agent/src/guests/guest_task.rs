@@ -71,20 +71,28 @@ pub(super) struct GuestTask {
 /// Why a guest cannot be served at present.
 #[derive(Debug, Error)]
 enum Trouble {
+    /// The pod's folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// A call to libvirt failed.
     #[error(transparent)]
     Call(#[from] CallError),
+    /// The manifest makes no valid domain.
     #[error(transparent)]
     Domain(#[from] DomainProblem),
+    /// libvirt's description of the running guest could not be parsed.
     #[error("libvirt describes the running guest in a way that is not understood")]
     Live(#[from] ParseError),
+    /// The pod's folder cannot be watched.
     #[error("its pod's folder cannot be watched")]
     Watch(#[source] std::io::Error),
+    /// The launcher's ready file could not be parsed.
     #[error("its launcher says that it is ready in a way that is not understood: {0}")]
     Ready(#[from] serde_json::Error),
+    /// The launcher has prepared a disk in a format that this version does not support.
     #[error("its launcher has prepared the disk {0} in a format that this version does not know")]
     DiskFormat(String),
+    /// The API server did not confirm whether the pod still exists.
     #[error("the API server does not say whether its pod is still there")]
     Api(#[from] kube::Error),
 }

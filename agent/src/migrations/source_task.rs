@@ -53,7 +53,7 @@ use crate::{
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
-/// Reason for a guest that stayed because libvirt gave up. The message is libvirt's error.
+/// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.
 const LIBVIRT_GAVE_UP: &str = "LibvirtGaveUp";
 /// Maximum number of steps before other events are handled: more than a migration has.
 const STEPS: usize = 16;

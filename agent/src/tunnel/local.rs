@@ -19,8 +19,10 @@ use serde_json::Value;
 /// Maximum length of a line in bytes.
 pub(crate) const LINE: usize = 1024 * 1024;
 
-/// Reason why a session ended ([`SessionState::ended`]): the source's libvirt has sent something that might resume
-/// the guest at the target without proof.
+/// Reason of the end of a session: the source's libvirt has sent a call that this version does not know, and that might
+/// resume the guest at the target without proof.
+///
+/// The session's state has it ([`SessionState::ended`]).
 pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtNotUnderstood";
 
 /// The role of a session in a migration.

@@ -24,15 +24,15 @@ pub const HOST_MODEL_REQUIRED_FEATURE: &str = "host-model-required-features.node
 pub const CPU_VENDOR: &str = "cpu-vendor.node.kubevirt.io/";
 /// Prefix of the two time stamp counter labels.
 pub const CPU_TIMER: &str = "cpu-timer.node.kubevirt.io/";
-/// Value: the time stamp counter's frequency in Hz.
+/// Frequency of the time stamp counter in Hz.
 pub const TSC_FREQUENCY: &str = "cpu-timer.node.kubevirt.io/tsc-frequency";
-/// Value: `true` or `false`, whether the counter can be scaled for guests.
+/// Whether the time stamp counter can be scaled for guests: `true` or `false`.
 pub const TSC_SCALABLE: &str = "cpu-timer.node.kubevirt.io/tsc-scalable";
 /// Prefix: Hyper-V enlightenments that KVM offers.
 pub const HYPERV: &str = "hyperv.node.kubevirt.io/";
 /// Prefix: machine types of the native architecture.
 pub const MACHINE_TYPE: &str = "machine-type.node.kubevirt.io/";
-/// Prefix: `<model>=true` if the node has every feature of the configured minimum CPU model.
+/// Prefix: the node has every feature of this CPU model, which is the configured minimum.
 ///
 /// These features get no labels of their own; workloads that need one of them select on this key.
 pub const CPU_MINIMUM: &str = "cpu-minimum.node.drydock.dev/";
@@ -61,11 +61,10 @@ pub const VM_ARCH_S390X: &str = "kubevirt.io/vm-arch-s390x";
 pub const SCHEDULABLE: &str = "kubevirt.io/schedulable";
 /// The kubelet pins CPUs (static CPU manager policy): `true` or `false`.
 pub const CPU_MANAGER: &str = "kubevirt.io/cpumanager";
-/// Guests on this node can have a network: `true` or `false`. Pods of guests with a network select on it.
+/// Guests on this node can have a network: `true` or `false`. Launcher pods of guests with a network select on it.
 pub const GUEST_NETWORK: &str = "drydock.dev/guest-network";
 
-/// Prefix: the name is the identity of a launcher pod, the value of its label
-/// [`LAUNCHER`](crate::kubevirt::names::LAUNCHER). The pod is bound to this node and has not ended.
+/// Prefix: the launcher pod whose label `drydock.dev/launcher` has this value is bound to this node and has not ended.
 ///
 /// The pod's required node affinity accepts a node with this label regardless of its other labels, so that a restarted
 /// kubelet admits the pod again.

@@ -26,11 +26,11 @@ pub const KIND: &str = "NodeMaintenance";
 pub const PLURAL: &str = "nodemaintenances";
 /// The version, the same in both groups.
 pub const VERSION: &str = "v1beta1";
-/// Finalizer of both operators: restores the node before the object is deleted.
+/// Finalizer of a NodeMaintenance: it stays until the node is restored. The name of both operators.
 pub const FINALIZER: &str = "foregroundDeleteNodeMaintenance";
-/// Label of a node in maintenance that excludes it from NodeHealthCheck; its value is `true`.
+/// Label of a node: excludes a node in maintenance from NodeHealthCheck; its value is `true`.
 pub const EXCLUDE_FROM_REMEDIATION: &str = "remediation.medik8s.io/exclude-from-remediation";
-/// Taint that Kubernetes also sets on cordoned nodes; without value, effect NoSchedule.
+/// Taint of a node: the node is cordoned or in maintenance; without value, effect NoSchedule.
 pub const UNSCHEDULABLE_TAINT: &str = "node.kubernetes.io/unschedulable";
 /// Holder of a node's Lease while it is in maintenance.
 pub const LEASE_HOLDER: &str = "node-maintenance";
@@ -42,9 +42,9 @@ pub const IN_PROGRESS: &str = "MaintenanceInProgress";
 pub const PLANNED: &str = "MaintenancePlanned";
 /// Field manager of these conditions.
 pub const FIELD_MANAGER: &str = "drydock-maintenance";
-/// Label of the Leases that reserve a node for a NodeMaintenance that is being created.
+/// Label of a Lease: it reserves a node for a NodeMaintenance that is being created.
 pub const RESERVATION: &str = "drydock.dev/maintenance-reservation";
-/// Annotation of such a Lease: the group and the name of the object.
+/// Annotation of such a Lease: group and name of the NodeMaintenance.
 pub const RESERVED_FOR: &str = "drydock.dev/reserved-for";
 
 /// The API groups that serve the kind.

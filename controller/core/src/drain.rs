@@ -50,7 +50,8 @@ use guest::{Situation, State};
 
 pub use target::{Competing, competing};
 
-/// The taint that a NodeMaintenance sets (the one of its operator).
+/// Taint of a node: the node is in maintenance, requested in the group `nodemaintenance.medik8s.io`; without value,
+/// effect NoSchedule.
 pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
 /// An eviction without other request belongs to a cordon of its node that is observed within this time. `kubectl drain`
 /// cordons before it evicts, but the watches for both are not synchronized.

@@ -131,17 +131,17 @@ pub enum Allowed {
 /// Why a pod may not be evicted. [`Refusal::text`] is the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is unknown whether the VMI exists.
+    /// It is unknown whether the VMI of the pod exists.
     InstanceUnknown,
-    /// A guest is about to arrive in the pod.
+    /// The pod is the target of a migration.
     TargetPod,
-    /// Its VMI is already marked.
+    /// The VMI is already marked to leave its node.
     InProgress,
-    /// Its VMI has just been marked.
+    /// The VMI has just been marked to leave its node.
     Triggered,
-    /// Its VMI must be migrated and cannot be.
+    /// The eviction strategy requires that the VMI is migrated, and it cannot be.
     NotMigratable,
-    /// Its VMI could not be marked.
+    /// The VMI could not be marked to leave its node.
     NotMarked,
     /// The Eviction object could not be parsed.
     Unreadable,

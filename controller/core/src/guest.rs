@@ -136,10 +136,12 @@ pub struct Observed<'a> {
     pub host_model_known: bool,
 }
 
-/// Reason of the condition [`AGENT_VERSION_NOT_SUPPORTED`](types::AGENT_VERSION_NOT_SUPPORTED).
+/// Reason of the condition [`AGENT_VERSION_NOT_SUPPORTED`](types::AGENT_VERSION_NOT_SUPPORTED): the guest agent lacks
+/// commands that KubeVirt requires.
 const UNSUPPORTED: &str = "RequiredCommandsMissing";
 
-/// Reason of the condition [`ACCESS_CREDENTIALS_SYNCHRONIZED`](types::ACCESS_CREDENTIALS_SYNCHRONIZED) if it is false.
+/// Reason of the condition [`ACCESS_CREDENTIALS_SYNCHRONIZED`](types::ACCESS_CREDENTIALS_SYNCHRONIZED): the credentials
+/// could not be set in the guest.
 const NOT_SYNCHRONIZED: &str = "NotSynchronized";
 
 /// Condition types that the agent writes; the admission policy for agents permits these.

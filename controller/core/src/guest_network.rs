@@ -49,19 +49,20 @@ pub struct Seen {
 /// Whether guests can have a network, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestNetwork {
-    /// They can.
+    /// Guests can use the pod network.
     Available,
-    /// They can, under the node's AppArmor profile: a pod that does not name the profile has no network.
+    /// Guests can use the pod network under the node's AppArmor profile; a pod that does not name the profile has no
+    /// network.
     AvailableWithAppArmor,
-    /// Not checked yet.
+    /// The node has not been inspected yet.
     Unknown,
-    /// The kubelet has no seccomp profile for launchers.
+    /// The kubelet has no seccomp profile for launcher pods.
     SeccompProfileMissing,
-    /// The kernel has no user namespaces, or allows each user none.
+    /// The kernel has no user namespaces, or allows each user none (`user.max_user_namespaces` is 0).
     UserNamespacesOff,
-    /// The kernel allows them to root only.
+    /// Only root may create user namespaces (`kernel.unprivileged_userns_clone` is 0).
     UserNamespacesForRootOnly,
-    /// AppArmor is on and the kernel has no profile for launchers.
+    /// AppArmor is enabled, and the kernel has no AppArmor profile for launcher pods.
     AppArmorProfileMissing,
 }
 

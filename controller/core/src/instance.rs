@@ -280,9 +280,9 @@ const OWN_CONDITIONS: [&str; 4] = [
     types::FENCING_REQUIRED,
 ];
 
-/// Reason of a final phase if the guest was lost with its node.
+/// Reason of a final phase: the guest was lost with its node.
 pub const NODE_GONE: &str = "NodeGone";
-/// Reason of a guest's `Ready` condition that is false because its node is unresponsive.
+/// Reason of an instance's condition `Ready`: its node does not respond, and the guest may still run there.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
 /// Plans the actions for an instance.

@@ -32,11 +32,11 @@ pub struct LabelPolicy {
 /// Why a node gets no labels about what guests can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
-    /// Not known yet, or never: existing labels stay as they are.
+    /// The node has not been inspected, or cannot be: existing labels stay as they are.
     NotInspected,
-    /// This architecture's guests are not supported.
+    /// Guests of the node's architecture are not supported: the node has no CPU labels.
     Architecture,
-    /// KVM cannot be used and the configuration does not allow emulation.
+    /// KVM cannot be used and the configuration does not allow emulation: the node has no CPU labels.
     EmulationNotAllowed,
 }
 

@@ -109,9 +109,9 @@ pub const GRACE_PERIOD: i64 = 30;
 /// Minimum grace period of a pod, in seconds: enough for libvirt to destroy the guest, and for the launcher to report
 /// how it ended. (With 0, the pod would vanish immediately, while its guest may still run.)
 pub(crate) const LEAST_GRACE_PERIOD: i64 = 5;
-/// Annotation with the container that kubectl uses if none is named.
+/// Annotation of a launcher pod: container that kubectl uses if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
-/// kubectl's annotation with the last applied configuration of an object.
+/// Annotation of an object: the configuration that kubectl applied last. It is not copied to pods.
 pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Returns the guest's shutdown grace period in seconds.

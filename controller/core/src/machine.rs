@@ -100,9 +100,9 @@ pub struct Event {
 /// Why a machine that should run has no instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Refusal {
-    /// There is an instance of its name that is not its own.
+    /// A VirtualMachineInstance of the same name exists and belongs to another owner.
     InstanceNotOwned,
-    /// The API server did not make the instance.
+    /// The API server rejected the VirtualMachineInstance.
     FailedCreate,
 }
 
@@ -116,7 +116,7 @@ impl Refusal {
     }
 }
 
-/// Reason of the condition `Ready` of a machine without an instance (KubeVirt's name for it).
+/// Reason of the condition `Ready`: the machine has no instance. KubeVirt's name.
 pub const NO_INSTANCE: &str = "VMINotExists";
 /// Reason of the event about an instance that ended before its guest ran.
 pub const START_FAILED: &str = "StartFailed";

@@ -13,9 +13,9 @@ use drydock_api::kubevirt::{
 /// Why a virtual machine cannot be live-migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Obstacle {
-    /// The guest has a host-model CPU, and libvirt has no host model on this node.
+    /// The guest has the CPU model `host-model`, and libvirt has no host model on this node.
     CpuMode,
-    /// A disk that exists only on this node and does not belong to the pod.
+    /// A disk exists only on this node and does not belong to the pod.
     Disks,
 }
 

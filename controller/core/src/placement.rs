@@ -59,9 +59,9 @@ pub use pod::could_take;
 pub use room::{NodeRoom, PodShare, Requests};
 pub use targets::{migration_targets, require_recorded_cpu, target_misfits};
 
-/// Kubernetes' node label with the architecture.
+/// Label of a node: its architecture.
 const ARCHITECTURE: &str = "kubernetes.io/arch";
-/// Node label with the node's own name, set by the kubelet.
+/// Label of a node: its own name, set by the kubelet.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 /// Families of machine types: prefix of the versioned names, and the name without a version.
 const FAMILIES: [(&str, &str); 4] = [

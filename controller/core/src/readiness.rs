@@ -7,15 +7,15 @@ use crate::labels;
 /// Whether a node accepts virtual machines, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// Accepted, with hardware virtualization.
+    /// The node accepts virtual machines, with hardware virtualization.
     Ready,
-    /// Accepted in emulation, which the configuration allows.
+    /// The node accepts virtual machines in emulation, which the configuration allows.
     ReadyByEmulation,
-    /// What guests can have has not been inspected yet.
+    /// The capabilities of the node have not been inspected yet.
     NotInspected,
-    /// Guests of this architecture are not supported.
+    /// Guests of the node's architecture are not supported.
     ArchitectureNotSupported,
-    /// KVM cannot be used and emulation is not allowed.
+    /// KVM cannot be used, and the configuration does not allow emulation.
     KvmUnavailable(KvmState),
 }
 

@@ -18,7 +18,7 @@ pub fn holds(conditions: &[Condition], type_: &str) -> bool {
     find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
 }
 
-/// Reason of an instance's condition `Ready` while its pod is being deleted. KubeVirt's.
+/// Reason of an instance's condition `Ready`: its pod is being deleted, which shuts the guest down. KubeVirt's name.
 pub const POD_TERMINATING: &str = "PodTerminating";
 
 /// Returns whether the pod of an instance is being deleted, which shuts its guest down.

@@ -18,7 +18,7 @@ pub enum CallError {
     /// libvirt refused the call.
     #[error(transparent)]
     Refused(LibvirtError),
-    /// There is no agent in the guest, or it does not respond. The connection remains usable.
+    /// The guest has no guest agent, or the agent does not respond. The connection remains usable.
     #[error("the guest's agent does not answer: {0}")]
     AgentSilent(LibvirtError),
     /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
@@ -29,7 +29,7 @@ pub enum CallError {
         /// The time limit.
         within: Duration,
     },
-    /// The connection ended, during the call or before it.
+    /// The connection to libvirt ended, during the call or before it.
     #[error("the connection to libvirtd was lost when {call}: {reason}{}", detail(error.as_ref()))]
     Lost {
         /// The call, in readable form.
@@ -42,7 +42,7 @@ pub enum CallError {
     /// The pod's folder or its content cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// This process could not open the connection.
+    /// No connection to libvirt could be opened.
     #[error("no connection can be made: {message}")]
     NotStarted {
         /// The kernel's error message.

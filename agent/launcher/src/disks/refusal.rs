@@ -86,7 +86,7 @@ pub(crate) enum Refusal {
     /// The data is not valid base64.
     #[error("{0} is not valid base64")]
     Base64(&'static str),
-    /// There is more data than a disk for it can hold.
+    /// The cloud-init data is larger than a disk for it may be.
     #[error("cloud-init's data has {0} bytes, more than the {1} that are possible")]
     TooMuchData(u64, u64),
     /// xorriso failed.

@@ -2,13 +2,13 @@
 
 /// Value of the label [`APP`] on launcher pods.
 pub const VIRT_LAUNCHER: &str = "virt-launcher";
-/// Label with the role of a pod.
+/// Label of a pod: its role, which is `virt-launcher` for launcher pods.
 pub const APP: &str = "kubevirt.io";
 /// Label of a pod: UID of its instance.
 pub const CREATED_BY: &str = "kubevirt.io/created-by";
-/// Label of an instance and its pods: name of the instance's VirtualMachine or of itself.
+/// Label of an instance and its pods: name of the instance's VirtualMachine, or of the instance itself.
 pub const VM_NAME: &str = "vm.kubevirt.io/name";
-/// Label of a launcher pod by which `virtctl expose` selects it: the name of its instance, shortened if it is too long.
+/// Label of a launcher pod: name of its instance, shortened if it is too long. `virtctl expose` selects the pod by it.
 pub const INSTANCE_ID: &str = "vmi.kubevirt.io/id";
 /// Label of an instance: the node whose agent manages it.
 pub const NODE_NAME: &str = "kubevirt.io/nodeName";
@@ -18,41 +18,42 @@ pub const DOMAIN: &str = "kubevirt.io/domain";
 pub const GUEST_RUNNING: &str = "drydock.dev/guest-running";
 /// Annotation of an instance: the generation of its VirtualMachine from which it was created.
 pub const VM_GENERATION: &str = "kubevirt.io/vm-generation";
-/// Annotation of an instance: identifies the template from which it was created.
+/// Annotation of an instance: digest of the VirtualMachine's template from which it was created.
 pub const TEMPLATE: &str = "drydock.dev/template";
-/// Annotation of a pod whose instance an eviction or a drain stops, so that the instance is started on another node.
+/// Annotation of a pod: an eviction or a drain stops its instance, so that the instance is started on another node.
 pub const EVICTED: &str = "drydock.dev/evicted";
-/// Label of a launcher pod and of the PDB that protects it, with a value that is unique to the pod.
+/// Label of a launcher pod and of the PDB that protects it: a value that is unique to the pod.
 pub const LAUNCHER: &str = "drydock.dev/launcher";
-/// Annotation of such a PDB: the name of the pod's instance.
+/// Annotation of such a PDB: name of the pod's instance.
 pub const INSTANCE: &str = "drydock.dev/instance";
-/// Annotation of an instance: the requester of its eviction, if it is relevant (KubeVirt's name).
+/// Annotation of an instance: requester of its eviction, if that is the descheduler (KubeVirt's name).
 pub const EVICTION_SOURCE: &str = "kubevirt.io/eviction-source";
 /// Value of [`EVICTION_SOURCE`].
 pub const DESCHEDULER: &str = "descheduler";
-/// Annotation of an Eviction: the requester (the descheduler's name).
+/// Annotation of an Eviction: requester; the descheduler sets `sigs.k8s.io/descheduler`.
 pub const REQUESTED_BY: &str = "requested-by";
 /// Value of [`REQUESTED_BY`].
 pub const BY_DESCHEDULER: &str = "sigs.k8s.io/descheduler";
-/// Annotation of a pod: if an eviction is refused, the pod is moved in the background (the descheduler's name).
+/// Annotation of a pod: a refused eviction moves the pod in the background (the descheduler's name).
 pub const REQUEST_EVICT_ONLY: &str = "descheduler.alpha.kubernetes.io/request-evict-only";
 /// Annotation of a pod: its eviction is in progress in the background (the descheduler's name).
 pub const EVICTION_IN_PROGRESS: &str = "descheduler.alpha.kubernetes.io/eviction-in-progress";
 /// Value of [`EVICTION_IN_PROGRESS`] if Drydock sets it.
 pub const BY_DRYDOCK: &str = "drydock";
-/// Annotation of an instance that cannot be migrated: what an eviction does instead of waiting forever.
+/// Annotation of an instance: with the value `restart`, an eviction shuts down an instance that cannot be migrated, and
+/// the instance is started on another node if its VirtualMachine specifies so.
 pub const EVACUATION_FALLBACK: &str = "drydock.dev/evacuation-fallback";
 /// Value of [`EVACUATION_FALLBACK`]: the instance is shut down, and started on another node if its VirtualMachine
 /// specifies so.
 pub const RESTART: &str = "restart";
 /// Name prefix of migrations that drain a node (KubeVirt's).
 pub const EVACUATION_PREFIX: &str = "kubevirt-evacuation-";
-/// Finalizer of an instance, until its guest has ended and its pods are deleted.
+/// Finalizer of an instance: it stays until the guest has ended and the pods are deleted.
 pub const FINALIZER: &str = "foregroundDeleteVirtualMachine";
-/// Finalizer of a VirtualMachine, until its instance is deleted.
+/// Finalizer of a VirtualMachine: it stays until the instance is deleted.
 pub const VM_FINALIZER: &str = "kubevirt.io/virtualMachineControllerFinalize";
 
-/// Finalizer of a migration, until both of its sides have settled (KubeVirt's name).
+/// Finalizer of a migration: it stays until both sides have settled (KubeVirt's name).
 pub const MIGRATION_FINALIZER: &str = "kubevirt.io/migrationJobFinalize";
 
 /// Types of conditions of an instance.
@@ -69,27 +70,27 @@ pub mod conditions {
     pub const AGENT_CONNECTED: &str = "AgentConnected";
     /// The guest agent lacks commands that KubeVirt requires.
     pub const AGENT_VERSION_NOT_SUPPORTED: &str = "AgentVersionNotSupported";
-    /// VMI: the users of the guest have the credentials that its guest agent sets.
+    /// The guest's users have the credentials that the guest agent sets.
     pub const ACCESS_CREDENTIALS_SYNCHRONIZED: &str = "AccessCredentialsSynchronized";
-    /// The instance's pod was scheduled, or the reason why not.
+    /// The instance's pod has been scheduled.
     pub const POD_SCHEDULED: &str = "PodScheduled";
-    /// Whether the instance's pod could be created and its images pulled.
+    /// The instance's pod could be created, and its volumes and images are available.
     pub const SYNCHRONIZED: &str = "Synchronized";
     /// Another node could run the guest.
     pub const MIGRATION_TARGET_AVAILABLE: &str = "MigrationTargetAvailable";
-    /// The instance's node is lost and no component can determine whether the guest still runs there.
+    /// The instance's node is lost, and it is unknown whether the guest still runs there.
     pub const FENCING_REQUIRED: &str = "FencingRequired";
     /// The instance has to leave its node.
     pub const EVICTION_REQUESTED: &str = "EvictionRequested";
-    /// A foreign PDB selects the instance's pod, so that no decision about its eviction is possible.
+    /// The instance's pod has no PodDisruptionBudget of Drydock: only the webhook protects it from evictions.
     pub const EVICTION_BUDGET_CONFLICT: &str = "EvictionBudgetConflict";
-    /// Of a VirtualMachine: its template has changed since its instance was created.
+    /// The template of the VirtualMachine has changed since its instance was created.
     pub const RESTART_REQUIRED: &str = "RestartRequired";
-    /// Of a VirtualMachine: its instance could not be created.
+    /// The VirtualMachine's instance could not be created.
     pub const FAILURE: &str = "Failure";
-    /// Of a replica set: its instances could not be created or deleted.
+    /// Instances of the replica set could not be created or deleted.
     pub const REPLICA_FAILURE: &str = "ReplicaFailure";
-    /// Of a replica set: it is paused.
+    /// The replica set is paused.
     pub const REPLICA_PAUSED: &str = "ReplicaPaused";
 }
 

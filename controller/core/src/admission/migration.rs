@@ -22,7 +22,7 @@ use super::{
 };
 use crate::migration::purpose::{EVACUATION, WORKLOAD_UPDATE};
 
-/// Label of a migration with the name of the instance that moves; clients list an instance's migrations by it.
+/// Label of a migration: name of the instance that moves; clients list an instance's migrations by it.
 pub const INSTANCE_LABEL: &str = "kubevirt.io/vmi-name";
 
 /// KubeVirt's messages, which clients know.

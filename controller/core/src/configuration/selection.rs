@@ -27,9 +27,9 @@ pub struct Reference {
 /// Why an object is not in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotInForce {
-    /// Its namespace is not among the searched ones.
+    /// The namespace of the object is not among those that are searched for configuration.
     Namespace,
-    /// This other object (`namespace/name`) takes precedence.
+    /// Another object (`namespace/name`) takes precedence.
     Superseded(String),
 }
 

@@ -7,7 +7,7 @@ pub enum DomainProblem {
     /// Drydock does not run guests of this architecture.
     #[error("guests of architecture `{0}` cannot be run; only x86_64 can")]
     UnsupportedArchitecture(String),
-    /// A machine type without PCI Express, or of another architecture.
+    /// The machine type has no PCI Express, or is of another architecture.
     #[error("machine type `{0}` cannot be run; `q35` and its versions can")]
     UnsupportedMachine(String),
     /// The spec does not set the guest's memory.
@@ -19,13 +19,13 @@ pub enum DomainProblem {
     /// The UUID is invalid.
     #[error("`{0}` is not a UUID")]
     BadUuid(String),
-    /// No CPUs, or more than the machine type supports.
+    /// The guest has no CPUs, or more than the machine type supports.
     #[error("the guest would have {0} CPUs; 1 to 255 are possible")]
     BadCpuCount(u64),
     /// The guest requires a feature that is masked on the node.
     #[error("the guest asks for CPU feature `{0}`, which is masked on this node")]
     FeatureMasked(String),
-    /// A timer with a setting that it does not support.
+    /// A timer has a setting that it does not support.
     #[error("timer `{timer}` cannot have {setting}")]
     BadTimer {
         /// Name of the timer in the manifest.
@@ -33,7 +33,7 @@ pub enum DomainProblem {
         /// The unsupported setting.
         setting: String,
     },
-    /// Two disks with the same name.
+    /// Two disks have the same name.
     #[error("disk `{0}` is there twice")]
     DuplicateDisk(String),
     /// The launcher has not prepared a disk.
@@ -47,22 +47,22 @@ pub enum DomainProblem {
         /// The path from the launcher.
         path: String,
     },
-    /// A disk that is both a disk and a CD-ROM.
+    /// A device is both a disk and a CD-ROM.
     #[error("`{0}` cannot be both a disk and a CD-ROM")]
     AmbiguousDisk(String),
-    /// A CD-ROM on a bus without CD-ROM drives.
+    /// A CD-ROM is on a bus without CD-ROM drives.
     #[error("CD-ROM `{0}` cannot be on bus virtio; sata and scsi are possible")]
     BadCdRomBus(String),
-    /// A read-only disk on a bus that supports only writable disks.
+    /// A read-only disk is on a bus that supports only writable disks.
     #[error("disk `{0}` cannot be read-only on bus sata; virtio and scsi are possible")]
     ReadOnlySataDisk(String),
-    /// A serial number that QEMU does not accept.
+    /// QEMU does not accept the serial number of a disk.
     #[error("the serial number of disk `{0}` may have letters, digits, spaces, `.`, `+`, `-` and `_` only")]
     BadDiskSerial(String),
-    /// Two devices at one position in the boot order, or position 0.
+    /// Two devices have the same position in the boot order, or a device has position 0.
     #[error("place {0} in the order of booting is 0 or given twice")]
     BadBootOrder(u32),
-    /// A MAC address that a network card cannot have.
+    /// An interface has a MAC address that a network card cannot have.
     #[error("interface `{interface}` cannot have MAC address `{address}`")]
     BadMacAddress {
         /// Name of the interface.
@@ -70,7 +70,7 @@ pub enum DomainProblem {
         /// The address.
         address: String,
     },
-    /// The port is invalid.
+    /// A port of an interface is invalid.
     #[error("interface `{interface}` has port {port}; 1 to 65535 are possible")]
     BadPort {
         /// Name of the interface.
@@ -78,10 +78,10 @@ pub enum DomainProblem {
         /// The port.
         port: i32,
     },
-    /// More devices than places.
+    /// A bus has fewer places than devices.
     #[error("there are too many devices on bus {0}")]
     TooManyDevices(&'static str),
-    /// A text with characters that XML cannot represent, or that are invisible.
+    /// A text has characters that XML cannot represent, or that are invisible.
     #[error("a text for `{place}` has control characters: {text:?}")]
     ControlCharacters {
         /// The element or attribute of libvirt's XML.

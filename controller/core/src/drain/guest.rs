@@ -52,35 +52,35 @@ pub enum State {
 /// Why a guest is still on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its migration is next, or running.
+    /// The migration of the virtual machine is next, or running.
     Migration,
-    /// Its migration waits, for the reason in its own condition.
+    /// The migration waits; the reason is that of its own condition `Waiting`.
     Queued(String),
-    /// Its last migration has failed, and the next attempt is not due yet.
+    /// The last migration failed, and the next attempt is not due yet.
     BackOff,
-    /// Its agent has not reported its migratability yet.
+    /// The agent has not reported yet whether the virtual machine can be live migrated.
     NotKnownYet,
-    /// A component other than Drydock is to move it.
+    /// A component other than Drydock is to move the virtual machine (eviction strategy `External`).
     External,
-    /// The API server refuses the step for it.
+    /// The API server rejects the request that would move the virtual machine.
     Refused,
-    /// It cannot be migrated.
+    /// The virtual machine cannot be live migrated; its condition `LiveMigratable` has the reason.
     NotMigratable,
-    /// No other node can take it.
+    /// No other node can take the virtual machine; its condition `MigrationTargetAvailable` has the reason.
     NoTarget,
-    /// All attempts have failed.
+    /// All attempts to migrate the virtual machine have failed.
     CannotEvacuate,
-    /// Nothing has requested it to leave: its node is only cordoned.
+    /// The node is only cordoned: nothing has requested the virtual machine to leave.
     NotRequested,
-    /// A foreign PodDisruptionBudget allows no eviction of its pod now.
+    /// A PodDisruptionBudget that is not Drydock's allows no eviction of the pod now.
     DisruptionBudget,
-    /// It is being deleted.
+    /// The virtual machine is being deleted.
     Deleted,
-    /// Its pod is being deleted, which shuts it down.
+    /// The pod is being deleted, which shuts the virtual machine down.
     PodTerminating,
-    /// Nothing prevents its shutdown.
+    /// The eviction strategy does not protect the virtual machine: its eviction shuts it down.
     NotProtected,
-    /// It cannot be migrated, and is to be restarted elsewhere instead.
+    /// The virtual machine cannot be migrated: its eviction shuts it down, and it is started on another node.
     Restart,
 }
 

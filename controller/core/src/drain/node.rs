@@ -13,17 +13,17 @@ use super::DrainingNode;
 /// Whether a node is safe to power off: nothing is on it that a drain would have to move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// It is safe to power off.
+    /// Nothing is left on the node that a drain would move: it is safe to power off.
     Yes,
     /// No drain is requested, and new pods may arrive at any time.
     NotRequested,
-    /// Virtual machines are on it.
+    /// Virtual machines are on the node.
     GuestsLeft(usize),
-    /// Virtual machines are about to arrive on it.
+    /// Virtual machines are migrating to the node.
     GuestsArriving(usize),
-    /// Other pods are on it that a drain would evict.
+    /// Other pods are on the node that a drain would evict.
     PodsLeft(usize),
-    /// It is not known yet which pods are on it.
+    /// It is not known yet which pods are on the node.
     NotKnown,
 }
 

@@ -19,7 +19,7 @@ const UNSCHEDULED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 const UNPREPARED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 /// Interval between lists of a stuck pod's events: no watch covers them.
 const EVENTS_EVERY: SignedDuration = SignedDuration::from_secs(30);
-/// Reason of a pod that no scheduler handles. Kubernetes has no reason for that.
+/// Reason of a pending pod: no scheduler handles the pod. Kubernetes has no reason for that.
 pub const NOT_SCHEDULED: &str = "NotScheduled";
 /// Reasons of a waiting container that starts normally.
 const USUAL: [&str; 2] = ["ContainerCreating", "PodInitializing"];

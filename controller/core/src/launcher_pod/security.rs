@@ -5,8 +5,9 @@ use k8s_openapi::api::core::v1::{
     AppArmorProfile, Capabilities, PodSecurityContext, SeccompProfile, SecurityContext, Sysctl,
 };
 
-/// Annotation of an instance: the AppArmor profile on its node that confines its pod. passt cannot start under the
-/// default profile of container runtimes.
+/// Annotation of an instance: AppArmor profile on its node that confines its pod.
+///
+/// passt cannot start under the default profile of container runtimes.
 pub const APP_ARMOR_PROFILE: &str = "drydock.dev/app-armor-profile";
 
 /// Returns the security context of the whole pod.

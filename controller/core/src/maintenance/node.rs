@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::conditions::whole_seconds;
 
 const NO_SCHEDULE: &str = "NoSchedule";
-/// Taint of a node whose kubelet is unresponsive.
+/// Taint of a node: its kubelet does not respond.
 const UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 
 /// Returns whether a node is unschedulable.

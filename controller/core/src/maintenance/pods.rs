@@ -24,7 +24,7 @@ use super::{
 };
 use crate::pod_state::is_final;
 
-/// Annotation of a pod that the kubelet has read from a file.
+/// Annotation of a pod: the kubelet created the pod from a file, so it is never evicted.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 /// A pod that still exists this long after its grace period is overdue: the kubelet kills it at the end of that
 /// period.
@@ -53,25 +53,25 @@ pub enum Verdict {
 /// Why a pod has not left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// Its eviction is in progress.
+    /// The eviction of the pod is in progress.
     Evicting,
-    /// It is terminating, within its grace period.
+    /// The pod is terminating, within its grace period.
     Terminating,
-    /// Its namespace is being deleted, and the pod with it.
+    /// The pod's namespace is being deleted, and the pod with it.
     NamespaceTerminating,
-    /// A webhook deferred its eviction, for example until a virtual machine has migrated.
+    /// A webhook deferred the eviction, for example until a virtual machine has migrated.
     EvictionDeferred,
-    /// Its grace period is over, and it still exists.
+    /// The pod's grace period is over, and the pod still exists.
     TerminationOverdue,
-    /// It has ended, and a finalizer keeps the object.
+    /// The pod has ended, and a finalizer keeps the object.
     HeldByFinalizers,
-    /// A PDB blocks its eviction.
+    /// A PodDisruptionBudget blocks the eviction.
     BlockedByBudget,
-    /// Its eviction failed.
+    /// The eviction failed.
     EvictionFailed,
-    /// Several PDBs match it, so that Kubernetes never evicts it.
+    /// Several PodDisruptionBudgets match the pod, so Kubernetes never evicts it.
     SeveralBudgets,
-    /// It is being deleted, and its node does not report whether it has ended.
+    /// The pod is being deleted, and its node does not report whether it has ended.
     NodeUnreachable,
 }
 

@@ -14,13 +14,16 @@ use crate::conditions::{Status, condition, find, holds, whole_seconds};
 pub const DRAINED: &str = "Drained";
 /// Condition: the node is closed to new pods.
 pub const CORDONED: &str = "Cordoned";
-/// Condition: we hold the node's Lease.
+/// Condition: Drydock holds the node's Lease.
 pub const LEASE_HELD: &str = "LeaseHeld";
 
+/// Reason of [`LEASE_HELD`]: another client holds the Lease, and the maintenance waits for it.
 const HELD_BY_OTHER: &str = "HeldByOther";
+/// Reason of [`LEASE_HELD`]: the Lease could not be renewed.
 const RENEWAL_FAILED: &str = "RenewalFailed";
+/// Reason of [`LEASE_HELD`]: the Lease could not be acquired.
 const ACQUISITION_FAILED: &str = "AcquisitionFailed";
-/// Reason of the condition [`DRAINED`] of a maintenance whose node has been restored.
+/// Reason of [`DRAINED`]: the maintenance has ended and its node is restored.
 const ENDED: &str = "Ended";
 /// Maximum number of pods in the message of a condition.
 const NAMED: usize = 3;
@@ -61,11 +64,11 @@ impl Phase {
 /// Why a maintenance failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// There is no such node. The maintenance continues once the node exists again.
+    /// The node does not exist. The maintenance continues once the node exists again.
     NodeNotFound,
-    /// Another maintenance of the node counts. This one begins when that one is gone.
+    /// Another maintenance of the node is in force. This maintenance begins when the other one is deleted.
     AnotherMaintenance,
-    /// Another client holds the Lease, or it could not be written for too long.
+    /// Another client holds the Lease of the node, or the Lease could not be written for too long.
     LeaseLost,
     /// The node was not empty in time.
     TimedOut,

@@ -100,7 +100,7 @@ pub struct ClusterView {
 /// Why a migration has failed or is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failure {
-    /// An older migration of the same VMI exists.
+    /// An older migration of the same VMI has not ended.
     AnotherMigration,
     /// The VMI does not exist.
     InstanceMissing,
@@ -110,7 +110,7 @@ pub enum Failure {
     NotMigratable,
     /// The migration was deleted.
     Canceled,
-    /// A deadline has passed.
+    /// A deadline of the migration has passed.
     Overdue,
     /// The target pod was deleted.
     PodRemoved,

@@ -2,9 +2,9 @@
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 
-/// Annotation of a migration that evacuates a node (KubeVirt's name). Its value is the node.
+/// Annotation of a migration that evacuates a node: name of the node (KubeVirt's name).
 pub const EVACUATION: &str = "kubevirt.io/evacuationMigration";
-/// Annotation of a migration that moves a guest into a newer pod (KubeVirt's name).
+/// Annotation of a migration: it moves a guest into a newer pod (KubeVirt's name).
 pub const WORKLOAD_UPDATE: &str = "kubevirt.io/workloadUpdateMigration";
 
 /// The purpose of a migration.

@@ -52,7 +52,9 @@ pub const MAX_OVERTAKING: SignedDuration = SignedDuration::from_mins(5);
 pub const TARGET_POD_OVERCOMMIT: usize = 2;
 
 /// Annotation of a migration that evacuates a node: its position in the drain plan among migrations created at the same
-/// time. Only the controller creates such migrations.
+/// time.
+///
+/// Only the controller creates such migrations.
 pub const ORDER: &str = "drydock.dev/drain-order";
 
 /// Returns a migration's position among migrations of the same urgency and age.

@@ -26,7 +26,7 @@ use crate::instance::ending::rejection;
 /// rejection at the earliest: a kubelet corrects its node's status within 10 s (its `nodeStatusUpdateFrequency`).
 pub const ATTEMPTS: usize = 5;
 
-/// Reason of the wait for another target pod.
+/// Reason of a wait: the kubelet rejected the target pod, and another pod is created.
 pub const TARGET_POD_REJECTED: &str = "TargetPodRejected";
 
 /// The newest target pod was rejected, and another may be created.

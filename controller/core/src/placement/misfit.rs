@@ -13,42 +13,44 @@ const FEATURES: usize = 4;
 pub enum Misfit {
     /// The CPU model is obsolete; no node offers it.
     ObsoleteModel(String),
-    /// A feature is forbidden that every node is expected to have.
+    /// The manifest forbids a CPU feature that every node is expected to have.
     ForbidsMinimum(String),
-    /// Guests there cannot have the CPU model, because these features are missing.
+    /// Guests on the node cannot have the CPU model, because the node lacks some of its features.
     LacksModel(String, Vec<String>),
-    /// The model is offered there under another name.
+    /// The node offers the CPU model under another name.
     OtherName(String, String),
-    /// Guests there cannot have the CPU model, because the node masks these features.
+    /// Guests on the node cannot have the CPU model, because the node masks some of its features.
     MasksModel(String, Vec<String>),
-    /// Guests there cannot have a CPU feature.
+    /// Guests on the node cannot have a required CPU feature.
     LacksFeature(String),
-    /// The node has a CPU feature and masks it.
+    /// The node has a required CPU feature and masks it.
     MasksFeature(String),
-    /// Guests there cannot have all of the minimum CPU model, because these features are missing.
+    /// Guests on the node cannot have all features of the minimum CPU model.
     LacksMinimum(String, Vec<String>),
-    /// Guests there cannot have all of the minimum CPU model, because the node masks these features.
+    /// The node masks features of the minimum CPU model.
     MasksMinimum(String, Vec<String>),
-    /// Guests there have a forbidden CPU feature.
+    /// Guests on the node have a CPU feature that the manifest forbids.
     HasForbidden(String),
-    /// The CPU's vendor is not that of the running guest.
+    /// The vendor of the node's CPU is not that of the running guest's CPU.
     OtherVendor(String),
-    /// Processor, microcode, kernel or features differ from those of the node of a guest that has its host's own CPU.
+    /// The guest has its host's own CPU, and the node differs from that host in processor, microcode, kernel or
+    /// features.
     OtherProcessor,
-    /// Physical addresses have fewer bits than this, which the running guest has.
+    /// The node's physical addresses have fewer bits than those of the running guest.
     FewerAddressBits(u32),
-    /// Guests there use hardware virtualization and this one emulation, or the other way round.
+    /// Guests on the node use hardware virtualization and this one emulation, or the other way round.
     OtherVirtType(&'static str),
-    /// Its host model is obsolete.
+    /// The node's host model is obsolete.
     HostModelObsolete,
-    /// QEMU there does not have the machine type.
+    /// QEMU on the node does not have the machine type.
     LacksMachineType(String),
-    /// The architecture differs.
+    /// The node has another architecture.
     Architecture(String),
-    /// It has less of a resource in total than the pod requests.
+    /// The node has less of a resource in total than the pod requests.
     TooSmall(&'static str, Amount),
-    /// Too little of a resource is free; if several nodes have this reason, `free` is the largest amount on any of
-    /// them.
+    /// Too little of a resource is free on the node.
+    ///
+    /// If several nodes have this reason, `free` is the largest amount on any of them.
     NoRoom {
         /// Name of the resource; `pods` is the number of pods that a node may have.
         resource: String,
@@ -57,49 +59,50 @@ pub enum Misfit {
         /// Free amount, in the same unit.
         free: u64,
     },
-    /// The volume of this claim cannot be used there.
+    /// The volume of a claim cannot be used on the node.
     Volume(String),
-    /// This pod is in the same domain of this topology key, and one of both must not be near to the other; if several
-    /// nodes have this reason, `pod` is an example.
+    /// A pod in the node's topology domain and the pod of the guest must not run near each other (pod anti-affinity).
+    ///
+    /// If several nodes have this reason, `pod` is an example.
     NotApart {
         /// Label of nodes whose value is the domain.
         key: String,
         /// Namespace and name of the pod.
         pod: String,
     },
-    /// No pod of its domain matches a required pod affinity.
+    /// No pod in the node's topology domain matches a required pod affinity.
     NotNear {
         /// The affinity's label selector.
         selector: String,
         /// Label of nodes whose value is the domain.
         key: String,
     },
-    /// Its domain would have too many pods more than another one.
+    /// The node's topology domain would exceed the maximum skew of a topology spread constraint.
     Skewed {
         /// Label of nodes whose value is the domain.
         key: String,
         /// Maximum difference.
         max_skew: u64,
     },
-    /// It lacks the label for what it has.
+    /// The node meets a requirement but lacks the label for it.
     NotLabelled(String),
-    /// Its CPU has not been inspected.
+    /// The node's CPU has not been inspected.
     NotInspected,
-    /// It lacks a label, or its value, that the manifest selects.
+    /// The node lacks a label, or its value, that the manifest selects.
     Label(String),
-    /// It does not match the manifest's node affinity.
+    /// The node does not match the manifest's node affinity.
     Affinity,
-    /// It has no network for guests.
+    /// The node has no network for guests.
     NoGuestNetwork,
-    /// It offers no virtualization.
+    /// The node offers no virtualization.
     NoVirtualization,
-    /// Its agent accepts no virtual machines.
+    /// The node's agent accepts no virtual machines.
     NotReady,
-    /// It has no agent.
+    /// The node has no agent.
     NoAgent,
-    /// It has a taint that is not tolerated.
+    /// The node has a taint that the pod does not tolerate.
     Tainted(String),
-    /// It is cordoned.
+    /// The node is cordoned.
     Cordoned,
 }
 

@@ -17,7 +17,7 @@ use k8s_openapi::api::{
 };
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
-/// Label of nodes of the control plane, by its older name.
+/// Label of a node of the control plane: its older name.
 const MASTER: &str = "node-role.kubernetes.io/master";
 /// Labels of nodes of the control plane.
 const CONTROL_PLANE: [&str; 2] = [MASTER, "node-role.kubernetes.io/control-plane"];

@@ -5,13 +5,13 @@ use std::fmt;
 /// The limit that holds a migration back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
-    /// The maximum number of migrations runs in the cluster.
+    /// The cluster already runs the maximum number of migrations.
     ClusterLimit(u32),
-    /// The maximum number of migrations leaves its source node.
+    /// The maximum number of migrations already leaves the source node.
     SourceNodeLimit(u32),
-    /// The maximum number of migrations arrives at its target node.
+    /// The maximum number of migrations already arrives at the target node.
     TargetNodeLimit(u32),
-    /// The maximum number of target pods is being started.
+    /// The maximum number of target pods is already being started.
     PlacementLimit(u32),
 }
 

@@ -10,7 +10,7 @@ use k8s_openapi::{
 use super::Newcomer;
 use crate::label_selector::Selector;
 
-/// Label of each namespace with its own name, set by the API server.
+/// Label of a namespace: its own name, set by the API server.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A term of pod affinity or anti-affinity.
