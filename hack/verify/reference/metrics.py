@@ -1,0 +1,102 @@
+"""The page of metrics, from the registrations and collectors in the source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..runner import REPOSITORY
+from .source import WRITE, cell, without_tests
+
+# Where metrics are made: title, folder, folders below it that are somebody else's.
+COMPONENTS = (
+    ("Controllers", "controller/src", ()),
+    ("Agents", "agent/src", ("agent/src/tunnel",)),
+    ("Tunnels", "agent/src/tunnel", ()),
+    ("The console in the cluster", "controller/cli/src/console", ()),
+    ("Every process", "controller/runtime/src", ()),
+)
+# What no declaration of a type tells: labels of metrics that are collected as they are scraped.
+COLLECTED = {
+    "drydock_drain_guests_left": ("node",),
+    "drydock_drain_guests_blocked": ("node", "reason"),
+    "drydock_drain_estimated_end_timestamp_seconds": ("node",),
+    "drydock_maintenance_pods_pending": ("node",),
+    "drydock_migration_slots_used": ("scope", "node"),
+    "drydock_migration_slots_limit": ("scope",),
+    "leader_election_master_status": ("name",),
+    "kubevirt_vmi_migration_succeeded": ("namespace", "vmi", "vmim"),
+    "kubevirt_vmi_migration_failed": ("namespace", "vmi", "vmim"),
+}
+# Names and labels of metrics whose type is not that of a named field.
+OTHERS = {"drydock_build": ("drydock_build_info", ("component", "version")), "drydock_events": ("drydock_events_total", ("result",))}
+
+_NAME = r'"((?:drydock|kubevirt|process|workqueue|leader)_[a-z0-9_]+)"'
+_TEXT = r'"((?:[^"\\]|\\[\s\S])+)"'
+_METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?(?:[a-z_]+\.)*?(\w+)(?:\.clone\(\))?[,)\s]|Kind::(\w+))?")
+_LOCAL = re.compile(r"let (\w+) = (Counter|Gauge)::default\(\);")
+_VARIABLE = re.compile(r"let (\w+) =\s*" + _TEXT + ";")
+_HELP_BREAK = re.compile(r"\\\n\s*")
+_FIELD = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+): (.+?),?$", re.MULTILINE)
+_LABELS = re.compile(r"EncodeLabelSet[^{]*?struct (\w+) \{(.*?)\n\}", re.DOTALL)
+_ALIAS = re.compile(r"^type (\w+) = (.+);$", re.MULTILINE)
+
+
+@dataclass(frozen=True, order=True)
+class Metric:
+    """A metric as a scrape has it."""
+
+    name: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def metrics(source: str) -> Iterator[Metric]:
+    """The metrics that a file registers or encodes."""
+    source = without_tests(source)
+    types: dict[str, str] = {}
+    for of, type_ in _FIELD.findall(source):
+        # A declaration comes before the values of its fields.
+        types.setdefault(of, type_)
+    types |= dict(_LOCAL.findall(source))
+    variables = dict(_VARIABLE.findall(source))
+    labels = {name: tuple(re.findall(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+):", body, re.MULTILINE)) for name, body in _LABELS.findall(source)}
+    aliases = dict(_ALIAS.findall(source))
+    for name, text, variable, unit, of, kind in _METRIC.findall(source):
+        type_ = types.get(of, "")
+        type_ = aliases.get(type_, type_)
+        family = re.match(r"Family<(\w+)", type_)
+        # The encoder appends the unit, and `_total` to counters.
+        shown = name + ("_seconds" if unit else "")
+        shown += "_total" if "Counter" in type_ or kind == "Counter" else ""
+        declared = labels.get(family[1], ()) if family else ()
+        shown, declared = OTHERS.get(name, (shown, declared))
+        meaning = _HELP_BREAK.sub("", text or variables.get(variable, ""))
+        yield Metric(shown, COLLECTED.get(shown, declared), meaning)
+
+
+def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
+    """The page of all metrics."""
+    lines = [
+        "# Metrics",
+        "",
+        f"{WRITE} makes this page from the source. Controllers and agents serve metrics on port 8080",
+        "at `/metrics`, tunnels on 8081, as OpenMetrics. The leading controller alone exports those of migrations and drains, so that",
+        "sums are right. Names that begin with `kubevirt_` are KubeVirt's, with its labels; those of work queues and leader election",
+        "are client-go's.",
+    ]
+    for title, found in sections:
+        lines += ["", f"## {title}", "", "| metric | labels | meaning |", "|---|---|---|"]
+        for metric in sorted(set(found)):
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            lines.append(f"| `{metric.name}` | {labels} | {cell(metric.meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def sections() -> Iterator[tuple[str, list[Metric]]]:
+    """The metrics of each component."""
+    for title, folder, others in COMPONENTS:
+        files = sorted((REPOSITORY / folder).rglob("*.rs"))
+        own = [file for file in files if "tests" not in file.stem and not any((REPOSITORY / other) in file.parents for other in others)]
+        yield title, [metric for file in own for metric in metrics(file.read_text())]
