@@ -189,6 +189,96 @@ def _speech(path: str, text: str) -> list[str]:
     return [f"{path}: {name}" for name in speech_names(text) if name not in allowed]
 
 
+# A function that fits on two screens: steps with a meaning of their own are functions, and so are tables of cases.
+FUNCTION_LINES = 80
+
+# Functions that are longer, by file. This list only becomes shorter.
+LONG_FUNCTIONS_ALLOWED = frozenset(
+    {
+        "agent/host/tests/define.rs:shapes",
+        "agent/host/tests/inspection.rs:emulation_is_described_as_virsh_describes_it",
+        "agent/src/guests/guest_task/node_deleted.rs:end_with_node",
+        "agent/src/migrations/source_task/monitor.rs:measure",
+        "agent/src/run.rs:wire",
+        "agent/src/table.rs:machine",
+        "agent/src/tunnel/final_reply/tests.rs:only_the_successful_reply_to_the_last_call_proves",
+        "agent/src/tunnel/last_call/tests.rs:anything_else_is_held_unless_the_guest_was_switched",
+        "controller/cli/src/console/guard.rs:request_in_a_cluster_is_decided_on_by_its_headers",
+        "controller/core/src/admission/tests/values.rs:access_credentials",
+        "controller/core/src/admission/tests/values.rs:cloud_init",
+        "controller/core/src/admission/tests/values.rs:files_of_objects_and_empty_drives",
+        "controller/core/src/admission/tests/values.rs:memory_and_requests",
+        "controller/core/src/admission/tests/values.rs:networks",
+        "controller/core/src/admission/tests/values.rs:scheduling",
+        "controller/core/src/admission/tests/values.rs:volumes",
+        "controller/core/src/domain/tests/refusals.rs:what_cannot_be_is_refused_by_name",
+        "controller/core/src/drain/tests.rs:outlook_of_a_guest_decides_whether_it_goes",
+        "controller/core/src/eviction/budgets.rs:each_protected_pod_has_its_budget_and_no_other_has_one",
+        "controller/core/src/inspection.rs:the_table_of_when_to_inspect",
+        "controller/core/src/instance.rs:plan",
+        "controller/core/src/instance.rs:wanted_status",
+        "controller/core/src/launcher_pod/pending.rs:hindrance_has_kubernetes_reason_and_text",
+        "controller/core/src/launcher_pod/tests.rs:launcher_carries_out_probes_and_kubelet_none",
+        "controller/core/src/machine.rs:plan",
+        "controller/core/src/maintenance/pods/tests.rs:each_pod_reports_its_progress",
+        "controller/core/src/migration/cluster/tests.rs:ready_migration_enters_running_and_waits_for_source",
+        "controller/core/src/migration/queue/tests.rs:slots_and_places_are_given_within_the_limits",
+        "controller/core/src/migration/source/tests.rs:source_reports_stop_before_release",
+        "controller/core/src/migration/status.rs:after",
+        "controller/core/src/node.rs:status",
+        "controller/core/src/placement/misfit.rs:of_nodes",
+        "controller/core/src/placement/tests/neighbors.rs:affinity_each_rule_decides_as_the_scheduler_does",
+        "controller/core/src/placement/tests/neighbors.rs:spread_each_rule_decides_as_the_scheduler_does",
+        "controller/core/src/replicas/tests.rs:standby_moves_to_a_free_node_once_all_are_settled",
+        "controller/core/tests/migration_search/moves.rs:faults",
+        "controller/runtime/examples/idle.rs:wire",
+        "controller/view/src/check/fixture.rs:healthy",
+        "tests/src/faults/judge.rs:each_thing_that_must_not_be_is_found",
+        "tests/tests/admission.rs:migration_is_admitted_once_and_for_movable_instances",
+        "tests/tests/cli.rs:maintenance_does_what_its_plan_foretells",
+        "tests/tests/cli_check.rs:cases",
+        "tests/tests/drain.rs:dry_run_marks_nothing_and_foreign_pdb_is_reported",
+        "tests/tests/faults.rs:broken_libvirtd_costs_nothing_but_fresh_facts",
+        "tests/tests/guest_faults.rs:hostile_launcher_harms_only_the_own_guest",
+        "tests/tests/maintenance.rs:both_groups_close_empty_and_restore_a_node",
+        "tests/tests/maintenance.rs:invalid_maintenances_get_the_messages_clients_expect",
+        "tests/tests/migration.rs:documented_instance_migrates_with_all_data_and_status",
+        "tests/tests/migration.rs:target_without_a_cpu_feature_is_avoided_or_refuses",
+        "tests/tests/migration_convergence.rs:busy_guests_converge_pause_switch_or_abort_as_allowed",
+        "tests/tests/migration_faults.rs:trial",
+        "tests/tests/policies.rs:agent_may_label_the_own_node_and_nothing_else",
+        "tests/tests/policies.rs:agent_may_report_guests_of_the_own_node_and_decide_nothing",
+        "tests/tests/subresources.rs:virtctl_starts_moves_restarts_and_stops_a_machine",
+    }
+)
+
+_FUNCTION = re.compile(r'( *)(?:pub(?:\([^)]*\))? )?(?:(?:default|const|async|unsafe|extern(?: "[^"]*")?) )*fn (\w+)')
+
+
+def long_functions(text: str) -> list[tuple[str, int]]:
+    """Names and lengths of functions that are too long in Rust code as rustfmt formats it, from `fn` to the closing brace."""
+    lines = text.splitlines()
+    found = []
+    for first, line in enumerate(lines):
+        if not (function := _FUNCTION.match(line)):
+            continue
+        # A header that ends with `;` or `}` has no body, or an empty one.
+        header = next((line for line in lines[first:] if line.endswith(("{", ";", "}"))), "")
+        if header.endswith("{"):
+            last = next((at for at in range(first, len(lines)) if lines[at] == function[1] + "}"), len(lines) - 1)
+            if (length := last - first + 1) > FUNCTION_LINES:
+                found.append((function[2], length))
+    return found
+
+
+def _long_functions(path: str, text: str) -> list[str]:
+    found = long_functions(text)
+    allowed = {name for file, name in (entry.split(":") for entry in LONG_FUNCTIONS_ALLOWED) if file == path}
+    lines = [f"{path}: {name}: {length} lines" for name, length in found if name not in allowed]
+    stale = sorted(allowed - {name for name, _ in found})
+    return lines + [f"{path}: {name}: allowed, and no longer too long" for name in stale]
+
+
 # What a README can hold for somebody who looks for the first time.
 README_BYTES = 6 * 1024
 
@@ -237,12 +327,19 @@ def _conventions() -> dict[str, list[str]]:
         if name.endswith(".rs")
         for line in _speech(name, (REPOSITORY / name).read_text())
     ]
+    long = [
+        line
+        for name in tracked.split()
+        if name.endswith(".rs")
+        for line in _long_functions(name, (REPOSITORY / name).read_text())
+    ]
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
         "errors of programs are types": untyped,
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
+        f"functions have at most {FUNCTION_LINES} lines": long,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }
 

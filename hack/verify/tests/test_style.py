@@ -2,7 +2,16 @@
 
 import unittest
 
-from verify.style import TEST_NAME, lint_differences, long_test_names, missing_paths, missing_tests, speech_names
+from verify.style import (
+    FUNCTION_LINES,
+    TEST_NAME,
+    lint_differences,
+    long_functions,
+    long_test_names,
+    missing_paths,
+    missing_tests,
+    speech_names,
+)
 
 
 class NamedTests(unittest.TestCase):
@@ -31,6 +40,19 @@ class NamedTests(unittest.TestCase):
             fn lookup<'answer>(task: &'answer str) { let essay = b'"'; /* heard */ let c = '\\''; }
             const TEXT: &str = "says \\"words\\""; const RAW: &str = r#"ask "him" to tell"#; let overlooked = password;"""
         self.assertEqual(speech_names(skipped), [])
+
+    def test_functions_with_a_line_too_many_are_found(self) -> None:
+        def function(header: str, lines: int, indentation: str = "") -> str:
+            body = [f"{indentation}    if a {{", f"{indentation}        b();", f"{indentation}    }}"]
+            body += [f"{indentation}    c();"] * (lines - len(header.splitlines()) - len(body) - 1)
+            return "\n".join([*(indentation + line for line in header.splitlines()), *body, indentation + "}", ""])
+
+        signature = 'pub(super) async unsafe extern "C" fn longer(\n    a: [u8; 4],\n)\nwhere\n    A: B,\n{'
+        source = "trait A {\n    fn declared(\n        &self,\n    ) -> u8;\n    fn empty(&self) {}\n}\n"
+        source += function("fn longest() {", FUNCTION_LINES) + function(signature, FUNCTION_LINES + 1)
+        source += "impl A {\n" + function("pub const fn method(&self) {", FUNCTION_LINES + 2, "    ") + "}\n"
+        self.assertEqual(long_functions(source), [("longer", FUNCTION_LINES + 1), ("method", FUNCTION_LINES + 2)])
+        self.assertEqual(len(long_functions(function("fn longest() {", 81))), 1)
 
     def test_a_crate_has_the_lints_of_the_workspace_but_for_its_own(self) -> None:
         common = {"rust": {"unsafe_code": "forbid"}, "clippy": {"todo": "deny"}}
