@@ -306,23 +306,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     }
     let mut steps = Vec::new();
     if deleting || phase.is_final() {
-        // The guest may have ended while its launcher has not.
-        let living = observed.pods.iter().filter(|pod| {
-            let gone = || {
-                let fate = fates.iter().find(|(uid, _)| pod.metadata.uid.as_deref() == Some(uid));
-                fate.is_some_and(|(_, fate)| *fate == Fate::GoneWithItsNode)
-            };
-            ended(pod).is_none() && !gone()
-        });
-        steps.extend(living.filter_map(|pod| {
-            let grace = shorter_grace(observed.instance, pod);
-            // A pod that is already terminating is only deleted again with a shorter grace period.
-            (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| Step::DeletePod {
-                name: pod.metadata.name.clone().unwrap_or_default(),
-                uid: uid(pod),
-                grace,
-            })
-        }));
+        steps.extend(deletions(observed, fates));
     }
     let over = fates
         .iter()
@@ -358,28 +342,58 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         && !deleting
         && let Some((Some(pod), Fate::Alive)) = main
     {
-        let migrating = observed.moving.under_way;
-        if let Some(in_progress) = descheduler::change(observed.instance, pod, migrating) {
-            steps.push(Step::AnnotateEviction {
-                name: pod.metadata.name.clone().unwrap_or_default(),
-                uid: uid(pod),
-                in_progress,
-            });
-        }
-        let containers = wanted_witnesses(observed.instance, pod);
-        if !containers.is_empty() {
-            steps.push(Step::Witness {
-                name: pod.metadata.name.clone().unwrap_or_default(),
-                uid: uid(pod),
-                containers,
-            });
-        }
+        steps.extend(running_pod_steps(observed, pod));
     }
     Plan {
         confirm: false,
         steps,
         status: differs(&status, &wanted).then_some(wanted),
     }
+}
+
+/// Returns the deletions of the pods whose containers may be running, once the guest is to end or has ended: the guest
+/// may have ended while its launcher has not.
+fn deletions(observed: &Observed<'_>, fates: &[(String, Fate)]) -> Vec<Step> {
+    let living = observed.pods.iter().filter(|pod| {
+        let gone = || {
+            let fate = fates.iter().find(|(uid, _)| pod.metadata.uid.as_deref() == Some(uid));
+            fate.is_some_and(|(_, fate)| *fate == Fate::GoneWithItsNode)
+        };
+        ended(pod).is_none() && !gone()
+    });
+    let steps = living.filter_map(|pod| {
+        let grace = shorter_grace(observed.instance, pod);
+        // A pod that is already terminating is only deleted again with a shorter grace period.
+        (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| Step::DeletePod {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid(pod),
+            grace,
+        })
+    });
+    steps.collect()
+}
+
+/// Returns the changes of a pod in which the guest runs: its annotation for the descheduler, and the ephemeral
+/// containers that identify images.
+fn running_pod_steps(observed: &Observed<'_>, pod: &Pod) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let migrating = observed.moving.under_way;
+    if let Some(in_progress) = descheduler::change(observed.instance, pod, migrating) {
+        steps.push(Step::AnnotateEviction {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid(pod),
+            in_progress,
+        });
+    }
+    let containers = wanted_witnesses(observed.instance, pod);
+    if !containers.is_empty() {
+        steps.push(Step::Witness {
+            name: pod.metadata.name.clone().unwrap_or_default(),
+            uid: uid(pod),
+            containers,
+        });
+    }
+    steps
 }
 
 /// Returns whether the guest is or was in this pod: its agent has reported that, or a migration has brought it there
@@ -507,127 +521,164 @@ fn wanted_status(
     fates: &[(String, Fate)],
     main: Option<&(Option<&Pod>, Fate)>,
 ) -> VirtualMachineInstanceStatus {
-    let now = observed.now;
-    let old_phase = before.phase.unwrap_or_default();
-    let mut wanted = VirtualMachineInstanceStatus {
-        node_name: (observed.moving.moved_to.map(str::to_owned)).or_else(|| before.node_name.clone()),
+    let pod = main.and_then(|(pod, _)| *pod);
+    let fate = main.map(|(_, fate)| fate);
+    let node_name = (observed.moving.moved_to.map(str::to_owned))
+        .or_else(|| before.node_name.clone())
+        .or_else(|| pod?.spec.as_ref()?.node_name.clone());
+    let qos_class = (before.qos_class.clone()).or_else(|| pod?.status.as_ref()?.qos_class.clone());
+    let mut draft = Draft::new(observed, before, pod);
+    if !draft.old_phase.is_final() {
+        draft.apply_fate(fate, node_name.as_deref().unwrap_or_default());
+    }
+    if draft.old_phase == Phase::Running
+        && let Some(Fate::Alive | Fate::Vanished) = fate
+        && let Some(message) = unresponsive_message(observed, before)
+    {
+        draft.set_condition(types::READY, Status::False, NODE_NOT_READY, message);
+    }
+    if let (Some(pod), Some(Fate::Alive)) = (pod, fate) {
+        draft.apply_live_pod(pod);
+    }
+    let evacuation_node_name = draft.apply_eviction_mark();
+    if draft.reason.is_none() && draft.phase.is_some_and(|phase| phase < Phase::Running) {
+        draft.reason = hindrance(&draft.conditions);
+    }
+    VirtualMachineInstanceStatus {
+        phase: draft.phase,
+        reason: draft.reason,
+        phase_transition_timestamps: transitions(before, draft.phase, observed.now),
+        conditions: draft.conditions,
+        node_name,
+        evacuation_node_name,
         migration_state: migration_state(observed, before),
-        qos_class: before.qos_class.clone(),
+        qos_class,
         active_pods: active_pods(observed, before, fates),
         volume_status: observed.claims.to_vec(),
         ..VirtualMachineInstanceStatus::default()
-    };
-    let pod = main.and_then(|(pod, _)| *pod);
-    if let Some(pod) = pod {
-        if wanted.node_name.is_none() {
-            wanted.node_name = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-        }
-        if wanted.qos_class.is_none() {
-            wanted.qos_class = pod.status.as_ref().and_then(|status| status.qos_class.clone());
-        }
     }
-    let mut conditions: Vec<Condition> = Vec::new();
-    if old_phase.is_final() {
-        let ready = before
-            .conditions
-            .iter()
-            .find(|condition| condition.type_ == types::READY);
-        conditions.extend(ready.cloned());
+}
+
+/// Phase, reason and conditions of a status, while they are composed.
+struct Draft<'a> {
+    observed: &'a Observed<'a>,
+    before: &'a VirtualMachineInstanceStatus,
+    old_phase: Phase,
+    phase: Option<Phase>,
+    reason: Option<String>,
+    conditions: Vec<Condition>,
+}
+
+impl<'a> Draft<'a> {
+    /// Starts with what remains of the previous status. From Running on, the agent owns the phase until the guest ends.
+    fn new(observed: &'a Observed<'a>, before: &'a VirtualMachineInstanceStatus, pod: Option<&Pod>) -> Self {
+        let old_phase = before.phase.unwrap_or_default();
+        let mut draft = Self {
+            observed,
+            before,
+            old_phase,
+            phase: (old_phase < Phase::Running).then(|| early_phase(old_phase, pod)),
+            reason: None,
+            conditions: Vec::new(),
+        };
+        if old_phase.is_final() {
+            draft.phase = Some(old_phase);
+            draft.reason.clone_from(&before.reason);
+            draft.conditions.extend(find(&before.conditions, types::READY).cloned());
+        }
+        draft
     }
-    let mut set_condition = |type_: &str, status: Status, reason: &str, message: String| {
-        conditions.push(condition(&before.conditions, type_, status, reason, message, now));
-    };
-    // From Running on, the agent owns the phase until the guest ends.
-    let mut phase = (old_phase < Phase::Running).then(|| early_phase(old_phase, pod));
-    let mut reason = before.reason.clone().filter(|_| old_phase.is_final());
-    if old_phase.is_final() {
-        phase = Some(old_phase);
-    } else {
-        match main.map(|(_, fate)| fate) {
+
+    fn set_condition(&mut self, type_: &str, status: Status, reason: &str, message: String) {
+        let previous = &self.before.conditions;
+        let condition = condition(previous, type_, status, reason, message, self.observed.now);
+        self.conditions.push(condition);
+    }
+
+    /// Applies the fate of the guest's pod on `node`; `None` if the pod does not exist yet.
+    fn apply_fate(&mut self, fate: Option<&Fate>, node: &str) {
+        match fate {
             // The guest may have continued on another node; the end of the migration decides.
-            Some(Fate::Ended(_) | Fate::GoneWithItsNode) if observed.moving.under_way => {}
+            Some(Fate::Ended(_) | Fate::GoneWithItsNode) if self.observed.moving.under_way => {}
             Some(Fate::Ended(ended)) => {
                 if let Some(last) = ended.phase() {
-                    phase = Some(last);
-                    reason = Some(ended.reason().into());
-                    set_condition(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
+                    self.phase = Some(last);
+                    self.reason = Some(ended.reason().into());
+                    self.set_condition(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
                 }
             }
             Some(Fate::GoneWithItsNode) => {
-                phase = Some(Phase::Failed);
-                reason = Some(NODE_GONE.into());
-                let node = wanted.node_name.as_deref().unwrap_or_default();
+                self.phase = Some(Phase::Failed);
+                self.reason = Some(NODE_GONE.into());
                 let message = format!("node {node} is gone for good, and the guest with it");
-                set_condition(types::READY, Status::False, "GuestNotRunning", message);
+                self.set_condition(types::READY, Status::False, "GuestNotRunning", message);
             }
             Some(Fate::Vanished) => {
-                let node = wanted.node_name.as_deref().unwrap_or_default();
-                if let Some((reason, message)) = fencing(observed.state_of(node), node) {
-                    set_condition(types::FENCING_REQUIRED, Status::True, reason, message);
+                if let Some((reason, message)) = fencing(self.observed.state_of(node), node) {
+                    self.set_condition(types::FENCING_REQUIRED, Status::True, reason, message);
                 }
             }
             Some(Fate::Alive) => {}
             None => {
-                if let Some(failure) = observed.failed_create {
-                    set_condition(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
+                if let Some(failure) = self.observed.failed_create {
+                    self.set_condition(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
                 }
                 let message = "its pod does not exist yet".to_owned();
-                set_condition(types::READY, Status::False, "PodNotExists", message);
+                self.set_condition(types::READY, Status::False, "PodNotExists", message);
             }
         }
     }
-    let may_run = matches!(main, Some((_, Fate::Alive | Fate::Vanished)));
-    if let Some(message) = unresponsive_message(observed, before).filter(|_| may_run && old_phase == Phase::Running) {
-        set_condition(types::READY, Status::False, NODE_NOT_READY, message);
+
+    /// Applies the state of the guest's live pod: what prevents a new one from running, and whether another node could
+    /// take a running guest.
+    fn apply_live_pod(&mut self, pod: &Pod) {
+        let observed = self.observed;
+        if self.old_phase < Phase::Running {
+            if let Some(hindrance) = pod_hindrance(observed, pod) {
+                self.apply_hindrance(hindrance);
+            }
+            let message = "the guest does not run yet".to_owned();
+            self.set_condition(types::READY, Status::False, "GuestNotRunning", message);
+        } else if let Some(targets) = observed.targets {
+            let status = Status::from(targets.available);
+            let message = targets.message.clone();
+            self.set_condition(types::MIGRATION_TARGET_AVAILABLE, status, &targets.reason, message);
+        }
     }
-    if let (Some(pod), Some(Fate::Alive)) = (pod, main.map(|(_, fate)| fate)) {
-        if let Some(Hindrance {
+
+    fn apply_hindrance(&mut self, hindrance: Hindrance) {
+        let Hindrance {
             reason,
             message,
             unscheduled,
-        }) = pod_hindrance(observed, pod).filter(|_| old_phase < Phase::Running)
+        } = hindrance;
+        if unscheduled {
+            let misfit = self.observed.misfit.filter(|_| reason != NOT_SCHEDULED);
+            let message = misfit.map_or(message, str::to_owned);
+            self.set_condition(types::POD_SCHEDULED, Status::False, &reason, message);
+        } else {
+            self.set_condition(types::SYNCHRONIZED, Status::False, &reason, message);
+        }
+    }
+
+    /// Withdraws the request for an eviction from a node that the guest has left. Returns the status's
+    /// `evacuationNodeName` in that case.
+    fn apply_eviction_mark(&mut self) -> Option<String> {
+        let arrived = self.observed.moving.moved_to;
+        if arrived.is_some_and(|node| mark::is_orphaned(self.observed.instance, node)) {
+            let message = "the guest has left the node that it was to leave".to_owned();
+            self.set_condition(types::EVICTION_REQUESTED, Status::False, "Moved", message);
+            return Some(String::new());
+        }
+        if let Some(kept) = find(&self.before.conditions, types::EVICTION_REQUESTED)
+            && kept.status == Status::False.as_str()
         {
-            if unscheduled {
-                let misfit = observed.misfit.filter(|_| reason != NOT_SCHEDULED);
-                let message = misfit.map_or(message, str::to_owned);
-                set_condition(types::POD_SCHEDULED, Status::False, &reason, message);
-            } else {
-                set_condition(types::SYNCHRONIZED, Status::False, &reason, message);
-            }
+            // The field manager that requested the eviction still owns part of that condition: without the controller's
+            // part, the condition would lose required fields.
+            self.conditions.push(kept.clone());
         }
-        if old_phase < Phase::Running {
-            let message = "the guest does not run yet".to_owned();
-            set_condition(types::READY, Status::False, "GuestNotRunning", message);
-        } else if let Some(targets) = observed.targets {
-            let status = Status::from(targets.available);
-            set_condition(
-                types::MIGRATION_TARGET_AVAILABLE,
-                status,
-                &targets.reason,
-                targets.message.clone(),
-            );
-        }
+        None
     }
-    let arrived = observed.moving.moved_to;
-    if arrived.is_some_and(|node| mark::is_orphaned(observed.instance, node)) {
-        let message = "the guest has left the node that it was to leave".to_owned();
-        set_condition(types::EVICTION_REQUESTED, Status::False, "Moved", message);
-        wanted.evacuation_node_name = Some(String::new());
-    } else if let Some(kept) = find(&before.conditions, types::EVICTION_REQUESTED)
-        && kept.status == Status::False.as_str()
-    {
-        // The field manager that requested the eviction still owns part of that condition: without the controller's
-        // part, the condition would lose required fields.
-        conditions.push(kept.clone());
-    }
-    if reason.is_none() && phase.is_some_and(|phase| phase < Phase::Running) {
-        reason = hindrance(&conditions);
-    }
-    wanted.phase = phase;
-    wanted.reason = reason;
-    wanted.conditions = conditions;
-    wanted.phase_transition_timestamps = transitions(before, phase, now);
-    wanted
 }
 
 /// Returns the reason why a guest does not run yet, if something prevents it from running.

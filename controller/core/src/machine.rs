@@ -20,7 +20,7 @@ mod strategy;
 use drydock_api::kubevirt::{
     Condition, Phase, RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus,
     instance::StartStrategy,
-    machine::{StateChange, StateChangeRequest},
+    machine::{StartFailure, StateChange, StateChangeRequest},
     names::{
         TEMPLATE, VM_FINALIZER, conditions as types,
         reasons::{EVICTED, EVICTED_BY_KUBELET},
@@ -152,73 +152,26 @@ pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
 pub fn plan(observed: &Observed<'_>) -> Plan {
     let machine = observed.machine;
     let before = machine.status.clone().unwrap_or_default();
-    let strategy = run_strategy(machine);
-    let own = observed.instance.filter(|instance| owns(machine, instance));
-    let standing = standing(observed.instance, own);
+    let evaluation = Evaluation::of(observed, &before);
+    let Evaluation {
+        own,
+        standing,
+        deleting,
+        run,
+        waits_until,
+        ..
+    } = evaluation;
     let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
-    let requested = RequestedChanges::of(&before.state_change_requests, uid);
-    let deleting = machine.metadata.deletion_timestamp.is_some();
     // A cache is a moment behind: the instance may be there, or be another one by now.
-    if (deleting && own.is_none() || requested.stop_of_another) && !observed.confirmed {
+    if (deleting && own.is_none() || evaluation.requested.stop_of_another) && !observed.confirmed {
         return Plan {
             confirm: true,
             ..Plan::default()
         };
     }
-    let failures = start_failure(strategy, before.start_failure.as_ref(), own, observed.now);
-    let is_new = before.run_strategy != Some(strategy);
-    let decision = if deleting {
-        on_deletion(machine, standing)
-    } else {
-        decide(strategy, standing, &requested, is_new)
-    };
-    let retry_after = failures.as_ref().and_then(|failures| failures.retry_after_timestamp);
-    let run = strategy == RunStrategy::Halted && !deleting && starts_halted(&before, strategy);
-    let waits_until = retry_after.filter(|at| decision == Decision::Start && *at > observed.now);
-    let starts = decision == Decision::Start && waits_until.is_none();
-    let mut status = VirtualMachineStatus {
-        created: own.is_some(),
-        ready: own.is_some_and(|instance| holds(conditions_of(instance), types::READY)),
-        printable_status: None,
-        reason: None,
-        conditions: Vec::new(),
-        start_failure: failures,
-        state_change_requests: requests(
-            &before.state_change_requests,
-            strategy,
-            standing,
-            &decision,
-            &requested,
-            (is_new, run),
-        ),
-        // As KubeVirt has it: the generation that runs, and the one that should.
-        observed_generation: own.and_then(made_of_generation),
-        desired_generation: machine.metadata.generation,
-        run_strategy: Some(strategy),
-    };
-    status.conditions = conditions(observed, &before, own, standing, &decision);
-    status.reason = reason(&before, &status, own);
-    let seen = Seen {
-        deleting,
-        standing,
-        ending: matches!(decision, Decision::End(_)),
-        starting: starts,
-        backing_off: waits_until.is_some(),
-        migrating: observed.migrating,
-    };
-    status.printable_status = Some(printable(&seen, own).as_str().into());
-    let has_finalizer = machine
-        .metadata
-        .finalizers
-        .iter()
-        .flatten()
-        .any(|name| name == VM_FINALIZER);
-    let delete = match (&decision, uid) {
-        (Decision::End(why), Some(uid)) => Some(Deletion {
-            uid: uid.into(),
-            why: *why,
-        }),
-        _ => None,
+    let has_finalizer = {
+        let mut finalizers = machine.metadata.finalizers.iter().flatten();
+        finalizers.any(|name| name == VM_FINALIZER)
     };
     let may_go = matches!(standing, Standing::Absent | Standing::Foreign) || is_orphaning(machine);
     if deleting && may_go {
@@ -227,6 +180,15 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
             ..Plan::default()
         };
     }
+    let status = status(observed, &before, &evaluation);
+    let delete = match (&evaluation.decision, uid) {
+        (Decision::End(why), Some(uid)) => Some(Deletion {
+            uid: uid.into(),
+            why: *why,
+        }),
+        _ => None,
+    };
+    let starts = evaluation.starts();
     Plan {
         confirm: false,
         add_finalizer: !deleting && !has_finalizer,
@@ -238,6 +200,90 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         remove_finalizer: false,
         wake: waits_until,
     }
+}
+
+/// The state of a machine, and the decision that follows from it.
+struct Evaluation<'a> {
+    /// The instance of the machine's name, if it is the machine's.
+    own: Option<&'a VirtualMachineInstance>,
+    standing: Standing,
+    strategy: RunStrategy,
+    /// The run strategy differs from that of the last status.
+    is_new: bool,
+    requested: RequestedChanges,
+    deleting: bool,
+    decision: Decision,
+    /// The attempts to start that have failed in a row, if any.
+    failures: Option<StartFailure>,
+    /// The end of the back-off that a start waits for.
+    waits_until: Option<Timestamp>,
+    /// The run strategy of a halted machine is changed to Always.
+    run: bool,
+}
+
+impl<'a> Evaluation<'a> {
+    fn of(observed: &Observed<'a>, before: &VirtualMachineStatus) -> Self {
+        let machine = observed.machine;
+        let strategy = run_strategy(machine);
+        let own = observed.instance.filter(|instance| owns(machine, instance));
+        let standing = standing(observed.instance, own);
+        let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
+        let requested = RequestedChanges::of(&before.state_change_requests, uid);
+        let deleting = machine.metadata.deletion_timestamp.is_some();
+        let is_new = before.run_strategy != Some(strategy);
+        let decision = if deleting {
+            on_deletion(machine, standing)
+        } else {
+            decide(strategy, standing, &requested, is_new)
+        };
+        let failures = start_failure(strategy, before.start_failure.as_ref(), own, observed.now);
+        let retry_after = failures.as_ref().and_then(|failures| failures.retry_after_timestamp);
+        Self {
+            own,
+            standing,
+            strategy,
+            is_new,
+            requested,
+            deleting,
+            waits_until: retry_after.filter(|at| decision == Decision::Start && *at > observed.now),
+            decision,
+            failures,
+            run: strategy == RunStrategy::Halted && !deleting && starts_halted(before, strategy),
+        }
+    }
+
+    /// Returns whether the instance is made now.
+    fn starts(&self) -> bool {
+        self.decision == Decision::Start && self.waits_until.is_none()
+    }
+}
+
+/// Returns the status that follows from an evaluation.
+fn status(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation: &Evaluation<'_>) -> VirtualMachineStatus {
+    let own = evaluation.own;
+    let seen = Seen {
+        deleting: evaluation.deleting,
+        standing: evaluation.standing,
+        ending: matches!(evaluation.decision, Decision::End(_)),
+        starting: evaluation.starts(),
+        backing_off: evaluation.waits_until.is_some(),
+        migrating: observed.migrating,
+    };
+    let mut status = VirtualMachineStatus {
+        created: own.is_some(),
+        ready: own.is_some_and(|instance| holds(conditions_of(instance), types::READY)),
+        printable_status: Some(printable(&seen, own).as_str().into()),
+        reason: None,
+        conditions: conditions(observed, before, evaluation),
+        start_failure: evaluation.failures.clone(),
+        state_change_requests: requests(&before.state_change_requests, evaluation),
+        // As KubeVirt has it: the generation that runs, and the one that should.
+        observed_generation: own.and_then(made_of_generation),
+        desired_generation: observed.machine.metadata.generation,
+        run_strategy: Some(evaluation.strategy),
+    };
+    status.reason = reason(before, &status, own);
+    status
 }
 
 /// Whether somebody has requested that a halted machine starts with its guest standing still. Other requests to start it
@@ -313,19 +359,20 @@ fn on_deletion(machine: &VirtualMachine, standing: Standing) -> Decision {
 }
 
 /// The requests that have not been done yet, and the one that follows from this decision.
-fn requests(
-    before: &[StateChangeRequest],
-    strategy: RunStrategy,
-    standing: Standing,
-    decision: &Decision,
-    requested: &RequestedChanges,
-    (is_new, run): (bool, bool),
-) -> Vec<StateChangeRequest> {
-    if strategy == RunStrategy::Halted {
-        let paused = before.iter().filter(|request| run && is_paused_start(request));
+fn requests(before: &[StateChangeRequest], evaluation: &Evaluation<'_>) -> Vec<StateChangeRequest> {
+    let Evaluation {
+        standing,
+        strategy,
+        requested,
+        ..
+    } = evaluation;
+    if *strategy == RunStrategy::Halted {
+        let paused = before
+            .iter()
+            .filter(|request| evaluation.run && is_paused_start(request));
         return paused.cloned().collect();
     }
-    let runs = standing == Standing::Live && !requested.stop;
+    let runs = *standing == Standing::Live && !requested.stop;
     let mut left: Vec<StateChangeRequest> = before
         .iter()
         .filter(|request| match request.action {
@@ -335,9 +382,9 @@ fn requests(
         .cloned()
         .collect();
     // RerunOnFailure starts by request only; the reason for this one is gone after this reconcile.
-    let begins = is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
-    let again = *decision == Decision::End(Why::RunAgain);
-    let starts_by_request = strategy == RunStrategy::RerunOnFailure && (begins || again);
+    let begins = evaluation.is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
+    let again = evaluation.decision == Decision::End(Why::RunAgain);
+    let starts_by_request = *strategy == RunStrategy::RerunOnFailure && (begins || again);
     if starts_by_request && !left.iter().any(|request| request.action == StateChange::Start) {
         left.push(StateChangeRequest {
             action: StateChange::Start,
@@ -353,13 +400,8 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
 }
 
 /// The machine's conditions: those of its instance, and its own.
-fn conditions(
-    observed: &Observed<'_>,
-    before: &VirtualMachineStatus,
-    own: Option<&VirtualMachineInstance>,
-    standing: Standing,
-    decision: &Decision,
-) -> Vec<Condition> {
+fn conditions(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation: &Evaluation<'_>) -> Vec<Condition> {
+    let Evaluation { own, standing, .. } = *evaluation;
     let new_condition = |type_: &str, status, reason: &str, message: &str| {
         condition(&before.conditions, type_, status, reason, message, observed.now)
     };
@@ -383,7 +425,7 @@ fn conditions(
         // The last failure is reported until the next attempt.
         let failure = find(&before.conditions, types::FAILURE)?;
         let same = failure.reason.as_deref() == Some(Refusal::FailedCreate.reason());
-        (same && *decision == Decision::Start).then(|| failure.clone())
+        (same && evaluation.decision == Decision::Start).then(|| failure.clone())
     };
     all.extend(match (standing, observed.failed_create) {
         (Standing::Foreign, _) => Some(refused(

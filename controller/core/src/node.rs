@@ -227,73 +227,16 @@ fn status(
     let make = |type_: &str, status, reason: &str, message: String| {
         condition(before, type_, status, reason, message, observed.now)
     };
-    let kvm = offered
-        .as_ref()
-        .map(|facts| (facts.kvm.state, facts.kvm.message.clone()));
     let inspection = observed.inspected.map(|(_, record)| InspectionRecord {
         stale: observed.failure.is_some(),
         ..record.clone()
     });
-    let inspected = match (observed.failure, &inspection) {
-        (None, Some(_)) => make(
-            types::INSPECTED,
-            Status::True,
-            "Inspected",
-            "the facts are those of this machine".into(),
-        ),
-        (None, None) => make(
-            types::INSPECTED,
-            Status::Unknown,
-            "NotInspected",
-            "the machine is being inspected".into(),
-        ),
-        (Some(failure), None) => make(
-            types::INSPECTED,
-            Status::False,
-            &failure.reason,
-            failure.message.clone(),
-        ),
-        (Some(failure), Some(record)) => {
-            let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
-            make(types::INSPECTED, Status::False, &failure.reason, message)
-        }
-    };
-    let kvm = match kvm {
-        Some((state, message)) => {
-            let message = if message.is_empty() {
-                readiness::kvm_sentence(state).into()
-            } else {
-                message
-            };
-            make(
-                types::KVM_AVAILABLE,
-                (state == KvmState::Usable).into(),
-                readiness::kvm_reason(state),
-                message,
-            )
-        }
-        None => make(
-            types::KVM_AVAILABLE,
-            Status::Unknown,
-            "NotInspected",
-            "the machine is being inspected".into(),
-        ),
-    };
-    let ready = if observed.stopping {
-        make(
-            types::READY,
-            Status::False,
-            "AgentStopped",
-            "the agent of this node has ended".into(),
-        )
-    } else {
-        make(
-            types::READY,
-            readiness.accepts().into(),
-            readiness.reason(),
-            readiness.sentence(),
-        )
-    };
+    let (status, reason, message) = inspected(observed.failure, inspection.as_ref());
+    let inspected = make(types::INSPECTED, status, reason, message);
+    let (status, reason, message) = kvm(offered.as_ref());
+    let kvm = make(types::KVM_AVAILABLE, status, reason, message);
+    let (status, reason, message) = ready(readiness, observed.stopping);
+    let ready = make(types::READY, status, reason, message);
     let accepted = match refusals(observed) {
         None => make(
             types::CONFIGURATION_ACCEPTED,
@@ -314,17 +257,7 @@ fn status(
     let labelled = make(types::LABELLED, status, reason, message);
     HypervisorStatus {
         conditions: vec![inspected, labelled, kvm, network, ready, accepted],
-        usable_models: offered
-            .as_ref()
-            .and_then(|facts| facts.virtualization.as_ref())
-            .map(|virtualization| {
-                let usable = virtualization
-                    .models
-                    .iter()
-                    .filter(|model| model.usable != Usable::No)
-                    .count();
-                u32::try_from(usable).unwrap_or(u32::MAX)
-            }),
+        usable_models: offered.as_ref().and_then(usable_models),
         facts: offered.map(Arc::new),
         masked_features: observed.mask.iter().cloned().collect(),
         inspection,
@@ -336,6 +269,55 @@ fn status(
         drain: None,
         drain_preview: None,
     }
+}
+
+/// Returns status, reason and message of the condition `Inspected`.
+fn inspected<'a>(failure: Option<&'a Failure>, inspection: Option<&InspectionRecord>) -> (Status, &'a str, String) {
+    match (failure, inspection) {
+        (None, Some(_)) => (Status::True, "Inspected", "the facts are those of this machine".into()),
+        (None, None) => not_inspected(),
+        (Some(failure), None) => (Status::False, &failure.reason, failure.message.clone()),
+        (Some(failure), Some(record)) => {
+            let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
+            (Status::False, &failure.reason, message)
+        }
+    }
+}
+
+/// Returns status, reason and message of a condition that waits for the first inspection.
+fn not_inspected() -> (Status, &'static str, String) {
+    let message = "the machine is being inspected".into();
+    (Status::Unknown, "NotInspected", message)
+}
+
+/// Returns status, reason and message of the condition `KVMAvailable`.
+fn kvm(facts: Option<&NodeFacts>) -> (Status, &'static str, String) {
+    let Some(NodeFacts { kvm, .. }) = facts else {
+        return not_inspected();
+    };
+    let message = if kvm.message.is_empty() {
+        readiness::kvm_sentence(kvm.state).into()
+    } else {
+        kvm.message.clone()
+    };
+    let usable = kvm.state == KvmState::Usable;
+    (usable.into(), readiness::kvm_reason(kvm.state), message)
+}
+
+/// Returns status, reason and message of the condition `Ready`.
+fn ready(readiness: Readiness, stopping: bool) -> (Status, &'static str, String) {
+    if stopping {
+        let message = "the agent of this node has ended".into();
+        return (Status::False, "AgentStopped", message);
+    }
+    (readiness.accepts().into(), readiness.reason(), readiness.sentence())
+}
+
+/// Returns the number of CPU models that guests may be able to use.
+fn usable_models(facts: &NodeFacts) -> Option<u32> {
+    let models = facts.virtualization.as_ref()?.models.iter();
+    let usable = models.filter(|model| model.usable != Usable::No).count();
+    Some(u32::try_from(usable).unwrap_or(u32::MAX))
 }
 
 /// Returns a human-readable list of what is refused in configuration and annotations.

@@ -1,7 +1,7 @@
 //! The controller's part of a migration's status.
 
 use drydock_api::kubevirt::{
-    VirtualMachineInstance, VirtualMachineInstanceMigration,
+    Condition, VirtualMachineInstance, VirtualMachineInstanceMigration,
     migration::{
         MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
         MigrationSource, MigrationState, MigrationTarget, VirtualMachineInstanceMigrationStatus,
@@ -59,6 +59,28 @@ pub struct Sides {
     pub guest: MigratedGuest,
     /// Limits and permissions of the migration.
     pub configuration: MigrationConfiguration,
+}
+
+impl Sides {
+    fn named_source(&self) -> MigrationSource {
+        let [node, pod, pod_uid] = self.source.clone().map(Some);
+        MigrationSource {
+            node,
+            pod,
+            pod_uid,
+            ..MigrationSource::default()
+        }
+    }
+
+    fn named_target(&self) -> MigrationTarget {
+        let [node, pod, pod_uid] = self.target.clone().map(Some);
+        MigrationTarget {
+            node,
+            pod,
+            pod_uid,
+            ..MigrationTarget::default()
+        }
+    }
 }
 
 /// Returns the requirements of a VMI's guest on the `target` pod. `source` is the node on which it runs, if known.
@@ -218,21 +240,8 @@ pub fn after(
         .as_ref()
         .and_then(|state| state.migration_configuration.clone());
     if let Some(sides) = &change.sides {
-        let named = |side: &[String; 3]| side.clone().map(Some);
-        let [node, pod, pod_uid] = named(&sides.source);
-        after.source = Some(MigrationSource {
-            node,
-            pod,
-            pod_uid,
-            ..MigrationSource::default()
-        });
-        let [node, pod, pod_uid] = named(&sides.target);
-        after.target = Some(MigrationTarget {
-            node,
-            pod,
-            pod_uid,
-            ..MigrationTarget::default()
-        });
+        after.source = Some(sides.named_source());
+        after.target = Some(sides.named_target());
         after.guest = Some(sides.guest.clone());
         configuration = Some(sides.configuration.clone());
     }
@@ -241,44 +250,37 @@ pub fn after(
         let known = named.or_else(|| change.source_node.clone());
         after.source_node = known.or(after.source_node);
     }
-    if let Some(waiting) = change
-        .waiting
-        .as_ref()
-        .filter(|_| !phase.is_some_and(MigrationPhase::is_final))
-    {
-        after.conditions.push(condition(
-            &before.conditions,
-            WAITING,
-            Status::True,
-            &waiting.reason,
-            &waiting.message,
-            now,
-        ));
-    }
-    if migration.metadata.deletion_timestamp.is_some() || after.abort.is_some() {
-        let (reason, message) = after
-            .abort
-            .as_ref()
-            .map_or(("Deleted", "the migration was deleted"), |abort| {
-                (abort.reason.as_str(), abort.message.as_str())
-            });
-        after.conditions.push(condition(
-            &before.conditions,
-            ABORT_REQUESTED,
-            Status::True,
-            reason,
-            message,
-            now,
-        ));
-    }
-    if !phase.is_some_and(MigrationPhase::is_final)
-        && let Some((reason, message)) = post_copy(&before)
-    {
-        let condition = condition(&before.conditions, POST_COPY, Status::True, reason, &message, now);
-        after.conditions.push(condition);
-    }
+    let waiting = change.waiting.as_ref();
+    after.conditions = conditions(migration, &after, waiting, now);
     after.migration_state = state(migration, &after, failed, configuration, now);
     after
+}
+
+/// Returns the conditions of a migration with the phase and the abort of `after`.
+fn conditions(
+    migration: &VirtualMachineInstanceMigration,
+    after: &VirtualMachineInstanceMigrationStatus,
+    waiting: Option<&Waiting>,
+    now: Timestamp,
+) -> Vec<Condition> {
+    let before = migration.status.clone().unwrap_or_default();
+    let over = after.phase.is_some_and(MigrationPhase::is_final);
+    let mut conditions = Vec::new();
+    let mut hold = |type_: &str, reason: &str, message: &str| {
+        conditions.push(condition(&before.conditions, type_, Status::True, reason, message, now));
+    };
+    if let Some(waiting) = waiting.filter(|_| !over) {
+        hold(WAITING, &waiting.reason, &waiting.message);
+    }
+    if let Some(abort) = &after.abort {
+        hold(ABORT_REQUESTED, &abort.reason, &abort.message);
+    } else if migration.metadata.deletion_timestamp.is_some() {
+        hold(ABORT_REQUESTED, "Deleted", "the migration was deleted");
+    }
+    if let Some((reason, message)) = post_copy(&before).filter(|_| !over) {
+        hold(POST_COPY, reason, &message);
+    }
+    conditions
 }
 
 /// Returns whether a side has reported that post-copy is broken.

@@ -171,19 +171,14 @@ impl Misfit {
     pub(super) fn of_nodes(&self, several: bool) -> String {
         let verb = |one: &'static str, many: &'static str| if several { many } else { one };
         let (has, lacks, is) = (verb("has", "have"), verb("lacks", "lack"), verb("is", "are"));
-        let does_not = verb("does not", "do not");
+        let (does_not, offers) = (verb("does not", "do not"), verb("offers", "offer"));
         match self {
             Self::ObsoleteModel(model) => format!("{does_not} offer the CPU model {model}, which is obsolete"),
             Self::ForbidsMinimum(feature) => {
                 format!("{has} the forbidden CPU feature {feature}, which is of the minimum CPU model")
             }
             Self::LacksModel(model, missing) => format!("{lacks} the CPU model {model}{}", for_want_of(missing)),
-            Self::OtherName(model, other) => {
-                format!(
-                    "{} the CPU model {model} by its name {other} only",
-                    verb("offers", "offer")
-                )
-            }
+            Self::OtherName(model, other) => format!("{offers} the CPU model {model} by its name {other} only"),
             Self::MasksModel(model, masked) => format!("{lacks} the CPU model {model}{}", since_masked(masked)),
             Self::LacksFeature(feature) => format!("{lacks} the CPU feature {feature}"),
             Self::MasksFeature(feature) => {
@@ -242,16 +237,21 @@ impl Misfit {
             Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),
             Self::Affinity => format!("{does_not} match the node affinity"),
             Self::NoGuestNetwork => format!("{has} no network for guests"),
-            Self::NoVirtualization => format!("{} no virtualization", verb("offers", "offer")),
+            Self::NoVirtualization => format!("{offers} no virtualization"),
             Self::NotReady => format!("{is} not ready for virtual machines"),
             Self::NoAgent => format!("{has} no agent"),
-            Self::Tainted(key) => match key.as_str() {
-                "node.kubernetes.io/not-ready" => format!("{is} not ready"),
-                "node.kubernetes.io/unreachable" => format!("{is} unreachable"),
-                _ => format!("{has} the taint {key}"),
-            },
+            Self::Tainted(key) => tainted(key, has, is),
             Self::Cordoned => format!("{is} unschedulable"),
         }
+    }
+}
+
+/// Returns for example `has the taint gpu`, or the state of a node that the taint stands for.
+fn tainted(key: &str, has: &str, is: &str) -> String {
+    match key {
+        "node.kubernetes.io/not-ready" => format!("{is} not ready"),
+        "node.kubernetes.io/unreachable" => format!("{is} unreachable"),
+        _ => format!("{has} the taint {key}"),
     }
 }
 

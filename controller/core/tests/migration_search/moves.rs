@@ -602,75 +602,10 @@ impl Out<'_, '_> {
             });
         }
         if world.target_node == Node::Up {
-            self.strikes(Event::GuestKilled(Side::Target), |w| {
-                if matches!(
-                    w.there,
-                    TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
-                ) {
-                    w.struck = true;
-                }
-                end_there(w);
-            });
-            if commands::resumes_there(world, self.how.mutant) {
-                self.strikes_or_breaks(Event::Unpaused, resume_there);
-            }
-            self.strikes(Event::AgentIsLate(Side::Target), |w| w.target.late = true);
-            self.strikes(Event::AgentCrashes(Side::Target), |w| {
-                w.target = TargetAgent {
-                    fits: None,
-                    todo: [None; 2],
-                    ..w.target
-                };
-            });
-            self.strikes(Event::TunnelCrashes(Side::Target), |w| {
-                w.target_session = None;
-                w.cut();
-            });
-            self.strikes(Event::NodeDeleted(Side::Target), |w| w.target_deleted = true);
-            self.strikes(Event::NodeDies(Side::Target), |w| {
-                if matches!(
-                    w.there,
-                    TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
-                ) {
-                    w.struck = true;
-                }
-                w.target_node = Node::Down;
-                w.target_session = None;
-                w.cut();
-            });
+            self.target_faults();
         }
         if world.source_node == Node::Up {
-            if commands::resumes_here(world, self.how.mutant) {
-                self.strikes(Event::Unpaused, |w| w.here = SourceDomain::Running);
-            }
-            self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
-            self.strikes(Event::AgentCrashes(Side::Source), |w| {
-                w.source = SourceAgent {
-                    read: None,
-                    call: Call::Unknown,
-                    stood_still: false,
-                    todo: [None; 2],
-                    ..w.source
-                };
-            });
-            self.strikes(Event::TunnelCrashes(Side::Source), |w| {
-                w.source_session = None;
-                w.cut();
-            });
-            self.strikes(Event::NodeDeleted(Side::Source), |w| w.source_deleted = true);
-            self.strikes(Event::NodeDies(Side::Source), |w| {
-                // Until the object reports it, the target's last state need not be known: a tunnel that has the release
-                // resumes the guest if it can before the node is confirmed as gone.
-                w.struck |= !w.ran_there && !w.api.source_has_let_go();
-                w.struck |= matches!(w.move_, Move::Switched | Move::Follows);
-                w.source_node = Node::Down;
-                w.source_session = None;
-                w.move_ = Move::None;
-            });
-            self.strikes(Event::LibvirtdCrashes, |w| crash_libvirtd(w, false));
-            if world.move_ == Move::Reply {
-                self.strikes(Event::LibvirtdCrashesBeforeItReads, |w| crash_libvirtd(w, true));
-            }
+            self.source_faults();
         }
         self.strikes(Event::ConnectionCut, World::cut);
         for index in 0..2 {
@@ -682,6 +617,83 @@ impl Out<'_, '_> {
                     w.controllers[0].alive = false;
                 }
             });
+        }
+    }
+
+    /// Faults of the target and of its guest, whose node runs.
+    fn target_faults(&mut self) {
+        let world = self.world;
+        self.strikes(Event::GuestKilled(Side::Target), |w| {
+            if matches!(
+                w.there,
+                TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
+            ) {
+                w.struck = true;
+            }
+            end_there(w);
+        });
+        if commands::resumes_there(world, self.how.mutant) {
+            self.strikes_or_breaks(Event::Unpaused, resume_there);
+        }
+        self.strikes(Event::AgentIsLate(Side::Target), |w| w.target.late = true);
+        self.strikes(Event::AgentCrashes(Side::Target), |w| {
+            w.target = TargetAgent {
+                fits: None,
+                todo: [None; 2],
+                ..w.target
+            };
+        });
+        self.strikes(Event::TunnelCrashes(Side::Target), |w| {
+            w.target_session = None;
+            w.cut();
+        });
+        self.strikes(Event::NodeDeleted(Side::Target), |w| w.target_deleted = true);
+        self.strikes(Event::NodeDies(Side::Target), |w| {
+            if matches!(
+                w.there,
+                TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
+            ) {
+                w.struck = true;
+            }
+            w.target_node = Node::Down;
+            w.target_session = None;
+            w.cut();
+        });
+    }
+
+    /// Faults of the source and of its guest, whose node runs.
+    fn source_faults(&mut self) {
+        let world = self.world;
+        if commands::resumes_here(world, self.how.mutant) {
+            self.strikes(Event::Unpaused, |w| w.here = SourceDomain::Running);
+        }
+        self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
+        self.strikes(Event::AgentCrashes(Side::Source), |w| {
+            w.source = SourceAgent {
+                read: None,
+                call: Call::Unknown,
+                stood_still: false,
+                todo: [None; 2],
+                ..w.source
+            };
+        });
+        self.strikes(Event::TunnelCrashes(Side::Source), |w| {
+            w.source_session = None;
+            w.cut();
+        });
+        self.strikes(Event::NodeDeleted(Side::Source), |w| w.source_deleted = true);
+        self.strikes(Event::NodeDies(Side::Source), |w| {
+            // Until the object reports it, the target's last state need not be known: a tunnel that has the release
+            // resumes the guest if it can before the node is confirmed as gone.
+            w.struck |= !w.ran_there && !w.api.source_has_let_go();
+            w.struck |= matches!(w.move_, Move::Switched | Move::Follows);
+            w.source_node = Node::Down;
+            w.source_session = None;
+            w.move_ = Move::None;
+        });
+        self.strikes(Event::LibvirtdCrashes, |w| crash_libvirtd(w, false));
+        if world.move_ == Move::Reply {
+            self.strikes(Event::LibvirtdCrashesBeforeItReads, |w| crash_libvirtd(w, true));
         }
     }
 }
