@@ -111,70 +111,22 @@ mod tests {
                 fingerprint: fingerprint.clone(),
             })
         };
-        let inspected = Some(old.clone());
+        let history = |inspected: Option<&Fingerprint>, failed| History {
+            inspected: inspected.cloned(),
+            failed,
+        };
         let parts = vec!["kernel".to_owned(), "kvm".to_owned()];
         let after = |seconds| now + Duration::from_secs(seconds);
         for (history, present, at, expected) in [
             (History::default(), &old, now, Need::Now(vec![])),
+            (history(Some(&old), None), &old, now, Need::None),
+            (history(Some(&old), None), &new, now, Need::Now(parts.clone())),
+            (history(None, failed(1, &old)), &old, after(4), Need::At(after(5))),
+            (history(None, failed(1, &old)), &old, after(5), Need::Now(vec![])),
+            (history(None, failed(3, &old)), &old, after(5), Need::At(after(20))),
+            (history(None, failed(1, &old)), &new, now, Need::Now(parts)),
             (
-                History {
-                    inspected: inspected.clone(),
-                    failed: None,
-                },
-                &old,
-                now,
-                Need::None,
-            ),
-            (
-                History {
-                    inspected: inspected.clone(),
-                    failed: None,
-                },
-                &new,
-                now,
-                Need::Now(parts.clone()),
-            ),
-            (
-                History {
-                    inspected: None,
-                    failed: failed(1, &old),
-                },
-                &old,
-                after(4),
-                Need::At(after(5)),
-            ),
-            (
-                History {
-                    inspected: None,
-                    failed: failed(1, &old),
-                },
-                &old,
-                after(5),
-                Need::Now(vec![]),
-            ),
-            (
-                History {
-                    inspected: None,
-                    failed: failed(3, &old),
-                },
-                &old,
-                after(5),
-                Need::At(after(20)),
-            ),
-            (
-                History {
-                    inspected: None,
-                    failed: failed(1, &old),
-                },
-                &new,
-                now,
-                Need::Now(parts),
-            ),
-            (
-                History {
-                    inspected,
-                    failed: failed(99, &new),
-                },
+                history(Some(&old), failed(99, &new)),
                 &new,
                 after(299),
                 Need::At(after(300)),

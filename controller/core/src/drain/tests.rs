@@ -712,18 +712,20 @@ fn message_of_the_scheduler_is_in_the_report() {
     assert_eq!(shown.message, format!("migration m-1 waits: {text}"));
 }
 
+/// Returns a marked instance with this status of the condition `MigrationTargetAvailable`.
+fn with_target_available(status: &str) -> VirtualMachineInstance {
+    instance("web", |instance| {
+        mark(instance, "Cordon", seconds_ago(60));
+        instance["status"]["conditions"] = json!([
+            {"type": "LiveMigratable", "status": "True"},
+            {"type": "MigrationTargetAvailable", "status": status, "reason": "R", "message": "by its condition"},
+        ]);
+    })
+}
+
 #[test]
 fn outlook_of_a_guest_decides_whether_it_goes() {
-    let condition = |status: &str| {
-        instance("web", |instance| {
-            mark(instance, "Cordon", seconds_ago(60));
-            instance["status"]["conditions"] = json!([
-                {"type": "LiveMigratable", "status": "True"},
-                {"type": "MigrationTargetAvailable", "status": status, "reason": "R", "message": "by its condition"},
-            ]);
-        })
-    };
-    let (yes, no) = (condition("True"), condition("False"));
+    let (yes, no) = (with_target_available("True"), with_target_available("False"));
     let crowded = || Outlook::Crowded("beside others".into());
     let nowhere = || Outlook::Nowhere("anyway".into());
     let fits = || Outlook::Fits("b".into());

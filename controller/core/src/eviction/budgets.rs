@@ -222,26 +222,42 @@ mod tests {
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    #[test]
-    fn each_protected_pod_has_its_budget_and_no_other_has_one() {
+    /// Description, instance, strategy, change of its pod, whether the pod has a budget, and whose budgets are created
+    /// and deleted.
+    type Case = (
+        &'static str,
+        VirtualMachineInstance,
+        EvictionStrategy,
+        fn(&mut Value),
+        bool,
+        &'static [&'static str],
+        &'static [&'static str],
+    );
+
+    fn alive(_: &mut Value) {}
+
+    fn ended(pod: &mut Value) {
+        pod["status"] = json!({"containerStatuses": [{
+            "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": {"exitCode": 0}},
+        }]});
+    }
+
+    fn deleted(pod: &mut Value) {
+        pod["metadata"]["deletionTimestamp"] = json!(now().to_string());
+    }
+
+    fn cases() -> Vec<Case> {
         let over = instance(json!({"phase": "Succeeded", "nodeName": "a"}));
-        let alive = |_: &mut Value| {};
-        let ended: fn(&mut Value) = |pod| {
-            pod["status"] = json!({"containerStatuses": [{
-                "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
-                "state": {"terminated": {"exitCode": 0}},
-            }]});
-        };
-        let deleted: fn(&mut Value) = |pod| pod["metadata"]["deletionTimestamp"] = json!(now().to_string());
-        for (what, instance, strategy, change, has, create, delete) in [
+        vec![
             (
                 "it is missing",
                 running(),
                 EvictionStrategy::LiveMigrate,
-                alive as fn(&mut Value),
+                alive,
                 false,
-                &["p"][..],
-                &[][..],
+                &["p"],
+                &[],
             ),
             (
                 "it is there",
@@ -306,11 +322,20 @@ mod tests {
                 &[],
                 &[],
             ),
-        ] {
+        ]
+    }
+
+    #[test]
+    fn each_protected_pod_has_its_budget_and_no_other_has_one() {
+        for (what, instance, strategy, change, has, create, delete) in cases() {
             let pods = [guarded(pod("p", "a", change), has, None)];
             let (created, gone, _) = planned(&instance, strategy, &pods);
             assert_eq!((created, gone), (names(create), names(delete)), "{what}");
         }
+    }
+
+    #[test]
+    fn budget_owned_by_the_instance_is_deleted_once_its_pod_goes() {
         // A PDB of an earlier version is not deleted with its pod.
         let mut old = guarded(pod("p", "a", deleted), true, None);
         let owned = old.own.as_mut().unwrap();

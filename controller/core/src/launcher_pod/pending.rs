@@ -258,17 +258,20 @@ mod tests {
         json!({"phase": "Pending", "conditions": all})
     }
 
-    #[test]
-    fn hindrance_has_kubernetes_reason_and_text() {
-        let on_node = Some("a");
-        let exited = json!({"terminated": {"exitCode": 3, "reason": "Error", "message": "no route\n"}});
-        let prepared = |status| {
-            conditions(&[
-                ("PodScheduled", "True", None),
-                ("PodReadyToStartContainers", status, None),
-            ])
-        };
-        for (name, node, status, early, late) in [
+    /// Name, node and status of a pod, and reason and text of its hindrance before and after ten seconds.
+    type Case = (
+        &'static str,
+        Option<&'static str>,
+        Value,
+        Option<(&'static str, &'static str)>,
+        Option<(&'static str, &'static str)>,
+    );
+
+    const ON_NODE: Option<&str> = Some("a");
+
+    /// Pods that have no node.
+    fn unbound_cases() -> Vec<Case> {
+        vec![
             (
                 "new",
                 None,
@@ -290,58 +293,83 @@ mod tests {
                 Some(("SchedulingGated", "text")),
                 Some(("SchedulingGated", "text")),
             ),
-            ("bound", on_node, json!({}), None, None),
+        ]
+    }
+
+    /// Pods with a waiting or failed container.
+    fn container_cases() -> Vec<Case> {
+        let exited = json!({"terminated": {"exitCode": 3, "reason": "Error", "message": "no route\n"}});
+        vec![
             (
                 "starting",
-                on_node,
+                ON_NODE,
                 containers("containerStatuses", "compute", &waiting("ContainerCreating")),
                 None,
                 None,
             ),
             (
                 "image",
-                on_node,
+                ON_NODE,
                 containers("containerStatuses", "compute", &waiting("ImagePullBackOff")),
                 Some(("ImagePullBackOff", "text")),
                 Some(("ImagePullBackOff", "text")),
             ),
             (
                 "sidecar's image",
-                on_node,
+                ON_NODE,
                 containers("containerStatuses", "istio-proxy", &waiting("ErrImagePull")),
                 Some(("ErrImagePull", "text")),
                 Some(("ErrImagePull", "text")),
             ),
             (
                 "init in a loop",
-                on_node,
+                ON_NODE,
                 containers("initContainerStatuses", "init", &waiting("CrashLoopBackOff")),
                 Some(("CrashLoopBackOff", "text")),
                 Some(("CrashLoopBackOff", "text")),
             ),
             (
                 "init failed",
-                on_node,
+                ON_NODE,
                 containers("initContainerStatuses", "init", &exited),
                 Some(("Error", "container init ended with exit code 3: no route")),
                 Some(("Error", "container init ended with exit code 3: no route")),
             ),
             (
                 "init done",
-                on_node,
+                ON_NODE,
                 containers("initContainerStatuses", "init", &json!({"terminated": {"exitCode": 0}})),
                 None,
                 None,
             ),
+        ]
+    }
+
+    /// Pods that their kubelets prepare.
+    fn preparation_cases() -> Vec<Case> {
+        let prepared = |status| {
+            conditions(&[
+                ("PodScheduled", "True", None),
+                ("PodReadyToStartContainers", status, None),
+            ])
+        };
+        vec![
+            ("bound", ON_NODE, json!({}), None, None),
             (
                 "volume",
-                on_node,
+                ON_NODE,
                 prepared("False"),
                 None,
                 Some(("PodNotReadyToStart", "volumes and network")),
             ),
-            ("slow image", on_node, prepared("True"), None, None),
-        ] {
+            ("slow image", ON_NODE, prepared("True"), None, None),
+        ]
+    }
+
+    #[test]
+    fn hindrance_has_kubernetes_reason_and_text() {
+        let groups = [unbound_cases(), container_cases(), preparation_cases()];
+        for (name, node, status, early, late) in groups.into_iter().flatten() {
             let made: Timestamp = MADE.parse().unwrap();
             for (seconds, expected) in [(9, early), (10, late)] {
                 let now = made + SignedDuration::from_secs(seconds);

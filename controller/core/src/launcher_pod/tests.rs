@@ -485,6 +485,32 @@ fn scheduling_fields_are_kept_and_each_term_gets_cpu_needs() {
     assert!(guest(&pod).probes.readiness.is_some());
 }
 
+/// Returns a probe with these times: delay, time-out, period, and the thresholds of success and failure.
+fn probe(action: ProbeAction, times: [u32; 5]) -> Option<GuestProbe> {
+    let [
+        initial_delay_seconds,
+        timeout_seconds,
+        period_seconds,
+        success_threshold,
+        failure_threshold,
+    ] = times;
+    Some(GuestProbe {
+        action,
+        initial_delay_seconds,
+        timeout_seconds,
+        period_seconds,
+        success_threshold,
+        failure_threshold,
+    })
+}
+
+fn tcp(host: Option<&str>, port: u16) -> ProbeAction {
+    ProbeAction::Tcp {
+        host: host.map(str::to_owned),
+        port,
+    }
+}
+
 #[test]
 fn launcher_carries_out_probes_and_kubelet_none() {
     let interfaces = json!([{"name": "default", "ports": [{"name": "ssh", "port": 22}]}]);
@@ -503,28 +529,7 @@ fn launcher_carries_out_probes_and_kubelet_none() {
         assert_eq!(probes.liveness, probes.readiness);
         probes.readiness
     };
-    let probe = |action: ProbeAction, times: [u32; 5]| {
-        let [
-            initial_delay_seconds,
-            timeout_seconds,
-            period_seconds,
-            success_threshold,
-            failure_threshold,
-        ] = times;
-        Some(GuestProbe {
-            action,
-            initial_delay_seconds,
-            timeout_seconds,
-            period_seconds,
-            success_threshold,
-            failure_threshold,
-        })
-    };
     let defaults = [0, 1, 10, 1, 3];
-    let tcp = |host: Option<&str>, port: u16| ProbeAction::Tcp {
-        host: host.map(str::to_owned),
-        port,
-    };
     for (given, expected) in [
         (json!({"tcpSocket": {"port": 8080}}), probe(tcp(None, 8080), defaults)),
         (

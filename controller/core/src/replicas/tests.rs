@@ -69,16 +69,22 @@ impl Case {
     }
 }
 
-#[test]
-fn standby_moves_to_a_free_node_once_all_are_settled() {
-    const APART: Spread = Spread::Stay { apart: true };
-    const STAY: Spread = Spread::Stay { apart: false };
-    let moves = |pod: &str, to: &str| Spread::Move {
+/// A change of a case.
+type Change = fn(&mut Case);
+
+const APART: Spread = Spread::Stay { apart: true };
+const STAY: Spread = Spread::Stay { apart: false };
+
+fn moves(pod: &str, to: &str) -> Spread {
+    Spread::Move {
         pod: pod.into(),
         to: to.into(),
-    };
-    type Change = fn(&mut Case);
-    let table: Vec<(&str, Spread, Change)> = vec![
+    }
+}
+
+/// Where the replicas are, and their states.
+fn replica_cases() -> Vec<(&'static str, Spread, Change)> {
+    vec![
         ("two on one node", moves("standby", "two"), |_| {}),
         ("each on its own", APART, |case| {
             case.replicas[1]["spec"]["nodeName"] = json!("two");
@@ -120,6 +126,12 @@ fn standby_moves_to_a_free_node_once_all_are_settled() {
         ("no free node", STAY, |case| {
             case.replicas.push(replica("third", "two", 60));
         }),
+    ]
+}
+
+/// The node that a standby would move to.
+fn node_cases() -> Vec<(&'static str, Spread, Change)> {
+    vec![
         ("no other node", STAY, |case| drop(case.nodes.pop())),
         ("it is cordoned", STAY, |case| {
             case.nodes[1]["spec"] = json!({"unschedulable": true});
@@ -151,8 +163,12 @@ fn standby_moves_to_a_free_node_once_all_are_settled() {
         ("just enough CPU", moves("standby", "two"), |case| case.taken = "950m"),
         ("too little CPU", STAY, |case| case.taken = "951m"),
         ("its pods are not known", STAY, |case| case.pods_known = false),
-    ];
-    for (name, expected, change) in table {
+    ]
+}
+
+#[test]
+fn standby_moves_to_a_free_node_once_all_are_settled() {
+    for (name, expected, change) in replica_cases().into_iter().chain(node_cases()) {
         let mut case = Case::new();
         change(&mut case);
         assert_eq!(case.decide(), expected, "{name}");

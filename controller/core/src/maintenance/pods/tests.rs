@@ -72,75 +72,39 @@ fn judged(pod: &Arc<Pod>, attempt: Option<&Attempt>, unreachable: bool, budgets:
     drain(&pods, &known, &|_| attempt.cloned(), unreachable, Some(7), now())
 }
 
-#[test]
-fn each_pod_reports_its_progress() {
-    let running = || pod("p", &json!({}), "Running");
-    let ends = |at: &str| pod("p", &json!({"deletionTimestamp": at}), "Running");
-    let held = pod(
-        "p",
-        &json!({"deletionTimestamp": "2026-01-01T11:59:00Z", "finalizers": ["f"]}),
-        "Running",
-    );
-    let let_go = pod(
-        "p",
-        &json!({"deletionTimestamp": NOW, "deletionGracePeriodSeconds": 0, "finalizers": ["f"]}),
-        "Running",
-    );
-    let refused = |result: fn(String) -> EvictionResult| Some(attempt(Some(result("no".into())), 2));
-    let mut in_flight = attempt(Some(EvictionResult::Budget("no".into())), 60);
-    in_flight.in_flight = true;
-    let mut free = attempt(Some(EvictionResult::Budget("no".into())), 1);
-    free.unblocked = true;
-    let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
-    let in_three = at("2026-01-01T12:00:03Z");
-    for (pod, attempt, unreachable, reason, evicts, wake) in [
+/// A pod, the last attempt to evict it, whether its node is unreachable; the expected reason, whether the pod is
+/// evicted, and the expected wake-up time.
+type Case = (Arc<Pod>, Option<Attempt>, bool, Reason, bool, Option<Timestamp>);
+
+fn running() -> Arc<Pod> {
+    pod("p", &json!({}), "Running")
+}
+
+fn at(text: &str) -> Option<Timestamp> {
+    Some(text.parse().unwrap())
+}
+
+/// Pods that are evicted, or were.
+fn eviction_cases() -> Vec<Case> {
+    let tried = |result, seconds_ago| Some(attempt(Some(result), seconds_ago));
+    let budget = || EvictionResult::Budget("no".into());
+    let in_flight = Attempt {
+        in_flight: true,
+        ..attempt(Some(budget()), 60)
+    };
+    let free = Attempt {
+        unblocked: true,
+        ..attempt(Some(budget()), 1)
+    };
+    let accepted = EvictionResult::Accepted;
+    vec![
         (running(), None, false, Reason::Evicting, true, None),
         (running(), None, true, Reason::Evicting, true, None),
-        (
-            running(),
-            refused(EvictionResult::Budget),
-            false,
-            Reason::BlockedByBudget,
-            false,
-            in_three,
-        ),
-        (
-            running(),
-            refused(EvictionResult::Deferred),
-            false,
-            Reason::EvictionDeferred,
-            false,
-            in_three,
-        ),
-        (
-            running(),
-            refused(EvictionResult::Failed),
-            false,
-            Reason::EvictionFailed,
-            false,
-            in_three,
-        ),
-        (
-            running(),
-            refused(EvictionResult::SeveralBudgets),
-            false,
-            Reason::SeveralBudgets,
-            false,
-            in_three,
-        ),
-        (
-            running(),
-            refused(EvictionResult::NamespaceTerminating),
-            false,
-            Reason::NamespaceTerminating,
-            false,
-            in_three,
-        ),
         (running(), Some(in_flight), false, Reason::BlockedByBudget, false, None),
         (running(), Some(free), false, Reason::BlockedByBudget, true, None),
         (
             running(),
-            Some(attempt(Some(EvictionResult::Budget("no".into())), 5)),
+            tried(budget(), 5),
             false,
             Reason::BlockedByBudget,
             true,
@@ -148,47 +112,59 @@ fn each_pod_reports_its_progress() {
         ),
         (
             running(),
-            Some(attempt(Some(EvictionResult::Accepted), 29)),
+            tried(accepted.clone(), 29),
             false,
             Reason::Evicting,
             false,
             at("2026-01-01T12:00:01Z"),
         ),
-        (
-            running(),
-            Some(attempt(Some(EvictionResult::Accepted), 30)),
-            false,
-            Reason::Evicting,
-            true,
-            None,
-        ),
-        (
+        (running(), tried(accepted, 30), false, Reason::Evicting, true, None),
+    ]
+}
+
+/// Pods whose eviction was refused two seconds ago.
+fn refusal_cases() -> Vec<Case> {
+    let refused = |result: fn(String) -> EvictionResult, reason| {
+        let attempt = attempt(Some(result("no".into())), 2);
+        let wake = at("2026-01-01T12:00:03Z");
+        (running(), Some(attempt), false, reason, false, wake)
+    };
+    vec![
+        refused(EvictionResult::Budget, Reason::BlockedByBudget),
+        refused(EvictionResult::Deferred, Reason::EvictionDeferred),
+        refused(EvictionResult::Failed, Reason::EvictionFailed),
+        refused(EvictionResult::SeveralBudgets, Reason::SeveralBudgets),
+        refused(EvictionResult::NamespaceTerminating, Reason::NamespaceTerminating),
+    ]
+}
+
+/// Pods that are being deleted.
+fn termination_cases() -> Vec<Case> {
+    let deleted = |metadata: Value, unreachable, reason, wake| {
+        let pod = pod("p", &metadata, "Running");
+        (pod, None, unreachable, reason, false, wake)
+    };
+    let ends = |at: &str| json!({"deletionTimestamp": at});
+    let held = json!({"deletionTimestamp": "2026-01-01T11:59:00Z", "finalizers": ["f"]});
+    let let_go = json!({"deletionTimestamp": NOW, "deletionGracePeriodSeconds": 0, "finalizers": ["f"]});
+    vec![
+        deleted(
             ends("2026-01-01T12:00:10Z"),
-            None,
             false,
             Reason::Terminating,
-            false,
             at("2026-01-01T12:00:40Z"),
         ),
-        (
-            ends("2026-01-01T11:59:30Z"),
-            None,
-            false,
-            Reason::TerminationOverdue,
-            false,
-            None,
-        ),
-        (
-            ends("2026-01-01T12:00:10Z"),
-            None,
-            true,
-            Reason::NodeUnreachable,
-            false,
-            None,
-        ),
-        (held, None, false, Reason::HeldByFinalizers, false, None),
-        (let_go, None, true, Reason::HeldByFinalizers, false, None),
-    ] {
+        deleted(ends("2026-01-01T11:59:30Z"), false, Reason::TerminationOverdue, None),
+        deleted(ends("2026-01-01T12:00:10Z"), true, Reason::NodeUnreachable, None),
+        deleted(held, false, Reason::HeldByFinalizers, None),
+        deleted(let_go, true, Reason::HeldByFinalizers, None),
+    ]
+}
+
+#[test]
+fn each_pod_reports_its_progress() {
+    let groups = [eviction_cases(), refusal_cases(), termination_cases()];
+    for (pod, attempt, unreachable, reason, evicts, wake) in groups.into_iter().flatten() {
         let drain = judged(&pod, attempt.as_ref(), unreachable, &[]);
         assert_eq!(drain.pending[0].reason, reason);
         assert_eq!(drain.evict.len(), usize::from(evicts), "{reason:?}");

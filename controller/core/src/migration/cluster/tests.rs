@@ -279,6 +279,17 @@ fn ready_migration_enters_running_and_waits_for_source() {
                 |v| (v.record.phase, v.record.source) = (Some(P::TargetReady), None),
                 &[],
             ),
+            ("it waits for the target", |v| v.record.source = Some(S::Halted), &[]),
+            ("complete", |v| v.record.target = Some(T::Complete), &[]),
+        ],
+    );
+}
+
+#[test]
+fn running_migration_is_aborted_while_its_source_may_give_up() {
+    check(
+        running,
+        &[
             ("deleted", |v| v.record.deleted = true, &[Do::Abort(F::Canceled)]),
             ("too late", |v| v.overdue = true, &[Do::Abort(F::Overdue)]),
             ("told already", |v| (v.overdue, v.record.abort) = (true, true), &[]),
@@ -298,6 +309,26 @@ fn ready_migration_enters_running_and_waits_for_source() {
                 &[Do::Abort(F::PodRemoved)],
             ),
             ("no word of the pod", |v| v.target_pod = Pod::Unknown, &[]),
+            // The source may have released the guest anyway.
+            (
+                "nothing arrives",
+                |v| v.record.target = Some(T::Gone),
+                &[Do::Abort(F::TargetLost)],
+            ),
+            (
+                "nothing arrives, as the source knows",
+                |v| (v.record.target, v.record.abort) = (Some(T::Gone), true),
+                &[],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn migration_without_source_node_fails_unless_its_target_has_it() {
+    check(
+        running,
+        &[
             (
                 "the source's node is gone",
                 |v| v.source_node_gone = true,
@@ -313,6 +344,25 @@ fn ready_migration_enters_running_and_waits_for_source() {
                 |v| (v.source_node_gone, v.record.target) = (true, Some(T::Gone)),
                 &[Do::Fail(F::SourceNodeGone)],
             ),
+            (
+                "both nodes are gone",
+                |v| (v.source_node_gone, v.target_node_gone) = (true, true),
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+            (
+                "the source's node is gone, and it ended on the target",
+                |v| (v.source_node_gone, v.record.target) = (true, Some(T::Ended)),
+                &[Do::Fail(F::SourceNodeGone)],
+            ),
+        ],
+    );
+}
+
+#[test]
+fn migration_whose_guest_stayed_ended_or_halted_fails() {
+    check(
+        running,
+        &[
             (
                 "stayed",
                 |v| v.record.source = Some(S::Stayed),
@@ -350,17 +400,6 @@ fn ready_migration_enters_running_and_waits_for_source() {
                 |v| (v.record.source, v.target_node_gone) = (Some(S::Ended), true),
                 &[Do::Fail(F::GuestEnded)],
             ),
-            // The source may have released the guest anyway.
-            (
-                "nothing arrives",
-                |v| v.record.target = Some(T::Gone),
-                &[Do::Abort(F::TargetLost)],
-            ),
-            (
-                "nothing arrives, as the source knows",
-                |v| (v.record.target, v.record.abort) = (Some(T::Gone), true),
-                &[],
-            ),
             (
                 "nothing arrived, stayed",
                 |v| (v.record.target, v.record.source) = (Some(T::Gone), Some(S::Stayed)),
@@ -375,22 +414,10 @@ fn ready_migration_enters_running_and_waits_for_source() {
                 &[Do::Fail(F::GuestStayed)],
             ),
             (
-                "both nodes are gone",
-                |v| (v.source_node_gone, v.target_node_gone) = (true, true),
-                &[Do::Fail(F::SourceNodeGone)],
-            ),
-            (
-                "the source's node is gone, and it ended on the target",
-                |v| (v.source_node_gone, v.record.target) = (true, Some(T::Ended)),
-                &[Do::Fail(F::SourceNodeGone)],
-            ),
-            (
                 "it waits for a target whose node is gone",
                 |v| (v.target_node_gone, v.record.source) = (true, Some(S::Halted)),
                 &[Do::Fail(F::TargetLost)],
             ),
-            ("it waits for the target", |v| v.record.source = Some(S::Halted), &[]),
-            ("complete", |v| v.record.target = Some(T::Complete), &[]),
         ],
     );
 }

@@ -77,9 +77,9 @@ fn outcomes(grants: &Grants) -> Vec<String> {
     all
 }
 
-#[test]
-fn slots_and_places_are_given_within_the_limits() {
-    let cases: Vec<Case> = vec![
+/// Slots, by the limits of the cluster and of both nodes.
+fn slot_cases() -> Vec<Case> {
+    vec![
         ("nothing to do", limits(5, 2, 2), vec![], vec![]),
         (
             "a slot only for a pod that is ready",
@@ -104,87 +104,6 @@ fn slots_and_places_are_given_within_the_limits() {
             limits(9, 9, 1),
             vec![("a", holding("x")), ("b", placed("x")), ("b", placed("y"))],
             vec!["m2 slot", "m1 TargetNodeLimit 1"],
-        ),
-        (
-            "pods that find no node hold up neither slots nor other pods",
-            limits(2, 9, 9),
-            vec![("a", stuck()), ("b", stuck()), ("c", placed("x")), ("d", waiting())],
-            vec!["m3 place", "m2 slot"],
-        ),
-        (
-            "but do not pile up",
-            limits(2, 9, 9),
-            vec![
-                ("a", stuck()),
-                ("b", stuck()),
-                ("c", stuck()),
-                ("d", waiting()),
-                ("e", waiting()),
-            ],
-            vec!["m3 place", "m4 PlacementLimit 1"],
-        ),
-        (
-            "of a node as many are placed as run",
-            limits(9, 2, 9),
-            vec![
-                ("a", holding("x")),
-                ("a", holding("x")),
-                ("a", waiting()),
-                ("a", waiting()),
-                ("a", waiting()),
-                ("b", waiting()),
-            ],
-            vec![
-                "m2 place",
-                "m3 place",
-                "m5 place",
-                "m2 SourceNodeLimit 1",
-                "m3 SourceNodeLimit 2",
-                "m4 SourceNodeLimit 3",
-            ],
-        ),
-        (
-            "one pod for each slot of the cluster",
-            limits(1, 9, 9),
-            vec![("a", holding("x")), ("b", waiting()), ("c", waiting())],
-            vec!["m1 place", "m1 ClusterLimit 1", "m2 ClusterLimit 2"],
-        ),
-        (
-            "a pod on its way will wait for a slot, and one that finds no node for that",
-            limits(9, 1, 9),
-            vec![
-                ("a", holding("x")),
-                ("a", placing()),
-                ("b", placing()),
-                ("c", holding("x")),
-                ("c", stuck()),
-            ],
-            vec!["m1 SourceNodeLimit 1"],
-        ),
-        (
-            "pods on their way are enough",
-            limits(1, 9, 9),
-            vec![("a", placing()), ("b", waiting())],
-            vec!["m1 PlacementLimit 1"],
-        ),
-        (
-            "those that a busy target holds up leave room for others of their node",
-            limits(9, 1, 1),
-            vec![
-                ("z", holding("x")),
-                ("a", placed("x")),
-                ("a", placed("x")),
-                ("a", waiting()),
-                ("a", waiting()),
-                ("a", waiting()),
-            ],
-            vec![
-                "m3 place",
-                "m4 place",
-                "m1 TargetNodeLimit 1",
-                "m2 TargetNodeLimit 2",
-                "m5 SourceNodeLimit 3",
-            ],
         ),
         (
             "a lowered limit takes nothing away",
@@ -219,8 +138,106 @@ fn slots_and_places_are_given_within_the_limits() {
             ],
             vec!["m3 slot", "m1 TargetNodeLimit 1", "m2 TargetNodeLimit 2"],
         ),
-    ];
-    for (name, limits, stages, expected) in cases {
+    ]
+}
+
+/// Target pods that are placed before they have a slot.
+fn placement_cases() -> Vec<Case> {
+    vec![
+        (
+            "of a node as many are placed as run",
+            limits(9, 2, 9),
+            vec![
+                ("a", holding("x")),
+                ("a", holding("x")),
+                ("a", waiting()),
+                ("a", waiting()),
+                ("a", waiting()),
+                ("b", waiting()),
+            ],
+            vec![
+                "m2 place",
+                "m3 place",
+                "m5 place",
+                "m2 SourceNodeLimit 1",
+                "m3 SourceNodeLimit 2",
+                "m4 SourceNodeLimit 3",
+            ],
+        ),
+        (
+            "one pod for each slot of the cluster",
+            limits(1, 9, 9),
+            vec![("a", holding("x")), ("b", waiting()), ("c", waiting())],
+            vec!["m1 place", "m1 ClusterLimit 1", "m2 ClusterLimit 2"],
+        ),
+        (
+            "pods on their way are enough",
+            limits(1, 9, 9),
+            vec![("a", placing()), ("b", waiting())],
+            vec!["m1 PlacementLimit 1"],
+        ),
+        (
+            "those that a busy target holds up leave room for others of their node",
+            limits(9, 1, 1),
+            vec![
+                ("z", holding("x")),
+                ("a", placed("x")),
+                ("a", placed("x")),
+                ("a", waiting()),
+                ("a", waiting()),
+                ("a", waiting()),
+            ],
+            vec![
+                "m3 place",
+                "m4 place",
+                "m1 TargetNodeLimit 1",
+                "m2 TargetNodeLimit 2",
+                "m5 SourceNodeLimit 3",
+            ],
+        ),
+    ]
+}
+
+/// Target pods that no node takes.
+fn unplaced_cases() -> Vec<Case> {
+    vec![
+        (
+            "pods that find no node hold up neither slots nor other pods",
+            limits(2, 9, 9),
+            vec![("a", stuck()), ("b", stuck()), ("c", placed("x")), ("d", waiting())],
+            vec!["m3 place", "m2 slot"],
+        ),
+        (
+            "but do not pile up",
+            limits(2, 9, 9),
+            vec![
+                ("a", stuck()),
+                ("b", stuck()),
+                ("c", stuck()),
+                ("d", waiting()),
+                ("e", waiting()),
+            ],
+            vec!["m3 place", "m4 PlacementLimit 1"],
+        ),
+        (
+            "a pod on its way will wait for a slot, and one that finds no node for that",
+            limits(9, 1, 9),
+            vec![
+                ("a", holding("x")),
+                ("a", placing()),
+                ("b", placing()),
+                ("c", holding("x")),
+                ("c", stuck()),
+            ],
+            vec!["m1 SourceNodeLimit 1"],
+        ),
+    ]
+}
+
+#[test]
+fn slots_and_places_are_given_within_the_limits() {
+    let groups = [slot_cases(), placement_cases(), unplaced_cases()];
+    for (name, limits, stages, expected) in groups.into_iter().flatten() {
         assert_eq!(outcomes(&grants(&limits, &queue(stages), NOW)), expected, "{name}");
     }
 }

@@ -255,6 +255,15 @@ fn source_reports_stop_before_release() {
                 |v| (v.domain, v.tunnel) = (D::Left, SourceTunnel::Missing),
                 &[Do::Report(S::Stopped)],
             ),
+        ],
+    );
+}
+
+#[test]
+fn source_reports_how_a_leaving_guest_has_ended() {
+    check(
+        leaving,
+        &[
             (
                 "ended after it may have gone on",
                 |v| v.domain = D::Ended,
@@ -270,6 +279,15 @@ fn source_reports_stop_before_release() {
                 |v| (v.domain, v.tunnel) = (D::Ended, READ),
                 &[Do::Report(S::Stopped)],
             ),
+        ],
+    );
+}
+
+#[test]
+fn source_without_libvirtd_decides_by_its_target() {
+    check(
+        leaving,
+        &[
             ("libvirtd was lost", |v| v.job = Job::None, &[Do::Report(S::Released)]),
             ("its job is not known", |v| v.job = Job::Unknown, &[]),
             (
@@ -287,6 +305,15 @@ fn source_reports_stop_before_release() {
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Gone)),
                 &[Do::Resume],
             ),
+        ],
+    );
+}
+
+#[test]
+fn source_releases_a_guest_that_was_switched() {
+    check(
+        leaving,
+        &[
             (
                 "it was switched",
                 |v| v.domain = D::PostCopy,

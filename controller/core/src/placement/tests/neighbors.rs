@@ -100,29 +100,48 @@ fn judged(manifest: &Value, nodes: &[(&str, &str)], pods: &[Pod]) -> (Vec<String
     (found.fits, reasons)
 }
 
-/// What is tried, manifest, nodes with their zones, pods, the nodes that fit, and why the others do not.
-type Case<'a, T> = (&'a str, Value, &'a [(&'a str, &'a str)], Vec<Pod>, &'a [&'a str], T);
+/// Description, manifest, nodes with their zones, pods, the nodes that fit, and the reasons of the others.
+type Case<T> = (
+    &'static str,
+    Value,
+    &'static [(&'static str, &'static str)],
+    Vec<Pod>,
+    &'static [&'static str],
+    T,
+);
 
-#[test]
-fn affinity_each_rule_decides_as_the_scheduler_does() {
-    let labelled = |value: &str| json!({"labels": {"app": value}});
-    let three = [("a", "x"), ("b", "x"), ("c", "y")];
-    let web = pod("n", "web", "a", &labelled("web"));
-    let guard = pod("n", "guard", "a", &json!({"affinity": apart(ZONE, &app("db"))}));
-    let cases: [Case<'_, &str>; 21] = [
+/// Nodes in two zones.
+const THREE: [(&str, &str); 3] = [("a", "x"), ("b", "x"), ("c", "y")];
+
+fn labelled(value: &str) -> Value {
+    json!({"labels": {"app": value}})
+}
+
+fn web() -> Pod {
+    pod("n", "web", "a", &labelled("web"))
+}
+
+/// Returns a pod that stays apart from those with `app=db`.
+fn guard() -> Pod {
+    pod("n", "guard", "a", &json!({"affinity": apart(ZONE, &app("db"))}))
+}
+
+/// Anti-affinity: which pods and nodes count.
+fn anti_affinity_cases() -> Vec<Case<&'static str>> {
+    vec![
         (
             "anti-affinity by host",
             json!({"affinity": apart(HOSTNAME, &app("web"))}),
-            &three,
-            vec![web.clone()],
+            &THREE,
+            vec![web()],
             &["b", "c"],
             "1 node has the pod n/web, from which it must stay apart (a)",
         ),
         (
             "anti-affinity by zone",
             json!({"affinity": apart(ZONE, &app("web"))}),
-            &three,
-            vec![web.clone(), pod("n", "other", "b", &labelled("web"))],
+            &THREE,
+            vec![web(), pod("n", "other", "b", &labelled("web"))],
             &["c"],
             "2 nodes are in the same zone as pods from which it must stay apart, such as n/other (a, b)",
         ),
@@ -130,7 +149,7 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             "anti-affinity does not concern a node without a domain",
             json!({"affinity": apart(ZONE, &app("web"))}),
             &[("a", "x"), ("b", "")],
-            vec![web.clone()],
+            vec![web()],
             &["b"],
             "1 node is in the same zone as the pod n/web, from which it must stay apart (a)",
         ),
@@ -138,14 +157,14 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             "a pod on a node without a domain keeps nobody away",
             json!({"affinity": apart(ZONE, &app("web"))}),
             &[("a", ""), ("b", "x")],
-            vec![web.clone()],
+            vec![web()],
             &["a", "b"],
             "",
         ),
         (
             "a finished pod does not count",
             json!({"affinity": apart(HOSTNAME, &app("web"))}),
-            &three,
+            &THREE,
             vec![pod(
                 "n",
                 "web",
@@ -158,7 +177,7 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
         (
             "a pod that is being deleted counts",
             json!({"affinity": apart(HOSTNAME, &app("web"))}),
-            &three,
+            &THREE,
             vec![pod(
                 "n",
                 "web",
@@ -171,15 +190,21 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
         (
             "an unbound pod does not count",
             json!({"affinity": apart(HOSTNAME, &app("web"))}),
-            &three,
+            &THREE,
             vec![pod("n", "web", "", &labelled("web"))],
             &["a", "b", "c"],
             "",
         ),
+    ]
+}
+
+/// Anti-affinity: the namespaces of a term.
+fn namespace_cases() -> Vec<Case<&'static str>> {
+    vec![
         (
             "other namespaces do not count",
             json!({"affinity": apart(HOSTNAME, &app("web"))}),
-            &three,
+            &THREE,
             vec![pod("m", "web", "a", &labelled("web"))],
             &["a", "b", "c"],
             "",
@@ -187,7 +212,7 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
         (
             "unless they are named",
             json!({"affinity": apart(HOSTNAME, &json!({"namespaces": ["m"], "labelSelector": {"matchLabels": {"app": "web"}}}))}),
-            &three,
+            &THREE,
             vec![
                 pod("m", "web", "a", &labelled("web")),
                 pod("n", "web", "b", &labelled("web")),
@@ -200,7 +225,7 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             json!({"affinity": apart(HOSTNAME, &json!({
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "m"}},
                 "labelSelector": {"matchLabels": {"app": "web"}}}))}),
-            &three,
+            &THREE,
             vec![
                 pod("m", "web", "a", &labelled("web")),
                 pod("n", "web", "b", &labelled("web")),
@@ -211,7 +236,7 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
         (
             "or all selected",
             json!({"affinity": apart(HOSTNAME, &json!({"namespaceSelector": {}, "labelSelector": {}}))}),
-            &three,
+            &THREE,
             vec![pod("m", "one", "a", &json!({})), pod("o", "two", "b", &json!({}))],
             &["c"],
             "2 nodes have pods from which it must stay apart, such as o/two (a, b)",
@@ -220,47 +245,59 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             "a term by unknown labels of namespaces is not evaluated",
             json!({"affinity": apart(HOSTNAME, &json!({
                 "namespaceSelector": {"matchLabels": {"team": "x"}}, "labelSelector": {}}))}),
-            &three,
-            vec![web.clone()],
+            &THREE,
+            vec![web()],
             &["a", "b", "c"],
             "",
         ),
+    ]
+}
+
+/// Anti-affinity: the label selector of a term.
+fn selector_cases() -> Vec<Case<&'static str>> {
+    vec![
         (
             "without a selector nothing matches",
             json!({"affinity": apart(HOSTNAME, &json!({}))}),
-            &three,
-            vec![web.clone()],
+            &THREE,
+            vec![web()],
             &["a", "b", "c"],
             "",
         ),
         (
             "its own labels are added to the selector",
             json!({"affinity": apart(HOSTNAME, &json!({"labelSelector": {}, "matchLabelKeys": ["app", "absent"]}))}),
-            &three,
-            vec![web.clone(), pod("n", "db", "b", &labelled("db"))],
+            &THREE,
+            vec![web(), pod("n", "db", "b", &labelled("db"))],
             &["a", "c"],
             "1 node has the pod n/db, from which it must stay apart (b)",
         ),
         (
             "its own labels are excluded from the selector",
             json!({"affinity": apart(HOSTNAME, &json!({"labelSelector": {}, "mismatchLabelKeys": ["app"]}))}),
-            &three,
-            vec![web.clone(), pod("n", "db", "b", &labelled("db"))],
+            &THREE,
+            vec![web(), pod("n", "db", "b", &labelled("db"))],
             &["b", "c"],
             "1 node has the pod n/web, from which it must stay apart (a)",
         ),
+    ]
+}
+
+/// Anti-affinity of other pods.
+fn guard_cases() -> Vec<Case<&'static str>> {
+    vec![
         (
             "another pod's anti-affinity",
             json!({}),
-            &three,
-            vec![guard.clone()],
+            &THREE,
+            vec![guard()],
             &["c"],
             "2 nodes are in the same zone as pods from which it must stay apart, such as n/guard (a, b)",
         ),
         (
             "another pod's anti-affinity to others",
             json!({}),
-            &three,
+            &THREE,
             vec![
                 pod("n", "guard", "a", &json!({"affinity": apart(ZONE, &app("web"))})),
                 pod("m", "guard", "c", &json!({"affinity": apart(ZONE, &app("db"))})),
@@ -268,18 +305,24 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             &["a", "b", "c"],
             "",
         ),
+    ]
+}
+
+/// Affinity.
+fn affinity_cases() -> Vec<Case<&'static str>> {
+    vec![
         (
             "affinity by zone",
             json!({"affinity": near(ZONE, &app("web"))}),
             &[("a", "x"), ("b", "x"), ("c", "y"), ("d", "")],
-            vec![web.clone()],
+            vec![web()],
             &["a", "b"],
             "2 nodes are in no zone with a pod that it must run near (app=web) (c, d)",
         ),
         (
             "affinity to nobody",
             json!({"affinity": near(HOSTNAME, &app("web"))}),
-            &three,
+            &THREE,
             vec![],
             &[],
             "3 nodes have no pod that it must run beside (app=web) (a, b, c)",
@@ -288,20 +331,31 @@ fn affinity_each_rule_decides_as_the_scheduler_does() {
             "affinity to its own kind, as the first",
             json!({"affinity": near(ZONE, &app("db"))}),
             &[("a", "x"), ("d", "")],
-            vec![web.clone()],
+            vec![web()],
             &["a"],
             "1 node is in no zone with a pod that it must run near (app=db) (d)",
         ),
         (
             "affinity to its own kind, as the second",
             json!({"affinity": near(HOSTNAME, &app("db"))}),
-            &three,
+            &THREE,
             vec![pod("n", "db", "b", &labelled("db"))],
             &["b"],
             "2 nodes have no pod that it must run beside (app=db) (a, c)",
         ),
+    ]
+}
+
+#[test]
+fn affinity_each_rule_decides_as_the_scheduler_does() {
+    let groups = [
+        anti_affinity_cases(),
+        namespace_cases(),
+        selector_cases(),
+        guard_cases(),
+        affinity_cases(),
     ];
-    for (case, manifest, nodes, pods, fits, reasons) in cases {
+    for (case, manifest, nodes, pods, fits, reasons) in groups.into_iter().flatten() {
         let (found, why) = judged(&manifest, nodes, &pods);
         assert_eq!(found, fits, "{case}");
         assert_eq!(why, reasons, "{case}");
@@ -339,21 +393,29 @@ fn spread(more: &Value) -> Value {
     json!({"topologySpreadConstraints": [constraint]})
 }
 
-#[test]
-fn spread_each_rule_decides_as_the_scheduler_does() {
-    let db = |name: &str, node: &str| pod("n", name, node, &json!({"labels": {"app": "db"}}));
-    let two_zones = [("a", "x"), ("b", "x"), ("c", "y")];
-    let skewed = |nodes: &str| format!("{nodes} would have more pods per zone than the maximum skew of 1 allows");
-    let tolerant = |more: &Value| {
-        let mut manifest = spread(more);
-        manifest["nodeSelector"] = json!({ZONE: "x"});
-        manifest
-    };
-    let cases: [Case<'_, String>; 11] = [
+/// Returns a pod with `app=db`.
+fn db(name: &str, node: &str) -> Pod {
+    pod("n", name, node, &labelled("db"))
+}
+
+fn skewed(nodes: &str) -> String {
+    format!("{nodes} would have more pods per zone than the maximum skew of 1 allows")
+}
+
+/// Returns a spread constraint of a pod that selects the zone `x`.
+fn spread_in_zone_x(more: &Value) -> Value {
+    let mut manifest = spread(more);
+    manifest["nodeSelector"] = json!({ZONE: "x"});
+    manifest
+}
+
+/// Topology spread: the difference, and which pods count.
+fn skew_cases() -> Vec<Case<String>> {
+    vec![
         (
             "equal",
             spread(&json!({})),
-            &two_zones,
+            &THREE,
             vec![db("1", "a"), db("2", "c")],
             &["a", "b", "c"],
             String::new(),
@@ -361,7 +423,7 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "one more",
             spread(&json!({})),
-            &two_zones,
+            &THREE,
             vec![db("1", "b")],
             &["c"],
             format!("{} (a, b)", skewed("2 nodes")),
@@ -369,7 +431,7 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "more skew",
             spread(&json!({"maxSkew": 2})),
-            &two_zones,
+            &THREE,
             vec![db("1", "b")],
             &["a", "b", "c"],
             String::new(),
@@ -377,7 +439,7 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "a preference only",
             spread(&json!({"whenUnsatisfiable": "ScheduleAnyway"})),
-            &two_zones,
+            &THREE,
             vec![db("1", "b")],
             &["a", "b", "c"],
             String::new(),
@@ -385,7 +447,7 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "the pod itself does not match",
             spread(&json!({"labelSelector": {"matchLabels": {"app": "web"}}})),
-            &two_zones,
+            &THREE,
             vec![pod("n", "1", "b", &json!({"labels": {"app": "web"}}))],
             &["a", "b", "c"],
             String::new(),
@@ -393,7 +455,7 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "pods of other namespaces and deleted ones do not count",
             spread(&json!({})),
-            &two_zones,
+            &THREE,
             vec![
                 pod("m", "1", "a", &json!({"labels": {"app": "db"}})),
                 pod("n", "2", "a", &json!({"labels": {"app": "db"}, "deleted": true})),
@@ -401,6 +463,20 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
             &["a", "b", "c"],
             String::new(),
         ),
+        (
+            "its own labels are added to the selector",
+            spread(&json!({"labelSelector": {}, "matchLabelKeys": ["app"]})),
+            &THREE,
+            vec![db("1", "a"), pod("n", "2", "c", &json!({"labels": {"app": "web"}}))],
+            &["c"],
+            format!("{} (a, b)", skewed("2 nodes")),
+        ),
+    ]
+}
+
+/// Topology spread: which nodes are domains.
+fn domain_cases() -> Vec<Case<String>> {
+    vec![
         (
             "a node without a domain does not fit and does not count",
             spread(&json!({})),
@@ -412,23 +488,23 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
         (
             "too few domains",
             spread(&json!({"minDomains": 3})),
-            &two_zones,
+            &THREE,
             vec![db("1", "a"), db("2", "c")],
             &[],
             format!("{} (a, b, c)", skewed("3 nodes")),
         ),
         (
             "domains that the node selector excludes do not count",
-            tolerant(&json!({})),
-            &two_zones,
+            spread_in_zone_x(&json!({})),
+            &THREE,
             vec![db("1", "a"), db("2", "b")],
             &["a", "b"],
             "1 node does not have the label zone as it is selected (c)".into(),
         ),
         (
             "unless the policy ignores it",
-            tolerant(&json!({"nodeAffinityPolicy": "Ignore"})),
-            &two_zones,
+            spread_in_zone_x(&json!({"nodeAffinityPolicy": "Ignore"})),
+            &THREE,
             vec![db("1", "a"), db("2", "b")],
             &[],
             format!(
@@ -436,16 +512,12 @@ fn spread_each_rule_decides_as_the_scheduler_does() {
                 skewed("2 nodes")
             ),
         ),
-        (
-            "its own labels are added to the selector",
-            spread(&json!({"labelSelector": {}, "matchLabelKeys": ["app"]})),
-            &two_zones,
-            vec![db("1", "a"), pod("n", "2", "c", &json!({"labels": {"app": "web"}}))],
-            &["c"],
-            format!("{} (a, b)", skewed("2 nodes")),
-        ),
-    ];
-    for (case, manifest, nodes, pods, fits, reasons) in cases {
+    ]
+}
+
+#[test]
+fn spread_each_rule_decides_as_the_scheduler_does() {
+    for (case, manifest, nodes, pods, fits, reasons) in skew_cases().into_iter().chain(domain_cases()) {
         let (found, why) = judged(&manifest, nodes, &pods);
         assert_eq!(found, fits, "{case}");
         assert_eq!(why, reasons, "{case}");
