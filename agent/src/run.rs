@@ -6,6 +6,7 @@ use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
     Start, Threads, Trigger, WatchMetrics, Watches, connect, metrics::registry,
 };
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::{
@@ -39,14 +40,58 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     start.run(|process, logs| wire(args, process, logs))
 }
 
+/// The metrics of the parts.
+struct Telemetry {
+    agent: Metrics,
+    node_api: NodeApiMetrics,
+    watches: WatchMetrics,
+    events: EventMetrics,
+    client: ClientMetrics,
+}
+
+impl Telemetry {
+    fn register(registry: &mut Registry) -> Self {
+        Self {
+            agent: Metrics::register(registry),
+            node_api: NodeApiMetrics::register(registry),
+            watches: WatchMetrics::register(registry),
+            events: EventMetrics::register(registry),
+            client: ClientMetrics::register(registry),
+        }
+    }
+}
+
+fn client_options(args: &RunArgs) -> ClientOptions {
+    ClientOptions {
+        component: COMPONENT,
+        version: VERSION,
+        kubeconfig: args.kubeconfig.clone(),
+        context: None,
+    }
+}
+
+fn node_api(shared: &Shared, guests: &GuestDirectory, metrics: NodeApiMetrics) -> NodeApi {
+    NodeApi {
+        client: shared.client.clone(),
+        guests: guests.clone(),
+        kubelet: shared.kubelet.clone(),
+        node: shared.node.clone(),
+        metrics,
+    }
+}
+
+/// Starts a part that cannot fail. The process ends with it.
+fn spawn_infallible(process: &Process, name: &'static str, part: impl Future<Output = ()> + Send + 'static) {
+    process.spawn_critical(name, async move {
+        part.await;
+        Ok::<_, Infallible>(())
+    });
+}
+
 async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
     let args = Arc::new(args);
     let mut registry = registry(COMPONENT, VERSION);
-    let metrics = Metrics::register(&mut registry);
-    let node_api_metrics = NodeApiMetrics::register(&mut registry);
-    let watch_metrics = WatchMetrics::register(&mut registry);
-    let event_metrics = EventMetrics::register(&mut registry);
-    let client_metrics = ClientMetrics::register(&mut registry);
+    let telemetry = Telemetry::register(&mut registry);
     let readiness = Readiness::new();
     // Held until this agent is next in line for the host's lock and the host has been inspected.
     let ready = readiness.handle("the host");
@@ -57,21 +102,15 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         logs,
     };
     admin.serve(&process, args.admin).await?;
-    let options = ClientOptions {
-        component: COMPONENT,
-        version: VERSION,
-        kubeconfig: args.kubeconfig.clone(),
-        context: None,
-    };
     let reporter = Reporter {
         component: COMPONENT,
         instance: args.pod_name.clone(),
     };
-    let client = connect(&options, &client_metrics).await?;
-    let watches = Watches::new(&process, &readiness, &watch_metrics);
+    let client = connect(&client_options(&args), &telemetry.client).await?;
+    let watches = Watches::new(&process, &readiness, &telemetry.watches);
     let caches = Caches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());
-    let events = Events::start(&process, client.clone(), reporter, &event_metrics);
+    let events = Events::start(&process, client.clone(), reporter, &telemetry.events);
     let (guest_host, host) = watch::channel(None);
     let (deleted_node, node_deleted) = watch::channel(None);
     let (of_guests, of_migrations) = (Trigger::new(), Trigger::new());
@@ -79,24 +118,20 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes, caches.signal());
     let shared = Shared {
         client: client.clone(),
-        gates: Gates::new(client.clone(), pods.clone(), metrics.clone()),
+        gates: Gates::new(client.clone(), pods.clone(), telemetry.agent.clone()),
         events: events.clone(),
-        metrics: metrics.clone(),
+        metrics: telemetry.agent.clone(),
         kubelet: args.kubelet.clone(),
         node: args.node_name.clone(),
     };
     let directory = GuestDirectory::default();
-    let mut endpoint = None;
-    if let Some(address) = args.address {
-        let node_api = NodeApi {
-            client: client.clone(),
-            guests: directory.clone(),
-            kubelet: args.kubelet.clone(),
-            node: args.node_name.clone(),
-            metrics: node_api_metrics,
-        };
-        endpoint = Some(node_api.serve(&process, &watches, address, args.port).await?);
-    }
+    let endpoint = match args.address {
+        Some(address) => {
+            let node_api = node_api(&shared, &directory, telemetry.node_api);
+            Some(node_api.serve(&process, &watches, address, args.port).await?)
+        }
+        None => None,
+    };
     let guests = Guests::new(
         shared.clone(),
         GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),
@@ -120,7 +155,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         pods,
         writes,
         events,
-        metrics,
+        telemetry.agent,
         process.clone(),
         lease,
         ready,
@@ -128,14 +163,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         deleted_node,
         endpoint,
     );
-    process.spawn_critical("the guests", async move {
-        guests.run().await;
-        Ok::<_, Infallible>(())
-    });
-    process.spawn_critical("the migrations", async move {
-        migrations.run().await;
-        Ok::<_, Infallible>(())
-    });
+    spawn_infallible(&process, "the guests", guests.run());
+    spawn_infallible(&process, "the migrations", migrations.run());
     process.spawn_critical("the node", task.run());
     Ok(())
 }

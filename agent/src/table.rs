@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use drydock_api::facts::{CpuModel, NodeFacts, Usable, VirtType};
+use drydock_api::facts::{CpuFacts, CpuModel, KvmFacts, NodeFacts, Usable, VirtType};
 use drydock_core::{
     labels::{self, LabelPolicy},
     readiness::{Readiness, kvm_sentence},
@@ -14,9 +14,28 @@ const WIDTH: usize = 100;
 /// Returns a one-page description of the machine.
 pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&str>) -> String {
     let mut page = Page::default();
-    let cpu = &facts.cpu;
     page.row("architecture", &facts.architecture);
     page.row("kernel", &facts.kernel);
+    processor(&mut page, &facts.cpu);
+    page.row("real time", if facts.real_time { "yes" } else { "no" });
+    kvm(&mut page, &facts.kvm);
+    let readiness = Readiness::of(Some(facts), policy.use_emulation);
+    page.row("virtual machines", readiness.sentence());
+    if let Some(problem) = problem {
+        page.row("libvirt", problem);
+    }
+    virtualization(&mut page, facts, policy);
+    let labels = labels::desired(facts, policy);
+    page.row(
+        "labels",
+        labels
+            .withheld
+            .map_or_else(|| labels.labels.len().to_string(), |why| why.sentence().into()),
+    );
+    page.text
+}
+
+fn processor(page: &mut Page, cpu: &CpuFacts) {
     page.row("cpu", format!("{} ({})", cpu.brand, cpu.vendor));
     if let (Some(family), Some(model), Some(stepping)) = (cpu.family, cpu.model, cpu.stepping) {
         let microcode = cpu
@@ -54,13 +73,15 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
             "a physical machine"
         },
     );
-    page.row("real time", if facts.real_time { "yes" } else { "no" });
-    let kvm = if facts.kvm.message.is_empty() {
-        kvm_sentence(facts.kvm.state)
+}
+
+fn kvm(page: &mut Page, kvm: &KvmFacts) {
+    let state = if kvm.message.is_empty() {
+        kvm_sentence(kvm.state)
     } else {
-        &facts.kvm.message
+        &kvm.message
     };
-    page.row("KVM", kvm);
+    page.row("KVM", state);
     // The JSON has all parameters; these are the ones people usually need.
     let relevant = [
         "nested",
@@ -73,28 +94,14 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
         "sev_snp",
         "tdx",
     ];
-    let parameters: Vec<String> = (facts.kvm.parameters.iter())
+    let parameters: Vec<String> = (kvm.parameters.iter())
         .filter(|(name, _)| name.rsplit('.').next().is_some_and(|name| relevant.contains(&name)))
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
     page.list("KVM parameters", &parameters);
-    if !facts.kvm.hyperv.is_empty() {
-        page.list("Hyper-V", &facts.kvm.hyperv);
+    if !kvm.hyperv.is_empty() {
+        page.list("Hyper-V", &kvm.hyperv);
     }
-    let readiness = Readiness::of(Some(facts), policy.use_emulation);
-    page.row("virtual machines", readiness.sentence());
-    if let Some(problem) = problem {
-        page.row("libvirt", problem);
-    }
-    virtualization(&mut page, facts, policy);
-    let labels = labels::desired(facts, policy);
-    page.row(
-        "labels",
-        labels
-            .withheld
-            .map_or_else(|| labels.labels.len().to_string(), |why| why.sentence().into()),
-    );
-    page.text
 }
 
 fn virtualization(page: &mut Page, facts: &NodeFacts, policy: &LabelPolicy) {

@@ -195,17 +195,6 @@ FUNCTION_LINES = 80
 # Functions that are longer, by file. This list only becomes shorter.
 LONG_FUNCTIONS_ALLOWED = frozenset(
     {
-        "agent/host/tests/define.rs:shapes",
-        "agent/host/tests/inspection.rs:emulation_is_described_as_virsh_describes_it",
-        "agent/src/guests/guest_task/node_deleted.rs:end_with_node",
-        "agent/src/migrations/source_task/monitor.rs:measure",
-        "agent/src/run.rs:wire",
-        "agent/src/table.rs:machine",
-        "agent/src/tunnel/final_reply/tests.rs:only_the_successful_reply_to_the_last_call_proves",
-        "agent/src/tunnel/last_call/tests.rs:anything_else_is_held_unless_the_guest_was_switched",
-        "controller/cli/src/console/guard.rs:request_in_a_cluster_is_decided_on_by_its_headers",
-        "controller/runtime/examples/idle.rs:wire",
-        "controller/view/src/check/fixture.rs:healthy",
         "tests/src/faults/judge.rs:each_thing_that_must_not_be_is_found",
         "tests/tests/admission.rs:migration_is_admitted_once_and_for_movable_instances",
         "tests/tests/cli.rs:maintenance_does_what_its_plan_foretells",

@@ -147,6 +147,23 @@ struct Shape {
     masked: &'static [&'static str],
 }
 
+/// Returns a disk with a bus and options that depend on its number.
+fn shaped_disk(i: usize) -> Value {
+    let target = match i % 8 {
+        0 => json!({"disk": {"bus": "virtio", "readonly": true}}),
+        1 => json!({"disk": {"bus": "scsi"}}),
+        2 => json!({"cdrom": {"bus": "scsi"}}),
+        3 => json!({"cdrom": {}}),
+        4 => json!({"disk": {"bus": "virtio"}, "cache": "writethrough"}),
+        _ => json!({"disk": {"bus": "sata"}, "serial": "A 1.b+c_d-e"}),
+    };
+    let mut disk = json!({"name": format!("disk-{i}")});
+    disk.as_object_mut()
+        .unwrap()
+        .extend(target.as_object().unwrap().clone());
+    disk
+}
+
 fn shapes() -> Vec<Shape> {
     let shape = |name, domain| Shape {
         name,
@@ -155,21 +172,6 @@ fn shapes() -> Vec<Shape> {
     };
     let long = "l".repeat(63);
     let interface = |model: &str| json!([{"name": long, "masquerade": {}, "model": model, "ports": [{"port": 40022}]}]);
-    let disk = |i: usize| {
-        let target = match i % 8 {
-            0 => json!({"disk": {"bus": "virtio", "readonly": true}}),
-            1 => json!({"disk": {"bus": "scsi"}}),
-            2 => json!({"cdrom": {"bus": "scsi"}}),
-            3 => json!({"cdrom": {}}),
-            4 => json!({"disk": {"bus": "virtio"}, "cache": "writethrough"}),
-            _ => json!({"disk": {"bus": "sata"}, "serial": "A 1.b+c_d-e"}),
-        };
-        let mut disk = json!({"name": format!("disk-{i}")});
-        disk.as_object_mut()
-            .unwrap()
-            .extend(target.as_object().unwrap().clone());
-        disk
-    };
     let features = |policies: &[&str]| -> Vec<Value> {
         let names = ["aes", "avx", "pcid", "x2apic"].into_iter().zip(policies);
         names
@@ -195,7 +197,7 @@ fn shapes() -> Vec<Shape> {
         ),
         shape(
             "many disks",
-            json!({"devices": {"disks": (0..24).map(disk).collect::<Vec<_>>(), "autoattachPodInterface": false}}),
+            json!({"devices": {"disks": (0..24).map(shaped_disk).collect::<Vec<_>>(), "autoattachPodInterface": false}}),
         ),
         shape(
             "long names",

@@ -64,6 +64,25 @@ fn virsh(uri: &str, arguments: &[&str]) -> String {
 
 const NEEDED: &[&str] = &["libvirtd", "virsh", "qemu-system-x86_64"];
 
+/// Returns the models in the output of `virsh domcapabilities` that are not unusable.
+#[cfg(target_arch = "x86_64")]
+fn usable_models(domain: &str) -> BTreeSet<&str> {
+    domain
+        .lines()
+        .filter(|line| line.contains("<model usable='yes'") || line.contains("<model usable='unknown'"))
+        .filter_map(|line| line.split(['>', '<']).nth(2))
+        .collect()
+}
+
+/// Returns the features in the output of `virsh hypervisor-cpu-baseline`.
+#[cfg(target_arch = "x86_64")]
+fn required_features(baseline: &str) -> BTreeSet<&str> {
+    baseline
+        .lines()
+        .filter_map(|line| line.split_once("policy='require' name='")?.1.split('\'').next())
+        .collect()
+}
+
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn emulation_is_described_as_virsh_describes_it() {
@@ -93,11 +112,7 @@ fn emulation_is_described_as_virsh_describes_it() {
     let uri = daemon.uri();
     let machine = ["--arch", "x86_64", "--machine", "q35", "--virttype", "qemu"];
     let domain = virsh(&uri, &[&["domcapabilities"], &machine[..]].concat());
-    let usable: BTreeSet<&str> = domain
-        .lines()
-        .filter(|line| line.contains("<model usable='yes'") || line.contains("<model usable='unknown'"))
-        .filter_map(|line| line.split(['>', '<']).nth(2))
-        .collect();
+    let usable = usable_models(&domain);
     let found_usable: BTreeSet<&str> = found
         .models
         .iter()
@@ -108,20 +123,11 @@ fn emulation_is_described_as_virsh_describes_it() {
     assert!(!usable.is_empty());
 
     let file = std::env::temp_dir().join(format!("drydock-test-{}.xml", daemon.pid()));
-    std::fs::write(&file, domain).unwrap();
-    let baseline = virsh(
-        &uri,
-        &[
-            &["hypervisor-cpu-baseline", "--features", file.to_str().unwrap()],
-            &machine[..],
-        ]
-        .concat(),
-    );
+    std::fs::write(&file, &domain).unwrap();
+    let baseline = ["hypervisor-cpu-baseline", "--features", file.to_str().unwrap()];
+    let baseline = virsh(&uri, &[&baseline, &machine[..]].concat());
     std::fs::remove_file(&file).unwrap();
-    let features: BTreeSet<&str> = baseline
-        .lines()
-        .filter_map(|line| line.split_once("policy='require' name='")?.1.split('\'').next())
-        .collect();
+    let features = required_features(&baseline);
     assert_eq!(
         found.features.iter().map(String::as_str).collect::<BTreeSet<_>>(),
         features

@@ -30,6 +30,37 @@ fn main() -> ExitCode {
     start.run(wire)
 }
 
+/// Returns the Lease that shows that this process lives.
+fn holding(namespace: &str, identity: &str) -> Holding {
+    Holding {
+        namespace: namespace.to_owned(),
+        name: "idle-life".to_owned(),
+        identity: identity.to_owned(),
+        renew_every: Duration::from_secs(10),
+        duration: Duration::from_secs(40),
+        labels: BTreeMap::new(),
+        owners: Vec::new(),
+        field_manager: COMPONENT,
+    }
+}
+
+/// Returns the event of a leader.
+fn leading(namespace: String) -> Event {
+    Event {
+        regarding: ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Namespace".to_owned()),
+            name: Some(namespace),
+            ..ObjectReference::default()
+        },
+        related: None,
+        severity: Severity::Normal,
+        reason: "Idle".into(),
+        action: "Idle".into(),
+        note: "leading, with nothing to do".to_owned(),
+    }
+}
+
 async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut args = std::env::args().skip(1);
     let usage = "usage: idle KUBECONFIG NAMESPACE [ADMIN-ADDRESS]";
@@ -66,17 +97,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     let own = watches.start(own);
 
     let identity = format!("{COMPONENT}-{}", std::process::id());
-    let holding = Holding {
-        namespace: namespace.clone(),
-        name: "idle-life".to_owned(),
-        identity: identity.clone(),
-        renew_every: Duration::from_secs(10),
-        duration: Duration::from_secs(40),
-        labels: BTreeMap::new(),
-        owners: Vec::new(),
-        field_manager: COMPONENT,
-    };
-    LeaseHolder::start(&process, client.clone(), holding, &changed).take_over();
+    LeaseHolder::start(&process, client.clone(), holding(&namespace, &identity), &changed).take_over();
     let candidacy = Candidacy {
         namespace: namespace.clone(),
         name: "idle-leader".to_owned(),
@@ -98,19 +119,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     let stopping = process.stopping();
     process.spawn_critical("saying what changes", async move {
         let term = stopping.run_until_cancelled(leadership.elected()).await;
-        events.publish(Event {
-            regarding: ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Namespace".to_owned()),
-                name: Some(namespace),
-                ..ObjectReference::default()
-            },
-            related: None,
-            severity: Severity::Normal,
-            reason: "Idle".into(),
-            action: "Idle".into(),
-            note: "leading, with nothing to do".to_owned(),
-        });
+        events.publish(leading(namespace));
         drop(term);
         while stopping.run_until_cancelled(changed.notified()).await.is_some() {
             let counts = (nodes.len(), leases.len(), maps.len(), own.len());

@@ -15,7 +15,7 @@ use drydock_core::{
     launcher_pod::grace_period,
 };
 use drydock_host::{
-    domain::{CallError, Deadlines, DomainHandle, ShutOffReason, ShutdownBy, State},
+    domain::{CallError, Deadlines, DomainEvents, DomainHandle, ShutOffReason, ShutdownBy, State},
     pod_folder::{FolderError, PodFolder},
 };
 use drydock_runtime::{Severity, chain, clock};
@@ -81,37 +81,32 @@ impl GuestTask {
                         self.announce(&instance, &vmi);
                     }
                     pressed = Some(passed);
-                    // After a failure, the button is pressed again, and the guest is finally destroyed.
-                    if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
-                        warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
-                    }
+                    press_power_button(&handle, &vmi).await;
                     continue;
                 }
                 Step::Destroy => {
-                    warn!(
-                        vmi,
-                        node = self.shared.node,
-                        "the guest did not shut down in time, and is destroyed"
-                    );
-                    match handle.destroy().await {
-                        // It ended meanwhile.
-                        Ok(()) | Err(CallError::NoDomain) => continue,
-                        Err(error) => return Err(error.into()),
-                    }
+                    destroy(&handle, &vmi, &self.shared.node).await?;
+                    continue;
                 }
                 Step::Wait(until) => until.map(|until| since + until),
             };
-            tokio::select! {
-                event = events.recv() => if event.is_none() {
-                    return Ok(Then::Again);
-                },
-                changed = self.seen.changed() => match changed {
-                    Err(_) => return Ok(Then::OnChange),
-                    Ok(()) if self.seen.borrow_and_update().node_deleted.is_none() => return Ok(Then::Again),
-                    Ok(()) => {}
-                },
-                () = clock::sleep_until_instant(wake) => {}
+            if let Some(then) = self.change(&mut events, wake).await {
+                return Ok(then);
             }
+        }
+    }
+
+    /// Waits for an event of the guest, a change of its objects or the time. Returns what to do if the guest is not to
+    /// be ended over this connection any more.
+    async fn change(&mut self, events: &mut DomainEvents, wake: Option<clock::Instant>) -> Option<Then> {
+        tokio::select! {
+            event = events.recv() => event.is_none().then_some(Then::Again),
+            changed = self.seen.changed() => match changed {
+                Err(_) => Some(Then::OnChange),
+                Ok(()) if self.seen.borrow_and_update().node_deleted.is_none() => Some(Then::Again),
+                Ok(()) => None,
+            },
+            () = clock::sleep_until_instant(wake) => None,
         }
     }
 
@@ -129,6 +124,22 @@ impl GuestTask {
         warn!(vmi, node, "the guest is shut down, as its Node was deleted");
         let note = format!("Node {node} was deleted: the guest is shut down, and may start elsewhere then.");
         publish_event(&self.shared.events, instance, Severity::Warning, "NodeDeleted", note);
+    }
+}
+
+/// Presses the guest's power button. After a failure, it is pressed again, and the guest is finally destroyed.
+async fn press_power_button(handle: &DomainHandle, vmi: &str) {
+    if let Err(error) = handle.shutdown(ShutdownBy::PowerButton).await {
+        warn!(vmi, error = %chain(&error), "libvirt did not press the guest's power button");
+    }
+}
+
+async fn destroy(handle: &DomainHandle, vmi: &str, node: &str) -> Result<(), CallError> {
+    warn!(vmi, node, "the guest did not shut down in time, and is destroyed");
+    match handle.destroy().await {
+        // It ended meanwhile.
+        Ok(()) | Err(CallError::NoDomain) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

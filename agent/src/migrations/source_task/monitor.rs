@@ -5,7 +5,7 @@ use drydock_api::kubevirt::{
     migration::{MigrationMode, MigrationSource},
 };
 use drydock_core::migration::{
-    convergence::{Act, Limits, Monitor, Written, worth_writing},
+    convergence::{Act, Action, Limits, Monitor, Sample, Written, worth_writing},
     record::Record,
 };
 use drydock_host::domain::{CallError, DomainHandle, JobInfo, PausedReason, State};
@@ -50,49 +50,64 @@ impl SourceTask {
         }
         let Some(monitor) = &mut self.monitor else { return };
         for action in monitor.observe(&sample) {
-            info!(
-                migration = migration.name_any(),
-                reason = action.reason,
-                "{}",
-                action.sentence
-            );
-            status_patch::record_event(
-                &self.shared.events,
-                migration,
-                Severity::Normal,
-                action.reason,
-                action.sentence.clone(),
-            );
-            let result = match action.act {
-                Act::Report => Ok(()),
-                Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
-                Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
-                    Ok(()) => handle.suspend().await,
-                    Err(_) => Ok(()),
-                },
-                // After the switch, the migration could no longer be given up.
-                Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
-                Act::StartPostCopy => handle.start_post_copy().await,
-                Act::Abort => {
-                    self.failure = Some(Failure {
-                        reason: action.reason,
-                        message: action.sentence.clone(),
-                    });
-                    handle.abort_job().await
-                }
-            };
-            if let Err(error) = result {
-                info!(error = %chain(&error), "libvirt refuses it");
-                if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
-                    monitor.refused(action.act);
-                }
+            self.execute_action(handle, migration, &action).await;
+        }
+        self.report_progress(&sample).await;
+    }
+
+    /// Announces an action and executes it. The monitor plans without what libvirt refuses.
+    async fn execute_action(
+        &mut self,
+        handle: &DomainHandle,
+        migration: &VirtualMachineInstanceMigration,
+        action: &Action,
+    ) {
+        info!(
+            migration = migration.name_any(),
+            reason = action.reason,
+            "{}",
+            action.sentence
+        );
+        status_patch::record_event(
+            &self.shared.events,
+            migration,
+            Severity::Normal,
+            action.reason,
+            action.sentence.clone(),
+        );
+        let result = match action.act {
+            Act::Report => Ok(()),
+            Act::SetDowntime(downtime) => handle.set_max_downtime(milliseconds(downtime)).await,
+            Act::Pause => match self.write_mode(migration, MigrationMode::Paused).await {
+                Ok(()) => handle.suspend().await,
+                Err(_) => Ok(()),
+            },
+            // After the switch, the migration could no longer be given up.
+            Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
+            Act::StartPostCopy => handle.start_post_copy().await,
+            Act::Abort => {
+                self.failure = Some(Failure {
+                    reason: action.reason,
+                    message: action.sentence.clone(),
+                });
+                handle.abort_job().await
+            }
+        };
+        if let Err(error) = result {
+            info!(error = %chain(&error), "libvirt refuses it");
+            if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
+                monitor.refused(action.act);
             }
         }
+    }
+
+    /// Writes the progress to the object, unless it has hardly changed.
+    async fn report_progress(&mut self, sample: &Sample) {
         let Some(monitor) = &self.monitor else { return };
         let written = Written {
             at: clock::now(),
             mode: sample.mode(),
-            progress: monitor.progress(&sample, clock::now()),
+            progress: monitor.progress(sample, clock::now()),
         };
         if !worth_writing(self.progress.as_ref(), &written) {
             return;

@@ -43,22 +43,19 @@ fn proves(messages: &[(bool, Vec<u8>)]) -> bool {
     came
 }
 
-#[test]
-fn only_the_successful_reply_to_the_last_call_proves() {
-    let other_program = header_of([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
-    let other_version = header_of([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
+/// Description, whether the messages prove that the guest runs on the target, and the messages.
+type Case = (&'static str, bool, Vec<(bool, Vec<u8>)>);
+
+/// The reply to the last call, with other messages and cut short.
+fn reply_cases() -> Vec<Case> {
     let keep_alive = header_of([KEEPALIVE_PROGRAM, 1, 306, CALL, 9, 0], b"");
-    let call_of_another_program = header_of([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
     let without_parameters = message(217, CALL, 9, 0, &[0; 8]);
-    for (name, expected, messages) in [
+    vec![
         ("the reply", true, vec![(true, finish(9, 0)), (false, reply(9))]),
         (
             "the reply without parameters",
             true,
-            vec![
-                (true, without_parameters.clone()),
-                (false, message(217, REPLY, 9, 0, b"x")),
-            ],
+            vec![(true, without_parameters), (false, message(217, REPLY, 9, 0, b"x"))],
         ),
         (
             "with others before it",
@@ -67,11 +64,23 @@ fn only_the_successful_reply_to_the_last_call_proves() {
                 (true, message(305, CALL, 8, 0, &[0; 40])),
                 (false, message(305, REPLY, 8, 0, &[])),
                 (true, finish(9, 0)),
-                (false, keep_alive.clone()),
+                (false, keep_alive),
                 (false, message(305, REPLY, 8, 1, b"error")),
                 (false, reply(9)),
             ],
         ),
+        (
+            "cut short",
+            false,
+            vec![(true, finish(9, 0)), (false, reply(9)[..35].to_vec())],
+        ),
+    ]
+}
+
+/// Calls that are no last call, that were cancelled or that have no reply.
+fn call_cases() -> Vec<Case> {
+    let call_of_another_program = header_of([PROGRAM + 1, VERSION, 306, CALL, 9, 0], &[0; 4]);
+    vec![
         ("no call", false, vec![(false, reply(9))]),
         ("before its call", false, vec![(false, reply(9)), (true, finish(9, 0))]),
         ("cancelled", false, vec![(true, finish(9, 1)), (false, reply(9))]),
@@ -85,6 +94,24 @@ fn only_the_successful_reply_to_the_last_call_proves() {
                 (false, reply(10)),
             ],
         ),
+        (
+            "a call of another program",
+            false,
+            vec![(true, call_of_another_program), (false, reply(9))],
+        ),
+        (
+            "a call without arguments",
+            false,
+            vec![(true, message(306, CALL, 9, 0, &[0; 3])), (false, reply(9))],
+        ),
+    ]
+}
+
+/// Other messages than the successful reply.
+fn other_cases() -> Vec<Case> {
+    let other_program = header_of([PROGRAM + 1, VERSION, 306, REPLY, 9, 0], b"a domain");
+    let other_version = header_of([PROGRAM, 2, 306, REPLY, 9, 0], b"a domain");
+    vec![
         ("another serial", false, vec![(true, finish(9, 0)), (false, reply(8))]),
         (
             "another procedure",
@@ -116,22 +143,13 @@ fn only_the_successful_reply_to_the_last_call_proves() {
             false,
             vec![(true, finish(9, 0)), (false, other_version)],
         ),
-        (
-            "a call of another program",
-            false,
-            vec![(true, call_of_another_program), (false, reply(9))],
-        ),
-        (
-            "a call without arguments",
-            false,
-            vec![(true, message(306, CALL, 9, 0, &[0; 3])), (false, reply(9))],
-        ),
-        (
-            "cut short",
-            false,
-            vec![(true, finish(9, 0)), (false, reply(9)[..35].to_vec())],
-        ),
-    ] {
+    ]
+}
+
+#[test]
+fn only_the_successful_reply_to_the_last_call_proves() {
+    let groups = [reply_cases(), call_cases(), other_cases()];
+    for (name, expected, messages) in groups.into_iter().flatten() {
         assert_eq!(proves(&messages), expected, "{name}");
     }
 }

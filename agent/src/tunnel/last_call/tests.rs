@@ -162,23 +162,13 @@ fn calls_that_let_no_guest_go_on_pass_as_they_are() {
     }
 }
 
-#[test]
-fn anything_else_is_held_unless_the_guest_was_switched() {
-    let arguments = |bytes| NotUnderstood::Arguments { procedure: 306, bytes };
-    let program = |program, version| NotUnderstood::Program { program, version };
+/// Description, bytes that are no known last call, and why.
+type Case = (&'static str, Vec<u8>, NotUnderstood);
+
+/// Calls that resume a guest in another way.
+fn procedure_cases() -> Vec<Case> {
     let procedure = |procedure| NotUnderstood::Procedure { procedure };
-    let with = |change: fn(&mut Header)| {
-        let mut header = header(306, CALL);
-        change(&mut header);
-        message(header, &[0; 16])
-    };
-    let mut longer = last_call(306, 4, 0, 0)[HEADER..].to_vec();
-    longer.extend([0; 4]);
-    let too_long = Header {
-        length: u32::try_from(LONGEST_HELD + HEADER).unwrap() + 1,
-        ..header(306, CALL)
-    };
-    for (name, bytes, why) in [
+    vec![
         ("resume", message(header(28, CALL), &[0; 32]), procedure(28)),
         (
             "the first last call",
@@ -195,6 +185,19 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
             message(header(454, CALL), &[0; 32]),
             procedure(454),
         ),
+    ]
+}
+
+/// Last calls with other arguments.
+fn argument_cases() -> Vec<Case> {
+    let arguments = |bytes| NotUnderstood::Arguments { procedure: 306, bytes };
+    let mut longer = last_call(306, 4, 0, 0)[HEADER..].to_vec();
+    longer.extend([0; 4]);
+    let too_long = Header {
+        length: u32::try_from(LONGEST_HELD + HEADER).unwrap() + 1,
+        ..header(306, CALL)
+    };
+    vec![
         ("no arguments", message(header(306, CALL), &[]), arguments(0)),
         (
             "a part of the arguments",
@@ -226,6 +229,18 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
             too_long.to_bytes().to_vec(),
             arguments(LONGEST_HELD + 1),
         ),
+    ]
+}
+
+/// Last calls with another header.
+fn header_cases() -> Vec<Case> {
+    let program = |program, version| NotUnderstood::Program { program, version };
+    let with = |change: fn(&mut Header)| {
+        let mut header = header(306, CALL);
+        change(&mut header);
+        message(header, &[0; 16])
+    };
+    vec![
         (
             "a call with descriptors",
             with(|header| header.kind = 4),
@@ -249,7 +264,13 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
                 longest: 33_554_436,
             }),
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn anything_else_is_held_unless_the_guest_was_switched() {
+    let groups = [procedure_cases(), argument_cases(), header_cases()];
+    for (name, bytes, why) in groups.into_iter().flatten() {
         assert!(!why.to_string().is_empty());
         for piece in [1, 7, usize::MAX] {
             let (out, consulted, refused) = carried(&bytes, piece, GuestLeft::MayReturn);

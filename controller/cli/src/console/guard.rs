@@ -201,6 +201,9 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
+    /// Method, path and headers of a request, and the decision on it.
+    type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<Refusal>);
+
     /// Returns the decision on a request to port 7000 with these headers.
     fn decide(method: &Method, path: &str, headers: &[(&'static str, &str)]) -> Option<Refusal> {
         let sessions = Sessions::default();
@@ -220,7 +223,6 @@ mod tests {
         const JSON: (&str, &str) = ("content-type", "application/json");
         const SESSION: (&str, &str) = ("x-drydock-session", "SESSION");
         let (get, post) = (&Method::GET, &Method::POST);
-        type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<Refusal>);
         let cases: [Case<'_>; 22] = [
             (get, "/", &[HOST], None),
             (get, "/nodes", &[("host", "localhost:7000")], None),
@@ -290,17 +292,28 @@ mod tests {
         }
     }
 
+    /// Checks decisions on requests to a console that is served in a cluster.
+    fn check_in_cluster(cases: &[Case<'_>]) {
+        let configured = ["Console.example.org".to_owned(), "fixed.example.org:8443".to_owned()];
+        let hosts = Hosts::new(&configured, "drydock");
+        for (method, path, headers, expected) in cases {
+            let mut map = HeaderMap::new();
+            for (name, value) in *headers {
+                map.append(*name, value.parse().unwrap());
+            }
+            let refusal = admit_in_cluster(method, path, &map, &hosts).err();
+            assert_eq!(refusal, *expected, "{method} {path} {headers:?}");
+        }
+    }
+
+    const HOST: (&str, &str) = ("host", "console.example.org");
+    const JSON: (&str, &str) = ("content-type", "application/json");
+    const OWN: (&str, &str) = ("x-drydock-session", "token");
+
     #[test]
-    fn request_in_a_cluster_is_decided_on_by_its_headers() {
-        const HOST: (&str, &str) = ("host", "console.example.org");
-        const JSON: (&str, &str) = ("content-type", "application/json");
-        const OWN: (&str, &str) = ("x-drydock-session", "token");
-        const CROSS: (&str, &str) = ("sec-fetch-site", "cross-site");
-        const NAVIGATES: (&str, &str) = ("sec-fetch-mode", "navigate");
-        let (get, post) = (&Method::GET, &Method::POST);
-        let origin = |value| ("origin", value);
-        type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<Refusal>);
-        let cases: [Case<'_>; 33] = [
+    fn request_in_a_cluster_is_admitted_for_served_hosts_only() {
+        let get = &Method::GET;
+        check_in_cluster(&[
             (get, "/", &[HOST], None),
             (get, "/", &[("host", "CONSOLE.example.org:443")], None),
             (get, "/", &[("host", "fixed.example.org:8443")], None),
@@ -337,6 +350,15 @@ mod tests {
             ),
             (get, "/", &[HOST, HOST], Some(Refusal::UnknownHost)),
             (get, "/", &[], Some(Refusal::UnknownHost)),
+        ]);
+    }
+
+    #[test]
+    fn request_in_a_cluster_is_decided_on_by_its_headers() {
+        const CROSS: (&str, &str) = ("sec-fetch-site", "cross-site");
+        const NAVIGATES: (&str, &str) = ("sec-fetch-mode", "navigate");
+        let (get, post) = (&Method::GET, &Method::POST);
+        check_in_cluster(&[
             // A link, or the sign-in of a proxy; nothing but the document.
             (get, "/nodes", &[HOST, CROSS, NAVIGATES], None),
             (get, "/nodes", &[HOST, CROSS], Some(Refusal::OtherSite)),
@@ -367,6 +389,15 @@ mod tests {
                 Some(Refusal::NoHeader),
             ),
             (get, "/api/live", &[HOST, OWN], None),
+            (&Method::OPTIONS, "/api/start", &[HOST, OWN], Some(Refusal::Method)),
+        ]);
+    }
+
+    #[test]
+    fn change_in_a_cluster_needs_header_json_and_own_origin() {
+        let post = &Method::POST;
+        let origin = |value| ("origin", value);
+        check_in_cluster(&[
             (post, "/api/start", &[HOST, JSON], Some(Refusal::NoHeader)),
             (
                 post,
@@ -416,17 +447,6 @@ mod tests {
                 &[("host", "localhost:8443"), OWN, JSON, origin("https://localhost:9000")],
                 Some(Refusal::OtherSite),
             ),
-            (&Method::OPTIONS, "/api/start", &[HOST, OWN], Some(Refusal::Method)),
-        ];
-        let configured = ["Console.example.org".to_owned(), "fixed.example.org:8443".to_owned()];
-        let hosts = Hosts::new(&configured, "drydock");
-        for (method, path, headers, expected) in cases {
-            let mut map = HeaderMap::new();
-            for (name, value) in headers {
-                map.append(*name, value.parse().unwrap());
-            }
-            let refusal = admit_in_cluster(method, path, &map, &hosts).err();
-            assert_eq!(refusal, expected, "{method} {path} {headers:?}");
-        }
+        ]);
     }
 }

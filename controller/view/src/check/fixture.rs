@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{
+    api::core::v1::Pod, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{NEEDED_RIGHTS, Right, Survey};
-use crate::plan::fixture::cluster;
+use crate::{plan::fixture::cluster, snapshot::Snapshot};
 
 /// When the objects were read.
 pub(super) const AT: &str = "2026-11-27T14:02:11Z";
@@ -76,6 +78,36 @@ fn api_service<T: DeserializeOwned>(version: &str) -> T {
     )
 }
 
+/// Reports on a node and its Hypervisor that nothing is wrong.
+fn make_ready(snapshot: &mut Snapshot, index: usize) {
+    let node = changed(&mut snapshot.nodes, index);
+    node.metadata
+        .labels
+        .get_or_insert_default()
+        .insert("kubernetes.io/os".into(), "linux".into());
+    let status = node.status.get_or_insert_default();
+    status.conditions = of(json!([{"type": "Ready", "status": "True"}]));
+    status.node_info = of(
+        json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "containerd://2.1.4",
+        "kernelVersion": "6.12", "kubeProxyVersion": "", "kubeletVersion": "v1.36.3", "machineID": "",
+        "operatingSystem": "linux", "osImage": "", "systemUUID": ""}),
+    );
+    let conditions = ["Ready", "Inspected", "Labelled", "GuestNetwork", "KVMAvailable"].map(|type_| {
+        json!({"type": type_, "status": "True", "reason": "AsExpected", "message": "", "lastTransitionTime": AT})
+    });
+    let status = changed(&mut snapshot.hypervisors, index).status.get_or_insert_default();
+    status.conditions = of(json!(conditions));
+    status.agent_version = "0.1.0".into();
+}
+
+/// Returns a served CustomResourceDefinition.
+fn definition((name, version): (&str, &str)) -> CustomResourceDefinition {
+    of(json!({"metadata": {"name": name},
+        "spec": {"group": "", "names": {"kind": "", "plural": ""}, "scope": "",
+            "versions": [{"name": version, "served": true, "storage": true}]},
+        "status": {"conditions": [{"type": "Established", "status": "True"}]}}))
+}
+
 /// Returns a cluster of three nodes with guests that can move.
 pub(super) fn healthy() -> Survey {
     let mut snapshot = cluster();
@@ -86,24 +118,7 @@ pub(super) fn healthy() -> Survey {
         .retain(|instance| is_left(instance.metadata.name.as_ref()));
     snapshot.pods.retain(|pod| is_left(pod.metadata.name.as_ref()));
     for index in 0..snapshot.nodes.len() {
-        let node = changed(&mut snapshot.nodes, index);
-        node.metadata
-            .labels
-            .get_or_insert_default()
-            .insert("kubernetes.io/os".into(), "linux".into());
-        let status = node.status.get_or_insert_default();
-        status.conditions = of(json!([{"type": "Ready", "status": "True"}]));
-        status.node_info = of(
-            json!({"architecture": "amd64", "bootID": "", "containerRuntimeVersion": "containerd://2.1.4",
-            "kernelVersion": "6.12", "kubeProxyVersion": "", "kubeletVersion": "v1.36.3", "machineID": "",
-            "operatingSystem": "linux", "osImage": "", "systemUUID": ""}),
-        );
-        let conditions = ["Ready", "Inspected", "Labelled", "GuestNetwork", "KVMAvailable"].map(|type_| {
-            json!({"type": type_, "status": "True", "reason": "AsExpected", "message": "", "lastTransitionTime": AT})
-        });
-        let status = changed(&mut snapshot.hypervisors, index).status.get_or_insert_default();
-        status.conditions = of(json!(conditions));
-        status.agent_version = "0.1.0".into();
+        make_ready(&mut snapshot, index);
     }
     snapshot
         .pods
@@ -135,14 +150,7 @@ pub(super) fn healthy() -> Survey {
             .map(|name| of(json!({"metadata": {"name": name}, "spec": {"policyName": name}})))
             .into(),
         api_services: vec![api_service("v1"), api_service("v1alpha3")],
-        definitions: super::DEFINITIONS
-            .map(|(name, version)| {
-                of(json!({"metadata": {"name": name},
-                    "spec": {"group": "", "names": {"kind": "", "plural": ""}, "scope": "",
-                        "versions": [{"name": version, "served": true, "storage": true}]},
-                    "status": {"conditions": [{"type": "Established", "status": "True"}]}}))
-            })
-            .into(),
+        definitions: super::DEFINITIONS.map(definition).into(),
         leases: vec![
             lease("drydock", "drydock-controller"),
             lease("drydock-nodes", "a"),
