@@ -192,28 +192,6 @@ def _speech(path: str, text: str) -> list[str]:
 # A function that fits on two screens: steps with a meaning of their own are functions, and so are tables of cases.
 FUNCTION_LINES = 80
 
-# Functions that are longer, by file. This list only becomes shorter.
-LONG_FUNCTIONS_ALLOWED = frozenset(
-    {
-        "tests/src/faults/judge.rs:each_thing_that_must_not_be_is_found",
-        "tests/tests/admission.rs:migration_is_admitted_once_and_for_movable_instances",
-        "tests/tests/cli.rs:maintenance_does_what_its_plan_foretells",
-        "tests/tests/cli_check.rs:cases",
-        "tests/tests/drain.rs:dry_run_marks_nothing_and_foreign_pdb_is_reported",
-        "tests/tests/faults.rs:broken_libvirtd_costs_nothing_but_fresh_facts",
-        "tests/tests/guest_faults.rs:hostile_launcher_harms_only_the_own_guest",
-        "tests/tests/maintenance.rs:both_groups_close_empty_and_restore_a_node",
-        "tests/tests/maintenance.rs:invalid_maintenances_get_the_messages_clients_expect",
-        "tests/tests/migration.rs:documented_instance_migrates_with_all_data_and_status",
-        "tests/tests/migration.rs:target_without_a_cpu_feature_is_avoided_or_refuses",
-        "tests/tests/migration_convergence.rs:busy_guests_converge_pause_switch_or_abort_as_allowed",
-        "tests/tests/migration_faults.rs:trial",
-        "tests/tests/policies.rs:agent_may_label_the_own_node_and_nothing_else",
-        "tests/tests/policies.rs:agent_may_report_guests_of_the_own_node_and_decide_nothing",
-        "tests/tests/subresources.rs:virtctl_starts_moves_restarts_and_stops_a_machine",
-    }
-)
-
 _FUNCTION = re.compile(r'( *)(?:pub(?:\([^)]*\))? )?(?:(?:default|const|async|unsafe|extern(?: "[^"]*")?) )*fn (\w+)')
 
 
@@ -234,11 +212,7 @@ def long_functions(text: str) -> list[tuple[str, int]]:
 
 
 def _long_functions(path: str, text: str) -> list[str]:
-    found = long_functions(text)
-    allowed = {name for file, name in (entry.split(":") for entry in LONG_FUNCTIONS_ALLOWED) if file == path}
-    lines = [f"{path}: {name}: {length} lines" for name, length in found if name not in allowed]
-    stale = sorted(allowed - {name for name, _ in found})
-    return lines + [f"{path}: {name}: allowed, and no longer too long" for name in stale]
+    return [f"{path}: {name}: {length} lines" for name, length in long_functions(text)]
 
 
 # What a README can hold for somebody who looks for the first time.

@@ -412,6 +412,40 @@ fn migration(name: &str, of: &str) -> Value {
     })
 }
 
+const EVACUATION_REFUSED: &str = "metadata.annotations[kubevirt.io/evacuationMigration]: can only be set by";
+
+/// Returns a change that marks a migration as the evacuation of a node.
+fn evacuating(node: &str) -> Value {
+    json!({"metadata": {"annotations": {"kubevirt.io/evacuationMigration": node}}})
+}
+
+/// Returns a change of the label with the instance's name.
+fn labelled(value: &Value) -> Value {
+    json!({"metadata": {"labels": {"kubevirt.io/vmi-name": value}}})
+}
+
+/// Checks that a migration that has not ended keeps its instance and its purpose.
+fn check_in_flight(place: &Place, vmim: [&str; 2]) -> Result<()> {
+    let message = refusal(
+        place.merge(vmim, &[], &json!({"spec": {"vmiName": "other"}})),
+        "a change of a migration",
+    )?;
+    ensure!(message.contains("cannot be changed"), "{message}");
+    let message = refusal(place.merge(vmim, &[], &labelled(&json!("other"))), "another label")?;
+    ensure!(
+        message.contains("selector label can't be modified on an in-flight migration"),
+        "{message}"
+    );
+    let message = refusal(place.merge(vmim, &[], &labelled(&Value::Null)), "no label")?;
+    ensure!(
+        message.contains("selector label can't be removed from an in-flight migration"),
+        "{message}"
+    );
+    let message = refusal(place.merge(vmim, &[], &evacuating("node1")), "a mark of evacuations")?;
+    ensure!(message.contains(EVACUATION_REFUSED), "{message}");
+    Ok(())
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
@@ -453,12 +487,10 @@ async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
     urgent["spec"]["priority"] = json!("system-critical");
     let message = refusal(place.apply(&urgent, &[]), "somebody's priority")?;
     ensure!(message.contains("spec.priority: can only be set by"), "{message}");
-    let purpose = |value: Value| json!({"metadata": {"annotations": {"kubevirt.io/evacuationMigration": value}}});
     let mut marked = migration("marked", "vm");
-    marked["metadata"]["annotations"] = purpose(json!("node1"))["metadata"]["annotations"].clone();
+    marked["metadata"]["annotations"] = evacuating("node1")["metadata"]["annotations"].clone();
     let message = refusal(place.apply(&marked, &[]), "somebody's evacuation")?;
-    let expected = "metadata.annotations[kubevirt.io/evacuationMigration]: can only be set by";
-    ensure!(message.contains(expected), "{message}");
+    ensure!(message.contains(EVACUATION_REFUSED), "{message}");
 
     place.apply(&migration("move", "vm"), &[])?;
     let made = place.get(&["vmim", "move"])?;
@@ -476,30 +508,10 @@ async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
     })
     .await?;
     let vmim = ["vmim", "move"];
-    let message = refusal(
-        place.merge(vmim, &[], &json!({"spec": {"vmiName": "other"}})),
-        "a change of a migration",
-    )?;
-    ensure!(message.contains("cannot be changed"), "{message}");
-    let label = |value: Value| json!({"metadata": {"labels": {"kubevirt.io/vmi-name": value}}});
-    let message = refusal(place.merge(vmim, &[], &label(json!("other"))), "another label")?;
-    ensure!(
-        message.contains("selector label can't be modified on an in-flight migration"),
-        "{message}"
-    );
-    let message = refusal(place.merge(vmim, &[], &label(Value::Null)), "no label")?;
-    ensure!(
-        message.contains("selector label can't be removed from an in-flight migration"),
-        "{message}"
-    );
-    let message = refusal(
-        place.merge(vmim, &[], &purpose(json!("node1"))),
-        "a mark of evacuations",
-    )?;
-    ensure!(message.contains(expected), "{message}");
+    check_in_flight(&place, vmim)?;
     // A migration that has ended does not block a new one.
     place.merge(vmim, &["--subresource=status"], &json!({"status": {"phase": "Failed"}}))?;
     place.apply(&migration("again", "vm"), &["--dry-run=server"])?;
-    place.merge(vmim, &[], &label(Value::Null))?;
+    place.merge(vmim, &[], &labelled(&Value::Null))?;
     Ok(())
 }

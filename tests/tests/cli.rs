@@ -93,10 +93,8 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
     Ok(())
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
+/// Starts a guest that can move and one that is pinned to the same node. Returns the node.
+async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
     let with = |name: &str, strategy: &str| {
         instance(name, "count: 1s").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
     };
@@ -117,6 +115,14 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
             .any(|condition| condition.type_ == "LiveMigratable" && condition.status == "True")
     })
     .await?;
+    Ok(node)
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let node = start_mover_and_pinned(&cluster).await?;
 
     // A budget of another pod on the node may allow no eviction for a moment.
     let named = format!("node/{node}");

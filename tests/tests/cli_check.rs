@@ -141,9 +141,12 @@ fn hyperconverged(namespace: &str) -> String {
     )
 }
 
-/// Returns what can be made wrong on a cluster with a guest on its first node.
-fn cases(second: &str) -> Vec<Case> {
-    let deleted = |what: &str| format!("delete -n {NAMESPACE} {what}");
+fn deleted(what: &str) -> String {
+    format!("delete -n {NAMESPACE} {what}")
+}
+
+/// Returns what can be made wrong on nodes and Drydock's own objects, on a cluster with a guest on its first node.
+fn node_cases(second: &str) -> Vec<Case> {
     let cordon = format!("cordon {second}");
     vec![
         Case::new(
@@ -190,6 +193,12 @@ fn cases(second: &str) -> Vec<Case> {
             "-n drydock scale deployment drydock-controller --replicas=1",
             "-n drydock scale deployment drydock-controller --replicas=2".into(),
         ),
+    ]
+}
+
+/// Returns objects beside Drydock's that are wrong: budgets, quotas, configurations and other operators.
+fn object_cases() -> Vec<Case> {
+    vec![
         Case::new(
             "no other PodDisruptionBudget selects guests' pods",
             "warning",
@@ -278,7 +287,8 @@ async fn found_and_mended(cluster: &Cluster, case: &Case) -> Result<()> {
 async fn misconfigurations_are_found_and_mended() -> Result<()> {
     let cluster = clean_for_drains().await?;
     started_on_the_first(&cluster, &[("kept", counting("kept", "LiveMigrate"), "True")]).await?;
-    let cases = cases(cluster.second());
+    let mut cases = node_cases(cluster.second());
+    cases.extend(object_cases());
     // Earlier tests may have left a replica that is not ready yet, both on one node, or an agent that reports again.
     let before = until_ok("a cluster without errors in which none of it is wrong", || async {
         let (exit, found) = checks(&cluster)?;

@@ -570,6 +570,32 @@ async fn refused_migration_is_reported_and_retried_until_created() -> Result<()>
     cluster.no_guests().await
 }
 
+/// Requests a preview of a drain on the Node, and checks its lines.
+async fn check_preview(cluster: &Cluster, first: &str) -> Result<()> {
+    let preview = |hypervisor: &Hypervisor| {
+        let status = hypervisor.status.clone().unwrap_or_default();
+        status.drain_preview.map(|preview| preview.lines)
+    };
+    cluster.annotate(first, &[(DRAIN_PREVIEW, Some("true"))]).await?;
+    let wanted = format!("{NAMESPACE}/kept would move (node {} could take it)", cluster.second());
+    let previewed = until(Api::all(cluster.client.clone()), first, &wanted, |hypervisor| {
+        preview(hypervisor).is_some_and(|lines| lines.contains(&wanted))
+    })
+    .await?;
+    let lines = preview(&previewed).unwrap_or_default();
+    ensure!(
+        lines[0].starts_with("1 virtual machines are on") && lines[0].contains("1 would move"),
+        "{lines:?}"
+    );
+    ensure!(lines.iter().any(|line| line.contains("NoExecute")), "{lines:?}");
+    cluster.annotate(first, &[(DRAIN_PREVIEW, None)]).await?;
+    until(Api::all(cluster.client.clone()), first, "no preview", |hypervisor| {
+        preview(hypervisor).is_none()
+    })
+    .await?;
+    Ok(())
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
@@ -607,28 +633,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
     let text = format!("{:#}", result.err().context("it was granted")?);
     ensure!(text.contains("NotFound") || text.contains("not found"), "{text}");
 
-    // A preview of a drain, requested on the Node.
-    let preview = |hypervisor: &Hypervisor| {
-        let status = hypervisor.status.clone().unwrap_or_default();
-        status.drain_preview.map(|preview| preview.lines)
-    };
-    cluster.annotate(&first, &[(DRAIN_PREVIEW, Some("true"))]).await?;
-    let wanted = format!("{NAMESPACE}/kept would move (node {} could take it)", cluster.second());
-    let previewed = until(Api::all(cluster.client.clone()), &first, &wanted, |hypervisor| {
-        preview(hypervisor).is_some_and(|lines| lines.contains(&wanted))
-    })
-    .await?;
-    let lines = preview(&previewed).unwrap_or_default();
-    ensure!(
-        lines[0].starts_with("1 virtual machines are on") && lines[0].contains("1 would move"),
-        "{lines:?}"
-    );
-    ensure!(lines.iter().any(|line| line.contains("NoExecute")), "{lines:?}");
-    cluster.annotate(&first, &[(DRAIN_PREVIEW, None)]).await?;
-    until(Api::all(cluster.client.clone()), &first, "no preview", |hypervisor| {
-        preview(hypervisor).is_none()
-    })
-    .await?;
+    check_preview(&cluster, &first).await?;
     let untouched = cluster.instances().get("kept").await?;
     assert_eq!((mark_of(&untouched), node_of(&untouched)?), (None, first.clone()));
     ensure!(migrations_of(&cluster, "kept").await?.is_empty(), "it was migrated");

@@ -79,12 +79,8 @@ esac
 /// The program that the fake runs in mode `garbage`.
 const GARBLING_LIBVIRTD: &str = include_str!("../oracle/garbling_libvirtd.pl");
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    let node = cluster.first();
+/// Installs the fake on each node, in the mode in which it does nothing wrong.
+fn install_fake_libvirtd(cluster: &Cluster) -> Result<()> {
     for node in &cluster.nodes {
         let script = format!(
             "cd /var/lib/drydock && printf ok >test-mode && cat >test-libvirtd <<'END'\n{FAKE_LIBVIRTD}END\nchmod 755 test-libvirtd"
@@ -93,6 +89,58 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
         let script = format!("cat >/var/lib/drydock/test-libvirtd.pl <<'END'\n{GARBLING_LIBVIRTD}END");
         cluster.on_node(node, &script)?;
     }
+    Ok(())
+}
+
+/// Breaks libvirtd in this mode, and checks that the agent reports it and keeps its facts.
+async fn check_broken(cluster: &Cluster, node: &str, mode: &str, reason: Option<&str>) -> Result<()> {
+    // Touches the program itself, so that the agent detects a change and inspects again.
+    cluster.on_node(
+        node,
+        &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"),
+    )?;
+    let failed = until_some("a failed inspection", || async {
+        let hypervisor = cluster.hypervisor(node).await?;
+        let (status, why) = agent::condition(&hypervisor, "Inspected");
+        Ok((status == "False" && reason.is_none_or(|reason| why == reason)).then_some(hypervisor))
+    })
+    .await?;
+    let status = failed.status.clone().context("no status")?;
+    ensure!(
+        status.inspection.is_some_and(|record| record.stale),
+        "{mode}: the facts are not marked stale"
+    );
+    ensure!(
+        status.facts.is_some_and(|facts| facts.virtualization.is_some()),
+        "{mode}: the facts are gone"
+    );
+    assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
+    Ok(())
+}
+
+/// Checks that the agent still works, mends libvirtd, and waits until the agent has inspected the node again.
+async fn check_mended(cluster: &Cluster, node: &str) -> Result<()> {
+    cluster
+        .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
+        .await?;
+    cluster
+        .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
+        .await?;
+    cluster.on_node(
+        node,
+        "cd /var/lib/drydock && printf ok >test-mode && touch test-libvirtd",
+    )?;
+    cluster.until_condition(node, "Inspected", "True", "Inspected").await?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let node = cluster.first();
+    install_fake_libvirtd(&cluster)?;
     let before = cluster.agent_pod(node).await?.uid().unwrap_or_default();
     cluster.kubectl(&[
         "-n",
@@ -117,44 +165,11 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
         ("crash", None),
         ("garbage", Some("LibvirtAnswerNotUnderstood")),
     ] {
-        // Touches the program itself, so that the agent detects a change and inspects again.
-        cluster.on_node(
-            node,
-            &format!("cd /var/lib/drydock && printf {mode} >test-mode && touch test-libvirtd"),
-        )?;
-        let failed = until_some("a failed inspection", || async {
-            let hypervisor = cluster.hypervisor(node).await?;
-            let (status, why) = agent::condition(&hypervisor, "Inspected");
-            Ok((status == "False" && reason.is_none_or(|reason| why == reason)).then_some(hypervisor))
-        })
-        .await
-        .with_context(|| mode.to_owned())?;
-        let status = failed.status.clone().context("no status")?;
-        ensure!(
-            status.inspection.is_some_and(|record| record.stale),
-            "{mode}: the facts are not marked stale"
-        );
-        ensure!(
-            status.facts.is_some_and(|facts| facts.virtualization.is_some()),
-            "{mode}: the facts are gone"
-        );
-        assert_eq!(agent::condition(&failed, "Ready").0, "True", "{mode}");
-        assert_eq!(cluster.cpu_labels(node).await?, labels, "{mode}");
-        // The agent still works.
-        cluster
-            .label(node, &[("cpu-model.node.kubevirt.io/Forged", Some("true"))])
-            .await?;
-        cluster
-            .until_label(node, "cpu-model.node.kubevirt.io/Forged", None)
-            .await?;
-        cluster.on_node(
-            node,
-            "cd /var/lib/drydock && printf ok >test-mode && touch test-libvirtd",
-        )?;
-        cluster
-            .until_condition(node, "Inspected", "True", "Inspected")
+        check_broken(&cluster, node, mode, reason)
             .await
             .with_context(|| mode.to_owned())?;
+        assert_eq!(cluster.cpu_labels(node).await?, labels, "{mode}");
+        check_mended(&cluster, node).await.with_context(|| mode.to_owned())?;
     }
     ensure!(
         !cluster

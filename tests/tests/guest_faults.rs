@@ -365,29 +365,14 @@ fn memory(cluster: &Cluster, node: &str) -> Result<u64> {
     Ok(number.parse()?)
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    let collector = Collector::start(&cluster).await?;
-    let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "hostile", "count: 1s"))?;
-    cluster.apply(&on(&node, "neighbour", &collector.ticking("200ms")))?;
-    let boot = collector.first_boot().await?;
-    for name in ["hostile", "neighbour"] {
-        cluster.until_vm_condition(name, "Ready", "True").await?;
-    }
-    let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
-    let before = memory(&cluster, &node)?;
-    let (hostile, neighbour) = (cluster.launcher("hostile").await?, cluster.launcher("neighbour").await?);
-    let exec = |pod: &str, script: &str| cluster.kubectl(&["exec", pod, "--", "sh", "-c", script]);
-    let in_hostile = |script: &str| exec(&hostile.name_any(), script);
+/// Returns scripts that attack the agent from within a launcher.
+fn attacks() -> [(&'static str, String); 6] {
     let libvirtd =
         "for p in /proc/[0-9]*; do if [ \"$(cat $p/comm 2>/dev/null)\" = libvirtd ]; then echo ${p#/proc/}; fi; done";
     let garbage = "perl -MIO::Socket::UNIX -e 'my $l = IO::Socket::UNIX->new(Local => $ARGV[0], Listen => 5) or die; \
                    while (my $c = $l->accept) { print $c qq(\\x00\\x00\\x00\\x1c) . qq(\\xff) x 4000; sleep 1; close $c }' \
                    /run/drydock/libvirt/libvirt-sock >/dev/null 2>&1 &";
-    let cases = [
+    [
         ("a libvirtd that hangs", format!("kill -STOP $({libvirtd})")),
         (
             "files that lead out of the pod",
@@ -414,8 +399,27 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
             "a file that blocks",
             "cd /run/drydock && rm -f ready.json && mkfifo ready.json".to_owned(),
         ),
-    ];
-    for (number, (case, script)) in cases.iter().enumerate() {
+    ]
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let collector = Collector::start(&cluster).await?;
+    let node = cluster.first().to_owned();
+    cluster.apply(&on(&node, "hostile", "count: 1s"))?;
+    cluster.apply(&on(&node, "neighbour", &collector.ticking("200ms")))?;
+    let boot = collector.first_boot().await?;
+    for name in ["hostile", "neighbour"] {
+        cluster.until_vm_condition(name, "Ready", "True").await?;
+    }
+    let restarts = agent::restarts(&cluster.agent_pod(&node).await?);
+    let before = memory(&cluster, &node)?;
+    let (hostile, neighbour) = (cluster.launcher("hostile").await?, cluster.launcher("neighbour").await?);
+    let exec = |pod: &str, script: &str| cluster.kubectl(&["exec", pod, "--", "sh", "-c", script]);
+    let in_hostile = |script: &str| exec(&hostile.name_any(), script);
+    for (number, (case, script)) in attacks().iter().enumerate() {
         in_hostile(script).with_context(|| (*case).to_owned())?;
         // The agent still reacts to other guests,
         exec(&neighbour.name_any(), &format!("{VIRSH} suspend {NAMESPACE}_neighbour"))?;

@@ -306,6 +306,29 @@ fn refusal<K: std::fmt::Debug>(result: kube::Result<K>) -> Result<String> {
     }
 }
 
+/// Checks that a node is closed for a maintenance of this group, and that its Lease is held.
+async fn check_closed(world: &World, group: Group, name: &str) -> Result<()> {
+    let node = world.api::<Node>().get(name).await?;
+    assert!(is_cordoned(&node));
+    let wanted = [UNSCHEDULABLE_TAINT, group.drain_taint()].map(|key| format!("{key}:NoSchedule"));
+    ensure!(
+        wanted.iter().all(|taint| taints(&node).contains(taint)),
+        "{:?}",
+        taints(&node)
+    );
+    assert_eq!(node.labels()[EXCLUDE_FROM_REMEDIATION], "true");
+    assert_eq!(in_progress(&node), Some(("True".into(), Some("AdminRequested".into()))));
+    let lease = world.lease(group, name).await?.context("no Lease")?;
+    let spec = lease.spec.context("no spec")?;
+    assert_eq!(spec.holder_identity.as_deref(), Some("node-maintenance"));
+    assert_eq!(
+        (spec.lease_duration_seconds, spec.lease_transitions),
+        (Some(3600), Some(0))
+    );
+    assert_eq!(lease.metadata.owner_references.context("no owner")?[0].kind, "Node");
+    Ok(())
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
@@ -322,24 +345,7 @@ async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
         );
         assert_eq!(status.pending_pods, [name]);
         assert_eq!(status.pending_pods_refs[0].namespace, SPACE);
-        let node = world.api::<Node>().get(name).await?;
-        assert!(is_cordoned(&node));
-        let wanted = [UNSCHEDULABLE_TAINT, group.drain_taint()].map(|key| format!("{key}:NoSchedule"));
-        ensure!(
-            wanted.iter().all(|taint| taints(&node).contains(taint)),
-            "{:?}",
-            taints(&node)
-        );
-        assert_eq!(node.labels()[EXCLUDE_FROM_REMEDIATION], "true");
-        assert_eq!(in_progress(&node), Some(("True".into(), Some("AdminRequested".into()))));
-        let lease = world.lease(group, name).await?.context("no Lease")?;
-        let spec = lease.spec.context("no spec")?;
-        assert_eq!(spec.holder_identity.as_deref(), Some("node-maintenance"));
-        assert_eq!(
-            (spec.lease_duration_seconds, spec.lease_transitions),
-            (Some(3600), Some(0))
-        );
-        assert_eq!(lease.metadata.owner_references.context("no owner")?[0].kind, "Node");
+        check_closed(&world, group, name).await?;
 
         world.end(name).await?;
         let status = world.until_phase(group, name, "Succeeded").await?;
@@ -395,6 +401,46 @@ async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
     world.clear().await
 }
 
+/// Checks that the reservation of an object that was never stored holds for a while, but not forever.
+async fn check_expiring_reservation(world: &World, reservations: &Api<Lease>) -> Result<()> {
+    world.node("ghost-c", false).await?;
+    let reserved = |renewed: jiff::Timestamp| {
+        let name = "nodemaintenance.medik8s.io/never-stored";
+        serde_json::from_value::<Lease>(json!(drydock_core::maintenance::reservation::of(
+            "ghost-c", name, "request", renewed
+        )))
+    };
+    // Without the label the controller ignores the reservation, so that the webhook detects its expiry.
+    let mut lease = reserved(now())?;
+    lease.metadata.labels = None;
+    reservations.create(&PostParams::default(), &lease).await?;
+    let message = refusal(
+        world
+            .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
+            .await,
+    )?;
+    ensure!(
+        message.contains("a NodeMaintenance for node ghost-c already exists"),
+        "{message}"
+    );
+    let over = Patch::Merge(json!({"spec": reserved(now() - jiff::SignedDuration::from_secs(80))?.spec}));
+    reservations
+        .patch("maintenance-ghost-c", &PatchParams::default(), &over)
+        .await?;
+    world
+        .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
+        .await?;
+    until_some("the reservation to be deleted", || async {
+        Ok(reservations
+            .get_opt("maintenance-ghost-c")
+            .await?
+            .is_none()
+            .then_some(()))
+    })
+    .await?;
+    Ok(())
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
@@ -443,43 +489,8 @@ async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
         let message = refusal(world.create(Group::KubeVirt, "bad", &spec).await)?;
         ensure!(message.contains(field), "{message}");
     }
-    // The reservation of an object that was never stored holds for a while, but not forever.
     let reservations: Api<Lease> = Api::namespaced(world.cluster.client.clone(), "drydock");
-    world.node("ghost-c", false).await?;
-    let reserved = |renewed: jiff::Timestamp| {
-        let name = "nodemaintenance.medik8s.io/never-stored";
-        serde_json::from_value::<Lease>(json!(drydock_core::maintenance::reservation::of(
-            "ghost-c", name, "request", renewed
-        )))
-    };
-    // Without the label the controller ignores the reservation, so that the webhook detects its expiry.
-    let mut lease = reserved(now())?;
-    lease.metadata.labels = None;
-    reservations.create(&PostParams::default(), &lease).await?;
-    let message = refusal(
-        world
-            .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
-            .await,
-    )?;
-    ensure!(
-        message.contains("a NodeMaintenance for node ghost-c already exists"),
-        "{message}"
-    );
-    let over = Patch::Merge(json!({"spec": reserved(now() - jiff::SignedDuration::from_secs(80))?.spec}));
-    reservations
-        .patch("maintenance-ghost-c", &PatchParams::default(), &over)
-        .await?;
-    world
-        .create(Group::Medik8s, "late", &json!({"nodeName": "ghost-c"}))
-        .await?;
-    until_some("the reservation to be deleted", || async {
-        Ok(reservations
-            .get_opt("maintenance-ghost-c")
-            .await?
-            .is_none()
-            .then_some(()))
-    })
-    .await?;
+    check_expiring_reservation(&world, &reservations).await?;
     // A dry run writes neither the object nor a reservation.
     world.node("ghost-b", false).await?;
     let manifest = "apiVersion: nodemaintenance.medik8s.io/v1beta1\nkind: NodeMaintenance\nmetadata: {name: dry}\n\

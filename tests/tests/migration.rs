@@ -115,6 +115,130 @@ fn phases(migration: &VirtualMachineInstanceMigration) -> Result<Vec<MigrationPh
         .collect())
 }
 
+/// A migration that has succeeded, its nodes and its pods.
+struct Moved<'a> {
+    name: &'a str,
+    migration: &'a VirtualMachineInstanceMigration,
+    source: &'a String,
+    target: &'a String,
+    left: &'a Pod,
+    came: &'a Pod,
+}
+
+impl Moved<'_> {
+    /// Checks what controller and agent report on the instance.
+    async fn check_instance(&self, cluster: &Cluster) -> Result<()> {
+        let Self {
+            name,
+            migration,
+            source,
+            target,
+            left,
+            came,
+        } = *self;
+        let [left_uid, came_uid] = [left, came].map(|pod| pod.uid().unwrap_or_default());
+        ensure!(left_uid != came_uid, "it is in the same pod");
+        let settled = until(cluster.instances(), name, "what its new agent says", |instance| {
+            let status = instance.status.clone().unwrap_or_default();
+            let pods: Vec<_> = status.active_pods.iter().collect();
+            instance.labels().get(NODE_LABEL) == Some(target)
+                && pods == [(&came_uid, target)]
+                && status
+                    .drydock
+                    .is_some_and(|drydock| drydock.pod_uid.as_ref() == Some(&came_uid))
+        })
+        .await?;
+        let status = settled.status.clone().context("no status")?;
+        assert_eq!(status.migration_method, Some(MigrationMethod::BlockMigration));
+        let state = status.migration_state.context("no migrationState")?;
+        assert_eq!(state.migration_uid, migration.uid());
+        assert_eq!(state.source_node.as_ref(), Some(source));
+        assert_eq!(state.target_node.as_ref(), Some(target));
+        assert_eq!(state.source_pod, Some(left.name_any()));
+        assert_eq!(state.target_pod, Some(came.name_any()));
+        ensure!(state.completed && !state.failed && !state.abort_requested, "{state:?}");
+        ensure!(
+            state.start_timestamp.is_some() && state.start_timestamp <= state.end_timestamp,
+            "{state:?}"
+        );
+        let address = came.status.as_ref().and_then(|status| status.pod_ip.clone());
+        until(cluster.instances(), name, "its new address", |instance| {
+            let interfaces = instance.status.clone().unwrap_or_default().interfaces;
+            interfaces
+                .first()
+                .is_some_and(|interface| interface.ip_address == address)
+        })
+        .await?;
+        for wanted in ["Ready", types::LIVE_MIGRATABLE] {
+            cluster.until_vm_condition(name, wanted, "True").await?;
+        }
+        Ok(())
+    }
+
+    /// Checks the status of the migration, and the events of both objects.
+    async fn check_migration(&self, cluster: &Cluster) -> Result<()> {
+        let Self { name, migration, .. } = *self;
+        assert_eq!(
+            phases(migration)?,
+            [
+                MigrationPhase::Pending,
+                MigrationPhase::Scheduling,
+                MigrationPhase::Scheduled,
+                MigrationPhase::PreparingTarget,
+                MigrationPhase::TargetReady,
+                MigrationPhase::Running,
+                MigrationPhase::Succeeded
+            ]
+        );
+        let reported = migration.status.clone().unwrap_or_default();
+        assert_eq!(
+            reported.migration_state.map(|state| (state.completed, state.failed)),
+            Some((true, false))
+        );
+        ensure!(
+            reported.reason.is_none() && reported.conditions.is_empty(),
+            "{:?}",
+            reported.conditions
+        );
+        for (kind, object, reasons) in [
+            (
+                "VirtualMachineInstanceMigration",
+                migration.name_any(),
+                &["SuccessfulCreate", "SuccessfulMigration"][..],
+            ),
+            (
+                "VirtualMachineInstance",
+                name.to_owned(),
+                &["PreparingTarget", "Migrating", "Migrated"],
+            ),
+        ] {
+            let events = cluster.until_events(kind, &object, reasons).await?;
+            let warning = events.iter().find(|event| event["type"] == "Warning");
+            ensure!(warning.is_none(), "{warning:?}");
+        }
+        Ok(())
+    }
+}
+
+/// Checks that the guest's disks hold what was written before and during the migration.
+async fn check_disks(cluster: &Cluster, name: &str, before: &Disks) -> Result<()> {
+    let more = before.lines + 60;
+    let now = cluster
+        .until_output(name, "what is on its disks now", |text| {
+            disks(text).ok()?.last().filter(|disks| disks.lines > more).cloned()
+        })
+        .await?;
+    assert_eq!(now.sums, before.sums);
+    let console = cluster.consoles(name).await?;
+    let sums: Vec<_> = disks(&console)?
+        .into_iter()
+        .map(|disks| disks.sums)
+        .filter(|sums| *sums != before.sums)
+        .collect();
+    ensure!(sums.is_empty(), "not always: {sums:?}");
+    without_a_gap(&ticks(&console))
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
@@ -139,44 +263,17 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
 
     // Checks the instance.
     let came = cluster.until_one_pod(name).await?;
-    let [left_uid, came_uid] = [&left, &came].map(|pod| pod.uid().unwrap_or_default());
-    ensure!(left_uid != came_uid, "it is in the same pod");
     assert_eq!(after.uid(), before.uid());
     assert_eq!(&node_of(&after)?, target);
-    let settled = until(cluster.instances(), name, "what its new agent says", |instance| {
-        let status = instance.status.clone().unwrap_or_default();
-        let pods: Vec<_> = status.active_pods.iter().collect();
-        instance.labels().get(NODE_LABEL) == Some(target)
-            && pods == [(&came_uid, target)]
-            && status
-                .drydock
-                .is_some_and(|drydock| drydock.pod_uid.as_ref() == Some(&came_uid))
-    })
-    .await?;
-    let status = settled.status.clone().context("no status")?;
-    assert_eq!(status.migration_method, Some(MigrationMethod::BlockMigration));
-    let state = status.migration_state.context("no migrationState")?;
-    assert_eq!(state.migration_uid, migration.uid());
-    assert_eq!(state.source_node.as_ref(), Some(&source));
-    assert_eq!(state.target_node.as_ref(), Some(target));
-    assert_eq!(state.source_pod, Some(left.name_any()));
-    assert_eq!(state.target_pod, Some(came.name_any()));
-    ensure!(state.completed && !state.failed && !state.abort_requested, "{state:?}");
-    ensure!(
-        state.start_timestamp.is_some() && state.start_timestamp <= state.end_timestamp,
-        "{state:?}"
-    );
-    let address = came.status.as_ref().and_then(|status| status.pod_ip.clone());
-    until(cluster.instances(), name, "its new address", |instance| {
-        let interfaces = instance.status.clone().unwrap_or_default().interfaces;
-        interfaces
-            .first()
-            .is_some_and(|interface| interface.ip_address == address)
-    })
-    .await?;
-    for wanted in ["Ready", types::LIVE_MIGRATABLE] {
-        cluster.until_vm_condition(name, wanted, "True").await?;
-    }
+    let moved = Moved {
+        name,
+        migration: &migration,
+        source: &source,
+        target,
+        left: &left,
+        came: &came,
+    };
+    moved.check_instance(&cluster).await?;
 
     // Checks the pods.
     let ended = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
@@ -184,61 +281,10 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     until(cluster.pods(), &came.name_any(), "to be ready", agent::is_ready).await?;
 
     // Checks the migration, and the events of both.
-    assert_eq!(
-        phases(&migration)?,
-        [
-            MigrationPhase::Pending,
-            MigrationPhase::Scheduling,
-            MigrationPhase::Scheduled,
-            MigrationPhase::PreparingTarget,
-            MigrationPhase::TargetReady,
-            MigrationPhase::Running,
-            MigrationPhase::Succeeded
-        ]
-    );
-    let reported = migration.status.clone().unwrap_or_default();
-    assert_eq!(
-        reported.migration_state.map(|state| (state.completed, state.failed)),
-        Some((true, false))
-    );
-    ensure!(
-        reported.reason.is_none() && reported.conditions.is_empty(),
-        "{:?}",
-        reported.conditions
-    );
-    for (kind, object, reasons) in [
-        (
-            "VirtualMachineInstanceMigration",
-            migration.name_any(),
-            &["SuccessfulCreate", "SuccessfulMigration"][..],
-        ),
-        (
-            "VirtualMachineInstance",
-            name.to_owned(),
-            &["PreparingTarget", "Migrating", "Migrated"],
-        ),
-    ] {
-        let events = cluster.until_events(kind, &object, reasons).await?;
-        let warning = events.iter().find(|event| event["type"] == "Warning");
-        ensure!(warning.is_none(), "{warning:?}");
-    }
+    moved.check_migration(&cluster).await?;
 
     // Checks the guest's data: written before, and written during the migration.
-    let more = disks_before.lines + 60;
-    let now = cluster
-        .until_output(name, "what is on its disks now", |text| {
-            disks(text).ok()?.last().filter(|disks| disks.lines > more).cloned()
-        })
-        .await?;
-    assert_eq!(now.sums, disks_before.sums);
-    let console = cluster.consoles(name).await?;
-    let sums: Vec<_> = disks(&console)?
-        .into_iter()
-        .map(|disks| disks.sums)
-        .filter(|sums| *sums != disks_before.sums)
-        .collect();
-    ensure!(sums.is_empty(), "not always: {sums:?}");
-    without_a_gap(&ticks(&console))?;
+    check_disks(&cluster, name, &disks_before).await?;
     let senders = collector.senders(&boot).await;
     let addresses = [&left, &came].map(|pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone()));
     let silence = collector.longest_silence(&boot).await;
@@ -461,6 +507,18 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     cluster.no_guests().await
 }
 
+/// Removes the mask of CPU features of a node, and waits until its label `key` is back.
+async fn unmask(cluster: &Cluster, node: &str, key: &str) -> Result<()> {
+    let annotations = [(annotations::MASK_CPU_FEATURES, None), (annotations::SKIP_NODE, None)];
+    cluster.annotate(node, &annotations).await?;
+    cluster.until_label(node, key, Some("true")).await?;
+    until_some("no mask", || async {
+        let status = cluster.hypervisor(node).await?.status.unwrap_or_default();
+        Ok(status.masked_features.is_empty().then_some(()))
+    })
+    .await
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
@@ -485,16 +543,6 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
         .find(|feature| labels.contains_key(&format!("{}{feature}", labels::CPU_FEATURE)))
         .context("no node has a label of a feature of the guest")?;
     let key = format!("{}{feature}", labels::CPU_FEATURE);
-    let unmask = || async {
-        let annotations = [(annotations::MASK_CPU_FEATURES, None), (annotations::SKIP_NODE, None)];
-        cluster.annotate(target, &annotations).await?;
-        cluster.until_label(target, &key, Some("true")).await?;
-        until_some("no mask", || async {
-            let status = cluster.hypervisor(target).await?.status.unwrap_or_default();
-            Ok(status.masked_features.is_empty().then_some(()))
-        })
-        .await
-    };
 
     // No node matches by its labels.
     cluster
@@ -507,7 +555,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
         .await?;
     println!("without {feature}: {message}");
     cluster.abort(&nowhere).await?;
-    unmask().await?;
+    unmask(&cluster, target, &key).await?;
 
     // The target's labels are stale: its own check refuses the guest.
     cluster
@@ -538,7 +586,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
         .await?;
     assert_eq!(cluster.until_one_pod(name).await?.uid(), pod);
     collector.until_more(&boot, 20).await?;
-    unmask().await?;
+    unmask(&cluster, target, &key).await?;
 
     let migration = cluster.migrate(name).await?;
     let (_, after) = cluster.until_migrated(&migration).await?;

@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
-    VirtualMachineInstanceMigration,
+    Condition, VirtualMachineInstanceMigration,
     migration::{MigrationMode, MigrationPhase},
     names::conditions as types,
 };
@@ -62,20 +62,9 @@ fn mode(migration: &VirtualMachineInstanceMigration) -> Option<MigrationMode> {
     migration.status.as_ref()?.source.as_ref()?.mode
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    // Only pods that are created from now on can be targets of post-copy.
-    let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
-    cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
-    let guests = [
-        ("switched", SWITCHING),
-        ("paused", BUSY),
-        ("stubborn", BUSY),
-        ("calm", CALM),
-    ];
-    for (name, control) in guests {
+/// Starts guests with these controls, and returns their nodes once they can be migrated and have begun.
+async fn start_guests(cluster: &Cluster, guests: &[(&str, &str)]) -> Result<Vec<String>> {
+    for &(name, control) in guests {
         let memory = if control == SWITCHING {
             "memory: 160Mi"
         } else {
@@ -89,6 +78,80 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
         nodes.push(node_of(&running)?);
         cluster.until_console(name, "MiB").await?;
     }
+    Ok(nodes)
+}
+
+/// Checks that a migration that does not converge fails with a reason, and that its guest stays on its node.
+async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Result<()> {
+    let failed = until(cluster.migrations(), migration, "to be given up", |migration| {
+        phase(migration).is_some_and(MigrationPhase::is_final)
+    })
+    .await?;
+    let status = failed.status.clone().unwrap_or_default();
+    assert_eq!(
+        (status.phase, status.reason.as_deref()),
+        (Some(MigrationPhase::Failed), Some("GuestStayed"))
+    );
+    let source = status.source.unwrap_or_default();
+    assert_eq!(source.reason.as_deref(), Some("CompletionTimeExceeded"));
+    let why = source.message.unwrap_or_default();
+    ensure!(
+        why.contains("of the 2 min that it may") && why.contains("it is given up"),
+        "{why}"
+    );
+    // A guest that modifies the same few pages repeatedly modifies just what one pass can send. Whether that is
+    // recognized as never converging before the timeout depends on the machine. The simulator in core tests that.
+    let reasons = ["CompletionTimeExceeded"];
+    cluster
+        .until_events("VirtualMachineInstance", "stubborn", &reasons)
+        .await?;
+    assert_eq!(node_of(&cluster.instances().get("stubborn").await?)?, node);
+    cluster.goes_on("stubborn").await
+}
+
+/// Returns the condition that reports the risk of post-copy.
+fn risk_of(migration: &VirtualMachineInstanceMigration) -> Option<Condition> {
+    let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
+    let mut conditions = conditions.unwrap_or_default().iter();
+    conditions.find(|condition| condition.type_ == "PostCopy").cloned()
+}
+
+/// Checks that the risk is reported while it lasts, and not afterwards.
+async fn check_risk(
+    cluster: &Cluster,
+    snapshots: &[Snapshot<VirtualMachineInstanceMigration>],
+    switched: &str,
+) -> Result<()> {
+    let risk = story(snapshots, switched)
+        .find_map(risk_of)
+        .context("nobody told the risk")?;
+    assert_eq!(
+        (risk.status.as_str(), risk.reason.as_deref()),
+        ("True", Some("Switched"))
+    );
+    ensure!(
+        risk.message
+            .unwrap_or_default()
+            .contains("the guest is lost if the connection breaks")
+    );
+    assert_eq!(risk_of(&cluster.migrations().get(switched).await?), None);
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    // Only pods that are created from now on can be targets of post-copy.
+    let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
+    cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
+    let guests = [
+        ("switched", SWITCHING),
+        ("paused", BUSY),
+        ("stubborn", BUSY),
+        ("calm", CALM),
+    ];
+    let nodes = start_guests(&cluster, &guests).await?;
     let recorder = Recorder::start(cluster.migrations(), "").await?;
 
     let switched = migrate(&cluster, "switched", switching).await?;
@@ -129,30 +192,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
         cluster.goes_on(name).await?;
     }
 
-    let failed = until(cluster.migrations(), &stubborn, "to be given up", |migration| {
-        phase(migration).is_some_and(MigrationPhase::is_final)
-    })
-    .await?;
-    let status = failed.status.clone().unwrap_or_default();
-    assert_eq!(
-        (status.phase, status.reason.as_deref()),
-        (Some(MigrationPhase::Failed), Some("GuestStayed"))
-    );
-    let source = status.source.unwrap_or_default();
-    assert_eq!(source.reason.as_deref(), Some("CompletionTimeExceeded"));
-    let why = source.message.unwrap_or_default();
-    ensure!(
-        why.contains("of the 2 min that it may") && why.contains("it is given up"),
-        "{why}"
-    );
-    // A guest that modifies the same few pages repeatedly modifies just what one pass can send. Whether that is
-    // recognized as never converging before the timeout depends on the machine. The simulator in core tests that.
-    let reasons = ["CompletionTimeExceeded"];
-    cluster
-        .until_events("VirtualMachineInstance", "stubborn", &reasons)
-        .await?;
-    assert_eq!(node_of(&cluster.instances().get("stubborn").await?)?, nodes[2]);
-    cluster.goes_on("stubborn").await?;
+    check_stubborn(&cluster, &stubborn, &nodes[2]).await?;
 
     let snapshots = recorder.stop().await?;
     for (name, of) in [
@@ -175,25 +215,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
             .and_then(|status| status.source.as_ref()?.progress.as_ref());
         progress.is_some_and(|progress| progress.estimated_end.is_some())
     }));
-    // The risk is reported while it lasts, and not afterwards.
-    let risk_of = |migration: &VirtualMachineInstanceMigration| {
-        let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
-        let mut conditions = conditions.unwrap_or_default().iter();
-        conditions.find(|condition| condition.type_ == "PostCopy").cloned()
-    };
-    let risk = story(&snapshots, &switched)
-        .find_map(risk_of)
-        .context("nobody told the risk")?;
-    assert_eq!(
-        (risk.status.as_str(), risk.reason.as_deref()),
-        ("True", Some("Switched"))
-    );
-    ensure!(
-        risk.message
-            .unwrap_or_default()
-            .contains("the guest is lost if the connection breaks")
-    );
-    assert_eq!(risk_of(&cluster.migrations().get(&switched).await?), None);
+    check_risk(&cluster, &snapshots, &switched).await?;
     ensure!(story(&snapshots, &paused).all(|migration| risk_of(migration).is_none()));
     cluster.no_guests().await
 }

@@ -268,6 +268,26 @@ impl Release {
     }
 }
 
+/// Waits until a migration is at this moment, or, for the hand-over, is about to be.
+async fn until_moment(cluster: &Cluster, moment: Moment, migration: &str) -> Result<()> {
+    match moment {
+        Moment::Scheduling => {
+            cluster
+                .until_migration_waits(migration, "TargetPodUnschedulable")
+                .await?;
+        }
+        Moment::PreparingTarget => {
+            cluster
+                .until_migration(migration, MigrationPhase::PreparingTarget)
+                .await?;
+        }
+        Moment::Running | Moment::HandOver => {
+            cluster.until_migration(migration, MigrationPhase::Running).await?;
+        }
+    }
+    Ok(())
+}
+
 /// Runs a case with a running guest.
 async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> {
     let mut sides = sides(cluster).await?;
@@ -285,23 +305,10 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
             release = Release::Agent(hold_agent(cluster, &sides.source).await?);
         }
         let migration = create_migration(cluster, case.moment == Moment::Scheduling).await?;
-        match case.moment {
-            Moment::Scheduling => {
-                cluster
-                    .until_migration_waits(&migration, "TargetPodUnschedulable")
-                    .await?;
-                release = Release::Label;
-            }
-            Moment::PreparingTarget => {
-                cluster
-                    .until_migration(&migration, MigrationPhase::PreparingTarget)
-                    .await?;
-            }
-            Moment::Running | Moment::HandOver => {
-                cluster.until_migration(&migration, MigrationPhase::Running).await?;
-            }
-        }
-        if case.moment != Moment::Scheduling {
+        until_moment(cluster, case.moment, &migration).await?;
+        if case.moment == Moment::Scheduling {
+            release = Release::Label;
+        } else {
             sides.target_pod = Some(target_pod(cluster, &sides).await?);
         }
         let blow = Blow::prepare(cluster, case, &sides).await?;

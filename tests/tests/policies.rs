@@ -42,29 +42,13 @@ fn refusal(result: Result<(), kube::Error>, what: &str) -> Result<String> {
     }
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn agent_may_label_the_own_node_and_nothing_else() -> Result<()> {
-    let cluster = Cluster::connect().await?;
-    cluster.reset().await?;
-    let (own, other) = (cluster.first(), cluster.second());
-    let agent = cluster.as_agent_of(own).await?;
-    let label = |key: &str| json!({"metadata": {"labels": {key: "true"}}});
+fn label(key: &str) -> Value {
+    json!({"metadata": {"labels": {key: "true"}}})
+}
 
-    for prefix in keys::OWNED_PREFIXES.into_iter().chain([keys::GUEST]) {
-        patch_node(&agent, own, label(&format!("{prefix}by-a-test"))).await?;
-    }
-    for key in keys::OWNED_KEYS {
-        patch_node(&agent, own, label(key)).await?;
-    }
-    patch_node(
-        &agent,
-        own,
-        json!({"metadata": {"labels": {(keys::SCHEDULABLE): "true"}}}),
-    )
-    .await?;
-
-    let refused = [
+/// Returns patches that an agent may not make: description, Node, patch, and a part of the refusal.
+fn refused_patches<'a>(own: &'a str, other: &'a str) -> Vec<(&'static str, &'a str, Value, &'static str)> {
+    vec![
         (
             "another node",
             other,
@@ -131,8 +115,30 @@ async fn agent_may_label_the_own_node_and_nothing_else() -> Result<()> {
             json!({"metadata": {"finalizers": ["example.com/x"]}}),
             "finalizers or owners",
         ),
-    ];
-    for (what, node, patch, expected) in refused {
+    ]
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn agent_may_label_the_own_node_and_nothing_else() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    cluster.reset().await?;
+    let (own, other) = (cluster.first(), cluster.second());
+    let agent = cluster.as_agent_of(own).await?;
+    for prefix in keys::OWNED_PREFIXES.into_iter().chain([keys::GUEST]) {
+        patch_node(&agent, own, label(&format!("{prefix}by-a-test"))).await?;
+    }
+    for key in keys::OWNED_KEYS {
+        patch_node(&agent, own, label(key)).await?;
+    }
+    patch_node(
+        &agent,
+        own,
+        json!({"metadata": {"labels": {(keys::SCHEDULABLE): "true"}}}),
+    )
+    .await?;
+
+    for (what, node, patch, expected) in refused_patches(own, other) {
         let message = refusal(patch_node(&agent, node, patch).await, what)?;
         ensure!(message.contains(expected), "{what}: {message}");
     }
@@ -211,50 +217,13 @@ async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<Virtual
     Ok(Api::namespaced(cluster.as_agent_of(cluster.first()).await?, NAMESPACE))
 }
 
-#[tokio::test]
-#[ignore = "needs a cluster: hack/test cluster"]
-async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<()> {
-    let cluster = Cluster::without_guests().await?;
-    let (own, other) = (cluster.first(), cluster.second());
-    let here = parked(&cluster, "here", own).await?;
-    let there = parked(&cluster, "there", other).await?;
-    let parameters = PatchParams::default();
-    let ready = json!({"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+/// A field of a status that an agent may not write: description, status, and a part of the refusal.
+type Foreign = (&'static str, Value, &'static str);
 
-    let message = refusal(
-        there
-            .patch_status(
-                "there",
-                &parameters,
-                &Patch::Merge(json!({"status": {"phase": "Running"}})),
-            )
-            .await
-            .map(drop),
-        "another node's guest",
-    )?;
-    ensure!(message.contains("on the node it runs on"), "{message}");
-
-    // Conditions from the controller and the administrator stay.
-    let listed = here.list(&ListParams::default()).await?;
-    let found = listed.items.into_iter().find(|vmi| vmi.name_any() == "here");
-    let mut conditions: Vec<Value> = found
-        .and_then(|vmi| vmi.status)
-        .unwrap_or_default()
-        .conditions
-        .iter()
-        .filter(|condition| condition.type_ != "Ready")
-        .map(serde_json::to_value)
-        .collect::<Result<_, _>>()?;
-    let kept = conditions.clone();
-    conditions.push(ready);
-    let with = |type_: &str| {
-        let mut all = kept.clone();
-        all.retain(|condition| condition["type"] != type_);
-        all.push(json!({"type": type_, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}));
-        json!({"conditions": all})
-    };
+/// Returns fields of the controller in the status of an instance on the agent's node.
+fn foreign_fields(own: &str, other: &str) -> Vec<Foreign> {
     let controllers = "are the controller's to write";
-    for (what, status, expected) in [
+    vec![
         ("where it runs", json!({"nodeName": other}), controllers),
         ("where it runs, to nowhere", json!({"nodeName": null}), controllers),
         ("its pods", json!({"activePods": {"0-3": own}}), controllers),
@@ -278,22 +247,6 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
             "only make a virtual machine Running",
         ),
         (
-            "a target for it",
-            with("MigrationTargetAvailable"),
-            "only write the conditions",
-        ),
-        (
-            "that it is to be fenced",
-            with("FencingRequired"),
-            "only write the conditions",
-        ),
-        (
-            "that its pod is placed",
-            with("PodScheduled"),
-            "only write the conditions",
-        ),
-        ("that it agrees", with("Synchronized"), "only write the conditions"),
-        (
             "when it was scheduled",
             json!({"phaseTransitionTimestamps": [{"phase": "Scheduled", "phaseTransitionTimestamp": "2026-01-01T00:00:00Z"}]}),
             "only write when",
@@ -313,14 +266,43 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
             json!({"volumeStatus": [{"name": "containerdisk", "persistentVolumeClaimInfo": {"claimName": "x"}}]}),
             "claims are the controller's",
         ),
-    ] {
-        let written = here
-            .patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
-            .await;
-        let message = refusal(written.map(drop), what)?;
-        ensure!(message.contains(expected), "{what}: {message}");
-    }
-    // Status is a subresource: a write to it changes nothing else, and RBAC grants nothing else.
+    ]
+}
+
+/// Returns a status with the `kept` conditions and a true one of this type.
+fn with_condition(kept: &[Value], type_: &str) -> Value {
+    let mut all = kept.to_vec();
+    all.retain(|condition| condition["type"] != type_);
+    all.push(json!({"type": type_, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    json!({ "conditions": all })
+}
+
+/// Returns conditions of the controller, beside the `kept` ones.
+fn foreign_conditions(kept: &[Value]) -> Vec<Foreign> {
+    let with = |type_: &str| with_condition(kept, type_);
+    vec![
+        (
+            "a target for it",
+            with("MigrationTargetAvailable"),
+            "only write the conditions",
+        ),
+        (
+            "that it is to be fenced",
+            with("FencingRequired"),
+            "only write the conditions",
+        ),
+        (
+            "that its pod is placed",
+            with("PodScheduled"),
+            "only write the conditions",
+        ),
+        ("that it agrees", with("Synchronized"), "only write the conditions"),
+    ]
+}
+
+/// Status is a subresource: a write to it changes nothing else, and RBAC grants nothing else.
+async fn writes_to_the_status_change_nothing_else(cluster: &Cluster, here: &Api<VirtualMachineInstance>) -> Result<()> {
+    let parameters = PatchParams::default();
     let before = cluster.instances().get("here").await?;
     let sneaked = json!({"metadata": {"labels": {"x": "y"}, "finalizers": null}, "spec": {"hostname": "x"}, "status": {"phase": "Running"}});
     here.patch_status("here", &parameters, &Patch::Merge(sneaked)).await?;
@@ -339,10 +321,54 @@ async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<
         here.delete("here", &DeleteParams::default()).await.map(drop),
         "deleting it",
     )?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn agent_may_report_guests_of_the_own_node_and_decide_nothing() -> Result<()> {
+    let cluster = Cluster::without_guests().await?;
+    let (own, other) = (cluster.first(), cluster.second());
+    let here = parked(&cluster, "here", own).await?;
+    let there = parked(&cluster, "there", other).await?;
+    let parameters = PatchParams::default();
+
+    let message = refusal(
+        there
+            .patch_status(
+                "there",
+                &parameters,
+                &Patch::Merge(json!({"status": {"phase": "Running"}})),
+            )
+            .await
+            .map(drop),
+        "another node's guest",
+    )?;
+    ensure!(message.contains("on the node it runs on"), "{message}");
+
+    // Conditions from the controller and the administrator stay.
+    let listed = here.list(&ListParams::default()).await?;
+    let found = listed.items.into_iter().find(|vmi| vmi.name_any() == "here");
+    let kept: Vec<Value> = found
+        .and_then(|vmi| vmi.status)
+        .unwrap_or_default()
+        .conditions
+        .iter()
+        .filter(|condition| condition.type_ != "Ready")
+        .map(serde_json::to_value)
+        .collect::<Result<_, _>>()?;
+    for (what, status, expected) in foreign_fields(own, other).into_iter().chain(foreign_conditions(&kept)) {
+        let written = here
+            .patch_status("here", &parameters, &Patch::Merge(json!({ "status": status })))
+            .await;
+        let message = refusal(written.map(drop), what)?;
+        ensure!(message.contains(expected), "{what}: {message}");
+    }
+    writes_to_the_status_change_nothing_else(&cluster, &here).await?;
 
     // Writes of its own fields.
     for status in [
-        json!({"conditions": conditions}),
+        with_condition(&kept, "Ready"),
         json!({"guestOSInfo": {"id": "debian"}, "migrationMethod": "BlockMigration"}),
         json!({"interfaces": [{"name": "default", "ipAddress": "10.0.0.1"}]}),
         json!({"volumeStatus": [{"name": "containerdisk", "target": "vda"}]}),

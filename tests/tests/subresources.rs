@@ -41,6 +41,35 @@ async fn until_strategy(cluster: &Cluster, name: &str, strategy: RunStrategy) ->
     until(machines(cluster), name, &what, wanted).await.map(drop)
 }
 
+/// Migrates the machine `vm` with virtctl, and checks that the guest has moved.
+async fn check_move(cluster: &Cluster, started: &VirtualMachineInstance) -> Result<()> {
+    cluster
+        .until_vm_condition("vm", names::conditions::LIVE_MIGRATABLE, "True")
+        .await?;
+    let source = node_of(started)?;
+    ensure!(
+        cluster
+            .virtctl(&["migrate", "vm"])?
+            .contains("VM vm was scheduled to migrate")
+    );
+    let migration = until_some("its migration", || async {
+        Ok(migrations_of(cluster, "vm").await?.into_iter().next())
+    })
+    .await?;
+    ensure!(
+        migration.name_any().starts_with("kubevirt-migrate-vm-"),
+        "{}",
+        migration.name_any()
+    );
+    cluster
+        .until_migration(&migration.name_any(), MigrationPhase::Succeeded)
+        .await?;
+    let moved = cluster.instances().get("vm").await?;
+    ensure!(node_of(&moved)? != source && moved.uid() == started.uid());
+    cluster.virtctl(&["evacuate-cancel", "vm", "vm"])?;
+    Ok(())
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
@@ -93,30 +122,7 @@ async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
         "{refused:?}"
     );
 
-    cluster
-        .until_vm_condition("vm", names::conditions::LIVE_MIGRATABLE, "True")
-        .await?;
-    let source = node_of(&started)?;
-    ensure!(
-        cluster
-            .virtctl(&["migrate", "vm"])?
-            .contains("VM vm was scheduled to migrate")
-    );
-    let migration = until_some("its migration", || async {
-        Ok(migrations_of(&cluster, "vm").await?.into_iter().next())
-    })
-    .await?;
-    ensure!(
-        migration.name_any().starts_with("kubevirt-migrate-vm-"),
-        "{}",
-        migration.name_any()
-    );
-    cluster
-        .until_migration(&migration.name_any(), MigrationPhase::Succeeded)
-        .await?;
-    let moved = cluster.instances().get("vm").await?;
-    ensure!(node_of(&moved)? != source && moved.uid() == started.uid());
-    cluster.virtctl(&["evacuate-cancel", "vm", "vm"])?;
+    check_move(&cluster, &started).await?;
 
     cluster.virtctl(&["restart", "vm", "--force", "--grace-period=0"])?;
     let again = |instance: &VirtualMachineInstance| {

@@ -203,109 +203,70 @@ mod tests {
         );
     }
 
+    fn wrong(what: &str, found: &Found) {
+        let verdict = judge(found);
+        assert!(verdict.is_err(), "{what}: {verdict:?}");
+    }
+
+    fn one() -> Vec<String> {
+        vec!["one".to_owned()]
+    }
+
     #[test]
-    fn each_thing_that_must_not_be_is_found() {
-        let wrong = |what: &str, found: Found| {
-            let verdict = judge(&found);
-            assert!(verdict.is_err(), "{what}: {verdict:?}");
-        };
-        let one = || vec!["one".to_owned()];
+    fn wrong_number_of_guests_is_found() {
         for found in [stayed(), moved()] {
             wrong(
                 "two guests",
-                Found {
+                &Found {
                     running: at(&[("one", 1), ("two", 1)]),
                     ..found.clone()
                 },
             );
             wrong(
                 "two on a node",
-                Found {
+                &Found {
                     running: at(&[("one", 2)]),
                     ..found.clone()
                 },
             );
+        }
+    }
+
+    #[test]
+    fn lost_repeated_or_restarted_numbers_are_found() {
+        for found in [stayed(), moved()] {
             wrong(
                 "a number missing",
-                Found {
+                &Found {
                     printed: ticks(&[4, 5, 7]),
                     ..found.clone()
                 },
             );
             wrong(
                 "a number twice",
-                Found {
+                &Found {
                     printed: ticks(&[4, 5, 5, 6]),
                     ..found.clone()
                 },
             );
             wrong(
                 "a number from two places",
-                Found {
+                &Found {
                     sent: ticks(&[3, 4, 4]),
                     ..found.clone()
                 },
             );
             wrong(
                 "older numbers later",
-                Found {
+                &Found {
                     sent: ticks(&[3, 4, 2]),
                     ..found.clone()
                 },
             );
             wrong(
                 "no sign of life",
-                Found {
+                &Found {
                     printed: Vec::new(),
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "a pod too many",
-                Found {
-                    pods: vec!["one".to_owned(), "two".to_owned()],
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "an instance without a node",
-                Found {
-                    node: None,
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "an instance that has ended",
-                Found {
-                    phase: Some(Phase::Failed),
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "a guest lost",
-                Found {
-                    running: BTreeMap::new(),
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "not over",
-                Found {
-                    migration: Some(MigrationPhase::Running),
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "no migration",
-                Found {
-                    migration: None,
-                    ..found.clone()
-                },
-            );
-            wrong(
-                "an instance that has not heard of it",
-                Found {
-                    state: Some((false, false)),
                     ..found.clone()
                 },
             );
@@ -314,19 +275,78 @@ mod tests {
                 number: 1,
                 boot: "b".to_owned(),
             });
-            wrong("another boot", rebooted);
+            wrong("another boot", &rebooted);
         }
+    }
+
+    #[test]
+    fn objects_that_contradict_the_guest_are_found() {
+        for found in [stayed(), moved()] {
+            wrong(
+                "a pod too many",
+                &Found {
+                    pods: vec!["one".to_owned(), "two".to_owned()],
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance without a node",
+                &Found {
+                    node: None,
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance that has ended",
+                &Found {
+                    phase: Some(Phase::Failed),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "a guest lost",
+                &Found {
+                    running: BTreeMap::new(),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "not over",
+                &Found {
+                    migration: Some(MigrationPhase::Running),
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "no migration",
+                &Found {
+                    migration: None,
+                    ..found.clone()
+                },
+            );
+            wrong(
+                "an instance that has not heard of it",
+                &Found {
+                    state: Some((false, false)),
+                    ..found.clone()
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn outcome_that_contradicts_the_migration_is_found() {
         wrong(
             "the wrong node",
-            Found {
+            &Found {
                 node: Some("two".to_owned()),
                 ..stayed()
             },
         );
-        wrong("a pod elsewhere", Found { pods: one(), ..moved() });
+        wrong("a pod elsewhere", &Found { pods: one(), ..moved() });
         wrong(
             "succeeded, and still there",
-            Found {
+            &Found {
                 running: at(&[("one", 1)]),
                 node: Some("one".to_owned()),
                 pods: one(),
@@ -335,7 +355,7 @@ mod tests {
         );
         wrong(
             "failed, and moved",
-            Found {
+            &Found {
                 migration: Some(MigrationPhase::Failed),
                 reason: Some("x".to_owned()),
                 state: None,
@@ -344,32 +364,32 @@ mod tests {
         );
         wrong(
             "failed without a reason",
-            Found {
+            &Found {
                 reason: None,
                 ..stayed()
             },
         );
         wrong(
             "the states differ",
-            Found {
+            &Found {
                 state: Some((true, false)),
                 ..stayed()
             },
         );
         wrong(
             "lost without a reason to be",
-            Found {
+            &Found {
                 may_have_ended: false,
                 ..gone()
             },
         );
         wrong(
             "ended and not told",
-            Found {
+            &Found {
                 phase: Some(Phase::Running),
                 ..gone()
             },
         );
-        wrong("ended with a pod left", Found { pods: one(), ..gone() });
+        wrong("ended with a pod left", &Found { pods: one(), ..gone() });
     }
 }
