@@ -16,7 +16,8 @@ tries a part. It can be interrupted and goes on where it was; its results are te
 `--previous-release` runs none of these either, but tests of clusters of which some parts are of the previous release;
 its results are tests/previous-release.md.
 
-`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all.
+`--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all; results
+are in tests/kubernetes-versions.md.
 
 The last lines say how many tests passed and failed; the exit code is 1 if any failed.
 """
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("--quick", action="store_true", help="style without each crate alone, rust without the long searches")
-    parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name")
+    parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name, or in files that begin with it")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
     )

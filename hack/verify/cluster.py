@@ -180,16 +180,21 @@ def _lane(
     return outcome
 
 
+def name_filter(file: str, word: str) -> list[str]:
+    """Which tests of a file run: all if its name begins with the word, otherwise those with the word in their name."""
+    return [word] if word and not file.startswith(word) else []
+
+
 def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """The tests of one file."""
     argv = [str(program), "--ignored", "--test-threads=1", "--skip", faults.TEST, "--skip", previous.TESTS]
-    argv += [arguments.only] if arguments.only else []
     environment = {
         "DRYDOCK_TEST_CLUSTER": name,
         "DRYDOCK_TEST_CLUSTERS": ",".join(NAMES),
         "RUST_BACKTRACE": "0",
     }
     file = program.name.rpartition("-")[0]
+    argv += name_filter(file, arguments.only)
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
         output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests")
     outcome = of_libtest(output, code)

@@ -4,7 +4,7 @@ import json
 import unittest
 from pathlib import Path
 
-from verify.cluster import LAST, LONGEST, Turns, ordered
+from verify.cluster import LAST, LONGEST, Turns, name_filter, ordered
 from verify.runner import REPOSITORY
 from verify.rust import Program, programs
 
@@ -25,6 +25,16 @@ class Shared(unittest.TestCase):
         self.assertEqual(taken, ordered(self.FILES, 1)[:3])
         turns.stop()
         self.assertEqual(list(second), [])
+
+    def test_word_selects_whole_files_or_single_tests(self) -> None:
+        for file, word, expected in (
+            ("cli_check", "cli", []),
+            ("drain", "cli", ["cli"]),
+            ("drain", "drain", []),
+            ("drain_control_plane", "plane", ["plane"]),
+            ("drain", "", []),
+        ):
+            self.assertEqual(name_filter(file, word), expected, (file, word))
 
     def test_seed_repeats_an_order_and_seeds_differ(self) -> None:
         orders = {tuple(ordered(self.FILES, seed)) for seed in range(50)}
