@@ -27,7 +27,7 @@ impl Announcements {
                         Err(mpsc::error::TrySendError::Closed(())) => return,
                     },
                     Err(error) => {
-                        warn!(%error, "changes of the host are only seen by looking now and then");
+                        warn!(%error, "changes of the host are not announced; only the periodic check detects them");
                         return;
                     }
                 }

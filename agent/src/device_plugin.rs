@@ -244,7 +244,7 @@ impl Keeper {
                         Err(_) if identity(&self.kubelet_socket()).is_none() => {}
                         Err(error) => {
                             if self.backoff.is_reset() {
-                                info!(error = error.message(), "the kubelet does not take the device plugin; it is asked again");
+                                info!(error = error.message(), "the kubelet did not accept the device plugin; retrying");
                             }
                             register_at = Some(Instant::now() + self.backoff.delay());
                         }
@@ -310,7 +310,7 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Resourc
     };
     let registered = tokio::time::timeout(REGISTRATION_TIMEOUT, attempt).await;
     registered
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no response in time")))
         .map(|Empty {}| ())
 }
 

@@ -56,7 +56,7 @@ impl InspectorError {
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Start(_) => "InspectionNotStarted",
-            Self::Read(_) | Self::Garbled(_) => "InspectionGarbled",
+            Self::Read(_) | Self::Garbled(_) => "InspectionOutputInvalid",
             Self::Ended(..) => "InspectionCrashed",
             Self::Hung(_) => "InspectionTimedOut",
         }
@@ -108,7 +108,7 @@ pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Repo
             .lines()
             .rev()
             .find(|line| !line.trim().is_empty())
-            .unwrap_or("it said nothing");
+            .unwrap_or("it printed nothing");
         return Err(InspectorError::Ended(status.to_string(), last.trim().to_owned()));
     }
     serde_json::from_slice(&report).map_err(InspectorError::Garbled)

@@ -44,7 +44,7 @@ impl NodeLease {
                 // elsewhere is a misconfiguration: it is logged, and the Lease is taken back without haste.
                 warn!(
                     holder = other,
-                    "somebody else holds this node's Lease; it will be taken back"
+                    "another process holds this node's Lease; it will be taken back"
                 );
                 if stopping
                     .run_until_cancelled(tokio::time::sleep(RENEW_EVERY))

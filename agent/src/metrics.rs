@@ -221,7 +221,7 @@ impl Metrics {
         );
         registry.register(
             "drydock_guests",
-            "Virtual machine instances that the agent looks after",
+            "Virtual machine instances that the agent manages",
             metrics.guests.clone(),
         );
         metrics.leaving.register(registry);

@@ -500,12 +500,14 @@ impl NodeTask {
                 let deadline = Duration::from_secs(5);
                 match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {
                     Ok(Ok(_)) => {}
-                    Ok(Err(error)) => warn!(error = %chain(&error), "could not say so; the controller will"),
-                    Err(_) => warn!("could not say so in time; the controller will"),
+                    Ok(Err(error)) => {
+                        warn!(error = %chain(&error), "could not be reported; the controller will report it");
+                    }
+                    Err(_) => warn!("could not be reported in time; the controller will report it"),
                 }
             }
             Ok(None) => info!("another agent takes over"),
-            Err(error) => warn!(error = %chain(&error), "cannot tell whether another agent waits"),
+            Err(error) => warn!(error = %chain(&error), "cannot read whether another agent waits"),
         }
     }
 }

@@ -461,7 +461,7 @@ impl DrainTask {
         api.delete(name, &parameters).await?;
         info!(
             migration = format!("{namespace}/{name}"),
-            "it is called off: nobody asks for it any more"
+            "the migration is canceled: no request for it is left"
         );
         Ok(())
     }

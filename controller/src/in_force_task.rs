@@ -101,7 +101,7 @@ impl InForceTask {
             match self.judge_all(now, &term).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
-                    warn!(error = %chain(&error), "a HyperConverged could not be told whether it is in force");
+                    warn!(error = %chain(&error), "the status of a HyperConverged could not be written");
                     wake = Some(now + backoff.delay());
                 }
             }

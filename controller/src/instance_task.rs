@@ -87,7 +87,7 @@ impl ProbedPods {
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
     /// The pod could not be created; the status of the instance reports it.
     #[error("its pod could not be made: {0}")]
@@ -454,7 +454,7 @@ impl InstanceTask {
     ) -> kube::Result<()> {
         if self.launchers.delete(instance, name, uid, grace).await? {
             let note = format!("Deleted virtual machine pod {name}");
-            info!(instance = %Key::of(instance), pod = name, "its pod is told to end");
+            info!(instance = %Key::of(instance), pod = name, "its pod is requested to end");
             self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())

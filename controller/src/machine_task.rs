@@ -43,7 +43,7 @@ pub(crate) struct MachineTask {
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
     /// The instance could not be created; the machine's status reports it.
     #[error("its instance could not be made: {0}")]

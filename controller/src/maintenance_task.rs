@@ -91,7 +91,7 @@ pub(crate) struct MaintenanceTask {
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
     /// The node's Lease could not be emptied.
     #[error("the API server refused to empty the node's Lease: {0}")]

@@ -81,7 +81,7 @@ pub(crate) struct MigrationTask {
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
     /// The API server could not create the target pod now; the same request is repeated.
     #[error("its target pod could not be created now")]

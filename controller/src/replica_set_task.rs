@@ -49,7 +49,7 @@ pub(crate) struct ReplicaSetTask {
 #[derive(Debug, Error)]
 pub(crate) enum ReconcileError {
     /// A request to the API server failed.
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
     /// A request was refused; the status of the set reports it.
     #[error("the API server refused: {0}")]

@@ -158,7 +158,6 @@ SPEECH = frozenset(
 # Names that stay, in files whose path begins like this, and why.
 SPEECH_ALLOWED = (
     ("agent/", {"word", "words", "take_word"}, "32-bit words of libvirt's XDR messages and of disk images' headers"),
-    ("agent/host/", {"LibvirtAnswerNotUnderstood"}, "a reason in a Hypervisor's status"),
     ("controller/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
     ("tests/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
     (
@@ -167,12 +166,11 @@ SPEECH_ALLOWED = (
         "words of a command line, which a shell completes",
     ),
     ("controller/view/", {"word", "words"}, "words of a text that is wrapped or coloured"),
-    ("controller/src/maintenance_task/", {"said"}, "a field of log messages"),
 )
 
-# Comments, strings, characters and lifetimes are skipped; what is left is a name.
+# Comments, raw strings, characters and lifetimes are skipped; what is left is a text or a name.
 _RUST = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|[bc]?"(?:\\.|[^"\\])*"|b?'(?:\\[^\n]+?|[^\\'\n])'|'\w+|(?P<name>[A-Za-z_]\w*)""",
+    r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|[bc]?"(?P<text>(?:\\.|[^"\\])*)"|b?'(?:\\[^\n]+?|[^\\'\n])'|'\w+|(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
 )
 
@@ -182,6 +180,20 @@ def speech_names(text: str) -> list[str]:
     names = dict.fromkeys(name for found in _RUST.finditer(text) if (name := found["name"]))
     parts = {name: re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name) for name in names}
     return [name for name in names if SPEECH & {part.lower() for part in parts[name]}]
+
+
+# Parts of sources whose strings nobody reads but developers: tests, recorded objects, stated reasons of lints.
+_TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
+_INLINE_TESTS = "\n#[cfg(test)]\nmod tests {"
+_LINT_REASON = re.compile(r'\breason = "(?:\\.|[^"\\])*"')
+_SPEECH_WORD = re.compile(r"[A-Za-z]+")
+
+
+def speech_texts(text: str) -> list[str]:
+    """Messages in Rust code that have a verb of speech: texts of several words, outside tests."""
+    code = _LINT_REASON.sub("", text.split(_INLINE_TESTS)[0])
+    texts = [re.sub(r"\\\n\s*", "", found["text"]) for found in _RUST.finditer(code) if found["text"]]
+    return [one for one in texts if " " in one and (SPEECH - {"word", "words"}) & {word.lower() for word in _SPEECH_WORD.findall(one)}]
 
 
 def _speech(path: str, text: str) -> list[str]:
@@ -263,6 +275,12 @@ def _conventions() -> dict[str, list[str]]:
         if name.endswith(".rs")
         for line in _speech(name, (REPOSITORY / name).read_text())
     ]
+    messages = [
+        f"{name}: {message}"
+        for name in tracked.split()
+        if name.endswith(".rs") and not _TEST_FILES.search(name)
+        for message in speech_texts((REPOSITORY / name).read_text())
+    ]
     long = [
         line
         for name in tracked.split()
@@ -275,6 +293,7 @@ def _conventions() -> dict[str, list[str]]:
         "errors of programs are types": untyped,
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
+        "messages have no verbs of speech": messages,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }

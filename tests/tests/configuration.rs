@@ -182,7 +182,7 @@ async fn single_object_is_in_force_and_others_report_not_in_force() -> Result<()
         cluster.kubectl_with(&["apply"], &hyperconverged(namespace, "{}"))?;
     }
     until_in_force(&cluster, "kubevirt", "True", "InForce").await?;
-    until_in_force(&cluster, "elsewhere", "False", "NamespaceNotLookedAt").await?;
+    until_in_force(&cluster, "elsewhere", "False", "NamespaceNotWatched").await?;
     cluster.kubectl_with(&["apply"], &hyperconverged("drydock", "{}"))?;
     until_in_force(&cluster, "drydock", "True", "InForce").await?;
     until_in_force(&cluster, "kubevirt", "False", "Superseded").await?;

@@ -785,7 +785,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
         // The status was also false while the other node was cordoned.
         let has_no_room = |instance: &VirtualMachineInstance| {
             let (status, reason) = condition(instance, types::MIGRATION_TARGET_AVAILABLE);
-            (status.as_str(), reason.as_str()) == ("False", "InsufficientRoom")
+            (status.as_str(), reason.as_str()) == ("False", "InsufficientResources")
         };
         let instance = until(cluster.instances(), name, "no room for it", has_no_room).await?;
         let message = target_message(&instance);

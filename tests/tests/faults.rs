@@ -163,7 +163,7 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
         ("exit", Some("LibvirtdExited")),
         // Whether it crashes before, during or after a connection is random.
         ("crash", None),
-        ("garbage", Some("LibvirtAnswerNotUnderstood")),
+        ("garbage", Some("LibvirtResponseInvalid")),
     ] {
         check_broken(&cluster, node, mode, reason)
             .await

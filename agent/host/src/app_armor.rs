@@ -101,7 +101,7 @@ fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
     let last = message
         .lines()
         .rfind(|line| !line.trim().is_empty())
-        .unwrap_or("it says nothing");
+        .unwrap_or("it prints nothing");
     Err(io::Error::other(format!(
         "{}: {}: {last}",
         parser.display(),

@@ -358,7 +358,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn state(&self) -> Result<State, CallError> {
-        self.call("asking for the domain's state", self.deadlines.question, |calls| {
+        self.call("reading the domain's state", self.deadlines.question, |calls| {
             calls.state()
         })
         .await
@@ -369,7 +369,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn live_xml(&self) -> Result<String, CallError> {
-        self.call("asking for the domain's live XML", self.deadlines.question, |calls| {
+        self.call("reading the domain's live XML", self.deadlines.question, |calls| {
             calls.xml(Document::Live)
         })
         .await
@@ -380,7 +380,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn inactive_xml(&self) -> Result<String, CallError> {
-        self.call("asking for the domain's definition", self.deadlines.question, |calls| {
+        self.call("reading the domain's definition", self.deadlines.question, |calls| {
             calls.xml(Document::Inactive)
         })
         .await
@@ -404,8 +404,10 @@ impl DomainHandle {
             ShutdownBy::PowerButton => self.deadlines.change,
             ShutdownBy::Agent => self.deadlines.agent,
         };
-        self.call("asking the guest to shut down", within, move |calls| calls.shutdown(by))
-            .await
+        self.call("requesting the guest's shutdown", within, move |calls| {
+            calls.shutdown(by)
+        })
+        .await
     }
 
     /// Requests that the guest's operating system restarts; its QEMU stays. If the power button is used and the guest
@@ -466,7 +468,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn names(&self) -> Result<Vec<String>, CallError> {
-        self.call("asking for the domains", self.deadlines.question, |calls| calls.names())
+        self.call("listing the domains", self.deadlines.question, |calls| calls.names())
             .await
     }
 
@@ -476,7 +478,7 @@ impl DomainHandle {
     /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not respond.
     pub async fn guest_info(&self) -> Result<GuestInfo, CallError> {
         let parameters = self
-            .call("asking the guest's agent", self.deadlines.agent, |calls| {
+            .call("calling the guest agent", self.deadlines.agent, |calls| {
                 calls.guest_info()
             })
             .await?;
@@ -561,7 +563,7 @@ impl DomainHandle {
     /// As for all calls.
     pub async fn block_info(&self, disk: &str) -> Result<BlockInfo, CallError> {
         let disk = disk.to_owned();
-        self.call("asking for a disk's sizes", self.deadlines.question, move |calls| {
+        self.call("reading a disk's sizes", self.deadlines.question, move |calls| {
             calls.block_info(&disk)
         })
         .await
@@ -572,8 +574,10 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn versions(&self) -> Result<Versions, CallError> {
-        self.call("asking for versions", self.deadlines.question, |calls| calls.versions())
-            .await
+        self.call("reading the versions", self.deadlines.question, |calls| {
+            calls.versions()
+        })
+        .await
     }
 
     /// Migrates the guest to another libvirt and returns when the migration has ended, successfully or not, even if
@@ -616,7 +620,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn job(&self) -> Result<Option<JobInfo>, CallError> {
-        self.call("asking for the domain's job", self.deadlines.question, |calls| {
+        self.call("reading the domain's job", self.deadlines.question, |calls| {
             calls.job(WhichJob::Current)
         })
         .await
@@ -628,11 +632,9 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn completed_job(&self) -> Result<Option<JobInfo>, CallError> {
-        self.call(
-            "asking for the domain's completed job",
-            self.deadlines.question,
-            |calls| calls.job(WhichJob::Completed),
-        )
+        self.call("reading the domain's completed job", self.deadlines.question, |calls| {
+            calls.job(WhichJob::Completed)
+        })
         .await
     }
 

@@ -245,7 +245,7 @@ fn query_private_libvirtd(
         // be incomplete without any sign of it.
         Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
             Some(end) => {
-                let message = format!("libvirtd ended while it was asked: {end}");
+                let message = format!("libvirtd ended during the inspection: {end}");
                 Problem::new(ProblemReason::LibvirtdCrashed, message).into()
             }
             None => problem.clone().into(),

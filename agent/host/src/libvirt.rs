@@ -112,7 +112,7 @@ impl Libvirt {
         let version = self.connect.lib_version();
         version
             .map(Version)
-            .map_err(|error| LibvirtError::new("asking for libvirt's version", &error))
+            .map_err(|error| LibvirtError::new("reading libvirt's version", &error))
     }
 
     /// Returns the version of the QEMU for the native architecture.
@@ -123,7 +123,7 @@ impl Libvirt {
         let version = self.connect.hyp_version();
         version
             .map(Version)
-            .map_err(|error| LibvirtError::new("asking for QEMU's version", &error))
+            .map_err(|error| LibvirtError::new("reading QEMU's version", &error))
     }
 
     /// Returns the capabilities of the host.
@@ -133,7 +133,7 @@ impl Libvirt {
     pub fn capabilities(&self) -> Result<String, LibvirtError> {
         self.connect
             .capabilities()
-            .map_err(|error| LibvirtError::new("asking for the capabilities", &error))
+            .map_err(|error| LibvirtError::new("reading the capabilities", &error))
     }
 
     /// Returns the domain capabilities of a machine.
@@ -141,7 +141,7 @@ impl Libvirt {
     /// # Errors
     /// If the daemon does not respond, or the emulator, machine type or accelerator does not exist.
     pub fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
-        const CALL: &str = "asking for the domain capabilities";
+        const CALL: &str = "reading the domain capabilities";
         let Machine {
             architecture,
             machine,
@@ -170,7 +170,7 @@ impl Libvirt {
         reason = "the virt crate has no binding for virConnectBaselineHypervisorCPU"
     )]
     pub fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
-        const CALL: &str = "asking for the hypervisor CPU baseline";
+        const CALL: &str = "computing the hypervisor CPU baseline";
         let architecture = c_string(CALL, machine.architecture)?;
         let name = c_string(CALL, machine.machine)?;
         let virt_type = c_string(CALL, machine.virt_type.as_str())?;
@@ -314,7 +314,7 @@ mod tests {
         let error = libvirt.domain_capabilities(&machine, Detail::HostModel).unwrap_err();
         assert_eq!(error.code, sys::VIR_ERR_NO_SUPPORT, "{error:?}");
         let error = libvirt.baseline(&machine, "<cpu/>").unwrap_err();
-        assert_eq!(error.call, "asking for the hypervisor CPU baseline");
+        assert_eq!(error.call, "computing the hypervisor CPU baseline");
         assert!(!error.is_broken_connection());
     }
 }

@@ -67,7 +67,7 @@ pub enum FolderError {
         refusal: Refusal,
     },
     /// No process listens on a socket in the pod's folder.
-    #[error("nobody listens at {path}")]
+    #[error("no process listens at {path}")]
     NotListening {
         /// The path.
         path: PathBuf,

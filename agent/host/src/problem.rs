@@ -24,7 +24,7 @@ pub enum ProblemReason {
     /// libvirt returned an error for a query.
     LibvirtCallFailed,
     /// libvirt's response could not be parsed.
-    LibvirtAnswerNotUnderstood,
+    LibvirtResponseInvalid,
     /// libvirt did not respond in time.
     LibvirtTimedOut,
 }
@@ -40,7 +40,7 @@ impl ProblemReason {
             Self::LibvirtdCrashed => "LibvirtdCrashed",
             Self::LibvirtConnectFailed => "LibvirtConnectFailed",
             Self::LibvirtCallFailed => "LibvirtCallFailed",
-            Self::LibvirtAnswerNotUnderstood => "LibvirtAnswerNotUnderstood",
+            Self::LibvirtResponseInvalid => "LibvirtResponseInvalid",
             Self::LibvirtTimedOut => "LibvirtTimedOut",
         }
     }
@@ -76,7 +76,7 @@ impl Problem {
     pub(crate) fn timed_out(deadline: Duration) -> Self {
         Self::new(
             ProblemReason::LibvirtTimedOut,
-            format!("libvirt did not answer within {deadline:?}"),
+            format!("libvirt did not respond within {deadline:?}"),
         )
     }
 }
@@ -100,6 +100,6 @@ impl From<LibvirtError> for Problem {
 
 impl From<ParseError> for Problem {
     fn from(error: ParseError) -> Self {
-        Self::new(ProblemReason::LibvirtAnswerNotUnderstood, error.to_string())
+        Self::new(ProblemReason::LibvirtResponseInvalid, error.to_string())
     }
 }

@@ -106,7 +106,7 @@ async fn a_guest_lives_and_its_events_come_in_order() {
         Lifecycle::Resumed(ResumedDetail::Unpaused)
     );
     let silent = guest.guest_info().await.unwrap_err();
-    assert_eq!(silent.reason(), "GuestAgentSilent", "{silent}");
+    assert_eq!(silent.reason(), "GuestAgentUnresponsive", "{silent}");
     guest.suspend().await.unwrap();
     assert_eq!(
         lifecycle(&mut events).await,
@@ -236,11 +236,11 @@ async fn a_libvirtd_that_hangs_costs_a_deadline_and_no_thread() {
             lost,
             CallError::Lost {
                 reason: CloseReason::Overdue {
-                    call: "asking for the domains"
+                    call: "listing the domains"
                 },
                 ..
             } | CallError::TimedOut {
-                call: "asking for the domain's state",
+                call: "reading the domain's state",
                 ..
             }
         ),

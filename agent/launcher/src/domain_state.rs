@@ -95,7 +95,7 @@ impl DomainState {
             // A crashed domain that is kept for inspection still has a QEMU.
             "paused" | "in shutdown" | "pmsuspended" | "crashed" => Ok(Self::Paused),
             "shut off" => Ok(Self::Off(OffReason::from_name(reason))),
-            _ => Err(format!("virsh said {stdout:?}")),
+            _ => Err(format!("virsh printed {stdout:?}")),
         }
     }
 }
@@ -108,7 +108,7 @@ fn one_line(text: &str) -> String {
         .filter(|line| !line.is_empty())
         .collect();
     if lines.is_empty() {
-        "virsh failed and did not say why".into()
+        "virsh failed without an error message".into()
     } else {
         lines.join("; ")
     }
@@ -164,11 +164,11 @@ mod tests {
         );
         assert_eq!(
             DomainState::from_virsh(false, "", ""),
-            Err("virsh failed and did not say why".into())
+            Err("virsh failed without an error message".into())
         );
         assert_eq!(
             DomainState::from_virsh(true, "dying\n", ""),
-            Err("virsh said \"dying\"".into())
+            Err("virsh printed \"dying\"".into())
         );
     }
 }

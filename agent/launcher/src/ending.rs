@@ -58,11 +58,11 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
             Outcome::Destroyed,
             "The guest did not shut down in time, libvirt did not destroy it, and its QEMU was killed",
         ),
-        Some(OffReason::Shutdown) if seen.requested => (Outcome::Shutdown, "The guest shut down as it was asked to"),
+        Some(OffReason::Shutdown) if seen.requested => (Outcome::Shutdown, "The guest shut down as requested"),
         Some(OffReason::Shutdown) => (Outcome::Shutdown, "The guest shut itself down"),
         Some(OffReason::Destroyed) if seen.end_requested => (
             Outcome::Destroyed,
-            "The guest was destroyed after the pod was told to end",
+            "The guest was destroyed after the pod was requested to end",
         ),
         Some(OffReason::Destroyed) => (Outcome::Destroyed, "The guest was destroyed from outside"),
         Some(OffReason::Saved | OffReason::FromSnapshot) => {
@@ -74,10 +74,10 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
         Some(OffReason::Unknown) | None => match seen.qemu {
             Some(ProcessEnd::Exited(0)) => (
                 Outcome::Destroyed,
-                "The guest's QEMU was ended from outside while libvirt did not look",
+                "The guest's QEMU was ended from outside while libvirt was not running",
             ),
-            Some(_) => (Outcome::Crashed, "The guest's QEMU ended while libvirt did not look"),
-            None => (Outcome::Failed, "The guest is gone, and nobody knows how it ended"),
+            Some(_) => (Outcome::Crashed, "The guest's QEMU ended while libvirt was not running"),
+            None => (Outcome::Failed, "The guest is gone, and how it ended is unknown"),
         },
     };
     bounded(
@@ -91,7 +91,7 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
 fn detail(seen: &Circumstances, outcome: Outcome) -> String {
     let mut parts = Vec::new();
     if let Some(reason) = seen.reason.or(seen.log.reason) {
-        parts.push(format!("libvirt says: shut off ({})", reason.as_str()));
+        parts.push(format!("libvirt reports: shut off ({})", reason.as_str()));
     }
     let interesting = !matches!(outcome, Outcome::Shutdown | Outcome::Migrated);
     if let Some(end) = seen.qemu.filter(|end| interesting && !end.is_success()) {
@@ -101,7 +101,7 @@ fn detail(seen: &Circumstances, outcome: Outcome) -> String {
         parts.push("the kernel has killed a process of this pod because its memory limit was reached".into());
     }
     if interesting && !seen.log.last_messages.is_empty() && outcome != Outcome::Destroyed {
-        parts.push(format!("QEMU said last: {}", seen.log.last_messages.join(" | ")));
+        parts.push(format!("last output of QEMU: {}", seen.log.last_messages.join(" | ")));
     }
     if parts.is_empty() {
         String::new()
@@ -283,8 +283,8 @@ mod tests {
         });
         assert_eq!(
             ending.message,
-            "The guest's QEMU ended by itself (libvirt says: shut off (crashed); QEMU was killed by SIGKILL; the \
-             kernel has killed a process of this pod because its memory limit was reached; QEMU said last: \
+            "The guest's QEMU ended by itself (libvirt reports: shut off (crashed); QEMU was killed by SIGKILL; the \
+             kernel has killed a process of this pod because its memory limit was reached; last output of QEMU: \
              qemu-system-x86_64: oh)."
         );
     }
@@ -295,7 +295,7 @@ mod tests {
         for (end_requested, requested, prefix) in [
             (false, false, "The guest shut itself down"),
             (true, false, "The guest shut itself down"),
-            (true, true, "The guest shut down as it was asked to"),
+            (true, true, "The guest shut down as requested"),
         ] {
             let ending = ending(&Circumstances {
                 reason: Some(OffReason::Shutdown),

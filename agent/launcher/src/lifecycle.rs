@@ -235,7 +235,7 @@ impl Lifecycle {
             Event::Time => {}
             Event::TerminationRequested => {
                 if self.begin_stop(now) {
-                    actions.push(Action::LogMessage("told to end".into()));
+                    actions.push(Action::LogMessage("requested to end".into()));
                 }
             }
             Event::Unhealthy(why) => {
@@ -362,7 +362,7 @@ impl Lifecycle {
             Ok(state) => state,
             Err(why) => {
                 if matches!(self.libvirtd, Libvirtd::Up { .. } | Libvirtd::Starting { .. }) {
-                    actions.push(Action::LogMessage(format!("libvirt did not answer: {why}")));
+                    actions.push(Action::LogMessage(format!("libvirt did not respond: {why}")));
                     self.query_at = Some(now + RETRY_INTERVAL);
                 }
                 return;
@@ -371,7 +371,7 @@ impl Lifecycle {
         if let Libvirtd::Starting { since, .. } = self.libvirtd {
             self.libvirtd = Libvirtd::Up { since };
             let took = now.saturating_sub(since).as_secs_f64();
-            actions.push(Action::LogMessage(format!("libvirtd answers after {took:.2} s")));
+            actions.push(Action::LogMessage(format!("libvirtd responds after {took:.2} s")));
         }
         match state {
             DomainState::Running | DomainState::Paused => {
@@ -382,7 +382,7 @@ impl Lifecycle {
                     self.call_libvirt(LibvirtCall::PowerButton, actions);
                 } else if self.press {
                     actions.push(Action::LogMessage(
-                        "the guest is paused and cannot hear its power button".into(),
+                        "the guest is paused and cannot react to its power button".into(),
                     ));
                 }
                 self.press = false;
@@ -481,7 +481,7 @@ impl Lifecycle {
                     since,
                 };
                 actions.push(Action::LogMessage(format!(
-                    "libvirtd has not answered for {} s and is killed",
+                    "libvirtd has not responded for {} s and is killed",
                     FIRST_RESPONSE_TIMEOUT.as_secs()
                 )));
                 actions.push(Action::KillLibvirtd);

@@ -64,11 +64,11 @@ impl Outlet {
         match self.dropped {
             0 => String::new(),
             1 => format!(
-                "launcher: 1 line {} was dropped here, since nobody took it in time\n",
+                "launcher: 1 line {} was dropped here: it was not read in time\n",
                 self.what
             ),
             n => format!(
-                "launcher: {n} lines {} were dropped here, since nobody took them in time\n",
+                "launcher: {n} lines {} were dropped here: they were not read in time\n",
                 self.what
             ),
         }

@@ -70,7 +70,7 @@ fn same(own: &File, other: &File) -> Result<(), String> {
         return Err(format!("they differ: {own:?}, {other:?}"));
     }
     if own.changed == own.modified {
-        return Err("the node's image store does not say when files were unpacked".into());
+        return Err("the node's image store does not record when files were unpacked".into());
     }
     Ok(())
 }

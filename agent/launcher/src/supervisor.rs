@@ -394,7 +394,7 @@ impl Supervisor {
             Action::MarkReady => match prepare_command::write_ready(&self.folders) {
                 Ok(()) => self.log("ready for the guest"),
                 Err(error) => {
-                    let why = format!("The pod cannot be said to be ready: {error}.");
+                    let why = format!("The pod could not be reported as ready: {error}.");
                     self.happened(Event::Prepared(Err(why)));
                 }
             },

@@ -43,7 +43,7 @@ fn console_is_on_standard_output_and_sigterm_shuts_guest_down() {
     assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
     assert_eq!(
         ending.message,
-        "The guest shut down as it was asked to (libvirt says: shut off (shutdown))."
+        "The guest shut down as requested (libvirt reports: shut off (shutdown))."
     );
 }
 
@@ -64,7 +64,7 @@ fn guest_outlives_libvirtd_and_its_end_is_reported() {
     pod.boot();
     let qemu = pod.child("qemu-system");
     pod.kill("libvirtd");
-    pod.expect("launcher: libvirtd answers after");
+    pod.expect("launcher: libvirtd responds after");
     pod.expect("guest: tick");
     assert_eq!(pod.child("qemu-system"), qemu);
     assert_eq!(pod.virsh(&["domstate", "default_vm1"]).trim(), "running");
@@ -237,7 +237,7 @@ fn paused_guest_is_not_probed() {
     pod.define();
     pod.virsh(&["start", "--paused", "default_vm1"]);
     pod.terminate();
-    pod.expect("launcher: the guest is paused and cannot hear its power button");
+    pod.expect("launcher: the guest is paused and cannot react to its power button");
     let (ending, code) = pod.ended();
     assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
 }

@@ -85,7 +85,7 @@ where
     fn call(&mut self, question: tonic::Request<Q>) -> Self::Future {
         let response = match self.0.take() {
             Some(handler) => handler(question.into_inner()).map(tonic::Response::new),
-            None => Err(Status::internal("asked twice")),
+            None => Err(Status::internal("requested twice")),
         };
         std::future::ready(response)
     }

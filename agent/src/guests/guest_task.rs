@@ -87,13 +87,13 @@ enum Trouble {
     #[error("its pod's folder cannot be watched")]
     Watch(#[source] std::io::Error),
     /// The launcher's ready file could not be parsed.
-    #[error("its launcher says that it is ready in a way that is not understood: {0}")]
+    #[error("the readiness report of its launcher is invalid: {0}")]
     Ready(#[from] serde_json::Error),
     /// The launcher has prepared a disk in a format that this version does not support.
     #[error("its launcher has prepared the disk {0} in a format that this version does not know")]
     DiskFormat(String),
     /// The API server did not confirm whether the pod still exists.
-    #[error("the API server does not say whether its pod is still there")]
+    #[error("the API server could not be read, so it is unknown whether its pod exists")]
     Api(#[from] kube::Error),
 }
 
@@ -103,10 +103,10 @@ impl Trouble {
             Self::Folder(error) => error.reason(),
             Self::Call(error) => error.reason(),
             Self::Domain(problem) => problem.reason(),
-            Self::Live(_) => "LibvirtAnswerNotUnderstood",
+            Self::Live(_) => "LibvirtResponseInvalid",
             Self::Watch(_) => "PodFolderNotWatched",
-            Self::Ready(_) | Self::DiskFormat(_) => "LauncherNotUnderstood",
-            Self::Api(_) => "ApiServerNotAsked",
+            Self::Ready(_) | Self::DiskFormat(_) => "LauncherResponseInvalid",
+            Self::Api(_) => "ApiServerRequestFailed",
         }
     }
 }

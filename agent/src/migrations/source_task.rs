@@ -54,7 +54,7 @@ const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.
-const LIBVIRT_GAVE_UP: &str = "LibvirtGaveUp";
+const LIBVIRT_GAVE_UP: &str = "LibvirtAborted";
 /// Maximum number of steps before other events are handled: more than a migration has.
 const STEPS: usize = 16;
 
@@ -104,9 +104,9 @@ enum Trouble {
     Tunnel(#[from] TunnelError),
     #[error("there is no tunnel on this node")]
     NoTunnel,
-    #[error("the target has not said where it listens")]
+    #[error("the target has not reported where it listens")]
     NoPeer,
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
 }
 
@@ -379,7 +379,7 @@ impl SourceTask {
                 if let Some(handle) = handle {
                     warn!(
                         migration = migration.name_any(),
-                        "the guest goes on here: it has not moved"
+                        "the migration failed: the guest continues on this node"
                     );
                     handle.resume().await?;
                 }

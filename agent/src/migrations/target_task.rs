@@ -101,9 +101,9 @@ enum Trouble {
     Tunnel(#[from] TunnelError),
     #[error("there is no tunnel on this node")]
     NoTunnel,
-    #[error("the source has not said by what it is known")]
+    #[error("the source has not reported its identity")]
     NoPeer,
-    #[error("the API server refused or did not answer")]
+    #[error("the request to the API server failed")]
     Api(#[from] kube::Error),
 }
 

@@ -39,13 +39,13 @@ pub(crate) enum TunnelError {
         message: String,
     },
     /// It did not respond in time. Whether it has executed the call is unknown.
-    #[error("the tunnel has not answered within {RESPONSE_TIMEOUT:?}")]
+    #[error("the tunnel has not responded within {RESPONSE_TIMEOUT:?}")]
     Silent,
     /// It cannot be reached.
     #[error("the tunnel cannot be reached")]
     Unreachable(#[source] io::Error),
     /// Its response is not understood by this version.
-    #[error("the tunnel's answer is not understood")]
+    #[error("the tunnel's response cannot be decoded")]
     NotUnderstood,
 }
 
@@ -55,9 +55,9 @@ impl TunnelError {
         match self {
             Self::Gone => "TunnelGone",
             Self::Refused { reason, .. } => reason,
-            Self::Silent => "TunnelSilent",
+            Self::Silent => "TunnelUnresponsive",
             Self::Unreachable(_) => "TunnelUnreachable",
-            Self::NotUnderstood => "TunnelNotUnderstood",
+            Self::NotUnderstood => "TunnelResponseInvalid",
         }
     }
 }
@@ -195,7 +195,7 @@ async fn converse(
                 id += 1;
                 waiting.insert(id, sender);
                 if let Err(error) = send(&mut lines, &Request { id, call }).await {
-                    warn!(error = %chain(&error), "a tunnel cannot be asked any more");
+                    warn!(error = %chain(&error), "the connection to a tunnel is closed: requests to it end");
                     return;
                 }
             }
@@ -209,7 +209,7 @@ async fn converse(
                         let _ = waiting.remove(&id).map(|sender: oneshot::Sender<CallResult>| sender.send(result));
                     }
                     Err(error) => {
-                        warn!(error = %chain(&error), "a tunnel said something that is not understood");
+                        warn!(error = %chain(&error), "a tunnel sent a message that cannot be decoded");
                         // The known states of its sessions are out of date.
                         if lists_sessions(&line) {
                             return;
@@ -217,7 +217,7 @@ async fn converse(
                     }
                 },
                 Some(Err(error)) => {
-                    warn!(error = %chain(&error), "a tunnel cannot be heard any more");
+                    warn!(error = %chain(&error), "the connection to a tunnel is broken");
                     return;
                 }
                 None => return,

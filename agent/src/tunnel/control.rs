@@ -154,7 +154,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
             SinkExt::<String>::close(&mut self.lines).await
         };
         if !matches!(timeout(FAREWELL, closing).await, Ok(Ok(()))) {
-            debug!("the other tunnel could not be told that a session is over");
+            debug!("the end of a session could not be sent to the other tunnel");
         }
     }
 }
@@ -199,7 +199,7 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
             debug!(
                 migration = session.spec.migration,
                 proof = release.proof.as_str(),
-                "telling the target"
+                "sending to the target"
             );
             channel.send(Message::Release(release)).await?;
         }
@@ -255,7 +255,7 @@ fn apply_target_message(session: &Session, message: &Message) {
 }
 
 /// The problem of a source whose target is of an earlier version.
-const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel does not understand what it is told: it is of another version";
+const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel cannot decode the message: it is of another version";
 
 /// Runs the target's side of the protocol over one connection, until another connection replaces it.
 pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) {

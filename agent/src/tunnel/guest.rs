@@ -71,7 +71,7 @@ impl Guests for LibvirtGuests {
             let left = querying.await.map(left_in);
             match &left {
                 Ok(left) => info!(domain, ?left, "its libvirt is about to let it go on at its target"),
-                Err(error) => warn!(domain, error = %chain(error), "it cannot be told how a guest that leaves is"),
+                Err(error) => warn!(domain, error = %chain(error), "the state of a guest that leaves is unknown"),
             }
             left.unwrap_or(GuestLeft::Unknown)
         })
@@ -106,7 +106,7 @@ impl LibvirtGuest {
             match DomainHandle::connect_when_open(&self.folder, LIBVIRT_SOCKET, &self.domain, deadlines).await {
                 Ok(connection) => self.connection = Some(connection),
                 Err(error) => {
-                    warn!(domain = self.domain, error = %chain(&error), "the libvirt of a guest that arrives cannot be asked");
+                    warn!(domain = self.domain, error = %chain(&error), "the libvirt of a guest that arrives cannot be reached");
                     tokio::time::sleep(self.pause.delay()).await;
                 }
             }
@@ -126,7 +126,7 @@ impl LibvirtGuest {
             }
             Err(CallError::NoDomain) => GuestHere::Absent,
             Err(error) => {
-                warn!(domain = self.domain, error = %chain(&error), "it cannot be told how a guest that arrives is");
+                warn!(domain = self.domain, error = %chain(&error), "the state of a guest that arrives is unknown");
                 if !error.is_reply() {
                     self.connection = None;
                 }
@@ -260,7 +260,7 @@ fn taken_over(session: &Session, how: TakenOver) {
 /// Returns what a released guest waits for, as a message for users.
 fn waits_for(guest: GuestHere) -> Option<&'static str> {
     match guest {
-        GuestHere::Unknown => Some("it cannot be told whether the guest is complete"),
+        GuestHere::Unknown => Some("whether the guest is complete is unknown"),
         GuestHere::Absent => Some("the guest is released, but there is none here"),
         GuestHere::Incoming => Some("the guest is released, but not complete"),
         GuestHere::Complete | GuestHere::HasRun => None,

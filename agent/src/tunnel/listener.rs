@@ -177,7 +177,7 @@ impl Port {
         let in_pod = match session.folder.connect(socket).await {
             Ok(in_pod) => in_pod,
             Err(error) => {
-                self.refuse(from, StreamRefusal::NobodyInPod, Some(&chain(&error).to_string()));
+                self.refuse(from, StreamRefusal::NoProcessInPod, Some(&chain(&error).to_string()));
                 return;
             }
         };

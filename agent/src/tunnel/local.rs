@@ -23,7 +23,7 @@ pub(crate) const LINE: usize = 1024 * 1024;
 /// resume the guest at the target without proof.
 ///
 /// The session's state has it ([`SessionState::ended`]).
-pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtNotUnderstood";
+pub(crate) const LIBVIRT_NOT_UNDERSTOOD: &str = "LibvirtCallUnsupported";
 
 /// The role of a session in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -62,7 +62,7 @@ impl TunnelMetrics {
             metrics.received.clone(),
         );
         registry.register(
-            "drydock_tunnel_libvirt_not_understood",
+            "drydock_tunnel_libvirt_calls_unsupported",
             "Sessions that ended because a source's libvirt sent something that might resume its guest at the target",
             metrics.not_understood.clone(),
         );

@@ -86,32 +86,32 @@ impl CallRefusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
 pub(super) enum StreamRefusal {
     /// Too many connections are not identified yet.
-    #[error("too many connections have not said yet who they are")]
+    #[error("too many connections have not identified themselves yet")]
     TooManyConnections,
     /// The handshake and the header did not arrive in time.
-    #[error("it did not say in time who it is and what for")]
+    #[error("it did not identify itself and its purpose in time")]
     TooSlow,
     /// It does not use TLS 1.3, or not with a tunnel's parameters.
     #[error("the handshake failed")]
     HandshakeFailed,
     /// It names no session that exists, or one without a peer.
-    #[error("it asks for a session that there is not")]
+    #[error("it requests a session that does not exist")]
     UnknownSession,
     /// It is not the peer of the session that it names.
     #[error("its certificate is not that of the session's peer")]
     WrongCertificate,
     /// It closed before its header arrived.
-    #[error("it closed before it said what it is for")]
+    #[error("it was closed before it named its purpose")]
     ClosedEarly,
     /// Its header names no known stream.
-    #[error("it does not say which stream it is")]
+    #[error("it does not name its stream")]
     BadHeader,
     /// The session has the maximum number of such streams.
     #[error("there are as many of these streams as there may be")]
     StreamTaken,
     /// There is no listener for it in the pod.
     #[error("nothing in the pod takes the stream")]
-    NobodyInPod,
+    NoProcessInPod,
 }
 
 impl StreamRefusal {
@@ -125,7 +125,7 @@ impl StreamRefusal {
         Self::ClosedEarly,
         Self::BadHeader,
         Self::StreamTaken,
-        Self::NobodyInPod,
+        Self::NoProcessInPod,
     ];
 
     /// Returns a stable reason.
@@ -139,7 +139,7 @@ impl StreamRefusal {
             Self::ClosedEarly => "ClosedEarly",
             Self::BadHeader => "BadHeader",
             Self::StreamTaken => "StreamTaken",
-            Self::NobodyInPod => "NobodyInPod",
+            Self::NoProcessInPod => "NoProcessInPod",
         }
     }
 }

@@ -203,7 +203,7 @@ impl Session {
             info!(
                 migration = self.spec.migration,
                 error = %chain(&error),
-                "the pod cannot be told that its guest has left"
+                "the pod could not be notified that its guest has left"
             );
         }
     }

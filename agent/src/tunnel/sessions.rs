@@ -82,7 +82,7 @@ impl Sessions {
             published: watch::channel(Vec::new()).0,
             drained: CancellationToken::new(),
         }));
-        process.spawn("telling of sessions", sessions.clone().report_changes());
+        process.spawn("reporting sessions", sessions.clone().report_changes());
         sessions
     }
 

@@ -33,7 +33,7 @@ use crate::{
     printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.conditions[?(@.type==\"Ready\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Labelled","type":"string","jsonPath":".status.conditions[?(@.type==\"Labelled\")].reason","priority":1}"#,
     printcolumn = r#"{"name":"Left","type":"integer","jsonPath":".status.drain.left","description":"Virtual machines that a drain has not moved yet","priority":1}"#,
-    printcolumn = r#"{"name":"Blocked","type":"integer","jsonPath":".status.drain.blocked","description":"Of these, those that stay unless somebody does something","priority":1}"#,
+    printcolumn = r#"{"name":"Blocked","type":"integer","jsonPath":".status.drain.blocked","description":"Of these, those that stay until their cause is removed","priority":1}"#,
     printcolumn = r#"{"name":"Inspected","type":"date","jsonPath":".status.inspection.at","priority":1}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
@@ -122,7 +122,7 @@ pub struct DrainStatus {
     pub moving: u32,
     /// Of these, those whose turn will come.
     pub waiting: u32,
-    /// Of these, those that stay unless somebody does something.
+    /// Of these, those that stay until their cause is removed.
     pub blocked: u32,
     /// Of these, those that are being shut down, or will be once they are evicted.
     pub shutting_down: u32,

@@ -164,7 +164,7 @@ pub(crate) async fn serve(
         served = async { axum::serve(listener, router(local.clone())).await } => served.map(|()| Exit::Done).map_err(Failure::Output),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
         () = idle(&local.shared, IDLE) => {
-            eprintln!("nobody has used the console for 8 h, so it ends");
+            eprintln!("the console was not used for 8 h, so it ends");
             Ok(Exit::Done)
         }
     };

@@ -107,9 +107,9 @@ impl fmt::Display for Explanation {
         };
         match known.usable {
             Usable::Yes => writeln!(f, "{}: usable {how}", self.model)?,
-            Usable::Unknown => writeln!(f, "{}: counted as usable {how}; libvirt cannot tell", self.model)?,
+            Usable::Unknown => writeln!(f, "{}: counted as usable {how}; libvirt does not report it", self.model)?,
             Usable::No if known.missing.is_empty() => {
-                writeln!(f, "{}: not usable {how}; libvirt does not say why", self.model)?;
+                writeln!(f, "{}: not usable {how}; libvirt gives no cause", self.model)?;
             }
             Usable::No => {
                 writeln!(

@@ -116,13 +116,13 @@ impl GuestNetwork {
                 "guests can be reached by the address of their pod, which runs under the AppArmor profile drydock-launcher"
                     .into()
             }
-            Self::Unknown => "the node is being looked at".into(),
+            Self::Unknown => "the node is being inspected".into(),
             Self::SeccompProfileMissing => format!(
                 "the kubelet has no seccomp profile drydock/launcher.json{}",
                 because(&seen.seccomp)
             ),
             Self::UserNamespacesOff => {
-                "the kernel gives nobody a user namespace (user.max_user_namespaces is 0), which a guest's network needs"
+                "the kernel allows no user namespaces (user.max_user_namespaces is 0), which a guest's network needs"
                     .into()
             }
             Self::UserNamespacesForRootOnly => {

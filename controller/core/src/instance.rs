@@ -698,7 +698,7 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
     match state {
         NodeState::Ready => None,
         NodeState::Deleted => Some((
-            "NodeDeletedButAgentAlive",
+            "NodeDeletedAgentAlive",
             format!(
                 "Node {node} was deleted, but its agent renews its Lease, so the guest may still run there; it starts \
                  elsewhere once the agent has reported its end, or has not renewed its Lease for {} s",
@@ -706,10 +706,9 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
             ),
         )),
         NodeState::NotReady { .. } | NodeState::OutOfService | NodeState::Gone | NodeState::Unknown => Some((
-            "PodVanishedFromSilentNode",
+            "PodLostOnUnresponsiveNode",
             format!(
-                "its pod was deleted while node {node} did not answer, so nobody can say whether the guest still runs there; \
-                 make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
+                "its pod was deleted while node {node} did not respond, so it is unknown whether the guest still runs there; make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
             ),
         )),
     }
@@ -729,7 +728,7 @@ fn unresponsive_message(observed: &Observed<'_>, before: &VirtualMachineInstance
     match observed.node {
         NodeState::NotReady { since: Some(since) } if unresponsive && is_ready && reported_at <= since => {
             let node = before.node_name.as_deref().unwrap_or_default();
-            Some(format!("node {node} does not answer; the guest may run on there"))
+            Some(format!("node {node} does not respond; the guest may still run there"))
         }
         _ => None,
     }

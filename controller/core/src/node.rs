@@ -204,7 +204,7 @@ fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (Status, &'static 
         return (
             Status::True,
             "LabelsCurrent",
-            "CPU labels are what facts and configuration say".into(),
+            "CPU labels match facts and configuration".into(),
         );
     }
     let shown: Vec<&str> = desired.invalid.iter().take(5).map(String::as_str).collect();

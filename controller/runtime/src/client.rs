@@ -243,7 +243,7 @@ struct WatchedService<S> {
 
 /// The API server did not respond in time.
 #[derive(Debug, Error)]
-#[error("no answer from the API server within {RESPONSE_TIMEOUT:?} ({verb} {resource})")]
+#[error("no response from the API server within {RESPONSE_TIMEOUT:?} ({verb} {resource})")]
 struct NoResponse {
     verb: Label,
     resource: String,
@@ -368,7 +368,7 @@ mod tests {
         let error = result.unwrap_err();
         let message = crate::chain(&error).to_string();
         assert!(
-            message.contains("no answer from the API server within 30s (get nodes)"),
+            message.contains("no response from the API server within 30s (get nodes)"),
             "{message}"
         );
         assert_eq!(metrics.requests("get", "nodes"), 1);

@@ -288,7 +288,7 @@ impl Writer {
                 return Some(done);
             }
             Ok(Err(error)) => chain(&error).to_string(),
-            Err(_) => format!("no answer within {REQUEST_TIMEOUT:?}"),
+            Err(_) => format!("no response within {REQUEST_TIMEOUT:?}"),
         };
         self.metrics.count("failed");
         if !self.failing {

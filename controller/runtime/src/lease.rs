@@ -39,7 +39,7 @@ async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, ku
         Ok(Err(kube::Error::Api(status))) if status.code == 404 => Outcome::Missing,
         Ok(Err(kube::Error::Api(status))) if status.code == 409 => Outcome::Conflict,
         Ok(Err(error)) => Outcome::Unknown(chain(&error).to_string()),
-        Err(_) => Outcome::Unknown(format!("no answer within {within:?}")),
+        Err(_) => Outcome::Unknown(format!("no response within {within:?}")),
     }
 }
 

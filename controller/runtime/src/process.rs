@@ -37,7 +37,7 @@ pub enum ProcessError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// A critical task ended.
-    #[error("{task} ended, though the process had not been told to stop")]
+    #[error("{task} ended although the process was not requested to stop")]
     EndedEarly {
         /// The task's name.
         task: Name,

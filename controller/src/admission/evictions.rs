@@ -399,7 +399,7 @@ impl Evictions {
                 .await;
             if let Err(error) = noted {
                 // The annotation only makes the migration less urgent.
-                warn!(instance = %key, error = %chain(&error), "that the descheduler asked could not be written down");
+                warn!(instance = %key, error = %chain(&error), "the request of the descheduler could not be recorded");
             }
         }
         info!(instance = %key, node, by = evacuation.requested_by.as_str(), "it is marked to leave its node");

@@ -113,7 +113,7 @@ impl MaintenanceReview {
                     Ok(Err(why)) => refused(response, &why),
                     Err(_) => refused(
                         response,
-                        "could not get node for validating spec.NodeName, please try again: the API server did not answer in time",
+                        "could not get node for validating spec.NodeName, please try again: the API server did not respond in time",
                     ),
                 }
             }
@@ -266,7 +266,7 @@ fn exists(node: &str) -> Refused {
 }
 
 fn unsure(error: &kube::Error) -> Refused {
-    warn!(error = %chain(error), "a maintenance is refused: the API server did not say what there is");
+    warn!(error = %chain(error), "a maintenance is refused: the API server could not be read");
     format!(
         "could not list NodeMaintenances for validating spec.NodeName, please try again: {}",
         chain(error)

@@ -52,11 +52,11 @@ impl ClusterState {
         match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
             Ok(Ok(refusal)) => refusal,
             Ok(Err(error)) => {
-                warn!(%instance, error = %chain(&error), "its migration is admitted unseen: the API server did not say how it is");
+                warn!(%instance, error = %chain(&error), "its migration is admitted without its instance: the API server could not be read");
                 None
             }
             Err(_) => {
-                warn!(%instance, "its migration is admitted unseen: the API server did not answer in time");
+                warn!(%instance, "its migration is admitted without its instance: the API server did not respond in time");
                 None
             }
         }

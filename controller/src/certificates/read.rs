@@ -23,7 +23,7 @@ pub(crate) enum Unusable {
     /// It is no PEM, or no certificate, or no key.
     Unreadable,
     /// The key does not belong to the certificate.
-    KeyOfAnother,
+    KeyOfAnotherCertificate,
     /// The certificate is of no known authority of ours.
     UnknownAuthority,
     /// The certificate is for other names.
@@ -38,7 +38,7 @@ impl Unusable {
         match self {
             Self::Missing => "Missing",
             Self::Unreadable => "Unreadable",
-            Self::KeyOfAnother => "KeyOfAnother",
+            Self::KeyOfAnotherCertificate => "KeyOfAnotherCertificate",
             Self::UnknownAuthority => "UnknownAuthority",
             Self::OtherNames => "OtherNames",
             Self::OtherUse => "OtherUse",
@@ -50,7 +50,7 @@ impl Unusable {
         match self {
             Self::Missing => "a key of the Secret is missing",
             Self::Unreadable => "it is no PEM of the kind that belongs there",
-            Self::KeyOfAnother => "the key belongs to another certificate",
+            Self::KeyOfAnotherCertificate => "the key belongs to another certificate",
             Self::UnknownAuthority => "no authority that is known has signed it",
             Self::OtherNames => "it is for other names than those of the Service",
             Self::OtherUse => "it is for servers alone, and agents need one of a client",
@@ -150,7 +150,7 @@ fn signer(bundle: Option<&[u8]>, key: Option<&[u8]>) -> Result<(Authority, Strin
     let pair = KeyPair::from_pem(key).map_err(|_| Unusable::Unreadable)?;
     let certificate = whole(&first).ok_or(Unusable::Unreadable)?;
     if certificate.public_key().raw != pair.subject_public_key_info() {
-        return Err(Unusable::KeyOfAnother);
+        return Err(Unusable::KeyOfAnotherCertificate);
     }
     Ok((authority, key.to_owned()))
 }
@@ -167,7 +167,7 @@ fn servable(
     let signing = any_supported_type(&private).map_err(|_| Unusable::Unreadable)?;
     let certified = CertifiedKey::new(vec![der.clone()], signing);
     let parsed = whole(&der).ok_or(Unusable::Unreadable)?;
-    certified.keys_match().map_err(|_| Unusable::KeyOfAnother)?;
+    certified.keys_match().map_err(|_| Unusable::KeyOfAnotherCertificate)?;
     let alternatives = parsed.subject_alternative_name().ok().flatten();
     let has = |name: &String| {
         let is = |general: &GeneralName<'_>| matches!(general, GeneralName::DNSName(dns) if *dns == name.as_str());
@@ -287,13 +287,13 @@ mod tests {
             ),
             (
                 vec![(SIGNER_KEY, Some(other.key.as_str()))],
-                vec![(SIGNER_KEY, Unusable::KeyOfAnother)],
+                vec![(SIGNER_KEY, Unusable::KeyOfAnotherCertificate)],
             ),
             (vec![(CERTIFICATE, None)], vec![(CERTIFICATE, Unusable::Missing)]),
             (vec![(KEY, Some("garbage"))], vec![(CERTIFICATE, Unusable::Unreadable)]),
             (
                 vec![(KEY, Some(foreign.key.as_str()))],
-                vec![(CERTIFICATE, Unusable::KeyOfAnother)],
+                vec![(CERTIFICATE, Unusable::KeyOfAnotherCertificate)],
             ),
             (
                 vec![

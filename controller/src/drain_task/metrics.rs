@@ -197,7 +197,7 @@ fn encode(mut encoder: DescriptorEncoder, gauges: &Gauges) -> fmt::Result {
         ),
         (
             "drydock_drain_guests_blocked",
-            "Those of them that stay unless somebody does something",
+            "Those of them that stay until their cause is removed",
             blocked,
         ),
         (

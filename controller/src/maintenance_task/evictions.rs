@@ -184,9 +184,18 @@ impl Evictions {
             return;
         };
         if entry.attempt.result.as_ref() == Some(&result) {
-            debug!(pod, said = message, "a pod's eviction was answered as before");
+            debug!(
+                pod,
+                response = message,
+                "the response to a pod's eviction is the same as before"
+            );
         } else {
-            info!(pod, node = entry.node, said = message, "a pod's eviction was answered");
+            info!(
+                pod,
+                node = entry.node,
+                response = message,
+                "the response to a pod's eviction has changed"
+            );
         }
         entry.attempt = Attempt {
             at: clock::now(),

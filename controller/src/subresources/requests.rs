@@ -62,7 +62,9 @@ pub(super) async fn serve(
     let reply = match tokio::time::timeout(requests.deadline, reply).await {
         Ok(Ok(reply)) => reply,
         // One bad object is no reason to end the process; the panic has been logged.
-        Ok(Err(_)) => Err(Failure::internal("the request failed; the controller's log says why")),
+        Ok(Err(_)) => Err(Failure::internal(
+            "the request failed; the controller's log has the cause",
+        )),
         Err(_) => Err(Failure::internal("the request took too long")),
     };
     let mut response = match reply {

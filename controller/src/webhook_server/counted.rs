@@ -52,7 +52,7 @@ impl WebhookMetrics {
         );
         registry.register_with_unit(
             "drydock_webhook_duration",
-            "Time from a request's head to its answer",
+            "Time from a request's head to its response",
             Unit::Seconds,
             metrics.duration.clone(),
         );

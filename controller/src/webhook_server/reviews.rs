@@ -69,13 +69,13 @@ impl Refusal {
     fn sentence(self) -> &'static str {
         match self {
             Self::UnknownPath => "there is no webhook under this path",
-            Self::WrongMethod => "webhooks are asked by POST",
+            Self::WrongMethod => "webhooks are called by POST",
             Self::TooLarge => "the review is larger than 8 MiB",
             Self::BrokenOff => "the review broke off before its end",
             Self::Unreadable => "this is no AdmissionReview",
             Self::NotARequest => "this is no request of admission.k8s.io/v1",
             Self::TooLate => "there was no verdict in time",
-            Self::Failed => "the webhook failed; its log says why",
+            Self::Failed => "the webhook failed; its log has the cause",
         }
     }
 

@@ -269,9 +269,9 @@ KINDS = (
                     Written(
                         f"{CORE}/instance.rs",
                         {
-                            "NodeDeletedButAgentAlive": "The Node was deleted, but its agent renews its Lease, "
+                            "NodeDeletedAgentAlive": "The Node was deleted, but its agent renews its Lease, "
                             "so the guest may still run there.",
-                            "PodVanishedFromSilentNode": "The pod was deleted while its node did not respond. Power the node off, then "
+                            "PodLostOnUnresponsiveNode": "The pod was deleted while its node did not respond. Power the node off, then "
                             "delete the Node or taint it with `node.kubernetes.io/out-of-service`.",
                         },
                     ),
@@ -290,7 +290,7 @@ KINDS = (
                     Written(
                         f"{CORE}/eviction/budgets.rs",
                         {
-                            "AnotherBudgetSelectsThePod": "Another PodDisruptionBudget selects the pod. With two of them, Kubernetes would "
+                            "PodSelectedByAnotherPDB": "Another PodDisruptionBudget selects the pod. With two of them, Kubernetes would "
                             "return an error for each eviction.",
                             "BudgetRefused": "The API server rejected the PodDisruptionBudget.",
                         },
@@ -395,7 +395,7 @@ KINDS = (
                         {
                             "Aborted": "The migration was aborted or deleted.",
                             "MigrationEnded": "The migration ended while the agent of the source node did not run.",
-                            "NotBegun": "The migration ended before the guest began to move.",
+                            "NotStarted": "The migration ended before the guest began to move.",
                         },
                     ),
                     Constants(f"{AGENT}/migrations/source_task.rs", ("LIBVIRT_GAVE_UP",)),
@@ -442,7 +442,7 @@ KINDS = (
                         f"{CORE}/maintenance/report.rs",
                         {
                             "Drained": "Every pod that had to leave has left.",
-                            "Beginning": "The earlier state of the node is recorded; the node is not changed yet.",
+                            "Starting": "The earlier state of the node is recorded; the node is not changed yet.",
                             "WaitingForLease": "The Lease of the node is held by another client, or cannot be "
                             "written; the node is not changed yet.",
                             "PodsUnknown": "The pods of the node are not known yet.",
@@ -493,8 +493,8 @@ KINDS = (
                     Written(
                         f"{CORE}/configuration/default_model.rs",
                         {
-                            "NodesOfferIt": "At least one node offers the CPU model.",
-                            "NoNodeOffersIt": "libvirt on some nodes has the CPU model, and no node offers it.",
+                            "NodesOfferModel": "At least one node offers the CPU model.",
+                            "NoNodeOffersModel": "libvirt on some nodes has the CPU model, and no node offers it.",
                             "CPUModelUnknown": "libvirt on no node has the CPU model.",
                             "CPUModelObsolete": "The CPU model is obsolete.",
                             "NoNodes": "No node has reported its CPU models yet.",

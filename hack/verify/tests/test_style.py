@@ -11,6 +11,7 @@ from verify.style import (
     missing_paths,
     missing_tests,
     speech_names,
+    speech_texts,
 )
 
 
@@ -40,6 +41,24 @@ class NamedTests(unittest.TestCase):
             fn lookup<'answer>(task: &'answer str) { let essay = b'"'; /* heard */ let c = '\\''; }
             const TEXT: &str = "says \\"words\\""; const RAW: &str = r#"ask "him" to tell"#; let overlooked = password;"""
         self.assertEqual(speech_names(skipped), [])
+
+    def test_messages_have_none_outside_comments_and_tests(self) -> None:
+        source = '''
+            // "he said so"
+            #[expect(dead_code, reason = "it was asked for")]
+            fn f() -> &'static str {
+                let bytes = br#"tell me"#;
+                warn!("nobody \\
+                       answered in time");
+                "asked" // a single word is a name
+            }
+#[cfg(test)]
+mod tests {
+    const TEXT: &str = "what it says";
+}
+'''
+        self.assertEqual(speech_texts(source), ["nobody answered in time"])
+        self.assertEqual(speech_texts('fn f() { "the last word of \\"it\\"" }'), [])
 
     def test_functions_with_a_line_too_many_are_found(self) -> None:
         def function(header: str, lines: int, indentation: str = "") -> str:

@@ -19,10 +19,10 @@ pub enum CallError {
     #[error(transparent)]
     Refused(LibvirtError),
     /// The guest has no guest agent, or the agent does not respond. The connection remains usable.
-    #[error("the guest's agent does not answer: {0}")]
+    #[error("the guest agent does not respond: {0}")]
     AgentSilent(LibvirtError),
     /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
-    #[error("libvirtd did not answer within {within:?} when {call}")]
+    #[error("libvirtd did not respond within {within:?} when {call}")]
     TimedOut {
         /// The call, in readable form.
         call: &'static str,
@@ -60,7 +60,7 @@ impl CallError {
         match self {
             Self::NoDomain => "DomainNotFound",
             Self::Refused(_) => "LibvirtRefused",
-            Self::AgentSilent(_) => "GuestAgentSilent",
+            Self::AgentSilent(_) => "GuestAgentUnresponsive",
             Self::TimedOut { .. } => "LibvirtTimedOut",
             Self::Lost { .. } => "LibvirtConnectionLost",
             Self::Folder(error) => error.reason(),

@@ -163,7 +163,7 @@ impl Connection {
             )
         };
         if number < 0 {
-            let error = LibvirtError::last("asking for events");
+            let error = LibvirtError::last("subscribing to events");
             // SAFETY: the reference created above, which libvirt did not accept.
             drop(unsafe { Arc::from_raw(opaque) });
             return Err(error);
@@ -206,7 +206,7 @@ impl Calls for Connection {
     }
 
     fn state(&self) -> Result<State, LibvirtError> {
-        const CALL: &str = "asking for the domain's state";
+        const CALL: &str = "reading the domain's state";
         let domain = self.found(CALL)?;
         let (mut state, mut reason) = (0, 0);
         // SAFETY: the domain is one of this open connection, and both places outlive the call.
@@ -217,7 +217,7 @@ impl Calls for Connection {
     }
 
     fn xml(&self, document: Document) -> Result<String, LibvirtError> {
-        const CALL: &str = "asking for the domain's XML";
+        const CALL: &str = "reading the domain's XML";
         let flags = match document {
             Document::Live => 0,
             Document::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
@@ -233,7 +233,7 @@ impl Calls for Connection {
     }
 
     fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError> {
-        const CALL: &str = "asking the guest to shut down";
+        const CALL: &str = "requesting the guest's shutdown";
         let flags = match by {
             ShutdownBy::PowerButton => sys::VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN,
             ShutdownBy::Agent => sys::VIR_DOMAIN_SHUTDOWN_GUEST_AGENT,
@@ -288,7 +288,7 @@ impl Calls for Connection {
     }
 
     fn names(&self) -> Result<Vec<String>, LibvirtError> {
-        const CALL: &str = "asking for the domains";
+        const CALL: &str = "listing the domains";
         let mut domains = ptr::null_mut();
         // SAFETY: the connection is open, and the place for the list outlives the call.
         let count = succeeded(CALL, unsafe {
@@ -300,7 +300,7 @@ impl Calls for Connection {
     }
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
-        const CALL: &str = "asking the guest's agent";
+        const CALL: &str = "calling the guest agent";
         let wanted = sys::VIR_DOMAIN_GUEST_INFO_OS | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
         let domain = self.found(CALL)?;
         domain.limit_agent();
@@ -350,7 +350,7 @@ impl Calls for Connection {
     }
 
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
-        const CALL: &str = "asking for a disk's sizes";
+        const CALL: &str = "reading a disk's sizes";
         let disk = c_string(CALL, disk)?;
         let domain = self.found(CALL)?;
         let mut info = sys::virDomainBlockInfo {
@@ -370,7 +370,7 @@ impl Calls for Connection {
     }
 
     fn versions(&self) -> Result<Versions, LibvirtError> {
-        const CALL: &str = "asking for versions";
+        const CALL: &str = "reading the versions";
         let (mut libvirt, mut qemu) = (0, 0);
         // SAFETY: the connection is open, and the place outlives the call.
         succeeded(CALL, unsafe {

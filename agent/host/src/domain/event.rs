@@ -110,9 +110,9 @@ impl fmt::Display for CloseReason {
         match self {
             Self::EndOfFile => f.write_str("libvirtd closed the connection"),
             Self::Error => f.write_str("the connection failed"),
-            Self::KeepAlive => f.write_str("libvirtd did not answer a keep-alive"),
+            Self::KeepAlive => f.write_str("libvirtd did not respond to a keep-alive"),
             Self::Client => f.write_str("the connection was given up"),
-            Self::Overdue { call } => write!(f, "libvirtd did not answer in time when {call}"),
+            Self::Overdue { call } => write!(f, "libvirtd did not respond in time when {call}"),
             Self::TooManyEvents => f.write_str("more events came than can be read"),
             Self::Garbage => f.write_str("what came was not libvirt's protocol"),
             Self::Unknown(raw) => write!(f, "reason {raw}"),

@@ -443,7 +443,7 @@ mod tests {
             guest.create(Start::Running).await.unwrap_err().reason(),
             "LibvirtRefused"
         );
-        assert_eq!(guest.guest_info().await.unwrap_err().reason(), "GuestAgentSilent");
+        assert_eq!(guest.guest_info().await.unwrap_err().reason(), "GuestAgentUnresponsive");
         assert_eq!(guest.names().await, Ok(vec!["vm".to_owned()]));
         libvirt.guest_ends(StoppedDetail::Shutdown, ShutOffReason::Shutdown);
         for expected in [
@@ -472,7 +472,7 @@ mod tests {
         let (guest, _events) = libvirt.connect("vm").await.unwrap();
         assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
         libvirt.refuse_next(no_agent("x"));
-        assert_eq!(guest.resume().await.unwrap_err().reason(), "GuestAgentSilent");
+        assert_eq!(guest.resume().await.unwrap_err().reason(), "GuestAgentUnresponsive");
         guest.resume().await.unwrap();
         assert_eq!(libvirt.state(), Some(State::Running(RunningReason::Unpaused)));
     }

@@ -66,7 +66,7 @@ fn it_crashes_after_accepting() {
     let text = report.problem.unwrap().to_string();
     assert_eq!(
         text,
-        "libvirtd ended while it was asked: it was ended by SIGSEGV: error: boom"
+        "libvirtd ended during the inspection: it was ended by SIGSEGV: error: boom"
     );
 }
 

@@ -184,7 +184,7 @@ fn gaps_are_reported_and_other_facts_kept() {
                 baseline: garbage(),
                 ..Recorded::default()
             },
-            ProblemReason::LibvirtAnswerNotUnderstood,
+            ProblemReason::LibvirtResponseInvalid,
         ),
     ] {
         let probed = libvirt.probe(VirtType::Qemu);
@@ -207,10 +207,7 @@ fn gaps_are_reported_and_other_facts_kept() {
         ..Recorded::default()
     }
     .probe(VirtType::Qemu);
-    assert_eq!(
-        probed.problem.unwrap().kind(),
-        ProblemReason::LibvirtAnswerNotUnderstood
-    );
+    assert_eq!(probed.problem.unwrap().kind(), ProblemReason::LibvirtResponseInvalid);
     assert_eq!(probed.facts, None);
 }
 

@@ -29,10 +29,10 @@ pub(crate) enum Refusal {
     #[error("this is no name of a volume")]
     VolumeName,
     /// The image contains no disk.
-    #[error("the image has no file in {0}; a disk is expected in /disk, or where the field path says")]
+    #[error("the image has no file in {0}; a disk is expected in /disk, or at the value of the field path")]
     NoDiskInImage(String),
     /// The image contains more than one disk.
-    #[error("the image has several files in /disk ({0}); one is expected, or the field path has to say which")]
+    #[error("the image has several files in /disk ({0}); one is expected, or the field path has to name it")]
     SeveralDisksInImage(String),
     /// A file cannot be read.
     #[error("{path} cannot be read as user {uid}")]
@@ -62,7 +62,7 @@ pub(crate) enum Refusal {
     )]
     ImageNamesOtherFile(&'static str),
     /// The image is encrypted.
-    #[error("the disk is encrypted, and nobody gives the key")]
+    #[error("the disk is encrypted, and there is no key")]
     EncryptedImage,
     /// qemu-img failed.
     #[error("qemu-img does not make the disk: {0}")]
@@ -116,12 +116,12 @@ impl Refusal {
             Self::DamagedImage(_) => "DamagedImage",
             Self::ImageNamesOtherFile(_) => "ImageNamesOtherFile",
             Self::EncryptedImage => "EncryptedImage",
-            Self::QemuImg(_) => "DiskNotMade",
-            Self::NoRoom { .. } => "NoRoomForDisk",
+            Self::QemuImg(_) => "DiskNotCreated",
+            Self::NoRoom { .. } => "InsufficientDiskSpace",
             Self::NoSuchKey { .. } => "SecretWithoutData",
             Self::Base64(_) => "InvalidBase64",
             Self::TooMuchData(..) => "TooMuchCloudInitData",
-            Self::FileSystem(_) => "FileSystemNotMade",
+            Self::FileSystem(_) => "FileSystemNotCreated",
             Self::Unwritable { .. } => "DiskUnwritable",
         }
     }

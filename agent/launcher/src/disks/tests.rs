@@ -225,7 +225,7 @@ fn damaged_images_are_refused() {
         damaged[at..at + bytes.len()].copy_from_slice(bytes);
         let whole = fs::read(&image).unwrap();
         fs::write(&image, damaged).unwrap();
-        assert!(["DamagedImage", "DiskNotMade"].contains(&pod.refusal()), "{at}");
+        assert!(["DamagedImage", "DiskNotCreated"].contains(&pod.refusal()), "{at}");
         fs::write(&image, whole).unwrap();
     }
     fs::write(&image, b"").unwrap();
@@ -245,11 +245,11 @@ fn an_empty_disk_takes_no_space_yet() {
     assert!(info["actual-size"].as_u64().unwrap() < MIB, "{info}");
     assert_eq!(
         pod.prepare(DiskSource::EmptyDisk { capacity: 0 }).unwrap_err().0,
-        "DiskNotMade"
+        "DiskNotCreated"
     );
     assert_eq!(
         pod.prepare(DiskSource::EmptyDisk { capacity: u64::MAX }).unwrap_err().0,
-        "DiskNotMade"
+        "DiskNotCreated"
     );
 }
 

@@ -50,7 +50,7 @@ impl Lifecycle {
     fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
         match self.libvirtd {
             Libvirtd::Off { .. } => {
-                let message = "The pod was told to end before its guest ran.";
+                let message = "The pod was requested to end before its guest ran.";
                 self.end(bounded(Outcome::NotStarted, message, true), actions);
             }
             Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
@@ -58,7 +58,7 @@ impl Lifecycle {
                 actions.push(Action::KillLibvirtd);
             }
             Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
-                let message = "The pod was told to end, and its libvirtd cannot be ended.";
+                let message = "The pod was requested to end, and its libvirtd cannot be ended.";
                 self.end(bounded(Outcome::Failed, message, true), actions);
             }
             Libvirtd::Closing => {}

@@ -130,7 +130,7 @@ impl SourceTask {
         };
         match status_patch::source(&self.shared.client, &migration, &side).await {
             Ok(stored) => self.written = Some(stored),
-            Err(error) => info!(error = %chain(&error), "progress could not be told"),
+            Err(error) => info!(error = %chain(&error), "the progress could not be reported"),
         }
     }
 

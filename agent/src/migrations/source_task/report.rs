@@ -130,7 +130,7 @@ impl SourceTask {
                 "MigrationEnded",
                 "the migration ended while this node's agent was away; the guest runs on".into(),
             ),
-            _ => ("NotBegun", "the migration was over before it began".into()),
+            _ => ("NotStarted", "the migration was over before it began".into()),
         }
     }
 }

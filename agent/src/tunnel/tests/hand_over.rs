@@ -127,7 +127,7 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
         assert!(received.is_empty(), "{call:?}: {received:?}");
         assert_eq!(source.read(&mut [0]).await.unwrap_or(0), 0);
         let state = world.source.until(MIGRATION, |state| state.ended.is_some()).await;
-        assert_eq!(state.ended.as_deref(), Some("LibvirtNotUnderstood"));
+        assert_eq!(state.ended.as_deref(), Some("LibvirtCallUnsupported"));
         assert!(state.trouble.unwrap().contains("source's libvirt"));
         assert_eq!((state.reply, state.released), (Reply::None, None));
         assert_eq!(world.source.metrics.not_understood.get(), 1);
@@ -269,7 +269,7 @@ async fn a_release_waits_for_the_whole_guest() {
     for (state, trouble) in [
         (GuestHere::Absent, "there is none here"),
         (GuestHere::Incoming, "not complete"),
-        (GuestHere::Unknown, "cannot be told"),
+        (GuestHere::Unknown, "is unknown"),
     ] {
         guest.becomes(state);
         let waits = |trouble: &str, shown: Option<&str>| shown.is_some_and(|shown| shown.contains(trouble));

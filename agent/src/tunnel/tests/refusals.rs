@@ -349,7 +349,7 @@ async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
     world.pair(MIGRATION, None).await;
     let mut stream = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
     assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
-    counted(&world.target, StreamRefusal::NobodyInPod, 1).await;
+    counted(&world.target, StreamRefusal::NoProcessInPod, 1).await;
 }
 
 /// A newer control channel replaces the older one, which may have been cut.

@@ -73,11 +73,11 @@ pub enum MigrationPriority {
 #[schemars(extend("x-kubernetes-validations" = [
     {
         "rule": only_forward("source", &SourceState::ALL, SourceState::may_follow),
-        "message": "what a migration's source has said it does not take back",
+        "message": "what a migration's source has reported it does not take back",
     },
     {
         "rule": only_forward("target", &TargetState::ALL, TargetState::may_follow),
-        "message": "what a migration's target has said it does not take back",
+        "message": "what a migration's target has reported it does not take back",
     },
     {
         "rule": "!has(oldSelf.phase) || !(oldSelf.phase in ['Succeeded', 'Failed']) || (has(self.phase) && self.phase == oldSelf.phase)",

@@ -176,7 +176,7 @@ impl Course {
             return Vec::new();
         }
         (self.exit, self.shown.end) = (Some(Exit::CalledOff), Some(End::CalledOff));
-        let message = "somebody has called the maintenance off".into();
+        let message = "the maintenance was canceled by somebody else".into();
         vec![self.event(now, "Open", "MaintenanceStopped", message)]
     }
 
@@ -225,7 +225,7 @@ mod tests {
                 json!({}),
                 true,
                 Exit::CalledOff,
-                "worker-1 - Open MaintenanceStopped somebody has called the maintenance off",
+                "worker-1 - Open MaintenanceStopped the maintenance was canceled by somebody else",
             ),
         ] {
             let mut course = Course::new("worker-1");

@@ -46,9 +46,9 @@ const fn only(value: &'static str, field: &'static str, why: &'static str) -> Hi
     }
 }
 
-const SPEED: &str = "asks for speed, not for something that the guest sees";
-const NO_CPUS_ADDED: &str = "says how many CPUs may be added while the guest runs; Drydock adds none";
-const NO_MEMORY_ADDED: &str = "says how much memory may be added while the guest runs; Drydock adds none";
+const SPEED: &str = "requests speed, not something that the guest sees";
+const NO_CPUS_ADDED: &str = "limits how many CPUs may be added while the guest runs; Drydock adds none";
+const NO_MEMORY_ADDED: &str = "limits how much memory may be added while the guest runs; Drydock adds none";
 const ALWAYS: &str = "guests have it anyway";
 
 /// All hints.
@@ -63,7 +63,7 @@ pub const HINTS: [Hint; 19] = [
     any("spec.domain.devices.disks[].io", SPEED),
     any(
         "spec.domain.devices.disableHotplug",
-        "says that no disks are added while the guest runs; Drydock adds none",
+        "forbids adding disks while the guest runs; Drydock adds none",
     ),
     any(
         "spec.domain.resources.overcommitGuestOverhead",

@@ -58,7 +58,7 @@ pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
 fn template(raw: &Value, refusals: &mut Refusals) {
     let at = At::root("spec.template");
     let Some(template) = raw.pointer("/spec/template").filter(|template| template.is_object()) else {
-        return refusals.required(&at, "it says what the instance is");
+        return refusals.required(&at, "it describes the instance");
     };
     names::labels(template.get("metadata"), &at.field("metadata"), refusals);
     annotations::check(template.get("metadata"), &at.field("metadata"), refusals);
@@ -68,7 +68,7 @@ fn template(raw: &Value, refusals: &mut Refusals) {
 /// Checks the spec of an instance, in the instance itself or in a template.
 fn instance(raw: Option<&Value>, at: &At, refusals: &mut Refusals) {
     let Some(raw) = raw.filter(|spec| spec.is_object()) else {
-        return refusals.required(at, "it says what the instance is");
+        return refusals.required(at, "it describes the instance");
     };
     // All components read the spec with these types: a spec that does not parse here does not parse anywhere.
     let spec: VirtualMachineInstanceSpec = match serde_json::from_value(raw.clone()) {

@@ -104,7 +104,7 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
             accepted: true,
             status: Status::Unknown,
             reason: "NoNodes",
-            message: format!("no node has said which CPU models it has, so whether there is {model} is not known"),
+            message: format!("no node has reported its CPU models, so it is unknown whether {model} exists"),
         };
     }
     if !known {
@@ -119,13 +119,13 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
         return refused("CPUModelUnknown", allowed);
     }
     let (status, reason) = if offering == 0 {
-        (Status::False, "NoNodeOffersIt")
+        (Status::False, "NoNodeOffersModel")
     } else {
-        (Status::True, "NodesOfferIt")
+        (Status::True, "NodesOfferModel")
     };
     let message = if offering == 0 {
         format!(
-            "no node can give guests the CPU model {model}, which virtual machines get that name none: they start \
+            "no node can give guests the CPU model {model}, the model of virtual machines that name none: they start \
              once there is such a node"
         )
     } else {
@@ -225,18 +225,18 @@ mod tests {
             chosen("max", None, &nodes),
         ];
         insta::assert_snapshot!(rows.join("\n"), @r"
-        Icelake-Server | True NodesOfferIt: 1 of 2 nodes can give guests the CPU model Icelake-Server
-        Icelake-Server-v1 | True NodesOfferIt: 1 of 2 nodes can give guests the CPU model Icelake-Server-v1
+        Icelake-Server | True NodesOfferModel: 1 of 2 nodes can give guests the CPU model Icelake-Server
+        Icelake-Server-v1 | True NodesOfferModel: 1 of 2 nodes can give guests the CPU model Icelake-Server-v1
         - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
         Penryn | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get Penryn, as before
         - | False CPUModelUnknown: spec.defaultCPUModel: `Icelake-Sever` is not allowed; allowed: a CPU model that libvirt knows on some node (did you mean Icelake-Server?); virtual machines that name no model get that of their architecture
         - | False CPUModelUnknown: spec.defaultCPUModel: `Itanium` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
         - | False CPUModelUnknown: spec.defaultCPUModel: `cortex-a57` is not allowed; allowed: a CPU model that libvirt knows on some node; virtual machines that name no model get that of their architecture
-        SapphireRapids | False NoNodeOffersIt: no node can give guests the CPU model SapphireRapids, which virtual machines get that name none: they start once there is such a node
+        SapphireRapids | False NoNodeOffersModel: no node can give guests the CPU model SapphireRapids, the model of virtual machines that name none: they start once there is such a node
         Penryn | False CPUModelObsolete: spec.defaultCPUModel: `qemu64` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get Penryn, as before
         - | False CPUModelObsolete: spec.defaultCPUModel: `Westmere` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get that of their architecture
-        Icelake-Sever | Unknown NoNodes: no node has said which CPU models it has, so whether there is Icelake-Sever is not known
-        Icelake-Sever | Unknown NoNodes: no node has said which CPU models it has, so whether there is Icelake-Sever is not known
+        Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
+        Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
         host-model | nothing to say
         max | nothing to say
         ");

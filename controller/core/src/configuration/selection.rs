@@ -37,7 +37,7 @@ impl NotInForce {
     /// Returns the condition's reason.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Namespace => "NamespaceNotLookedAt",
+            Self::Namespace => "NamespaceNotWatched",
             Self::Superseded(_) => "Superseded",
         }
     }
@@ -45,10 +45,7 @@ impl NotInForce {
     /// Returns the reason as a sentence for people.
     pub fn sentence(&self, namespaces: &[String]) -> String {
         match self {
-            Self::Namespace => format!(
-                "configuration is looked for in the namespaces {}",
-                namespaces.join(", ")
-            ),
+            Self::Namespace => format!("configuration is read from the namespaces {}", namespaces.join(", ")),
             Self::Superseded(other) => format!("{other} comes first and is in force"),
         }
     }

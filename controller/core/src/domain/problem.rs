@@ -11,7 +11,7 @@ pub enum DomainProblem {
     #[error("machine type `{0}` cannot be run; `q35` and its versions can")]
     UnsupportedMachine(String),
     /// The spec does not set the guest's memory.
-    #[error("nothing says how much memory the guest has: neither memory.guest nor a request or limit of memory")]
+    #[error("the guest's memory is not set: neither memory.guest nor a request or limit of memory")]
     NoMemory,
     /// The amount of memory is invalid.
     #[error("`{0}` is not an amount of memory; it must be a quantity of at least 1Mi and below 8Pi")]
@@ -23,7 +23,7 @@ pub enum DomainProblem {
     #[error("the guest would have {0} CPUs; 1 to 255 are possible")]
     BadCpuCount(u64),
     /// The guest requires a feature that is masked on the node.
-    #[error("the guest asks for CPU feature `{0}`, which is masked on this node")]
+    #[error("the guest requires CPU feature `{0}`, which is masked on this node")]
     FeatureMasked(String),
     /// A timer has a setting that it does not support.
     #[error("timer `{timer}` cannot have {setting}")]

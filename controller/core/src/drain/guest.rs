@@ -91,7 +91,7 @@ impl Why {
             Self::Migration => "Migration",
             Self::Queued(reason) => reason,
             Self::BackOff => "BackOff",
-            Self::NotKnownYet => "LiveMigratableNotKnown",
+            Self::NotKnownYet => "LiveMigratableUnknown",
             Self::External => "External",
             Self::Refused => "Refused",
             Self::NotMigratable => "NotMigratable",
@@ -310,7 +310,7 @@ fn unrequested(guest: &Guest<'_>, now: Timestamp) -> State {
         return under_way(migration);
     }
     if wants_mark(guest.instance, guest.strategy, guest.made, now) {
-        let message = "nothing has asked it to leave: a cordon alone moves nothing, kubectl drain does".into();
+        let message = "no request to leave: a cordon alone moves nothing, kubectl drain does".into();
         return State::Waiting(Why::NotRequested, message);
     }
     stays(guest)
@@ -339,11 +339,11 @@ fn not_migrated(guest: &Guest<'_>) -> State {
         ),
         (EvictionStrategy::LiveMigrate, Migratable::NotKnown) if !restarts => State::Blocked(
             Why::NotKnownYet,
-            "its agent has not said whether it can be migrated".into(),
+            "its agent has not reported whether it can be migrated".into(),
         ),
         (EvictionStrategy::LiveMigrate | EvictionStrategy::LiveMigrateIfPossible, _) => State::ShuttingDown(
             Why::Restart,
-            "it cannot be migrated: it is shut down once its pod is evicted, and started elsewhere if its machine says so"
+            "it cannot be migrated: it is shut down once its pod is evicted, and started elsewhere if its machine requires it"
                 .into(),
         ),
         (EvictionStrategy::None | EvictionStrategy::External, _) => State::ShuttingDown(
@@ -379,7 +379,7 @@ pub(super) fn state(
         Migratable::Yes => {}
         Migratable::NotKnown => {
             let end = crate::eviction::grace_end(guest.made).filter(|end| now < *end);
-            let message = "its agent has not said yet whether it can be migrated".into();
+            let message = "its agent has not reported yet whether it can be migrated".into();
             let state = if end.is_some() {
                 State::Waiting(Why::NotKnownYet, message)
             } else {

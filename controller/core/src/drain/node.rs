@@ -45,7 +45,7 @@ impl Drained {
             Self::GuestsLeft(_) => "VirtualMachinesLeft",
             Self::GuestsArriving(_) => "VirtualMachinesArriving",
             Self::PodsLeft(_) => "PodsLeft",
-            Self::NotKnown => "PodsNotKnown",
+            Self::NotKnown => "PodsUnknown",
         }
     }
 
@@ -57,7 +57,7 @@ impl Drained {
             Self::GuestsLeft(_) => "virtual machines are on the node; the Hypervisor of its name lists them",
             Self::GuestsArriving(_) => "virtual machines are on their way to the node",
             Self::PodsLeft(_) => "pods are on the node that a drain would evict",
-            Self::NotKnown => "which pods are on the node has not been told yet",
+            Self::NotKnown => "the pods on the node are not known yet",
         }
     }
 }

@@ -66,7 +66,7 @@ pub(super) fn state(guest: &Guest<'_>, now: Timestamp) -> (State, Option<Timesta
     }
     let from = shut_down_from(guest.instance, guest.strategy).filter(|from| now < *from);
     let message =
-        format!("{lack}; it is shut down once its pod is evicted, and started elsewhere if its machine says so");
+        format!("{lack}; it is shut down once its pod is evicted, and started elsewhere if its machine requires it");
     (State::ShuttingDown(Why::NoTarget, message), from)
 }
 

@@ -114,10 +114,9 @@ pub fn conflict(
 ) -> Option<Condition> {
     let (reason, message) = match (foreign, refused) {
         (Some(budget), _) => (
-            "AnotherBudgetSelectsThePod",
+            "PodSelectedByAnotherPDB",
             format!(
-                "PodDisruptionBudget {budget} selects its pod; two budgets for one pod make Kubernetes answer evictions with an \
-                 error, so none is made for it, and only the webhook protects it"
+                "PodDisruptionBudget {budget} selects its pod; with two budgets for one pod Kubernetes fails evictions with an error, so none is created for it, and only the webhook protects it"
             ),
         ),
         (None, Some(complaint)) => (

@@ -318,7 +318,7 @@ fn nowhere(change: Value) -> VirtualMachineInstance {
         "activePods": {"p": "a"},
         "conditions": [
             {"type": "LiveMigratable", "status": "True"},
-            {"type": "MigrationTargetAvailable", "status": "False", "reason": "InsufficientRoom", "message": "m",
+            {"type": "MigrationTargetAvailable", "status": "False", "reason": "InsufficientResources", "message": "m",
              "lastTransitionTime": (made() + SignedDuration::from_secs(20)).to_string()},
         ],
     }});

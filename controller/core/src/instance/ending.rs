@@ -192,7 +192,7 @@ fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: b
     let detail: String = text.chars().take(200).collect();
     Ended {
         outcome: None,
-        message: format!("the launcher ended without saying how its guest did ({reason}, exit code {code}) {detail}")
+        message: format!("the launcher ended without a report on its guest ({reason}, exit code {code}) {detail}")
             .trim_end()
             .into(),
         evicted: had_to_go,

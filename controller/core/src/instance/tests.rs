@@ -365,7 +365,7 @@ fn deleted_node_proves_nothing_while_its_agent_may_live() {
     assert_eq!(phase(&plan), None);
     assert_eq!(
         (condition.type_.as_str(), condition.reason.as_deref()),
-        ("FencingRequired", Some("NodeDeletedButAgentAlive"))
+        ("FencingRequired", Some("NodeDeletedAgentAlive"))
     );
     assert_eq!(
         here(
@@ -415,7 +415,7 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
         since: Some(time.parse().unwrap()),
     };
     let ready = |status: &str, time: &str, reason: Option<&str>| {
-        let message = reason.map(|_| "node a does not answer; the guest may run on there");
+        let message = reason.map(|_| "node a does not respond; the guest may still run there");
         json!({"type": "Ready", "status": status, "lastTransitionTime": time, "reason": reason, "message": message})
     };
     let before = ready("True", "2025-12-31T23:59:00Z", None);

@@ -103,7 +103,7 @@ impl Why {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Halted => "the machine is halted",
-            Self::StopRequested => "this was asked for",
+            Self::StopRequested => "this was requested",
             Self::Finished => "its guest has shut down",
             Self::RunAgain => "its guest has ended and is to run again",
             Self::MachineDeleted => "the machine is deleted",

@@ -197,13 +197,13 @@ pub fn condition(stage: Stage, maintenance: &str, now: Timestamp) -> Value {
             PLANNED,
             "True",
             "AdminRequested",
-            format!("NodeMaintenance {maintenance} waits until nobody else works on the node"),
+            format!("NodeMaintenance {maintenance} waits for the node's Lease, which another holder has"),
         ),
         Stage::InProgress => (
             IN_PROGRESS,
             "True",
             "AdminRequested",
-            format!("NodeMaintenance {maintenance} asks for it"),
+            format!("NodeMaintenance {maintenance} requests it"),
         ),
         Stage::Ended => (
             IN_PROGRESS,

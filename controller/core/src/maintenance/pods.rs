@@ -152,7 +152,7 @@ impl Pending {
             Reason::TerminationOverdue => Some(waited("its time to end is over")),
             Reason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
             Reason::NodeUnreachable => Some(waited(
-                "the node does not answer, so that nobody knows whether it has ended; taint the node \
+                "the node does not respond, so it is unknown whether it has ended; taint the node \
                  node.kubernetes.io/out-of-service or delete it once it is certainly off",
             )),
         }

@@ -169,7 +169,7 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
         &before.conditions,
         DRAINED,
         Status::False,
-        "Beginning",
+        "Starting",
         message,
         seen.now,
     )];

@@ -67,13 +67,13 @@ pub enum TakenOver {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Error)]
 pub enum HandOverRefusal {
     /// The target already knows whether the guest stays paused.
-    #[error("the target has been told already whether the guest stays paused")]
+    #[error("the target has already been notified whether the guest stays paused")]
     AlreadyReleased,
     /// The target reports that it took over a guest that was not released.
-    #[error("the target says that it took the guest over, which was not released")]
+    #[error("the target reports that it took over the guest, which was not released")]
     NotReleased,
     /// The other side's tunnel has a later version, and its message is not understood here.
-    #[error("the other tunnel is of a later version, and what it says of the guest is not understood")]
+    #[error("the other tunnel is of a later version, and its report on the guest cannot be decoded")]
     NotUnderstood,
 }
 

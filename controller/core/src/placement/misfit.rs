@@ -132,7 +132,7 @@ impl Misfit {
             Self::ObsoleteModel(_) => "CPUModelObsolete",
             Self::ForbidsMinimum(_) => "CPUMinimumForbidden",
             Self::LacksModel(..) | Self::MasksModel(..) => "CPUModelMissing",
-            Self::OtherName(..) => "CPUModelNamedOtherwise",
+            Self::OtherName(..) => "CPUModelNameDiffers",
             Self::LacksFeature(_) | Self::MasksFeature(_) => "CPUFeatureMissing",
             Self::LacksMinimum(..) | Self::MasksMinimum(..) => "CPUMinimumMissing",
             Self::HasForbidden(_) => "CPUFeatureForbidden",
@@ -144,8 +144,8 @@ impl Misfit {
             Self::LacksMachineType(_) => "MachineTypeMissing",
             Self::Architecture(_) => "ArchitectureDiffers",
             Self::TooSmall(..) => "NodeTooSmall",
-            Self::NoRoom { .. } => "InsufficientRoom",
-            Self::Volume(_) => "VolumeElsewhere",
+            Self::NoRoom { .. } => "InsufficientResources",
+            Self::Volume(_) => "VolumeNotAccessible",
             Self::NotApart { .. } => "PodAntiAffinityNotMet",
             Self::NotNear { .. } => "PodAffinityNotMet",
             Self::Skewed { .. } => "TopologySpreadNotMet",
@@ -212,7 +212,7 @@ impl Misfit {
             Self::HostModelObsolete => format!("{has} an obsolete host model"),
             Self::LacksMachineType(machine) => format!("{lacks} the machine type {machine}"),
             Self::Architecture(architecture) => format!("{is} not {architecture}"),
-            Self::TooSmall(resource, needed) => format!("{has} less {resource} than the {needed} that are asked for"),
+            Self::TooSmall(resource, needed) => format!("{has} less {resource} than the {needed} that are requested"),
             Self::NoRoom { resource, .. } if resource == room::PODS => {
                 format!("{has} as many pods as {} may have", verb("it", "they"))
             }
@@ -233,7 +233,7 @@ impl Misfit {
                 format!("would have more pods per {key} than the maximum skew of {max_skew} allows")
             }
             Self::NotLabelled(key) => format!("{lacks} the label {key} though it would be right"),
-            Self::NotInspected => format!("{has} not said what guests can have"),
+            Self::NotInspected => format!("{has} not reported what guests can have"),
             Self::Label(key) => format!("{does_not} have the label {key} as it is selected"),
             Self::Affinity => format!("{does_not} match the node affinity"),
             Self::NoGuestNetwork => format!("{has} no network for guests"),

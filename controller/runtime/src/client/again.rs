@@ -79,7 +79,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for RetryOnce {
         tracing::debug!(
             verb = operation.verb,
             resource = operation.resource,
-            "the API server closed the connection instead of answering: asking again"
+            "the API server closed the connection without a response: repeating the request"
         );
         self.metrics.count(operation, "closed".to_owned());
         Some(ready(()))

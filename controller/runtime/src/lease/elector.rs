@@ -280,7 +280,7 @@ impl Elector {
                 self.failing = true;
             }
             (Outcome::Done(_), true) => {
-                tracing::info!(lease, "the lease answers again");
+                tracing::info!(lease, "the Lease can be renewed again");
                 self.failing = false;
             }
             _ => {}

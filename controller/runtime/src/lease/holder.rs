@@ -307,7 +307,7 @@ impl Keeper {
             ActionResult::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
             ActionResult::Is { holder, .. } => Held::By(holder.clone()),
             ActionResult::Missing if !matches!(phase, Phase::Take | Phase::Make) => {
-                tracing::warn!(lease, "somebody deleted the lease, making it again");
+                tracing::warn!(lease, "the Lease was deleted, creating it again");
                 return;
             }
             ActionResult::Missing | ActionResult::Conflict | ActionResult::Unknown => return,
@@ -324,7 +324,7 @@ impl Keeper {
         }
         match &held {
             Held::By(holder) => {
-                tracing::warn!(lease, holder, "somebody else holds the lease");
+                tracing::warn!(lease, holder, "another process holds the Lease");
                 wish.wanted = false;
             }
             _ => tracing::info!(lease, identity = self.holding.identity, "holding the lease"),

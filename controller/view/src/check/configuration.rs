@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::{Context, Finding, Rule, full_name, name_of, namespace_of};
 
 /// Reasons of the condition `InForce` that other checks report: another object is in force, and a value is not allowed.
-const REPORTED_ELSEWHERE: [&str; 2] = ["Superseded", "NamespaceNotLookedAt"];
+const REPORTED_ELSEWHERE: [&str; 2] = ["Superseded", "NamespaceNotWatched"];
 /// Reason of the same condition where a value is not allowed.
 const REFUSED: &str = "Refused";
 /// Kinds of configuration objects, as kubectl names them.

@@ -153,7 +153,7 @@ fn leads(context: &Context<'_>) -> Vec<Finding> {
             "the Lease {namespace}/{CONTROLLER_LEASE} was renewed {} ago: no replica leads, and nothing moves",
             seconds(since(context.now, at))
         ),
-        None => format!("nobody holds the Lease {namespace}/{CONTROLLER_LEASE}: no replica leads, and nothing moves"),
+        None => format!("the Lease {namespace}/{CONTROLLER_LEASE} has no holder: no replica leads, and nothing moves"),
     };
     vec![Finding::error(message).helps_by(
         "see the controller's logs",

@@ -84,7 +84,10 @@ fn cordoned(context: &Context<'_>) -> Vec<Finding> {
         .map(|name| {
             let message =
                 format!("{name} is cordoned, and no NodeMaintenance exists for it: it takes no virtual machines");
-            Finding::warning(message).helps_by("open it, unless somebody drains it", format!("kubectl uncordon {name}"))
+            Finding::warning(message).helps_by(
+                "open it, unless it is being drained",
+                format!("kubectl uncordon {name}"),
+            )
         });
     found.collect()
 }

@@ -26,7 +26,7 @@ fn maintenance(context: &Context<'_>) -> Vec<Finding> {
     }
     let message = format!("you may not: {}", missing.join(", "));
     vec![Finding::warning(message).helps_by(
-        "let somebody who may bind roles give you that right, if you are to have it",
+        "have an administrator who may bind roles grant that right, if you are to have it",
         "kubectl create clusterrolebinding NAME --clusterrole=drydock-maintenance-editor --user=YOU",
     )]
 }

@@ -139,7 +139,7 @@ impl ModelExplanation {
             head = format!("no node knows it; did you mean {}?", self.similar.join(", "));
         }
         if self.obsolete {
-            head.push_str("; it is obsolete, so no node has a label for it and no virtual machine can ask for it");
+            head.push_str("; it is obsolete, so no node has a label for it and no virtual machine can request it");
         }
         beside(&mut text, &self.model, &head, MESSAGE, width);
         for node in &self.nodes {

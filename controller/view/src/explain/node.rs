@@ -204,7 +204,7 @@ impl NodeExplanation {
             &format!("{} guests; {requested} of {all} of memory are requested", row.guests),
         );
         if self.refuses.is_empty() {
-            line("new guests", "may start there, if they ask for nothing special");
+            line("new guests", "may start there, if they have no special requirements");
         }
         for (index, reason) in self.refuses.iter().enumerate() {
             line(

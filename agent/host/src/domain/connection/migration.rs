@@ -112,7 +112,7 @@ fn is_alive(connection: &Connection) -> bool {
 }
 
 pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
-    const CALL: &str = "asking for the domain's job";
+    const CALL: &str = "reading the domain's job";
     let flags = match which {
         WhichJob::Current => 0,
         WhichJob::Completed => sys::VIR_DOMAIN_JOB_STATS_COMPLETED | sys::VIR_DOMAIN_JOB_STATS_KEEP_COMPLETED,

@@ -50,7 +50,7 @@ fn node_plan(node: &NodePlan, plan: &DrainPlan, several: bool) -> Markup {
         section.plan id={ "plan/" (node.name) } {
             @if several { h3 { (node.name) } }
             ul.plan {
-                (list("blocks", "blocks", "block", &node.blocks, "Somebody has to do something about it", node))
+                (list("blocks", "blocks", "block", &node.blocks, "It needs an administrator", node))
                 (list("stops", "is shut down", "are shut down", &node.stops, "", node))
                 (list("moves", "moves", "move", &node.moves, &takes(node, plan.at), node))
                 @if pods > 0 {
@@ -148,7 +148,7 @@ fn confirmation(names: &[String], plan: &DrainPlan, context: &Context<'_>) -> Ma
     let verdict = match plan.verdict() {
         Verdicts::AllMove => "",
         Verdicts::SomeStop => "Some virtual machines are shut down.",
-        Verdicts::SomeBlock => "The node is not empty before somebody has removed what blocks.",
+        Verdicts::SomeBlock => "The node does not become empty until the causes are removed.",
     };
     let content = html! {
         div.field { label for="reason" { "Reason" } input #reason name="reason" maxlength="200" autocomplete="off"; }

@@ -67,7 +67,7 @@ fn probe(probe: &Probe, spec: &VirtualMachineInstanceSpec, at: &At, refusals: &m
         && spec.domain.devices.interfaces.is_empty()
         && spec.domain.devices.autoattach_pod_interface != Some(false);
     if !has_network && !gets_one {
-        refusals.conflict(at, "a guest without a network: nothing could ask it");
+        refusals.conflict(at, "a guest without a network cannot be probed");
     }
 }
 

@@ -90,8 +90,7 @@ impl Attempts {
             return Retry::GiveUp {
                 reason,
                 sentence: format!(
-                    "all of {} attempts to migrate the guest have failed, and no more are made until it is asked for again \
-                     or something changes that decides about it",
+                    "all of {} attempts to migrate the guest have failed, and no more are made until it is requested again or one of its conditions changes",
                     self.most
                 ),
             };

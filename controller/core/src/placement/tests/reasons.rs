@@ -370,5 +370,5 @@ fn volume_that_other_nodes_can_use_is_a_reason() {
     let found = fit(&needs, &spec(&manifest), &Rules::default(), &views);
     assert_eq!(found.fits, ["b"]);
     assert_eq!(found.reasons(), "1 node cannot use the volume of the claim data (a)");
-    assert_eq!(found.first().map(Misfit::reason), Some("VolumeElsewhere"));
+    assert_eq!(found.first().map(Misfit::reason), Some("VolumeNotAccessible"));
 }

@@ -199,7 +199,7 @@ fn each_resource_that_is_taken_is_a_reason_with_its_amounts() {
     assert_eq!(reasons(&json!({KVM_RESOURCE: "1k"}), &[memory], Some(0)), "");
     assert_eq!(
         reasons(&json!({"memory": "1Gi", KVM_RESOURCE: "1k"}), &[], Some(0)),
-        "1 node has less memory than the 1146Mi that are asked for (a)"
+        "1 node has less memory than the 1146Mi that are requested (a)"
     );
 }
 

@@ -349,7 +349,7 @@ const CONFIGURATION: &[Case] = &[
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
     ("nodes follow the configuration", Outcome::Warning, |survey| {
-        let condition = json!({"type": "DefaultCPUModelOffered", "status": "False", "reason": "NoNodeOffersIt",
+        let condition = json!({"type": "DefaultCPUModelOffered", "status": "False", "reason": "NoNodeOffersModel",
             "lastTransitionTime": fixture::AT, "message": "no node can give guests Icelake-Server"});
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
