@@ -1,7 +1,7 @@
 //! Placement of all leaving guests together: they compete for the same resources.
 //!
 //! ```text
-//!  most constrained first, then first-fit decreasing by the scarcer resource
+//!  fewest nodes with room, then fewest that suit it, then first-fit decreasing by the scarcer resource
 //!  guest ─▶ first node that suits it and has room beside those placed before ─▶ Fits
 //!        └▶ none: it would fit without the others, or once they have moved ─▶ Crowded, and what is missing
 //!                 no node can take it                                      ─▶ Nowhere, and why
@@ -32,6 +32,10 @@ use super::{
 
 /// A guest is not constrained if more nodes than this suit it: others need not make way for it.
 const MANY: usize = 16;
+
+/// The resources by which guests are ordered: those that guests request in different ratios.
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
 
 /// A guest has few alternatives if at most this many nodes suit it and have room for it.
 const FEW: usize = 4;
@@ -122,8 +126,10 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
         (
             !guest.has_migration,
             guest.failures,
+            choice.with_room.min(FEW + 1),
             choice.suited,
             Reverse(guest.needs.requests.get(scarcer)),
+            Reverse(guest.needs.requests.get(other_than(scarcer))),
             metadata.namespace.clone(),
             metadata.name.clone(),
         )
@@ -179,12 +185,17 @@ fn scarcer(guests: &[Leaving<'_>], places: &Places<'_>) -> &'static str {
             .sum();
         (requested, free.max(1))
     };
-    let ((cpu, free_cpu), (memory, free_memory)) = (share("cpu"), share("memory"));
+    let ((cpu, free_cpu), (memory, free_memory)) = (share(CPU), share(MEMORY));
     if cpu.saturating_mul(free_memory) > memory.saturating_mul(free_cpu) {
-        "cpu"
+        CPU
     } else {
-        "memory"
+        MEMORY
     }
+}
+
+/// Returns the other one of CPU and memory.
+fn other_than(resource: &str) -> &'static str {
+    if resource == CPU { MEMORY } else { CPU }
 }
 
 /// The nodes and what has been placed on them so far.

@@ -162,6 +162,22 @@ fn guest_that_others_leave_no_room_is_crowded_out() {
 }
 
 #[test]
+fn guest_that_few_nodes_have_room_for_goes_before_others() {
+    let guest = |name, gib| Sized {
+        cpus: 2,
+        ..sized(name, gib)
+    };
+    // CPU is scarcer, and both guests request the same; the node that the larger one needs comes first.
+    let nodes = [("here", 100, 1, ""), ("x", 6, 3, ""), ("y", 2, 10, "")];
+    let found = packed(&[guest("a", 1), guest("z", 5)], &nodes);
+    assert_eq!(found, [fits("y"), fits("x")]);
+    // Both have room on both nodes; the larger one goes first all the same.
+    let nodes = [("here", 100, 1, ""), ("x", 6, 3, ""), ("y", 4, 3, "")];
+    let found = packed(&[guest("a", 3), guest("z", 4)], &nodes);
+    assert_eq!(found, [fits("y"), fits("x")]);
+}
+
+#[test]
 fn guest_that_few_nodes_suit_goes_before_others() {
     let constrained = Sized {
         feature: Some("avx2"),
