@@ -708,7 +708,9 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
         NodeState::NotReady { .. } | NodeState::OutOfService | NodeState::Gone | NodeState::Unknown => Some((
             "PodLostOnUnresponsiveNode",
             format!(
-                "its pod was deleted while node {node} did not respond, so it is unknown whether the guest still runs there; make sure that the node is off, then delete the Node or taint it node.kubernetes.io/out-of-service"
+                "its pod was deleted while node {node} did not respond, so it is unknown whether the guest still \
+                 runs there; make sure that the node is off, then delete the Node or taint it \
+                 node.kubernetes.io/out-of-service"
             ),
         )),
     }

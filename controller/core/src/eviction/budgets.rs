@@ -116,7 +116,8 @@ pub fn conflict(
         (Some(budget), _) => (
             "PodSelectedByAnotherPDB",
             format!(
-                "PodDisruptionBudget {budget} selects its pod; with two budgets for one pod Kubernetes fails evictions with an error, so none is created for it, and only the webhook protects it"
+                "PodDisruptionBudget {budget} selects its pod; with two budgets for one pod Kubernetes fails \
+                 evictions with an error, so none is created for it, and only the webhook protects it"
             ),
         ),
         (None, Some(complaint)) => (

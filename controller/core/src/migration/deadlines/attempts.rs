@@ -90,7 +90,8 @@ impl Attempts {
             return Retry::GiveUp {
                 reason,
                 sentence: format!(
-                    "all of {} attempts to migrate the guest have failed, and no more are made until it is requested again or one of its conditions changes",
+                    "all of {} attempts to migrate the guest have failed, and no more are made until it is \
+                     requested again or one of its conditions changes",
                     self.most
                 ),
             };
