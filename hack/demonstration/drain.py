@@ -173,7 +173,7 @@ def _drain(stage: Stage, node: str) -> None:
             while draining.poll() is None:
                 found = stage.cluster.kubectl("get", "nm", node, "--ignore-not-found", "-o", "json")
                 maintenance = json.loads(found) if found else {}
-                text = said(maintenance, stage.read("hypervisor", node))
+                text = printed(maintenance, stage.read("hypervisor", node))
                 status: dict[str, Any] = maintenance.get("status", {})
                 if time.monotonic() - begun > PATIENCE:
                     raise Failure(f"{node} is not empty after {time.monotonic() - begun:.0f} s: {text}", str(status))
@@ -198,7 +198,7 @@ def _drain(stage: Stage, node: str) -> None:
     )
 
 
-def said(maintenance: dict[str, Any], hypervisor: dict[str, Any]) -> str:
+def printed(maintenance: dict[str, Any], hypervisor: dict[str, Any]) -> str:
     """What is left, in a line."""
     status = maintenance.get("status", {})
     parts = [f"{status.get('phase', 'new')} {status.get('drainProgress', 0)} %"]

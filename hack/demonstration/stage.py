@@ -94,13 +94,13 @@ class Stage:
         with subprocess.Popen(argv, env=self.cluster.environment(), stdin=theirs, stdout=theirs, stderr=theirs) as running:
             os.close(theirs)
             try:
-                heard = ""
+                received = ""
                 for index, (prompt, line) in enumerate(dialogue):
                     typed = 0.0
-                    while prompt not in heard:
+                    while prompt not in received:
                         now = time.monotonic()
                         if now - begun > PATIENCE:
-                            raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", heard)
+                            raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", received)
                         if index == 0 and now - typed > 2:
                             # A guest shows its prompt again for whoever presses Enter.
                             os.write(ours, b"\n")
@@ -109,8 +109,8 @@ class Stage:
                             piece = os.read(ours, 4096).decode(errors="replace").replace("\r", "")
                             sys.stdout.write(piece.replace("\n", "\n  "))
                             sys.stdout.flush()
-                            heard += piece
-                    heard = heard.split(prompt, 1)[1]
+                            received += piece
+                    received = received.split(prompt, 1)[1]
                     if line:
                         os.write(ours, f"{line}\n".encode())
                 # Ctrl-] leaves.

@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
 
 def _up(arguments: argparse.Namespace, progress: Progress) -> None:
     made = cluster.up(arguments.name, arguments.nodes, arguments.kvm, progress)
-    progress.say(f"cluster {made.name} is ready")
+    progress.note(f"cluster {made.name} is ready")
     print(f"export KUBECONFIG={made.kubeconfig}")
     print(f"# kubectl: {made.description['kubectl']}")
     print(f"# registry: {made.registry} (stands for every registry in the cluster)")

@@ -83,7 +83,7 @@ class Bringup:
         with self.progress.step("control plane"):
             self._ensure(control.etcd)
             url = f"{control.etcd_url}/health"
-            waiting.until(lambda: health.answers(url), "etcd is healthy", 60, [control.etcd])
+            waiting.until(lambda: health.responses(url), "etcd is healthy", 60, [control.etcd])
             self._ensure(control.apiserver)
             needed = [control.etcd, control.apiserver]
             waiting.until(
@@ -112,7 +112,7 @@ class Bringup:
         registry = self.control.registry
         self._ensure(registry)
         base = f"http://{self.layout.registry}/v2/"
-        waiting.until(lambda: health.answers(base), "the registry answers", 30, [registry])
+        waiting.until(lambda: health.responses(base), "the registry answers", 30, [registry])
         _, _, path = SANDBOX_IMAGE.partition("/")
         repository, _, tag = path.partition(":")
         content = Path(self.programs["pause"]).read_bytes()
@@ -123,7 +123,7 @@ class Bringup:
         """The node's namespaces and folders."""
         machine = node.machine
         if machine.is_running() and not _in_namespace(machine, node):
-            self.progress.say(f"{node.name} lost its network namespace and is restarted")
+            self.progress.note(f"{node.name} lost its network namespace and is restarted")
             machine.stop(signal.SIGKILL)
         if not machine.is_current():
             machine.stop(signal.SIGKILL)
@@ -158,17 +158,17 @@ class Bringup:
             for node in nodes:
                 url = f"http://{node.node.address}:10256/healthz"
                 waiting.until(
-                    lambda: health.answers(url),
+                    lambda: health.responses(url),
                     f"kube-proxy of {node.name} is healthy",
                     60,
                     [node.kube_proxy],
                 )
 
     def _is_ready(self, node: Node) -> bool:
-        answer = self._api(f"/api/v1/nodes/{node.name}")
-        if answer is None:
+        response = self._api(f"/api/v1/nodes/{node.name}")
+        if response is None:
             return False
-        document = json.loads(answer)
+        document = json.loads(response)
         conditions = document.get("status", {}).get("conditions", [])
         since = self.started.get(node.kubelet.part, 0.0)
         ready = any(
@@ -246,11 +246,11 @@ def _time(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
 
 
-def _pod_uids(answer: bytes) -> set[str]:
+def _pod_uids(response: bytes) -> set[str]:
     """The pods in a list that are not over."""
     return {
         pod["metadata"]["uid"]
-        for pod in json.loads(answer)["items"] or []
+        for pod in json.loads(response)["items"] or []
         if pod["status"].get("phase") not in ("Succeeded", "Failed")
     }
 

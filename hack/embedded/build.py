@@ -263,7 +263,7 @@ def _alone(path: Path, progress: Progress, what: str) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress.say(f"waiting: another command is building {what}")
+            progress.note(f"waiting: another command is building {what}")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -32,8 +32,8 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise Failure(f"no end within {timeout} s: {shlex.join(argv)}") from error
     if done.returncode != 0:
-        said = last_lines(done.stderr or done.stdout)
-        raise Failure(f"failed with {done.returncode}: {shlex.join(argv)}", said)
+        printed = last_lines(done.stderr or done.stdout)
+        raise Failure(f"failed with {done.returncode}: {shlex.join(argv)}", printed)
     return done.stdout
 
 

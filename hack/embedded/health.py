@@ -10,7 +10,7 @@ from pathlib import Path
 _TIMEOUT = 3.0
 
 
-def answers(url: str, ca: Path | None = None, client: Path | None = None) -> bool:
+def responses(url: str, ca: Path | None = None, client: Path | None = None) -> bool:
     """Whether a GET of the URL succeeds; proxies of the environment are not asked."""
     return get(url, ca, client) is not None
 
@@ -24,7 +24,7 @@ def get(url: str, ca: Path | None = None, client: Path | None = None) -> bytes |
             context.load_cert_chain(client)
         handlers.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT) as answer:
-            return answer.read()
+        with urllib.request.build_opener(*handlers).open(url, timeout=_TIMEOUT) as response:
+            return response.read()
     except (OSError, urllib.error.URLError, ssl.SSLError):
         return None

@@ -52,7 +52,7 @@ def _timed_up(
     begun = time.monotonic()
     cluster = clusters.up(name, progress=progress)
     took = time.monotonic() - begun
-    progress.say(f"ok      {what} took {took:.1f} s")
+    progress.note(f"ok      {what} took {took:.1f} s")
     if budget is not None and took > budget:
         raise Failure(f"{what} took {took:.1f} s, more than {budget:.0f} s")
     return cluster, took
@@ -72,7 +72,7 @@ def _crash(name: str, delay: float, progress: Progress) -> None:
     except subprocess.TimeoutExpired:
         child.send_signal(signal.SIGKILL)
         child.wait()
-    progress.say(f"ok      killed up after {delay} s")
+    progress.note(f"ok      killed up after {delay} s")
 
 
 def _kill_parts(cluster: Cluster, progress: Progress) -> None:
@@ -82,14 +82,14 @@ def _kill_parts(cluster: Cluster, progress: Progress) -> None:
     victims += [first.part("kubelet"), first.part("containerd"), first.part("kube-proxy")]
     for part in victims:
         cluster.stop_process(part)
-    progress.say(f"ok      killed {', '.join(victims)}")
+    progress.note(f"ok      killed {', '.join(victims)}")
 
 
 def _kill_node(cluster: Cluster, progress: Progress) -> None:
     """A node loses its power."""
     last = cluster.nodes[-1].name
     cluster.stop_process(last)
-    progress.say(f"ok      switched {last} off")
+    progress.note(f"ok      switched {last} off")
 
 
 def _beside(
@@ -106,7 +106,7 @@ def _compare(before: leftovers.Inventory, progress: Progress) -> int:
     """The machine has nothing that it did not have before."""
     added = leftovers.take().added_since(before)
     for line in added:
-        progress.say(f"FAILED  left behind: {line}")
+        progress.note(f"FAILED  left behind: {line}")
     if not added:
-        progress.say("ok      nothing is left behind")
+        progress.note("ok      nothing is left behind")
     return len(added)

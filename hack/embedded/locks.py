@@ -41,7 +41,7 @@ def _acquire(path: Path, progress: Progress, name: str) -> int:
         except BlockingIOError:
             if name and not waited:
                 holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
-                progress.say(f"waiting: process {holder} is working on cluster {name}")
+                progress.note(f"waiting: process {holder} is working on cluster {name}")
             waited = True
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         # The holder may have removed the file meanwhile: then this lock is worth nothing.

@@ -84,13 +84,13 @@ def missing(groups: Iterable[str]) -> list[str]:
         return []
     if shutil.which("dpkg-query") is None:
         raise Failure("this needs Debian or a relative of it: there is no dpkg-query")
-    answer = subprocess.run(
+    response = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     ).stdout
-    installed = {line.split()[0] for line in answer.splitlines() if line.endswith(" installed")}
+    installed = {line.split()[0] for line in response.splitlines() if line.endswith(" installed")}
     return [package for package in wanted if package not in installed]
 
 
@@ -126,7 +126,7 @@ def _apt(*arguments: str) -> None:
     """apt-get, tried again: mirrors and locks have passing troubles."""
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3", "-q"]
-    said = ""
+    printed = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(3 * attempt)
@@ -140,8 +140,8 @@ def _apt(*arguments: str) -> None:
         )
         if done.returncode == 0:
             return
-        said = done.stdout
-    raise Failure(f"apt-get {arguments[0]} failed {_ATTEMPTS} times", last_lines(said))
+        printed = done.stdout
+    raise Failure(f"apt-get {arguments[0]} failed {_ATTEMPTS} times", last_lines(printed))
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ class Progress:
         """Seconds since this command began."""
         return time.monotonic() - self._start
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Print one line, stamped with the elapsed time."""
         with self._lock:
             print(f"[{self.elapsed():6.1f}s] {text}", file=sys.stderr, flush=True)
@@ -29,13 +29,13 @@ class Progress:
     def detail(self, text: str) -> None:
         """Print one line that only `-v` shows."""
         if self.verbose:
-            self.say(f"  {text}")
+            self.note(f"  {text}")
 
     @contextmanager
     def step(self, text: str, announce: bool = False) -> Iterator[None]:
         """Time a step; `announce` says so beforehand too, for the long ones."""
         begun = time.monotonic()
         if announce:
-            self.say(f"{text} ...")
+            self.note(f"{text} ...")
         yield
-        self.say(f"{text}: done in {time.monotonic() - begun:.1f} s")
+        self.note(f"{text}: done in {time.monotonic() - begun:.1f} s")

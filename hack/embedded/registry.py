@@ -120,13 +120,13 @@ def _request(
         request.add_header("Accept", accept)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=60) as answer:
-            return answer.headers
+        with opener.open(request, timeout=60) as response:
+            return response.headers
     except urllib.error.HTTPError as error:
         if error.code == 404:
             return None
-        said = error.read().decode(errors="replace")
-        raise Failure(f"{method} {url}: {error.code} {error.reason}", said) from error
+        printed = error.read().decode(errors="replace")
+        raise Failure(f"{method} {url}: {error.code} {error.reason}", printed) from error
     except OSError as error:
         raise Failure(f"{method} {url}: {error}") from error
 

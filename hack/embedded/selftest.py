@@ -49,13 +49,13 @@ def check(cluster: Cluster, progress: Progress) -> int:
                 function(bench)
             except (Failure, AssertionError, OSError, subprocess.SubprocessError) as error:
                 failed += 1
-                progress.say(f"FAILED  {title} ({time.monotonic() - begun:.1f} s)\n{error}")
+                progress.note(f"FAILED  {title} ({time.monotonic() - begun:.1f} s)\n{error}")
                 progress.detail(traceback.format_exc())
             else:
-                progress.say(f"ok      {title} ({time.monotonic() - begun:.1f} s)")
+                progress.note(f"ok      {title} ({time.monotonic() - begun:.1f} s)")
     finally:
         bench.clean()
-    progress.say(f"{len(CHECKS) - failed} of {len(CHECKS)} checks passed")
+    progress.note(f"{len(CHECKS) - failed} of {len(CHECKS)} checks passed")
     return failed
 
 
@@ -81,8 +81,8 @@ class Bench:
         try:
             self.kubectl("wait", f"pod/{name}", f"--for={wanted}", "--timeout=60s")
         except Failure as failure:
-            said = self.cluster.kubectl("-n", NAMESPACE, "describe", f"pod/{name}", check=False)
-            raise Failure(str(failure), said) from failure
+            printed = self.cluster.kubectl("-n", NAMESPACE, "describe", f"pod/{name}", check=False)
+            raise Failure(str(failure), printed) from failure
         return self.kubectl("logs", name)
 
     def web(self, number: int) -> str:
@@ -127,10 +127,10 @@ def image_by_ordinary_name(bench: Bench) -> None:
 def exec_and_logs(bench: Bench) -> None:
     """kubectl exec and kubectl logs."""
     for number, node in enumerate(bench.nodes):
-        said = bench.kubectl("exec", bench.web(number), "--", "env")
-        assert f"NODE={node}" in said, said
-        said = bench.kubectl("logs", bench.web(number))
-        assert f"serving on {node}" in said, said
+        printed = bench.kubectl("exec", bench.web(number), "--", "env")
+        assert f"NODE={node}" in printed, printed
+        printed = bench.kubectl("logs", bench.web(number))
+        assert f"serving on {node}" in printed, printed
 
 
 def port_forward(bench: Bench) -> None:
@@ -151,16 +151,16 @@ def port_forward(bench: Bench) -> None:
 def image_volume(bench: Bench) -> None:
     """An image as a volume."""
     for node in bench.nodes:
-        said = bench.run_to_end(selftestpods.image_volume(node))
-        assert said == "hello from a volume\n", said
+        printed = bench.run_to_end(selftestpods.image_volume(node))
+        assert printed == "hello from a volume\n", printed
 
 
 def pod_to_api(bench: Bench) -> None:
     """A pod reaches the API server at its service address."""
     for number in range(len(bench.nodes)):
         # Only the API server answers plain HTTP with this complaint.
-        said = bench.fetch_from(bench.web(number), KUBERNETES_SERVICE, 443)
-        assert "HTTPS server" in said, said
+        printed = bench.fetch_from(bench.web(number), KUBERNETES_SERVICE, 443)
+        assert "HTTPS server" in printed, printed
 
 
 def pod_to_pod(bench: Bench) -> None:
@@ -184,8 +184,8 @@ def host_to_pod(bench: Bench) -> None:
     for number, node in enumerate(bench.nodes):
         assert node in _get(f"http://{bench.address(bench.web(number))}:8080/")
     path = f"/api/v1/namespaces/{NAMESPACE}/services/http:web:80/proxy/"
-    said = bench.kubectl("get", "--raw", path)
-    assert said.strip() in bench.nodes, said
+    printed = bench.kubectl("get", "--raw", path)
+    assert printed.strip() in bench.nodes, printed
 
 
 def seccomp_profile(bench: Bench) -> None:
@@ -201,8 +201,8 @@ def seccomp_profile(bench: Bench) -> None:
     for node in bench.nodes:
         target = "/var/lib/kubelet/seccomp/selftest.json"
         bench.cluster.in_node(node, ["sh", "-c", f"cat > {target}"], input=profile)
-        said = bench.run_to_end(selftestpods.seccomp(node))
-        assert "No space left on device" in said, said
+        printed = bench.run_to_end(selftestpods.seccomp(node))
+        assert "No space left on device" in printed, printed
         bench.cluster.in_node(node, ["rm", target])
 
 
@@ -224,7 +224,7 @@ def kvm_visibility(bench: Bench) -> None:
     """/dev/kvm is seen by privileged pods only if it was asked for."""
     wanted = bench.cluster.layout.settings.kvm and Path("/dev/kvm").exists()
     for node in bench.nodes:
-        devices = bench.run_to_end(selftestpods.privileged_look_at_dev(node)).split()
+        devices = bench.run_to_end(selftestpods.privileged_read_of_dev(node)).split()
         assert "null" in devices and ("kvm" in devices) == wanted, devices
 
 
@@ -284,14 +284,14 @@ def power_cut(bench: Bench) -> None:
     wanted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
     bench.kubectl("wait", f"pod/restarting-{node}", f"--for={wanted}", "--timeout=60s")
     bench.kubectl("wait", f"pod/restarting-{node}", "--for=condition=Ready", "--timeout=60s")
-    said = bench.kubectl("exec", f"restarting-{node}", "--", "env")
-    assert f"NODE={node}" in said, said
+    printed = bench.kubectl("exec", f"restarting-{node}", "--", "env")
+    assert f"NODE={node}" in printed, printed
 
 
 def _get(url: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=10) as answer:
-        return answer.read().decode()
+    with opener.open(url, timeout=10) as response:
+        return response.read().decode()
 
 
 CHECKS: tuple[Callable[[Bench], None], ...] = (

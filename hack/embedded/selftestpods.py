@@ -87,7 +87,7 @@ def host_path(node: str) -> Object:
     return pod("host-path", node, script, {"volumeMounts": mounts}, volumes=volumes)
 
 
-def privileged_look_at_dev(node: str) -> Object:
+def privileged_read_of_dev(node: str) -> Object:
     """Lists the devices that a privileged container is given."""
     container: Object = {"securityContext": {"privileged": True}}
     return pod("devices", node, "ls /dev", container)

@@ -20,7 +20,7 @@ def down(name: str, progress: Progress) -> None:
     check_name(name)
     directory = state_root() / name
     if not directory.exists() and not (state_root() / f"{name}.lock").exists():
-        progress.say(f"there is no cluster {name}")
+        progress.note(f"there is no cluster {name}")
         return
     with locks.held(name, progress), progress.step(f"removing cluster {name}"):
         settings = registered.settings(name)

@@ -25,8 +25,8 @@ def until(
             if not process.is_running():
                 raise process.death()
         if time.monotonic() > deadline:
-            said = "\n".join(
+            printed = "\n".join(
                 f"--- {process.part} ({process.log})\n{process.last_lines(8)}" for process in needed
             )
-            raise Failure(f"{what}: not within {patience:.0f} s", said)
+            raise Failure(f"{what}: not within {patience:.0f} s", printed)
         time.sleep(_PERIOD)

@@ -35,10 +35,10 @@ NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]|Requesting program interpreter: .*/(.
 
 def needed(program: Path) -> set[str]:
     """Return the names of the libraries that a program or library asks for, the loader among them."""
-    said = subprocess.run(
+    printed = subprocess.run(
         ["readelf", "--wide", "--dynamic", "--program-headers", str(program)], capture_output=True, text=True, check=True
     ).stdout
-    return {library or loader for library, loader in NEEDED.findall(said)}
+    return {library or loader for library, loader in NEEDED.findall(printed)}
 
 
 def closure(unpacked: Path) -> dict[str, Path]:

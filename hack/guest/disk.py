@@ -22,7 +22,7 @@ from oci.builder import content_key, key_of
 from oci.busybox import install_applets
 from oci.debian import Mirror
 from oci.layer import epoch
-from oci.progress import Failure, run, say, size, step
+from oci.progress import Failure, run, note, size, step
 
 SOURCES = Path(__file__).resolve().parent
 DISK_SIZE = 64 << 20
@@ -82,7 +82,7 @@ def build(cache: Path, suite: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             (scratch / disk.name).rename(disk)
             shutil.rmtree(scratch)
-            say(f"        {size(disk.stat().st_size)}, which the guest sees as {DISK_SIZE >> 20} MiB")
+            note(f"        {size(disk.stat().st_size)}, which the guest sees as {DISK_SIZE >> 20} MiB")
     return disk
 
 

@@ -97,11 +97,11 @@ class Machine:
         self._monitor.write(json.dumps({"execute": name, "arguments": arguments}) + "\n")
         self._monitor.flush()
         while True:
-            answer = json.loads(self._monitor.readline())
-            if "return" in answer:
-                return answer["return"]
-            if "error" in answer:
-                raise AssertionError(f"{name}: {answer['error']['desc']}")
+            response = json.loads(self._monitor.readline())
+            if "return" in response:
+                return response["return"]
+            if "error" in response:
+                raise AssertionError(f"{name}: {response['error']['desc']}")
 
     def wait(self, limit: float = DEFAULT_WAIT) -> int:
         """Wait until the machine is off, reading on, and return QEMU's status."""

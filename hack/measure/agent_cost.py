@@ -35,14 +35,14 @@ WATCHES = 8
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     """After five idle minutes, seven samples in one window of ten."""
     node = made.nodes[0].name
-    progress.say(f"idle for {SETTLE} s")
+    progress.note(f"idle for {SETTLE} s")
     wait_until(time.monotonic() + SETTLE)
     agent, tunnel = (the_process(made, node, "drydock-agent", task) for task in ("run", "tunnel"))
     controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-controller")]
     if not controllers:
         raise Failure("no controller runs on the cluster")
     begun, since = time.monotonic(), datetime.now(timezone.utc)
-    progress.say(f"window of {WINDOW} s")
+    progress.note(f"window of {WINDOW} s")
     agents, tunnels, together, controller_resident, spent = [], [], [], [], []
     before = processor_seconds(made, node, agent)
     for sample in range(SAMPLES):
@@ -81,7 +81,7 @@ def _requests(made: Cluster, node: str, since: datetime, until: datetime, progre
         else:
             other[f"{request.verb} {request.resource}"] += 1
     for what, count in other.items():
-        progress.say(f"unexpected: {count} × {what}")
+        progress.note(f"unexpected: {count} × {what}")
     yield Figure("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)
     yield Figure(
         "agent.idle.watch-renewals", watch, "requests", None, WATCHES * (WINDOW // WATCH_RENEWED_EVERY + 1)

@@ -27,10 +27,10 @@ MERGE_PATCH = "application/merge-patch+json"
 def send(connection: http.client.HTTPConnection, method: str, path: str, body: Any, kind: str = "application/json") -> Any:
     """One of several requests over a connection; its answer as read from JSON."""
     connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
-    answer = connection.getresponse()
-    text = answer.read()
-    if answer.status >= 400:
-        raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+    response = connection.getresponse()
+    text = response.read()
+    if response.status >= 400:
+        raise Failure(f"{method} {path}: {response.status}", text.decode(errors="replace")[:500])
     return json.loads(text)
 
 
@@ -57,10 +57,10 @@ class Api:
         try:
             data = None if body is None else json.dumps(body)
             connection.request(method, path, body=data, headers={"Content-Type": kind, "Accept": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read()
-            if answer.status >= 400:
-                raise Failure(f"{method} {path}: {answer.status}", text.decode(errors="replace")[:500])
+            response = connection.getresponse()
+            text = response.read()
+            if response.status >= 400:
+                raise Failure(f"{method} {path}: {response.status}", text.decode(errors="replace")[:500])
             return json.loads(text)
         finally:
             connection.close()
@@ -93,28 +93,28 @@ class Watch:
         self._closed = False
         self._api, self._path = api, f"{path}{'&' if '?' in path else '?'}watch=true&allowWatchBookmarks=true&resourceVersion="
         self._version: str = api.get(path)["metadata"]["resourceVersion"]
-        self._connection, self._answer = self._open()
+        self._connection, self._response = self._open()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _open(self) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         connection = self._api.connect(timeout=600)
         connection.request("GET", self._path + self._version)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise http.client.HTTPException(f"GET {self._path}: {answer.status}")
-        return connection, answer
+        response = connection.getresponse()
+        if response.status != 200:
+            raise http.client.HTTPException(f"GET {self._path}: {response.status}")
+        return connection, response
 
     def _read(self) -> None:
         """Read events for as long as it is open: API servers end watches, those of slow readers above all."""
         while True:
             with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
-                for line in self._answer:
+                for line in self._response:
                     self._take(json.loads(line))
             if self._closed or self._lost is not None:
                 return
             self._connection.close()
             try:
-                self._connection, self._answer = self._open()
+                self._connection, self._response = self._open()
             except (OSError, http.client.HTTPException) as error:
                 self._give_up(str(error))
                 return

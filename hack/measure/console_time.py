@@ -179,7 +179,7 @@ def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iter
             with contextlib.closing(Page(host, session)) as page:
                 page.first()
                 cold = time.monotonic() - begun
-            progress.say(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
+            progress.note(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
             yield Figure("console.first-page-from-start", cold, "s", None, None)
             opened = []
             for _ in range(SAMPLES):

@@ -24,7 +24,7 @@ from .audit import Request, split
 from .figure import SAMPLES, Figure, median
 from .guest_start import VIRSH
 from .guests import Guest, in_pod, instances
-from .migration_time import SETTLE, asked
+from .migration_time import SETTLE, requested
 from .movers import Kind, move
 from .pods import wait_until
 from .raw_migration import ByHand
@@ -49,7 +49,7 @@ class Drains:
 
     walls: list[float] = field(default_factory=list)
     ideals: list[float] = field(default_factory=list)
-    asked: list[list[Request]] = field(default_factory=list)
+    requested: list[list[Request]] = field(default_factory=list)
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
@@ -79,7 +79,7 @@ def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress:
             walls.append(time.monotonic() - begun)
             made.kubectl("uncordon", here)
             here, there = there, here
-            progress.say(f"drain of the leader's node, {turn} of {samples}: {walls[-1]:.2f} s")
+            progress.note(f"drain of the leader's node, {turn} of {samples}: {walls[-1]:.2f} s")
     finally:
         for node in made.nodes:
             made.kubectl("uncordon", node.name)
@@ -134,13 +134,13 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
             made.kubectl("drain", here, *DRAIN, timeout=200)
             found.walls.append(time.monotonic() - begun)
             wait_until(time.monotonic() + SETTLE)
-            found.asked.append(list(asked(made, since)))
+            found.requested.append(list(requested(made, since)))
             made.kubectl("uncordon", here)
             here, there = there, here
             found.ideals.append(pod + _by_hand(by_hand))
-            progress.say(
+            progress.note(
                 f"drain of {count}, {turn + 1} of {samples}: {found.walls[-1]:.2f} s; "
-                f"ideal {found.ideals[-1]:.2f} s, of which pod {pod:.2f}; {len(found.asked[-1])} requests"
+                f"ideal {found.ideals[-1]:.2f} s, of which pod {pod:.2f}; {len(found.requested[-1])} requests"
             )
     finally:
         for hand in by_hand:
@@ -171,8 +171,8 @@ def _figures(count: int, found: Drains, samples: int, progress: Progress) -> Ite
     yield Figure(f"{name}.wall vs kubevirt", wall, "s", KUBEVIRT_WALL[count], None, least=min(found.walls))
     over = min(one - TIMES * other for one, other in zip(found.walls, found.ideals))
     yield Figure(f"{name}.wall over {TIMES} × ideal", wall - TIMES * ideal, "s", ideal, MORE, least=over)
-    progress.say(f"requests of the last drain: {split(found.asked[-1])}")
-    counts = [len(each) / count for each in found.asked]
+    progress.note(f"requests of the last drain: {split(found.requested[-1])}")
+    counts = [len(each) / count for each in found.requested]
     reference = KUBEVIRT_REQUESTS[count] / count
     yield Figure(
         f"{name}.requests per guest vs kubevirt",

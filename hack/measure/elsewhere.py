@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from embedded.cluster import Cluster
-from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .api import MERGE_PATCH, Api, send
@@ -45,7 +44,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     """RssAnon of the first node's agent before and after."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
-    progress.say(f"agent without instances of other nodes: {SETTLE} s, then a window of {WINDOW} s")
+    progress.note(f"agent without instances of other nodes: {SETTLE} s, then a window of {WINDOW} s")
     before = _anonymous(made, node, agent)
     with _without_controller(made, api):
         made.kubectl("create", "namespace", NAMESPACE)
@@ -56,7 +55,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         finally:
             with progress.step("taking them away"):
                 made.kubectl("delete", "namespace", NAMESPACE, "--wait=true", timeout=TAKING_AWAY)
-    progress.say(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances of another node")
+    progress.note(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances of another node")
     yield Figure("agent.RssAnon-growth-by-5000-vmis-elsewhere", max(0.0, after - before), "MiB", None, GROWTH)
 
 

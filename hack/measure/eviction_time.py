@@ -28,7 +28,7 @@ from .audit import split
 from .drain_time import manifest
 from .figure import SAMPLES, Figure
 from .guests import NAMESPACE, PODS, Guest, instances
-from .migration_time import asked
+from .migration_time import requested
 from .pods import wait_until
 
 PER_SECOND = 200
@@ -78,19 +78,19 @@ def refused(api: Api, pod: str) -> None:
 
 def _figures(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Figure]:
     webhook = Webhook(api)
-    answered, bare = [], []
+    responded, bare = [], []
     with progress.step("what was said again in drains before is counted"):
         wait_until(time.monotonic() + SERIES)
     since = datetime.now(timezone.utc)
     for _ in range(SAMPLES):
-        bare.append(percentile(webhook.ask(NOBODYS, b"", lambda status, _: status == 404)))
-        answered.append(percentile(webhook.ask(PATH, json.dumps(review(pod)).encode(), is_refused)))
+        bare.append(percentile(webhook.send_request(NOBODYS, b"", lambda status, _: status == 404)))
+        responded.append(percentile(webhook.send_request(PATH, json.dumps(review(pod)).encode(), is_refused)))
     wait_until(time.monotonic() + 1)
-    requests = list(asked(made, since))
-    progress.say(f"requests meanwhile: {split(requests)}")
-    middle = sorted(answered)[SAMPLES // 2] * 1000
+    requests = list(requested(made, since))
+    progress.note(f"requests meanwhile: {split(requests)}")
+    middle = sorted(responded)[SAMPLES // 2] * 1000
     reference = sorted(bare)[SAMPLES // 2] * 1000
-    yield Figure(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(answered) * 1000)
+    yield Figure(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(responded) * 1000)
     yield Figure("eviction.requests per repeat", len(requests), "requests", None, 0)
 
 
@@ -148,7 +148,7 @@ class Webhook:
             raise Failure("no controller runs")
         self._address = (running[0]["status"]["podIP"], PORT)
 
-    def ask(self, path: str, body: bytes, expected: Expected) -> list[float]:
+    def send_request(self, path: str, body: bytes, expected: Expected) -> list[float]:
         """Seconds that each of many questions took to be answered, as is expected."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             rounds = pool.map(lambda client: self._client(client, path, body, expected), range(CLIENTS))
@@ -166,13 +166,13 @@ class Webhook:
         try:
             for turn in range(PER_SECOND * SECONDS // CLIENTS):
                 wait_until(begun + turn * pause)
-                asked_at = time.monotonic()
+                requested_at = time.monotonic()
                 connection.request("POST" if body else "GET", path, body, {"Content-Type": "application/json"})
-                answer = connection.getresponse()
-                text = answer.read()
-                took.append(time.monotonic() - asked_at)
-                if not expected(answer.status, text):
-                    raise Failure(f"{path}: {answer.status}", text.decode(errors="replace")[:500])
+                reply = connection.getresponse()
+                text = reply.read()
+                took.append(time.monotonic() - requested_at)
+                if not expected(reply.status, text):
+                    raise Failure(f"{path}: {reply.status}", text.decode(errors="replace")[:500])
         finally:
             connection.close()
         return took

@@ -50,7 +50,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     """Four guests on the first node, once they have booted and stood still for half a minute."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
-    progress.say(f"agent without guests for {WINDOW} s")
+    progress.note(f"agent without guests for {WINDOW} s")
     before = median(list(_agent(made, node, agent)))
     with instances(api) as watch:
         guests = [Guest(api, watch, instance(f"memory-{number}", node)) for number in range(GUESTS)]
@@ -58,7 +58,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             guest.ready()
             guest.line("drydock-guest ready")
         pods = [guest.pod()["metadata"]["uid"] for guest in guests]
-        progress.say(f"{GUESTS} guests have booted; {SETTLE} s, then a window of {WINDOW} s")
+        progress.note(f"{GUESTS} guests have booted; {SETTLE} s, then a window of {WINDOW} s")
         wait_until(time.monotonic() + SETTLE)
         samples, after = [], []
         for anonymous in _agent(made, node, agent):
@@ -68,7 +68,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             guest.delete()
     last = samples[-1]
     for name in sorted(last.pss):
-        progress.say(
+        progress.note(
             f"  {name}: {last.pss[name] / GUESTS:.1f} MiB of PSS, {last.anonymous[name] / GUESTS:.1f} MiB of RssAnon a guest"
         )
     pss = median([sample.pss.total() / GUESTS for sample in samples])

@@ -102,7 +102,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
                 guest = Guest(api, watch, instance(f"start-{turn}", node, HURRIED))
                 to_running.append(guest.running())
                 to_line.append((guest.line() - guest.created).total_seconds())
-                progress.say(
+                progress.note(
                     f"start {turn + 1} of {SAMPLES}: first line after {to_line[-1]:.2f} s, by hand {raw[-1]:.2f} s; "
                     f"Running after {to_running[-1]:.2f} s"
                 )
@@ -110,7 +110,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         finally:
             api.request("DELETE", f"{PODS}/{RAW_POD}?gracePeriodSeconds=0")
     by_hand = median(raw)
-    progress.say(f"first line after {median(to_line):.2f} s, by hand {by_hand:.2f} s")
+    progress.note(f"first line after {median(to_line):.2f} s, by hand {by_hand:.2f} s")
     yield Figure("vm.start.overhead vs domain by hand", median(to_line) - by_hand, "s", by_hand, OVERHEAD)
     yield Figure("vm.created-to-Running vs kubevirt", median(to_running), "s", KUBEVIRT_RUNNING, KUBEVIRT_RUNNING)
 

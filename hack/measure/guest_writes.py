@@ -37,7 +37,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         guest.line("drydock-guest ready")
         wait_until(time.monotonic() + SETTLE)
         idle_since = _now()
-        progress.say(f"a guest that does nothing for {IDLE} s")
+        progress.note(f"a guest that does nothing for {IDLE} s")
         wait_until(time.monotonic() + IDLE)
         idle_until = _now()
         guest.delete()
@@ -45,8 +45,8 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         until = _now()
     life = [request for request in requests(made, since, until) if request.writes]
     idle = [request for request in requests(made, idle_since, idle_until) if request.writes]
-    progress.say(f"writes of a life: {split(life)}")
-    progress.say(f"writes while it did nothing: {split(idle)}")
+    progress.note(f"writes of a life: {split(life)}")
+    progress.note(f"writes while it did nothing: {split(idle)}")
     yield Figure("vm.life.writes", len(life), "requests", None, LIFE)
     yield Figure("vm.idle.status-writes", sum(_status(request) for request in idle), "requests", None, 0)
 

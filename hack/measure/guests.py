@@ -85,13 +85,13 @@ class Guest:
         path = f"{PODS}/{self.pod()['metadata']['name']}/log?timestamps=true&follow=true"
         try:
             connection.request("GET", path)
-            answer = connection.getresponse()
-            if answer.status != 200:
-                raise Failure(f"GET {path}: {answer.status}", answer.read().decode(errors="replace")[:500])
-            for raw in answer:
-                at, said = printed(raw.decode(errors="replace"))
+            response = connection.getresponse()
+            if response.status != 200:
+                raise Failure(f"GET {path}: {response.status}", response.read().decode(errors="replace")[:500])
+            for raw in response:
+                at, output = printed(raw.decode(errors="replace"))
                 # The firmware's empty lines are not the guest's words.
-                if said is not None and words in said and any(letter.isalnum() for letter in said):
+                if output is not None and words in output and any(letter.isalnum() for letter in output):
                     return at
         except TimeoutError as error:
             raise Failure(f"{self.name} printed nothing for {SILENCE} s, and {words!r} not before") from error
@@ -134,8 +134,8 @@ def run_folder(made: Cluster, pod: dict[str, Any]) -> Path:
 def printed(line: str) -> tuple[datetime, str | None]:
     """Of a line of a pod's log with its time: when it came, and what the guest said unless it is the launcher's own."""
     at, _, text = line.rstrip("\n").partition(" ")
-    said = text.removeprefix("guest: ") if text.startswith("guest: ") else None
-    return datetime.fromisoformat(at.replace("Z", "+00:00")), said
+    output = text.removeprefix("guest: ") if text.startswith("guest: ") else None
+    return datetime.fromisoformat(at.replace("Z", "+00:00")), output
 
 
 def in_pod(made: Cluster, pod: str, script: str, *arguments: str, timeout: float = 120, check: bool = True) -> str:

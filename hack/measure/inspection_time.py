@@ -23,7 +23,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     ours: list[float] = []
     raw: list[float] = []
     for turn in range(SAMPLES):
-        progress.say(f"inspection {turn + 1} of {SAMPLES}")
+        progress.note(f"inspection {turn + 1} of {SAMPLES}")
         begun = time.monotonic()
         made.kubectl(*into, "drydock-agent", "inspect", "--output", "json")
         ours.append(time.monotonic() - begun)

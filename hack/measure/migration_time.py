@@ -22,7 +22,7 @@ from .api import Api, Watch
 from .audit import Request, requests, split
 from .figure import SAMPLES, Figure, median
 from .guest_start import VIRSH
-from .guests import PODS, Guest, in_pod, instances
+from .guests import Guest, in_pod, instances
 from .movers import Kind, Moved, move
 from .pods import memory, the_process, wait_until
 from .raw_migration import ByHand
@@ -51,7 +51,7 @@ class Series:
     """All migrations of one guest and of one like it, in seconds."""
 
     moved: list[Moved] = field(default_factory=list)
-    asked: list[list[Request]] = field(default_factory=list)
+    requested: list[list[Request]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     by_hand: list[float] = field(default_factory=list)
     by_hand_outside: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             since = datetime.now(timezone.utc)
             moved = move(made, api, guest.name)
             wait_until(time.monotonic() + SETTLE)
-            series.asked.append(list(asked(made, since)))
+            series.requested.append(list(requested(made, since)))
             series.moved.append(moved)
             series.gaps.append(longest_gap(moved.ticks))
             virsh = by_hand.move()
@@ -99,7 +99,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             series.by_hand.append(job.elapsed)
             series.by_hand_outside.append(virsh.ended - virsh.began - job.elapsed)
             series.by_hand_gaps.append(longest_gap(virsh.ticks))
-            progress.say(
+            progress.note(
                 f"{kind.name} {turn + 1} of {samples}: {moved.total:.2f} s = pod {moved.pod:.2f} + job {moved.job.elapsed:.2f} "
                 f"+ {moved.outside:.2f}; stood still {series.gaps[-1] * 1000:.0f} ms (libvirt: {moved.job.downtime * 1000:.0f}); "
                 f"virsh: job {job.elapsed:.2f} s of {virsh.ended - virsh.began:.2f}, stood still {series.by_hand_gaps[-1] * 1000:.0f} ms "
@@ -111,7 +111,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
     return series
 
 
-def asked(made: Cluster, since: datetime) -> Iterator[Request]:
+def requested(made: Cluster, since: datetime) -> Iterator[Request]:
     """What Drydock has asked of the API server for a migration: all but leases and the renewal of watches."""
     for request in requests(made, since, datetime.now(timezone.utc)):
         if request.resource != "leases" and request.verb != "watch":
@@ -122,8 +122,8 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]
     def figure(name: str, values: list[float], unit: str, reference: float | None, budget: float | None) -> Figure:
         return Figure(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
 
-    progress.say(f"requests of the last migration: {split(series.asked[-1])}")
-    progress.say(f"seconds from its creation, in the middle: {milestones([moved.stages for moved in series.moved])}")
+    progress.note(f"requests of the last migration: {split(series.requested[-1])}")
+    progress.note(f"seconds from its creation, in the middle: {milestones([moved.stages for moved in series.moved])}")
     yield figure("created-to-Succeeded", [moved.total for moved in series.moved], "s", None, None)
     yield figure("target-pod-start", [moved.pod for moved in series.moved], "s", None, None)
     outside = [moved.outside for moved in series.moved]
@@ -133,7 +133,7 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]
     over = median(outside, samples) - raw
     least = min(outside) - min(series.by_hand_outside)
     yield Figure("migration.control-plane, outside the job over virsh's", over, "s", raw, CONTROL_PLANE, least=least)
-    counts = [float(len(each)) for each in series.asked]
+    counts = [float(len(each)) for each in series.requested]
     yield figure("requests vs kubevirt", counts, "requests", KUBEVIRT_REQUESTS, REQUESTS)
 
 

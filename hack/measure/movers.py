@@ -12,7 +12,7 @@ from typing import Any
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 
-from .api import Api, Watch
+from .api import Api
 from .guest_start import VIRSH
 from .guests import HURRIED, NAMESPACE, PODS, in_pod, instance
 from .standstill import Tick, ticks
@@ -89,13 +89,13 @@ def move(made: Cluster, api: Api, name: str) -> Moved:
     """Have Drydock migrate an instance, and wait until it has."""
     with api.watching(MIGRATIONS) as migrations, api.watching(PODS) as pods:
         begun = time.monotonic()
-        asked = {
+        requested = {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstanceMigration",
             "metadata": {"generateName": f"{name}-", "namespace": NAMESPACE},
             "spec": {"vmiName": name},
         }
-        uid = api.request("POST", MIGRATIONS, asked)["metadata"]["uid"]
+        uid = api.request("POST", MIGRATIONS, requested)["metadata"]["uid"]
         ended, migration = migrations.until(
             lambda _, found: found["metadata"]["uid"] == uid and found.get("status", {}).get("phase") in FINAL
         )
@@ -116,8 +116,8 @@ def stages(states: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for at, migration in states:
         status = migration.get("status", {})
-        said = [status.get("phase"), *(f"{side} {status.get(side, {}).get('state', '')}" for side in ("source", "target"))]
-        for stage in said:
+        printed = [status.get("phase"), *(f"{side} {status.get(side, {}).get('state', '')}" for side in ("source", "target"))]
+        for stage in printed:
             if stage and not stage.endswith(" "):
                 found.setdefault(stage, at)
     return found
@@ -160,10 +160,10 @@ def log_of(api: Api, pod: str, seconds: int | None = None) -> list[str]:
     connection = api.connect()
     try:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-        if answer.status != 200:
-            raise Failure(f"GET {path}: {answer.status}", text[:500])
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise Failure(f"GET {path}: {response.status}", text[:500])
         return text.splitlines()
     finally:
         connection.close()

@@ -76,7 +76,7 @@ class Played:
 def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None) -> Iterator[Figure]:
     """The share of guests with another fate than planned, and by how much the ends differ."""
     seed = random.randrange(1 << 32) if seed is None else seed
-    progress.say(f"random clusters of seed {seed}")
+    progress.note(f"random clusters of seed {seed}")
     program = _plugin(progress)
     generator = random.Random(seed)
     with Simulation(made, SIZE, LIMITS, progress) as simulation:
@@ -101,9 +101,9 @@ def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None
                 if cluster.planned and cluster.drained in finished:
                     taken = finished[cluster.drained] - cluster.begun
                     moves = sum(fate == "moves" for fate in cluster.fates.values())
-                    progress.say(f"{cluster.drained}: {moves} guests, {cluster.planned:.0f} s planned, {taken:.1f} s taken")
+                    progress.note(f"{cluster.drained}: {moves} guests, {cluster.planned:.0f} s planned, {taken:.1f} s taken")
         for line in wrong:
-            progress.say(line)
+            progress.note(line)
         fates = Counter(fate for cluster in clusters for fate in cluster.fates.values())
     for fate in ("moves", "stops", "blocks"):
         yield Figure(f"plans.{fate}", fates[fate], "guests", None, None)
@@ -274,7 +274,7 @@ def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> 
         if time.monotonic() - changed > (QUIET if expected else 6 * QUIET):
             return last
         if time.monotonic() > end:
-            progress.say("guests still leave")
+            progress.note("guests still leave")
             return last
         time.sleep(0.5)
 

@@ -40,13 +40,13 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             ),
         }
         for name, (change, undo, key) in reactions.items():
-            progress.say(f"reaction to {name}")
+            progress.note(f"reaction to {name}")
             times = []
             for _ in range(SAMPLES):
                 times.append(_timed(watch, change, lambda kind, found, key=key: key not in found["metadata"]["labels"]))
                 times.append(_timed(watch, undo, lambda kind, found, key=key: key in found["metadata"]["labels"]))
             yield Figure(f"react.{name}", median(times), "s", None, SECONDS)
-        progress.say("reaction to tampering")
+        progress.note("reaction to tampering")
         times = []
         for _ in range(SAMPLES):
             mark = watch.mark()
@@ -116,7 +116,7 @@ def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress)
     )
     times = []
     for turn in range(SAMPLES):
-        progress.say(f"start of an agent {turn + 1} of {SAMPLES}")
+        progress.note(f"start of an agent {turn + 1} of {SAMPLES}")
         _run_agents(api, False)
         with api.watching(pods) as created:
             if api.get(pods)["items"]:

@@ -84,9 +84,9 @@ def _settle(simulation: Simulation) -> None:
     """Wait until the controller has done what is left to do."""
     patience = time.monotonic() + PATIENCE
     while True:
-        asked = simulation.asked()
+        requested = simulation.requested()
         time.sleep(SETTLE)
-        if simulation.asked() - asked < QUIET * SETTLE:
+        if simulation.requested() - requested < QUIET * SETTLE:
             return
         if time.monotonic() > patience:
             raise Failure(f"the controller still asks for more than {QUIET} things in a second after {PATIENCE} s")
@@ -97,10 +97,10 @@ def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
     nodes = simulation.names(simulation.size.drained)
     machines = _machines(api)
     expected = len(simulation.moved) + sum(machines[node] for node in nodes)
-    before, spent, asked = len(simulation.moved), simulation.processor_seconds(), simulation.requests()
+    before, spent, requested = len(simulation.moved), simulation.processor_seconds(), simulation.requests()
     begun, since = time.time(), datetime.now(timezone.utc)
     with progress.step(f"drain of {len(nodes)} nodes with {expected - before} machines"):
-        _each(api, nodes, lambda client, node: client.ask("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": [TAINT]}}))
+        _each(api, nodes, lambda client, node: client.send_request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": [TAINT]}}))
         simulation.until_moved(expected, 1800)
         _until_drained(api, nodes)
     until = datetime.now(timezone.utc)
@@ -109,8 +109,8 @@ def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
     yield from _slots(held, moves, begun, simulation.limits)
     wanted = list(audit.requests(simulation.made, since, until))
     controller = [request for request in wanted if request.account == "drydock-controller" and request.resource != "leases"]
-    progress.say(audit.split(controller))
-    agents = simulation.requests() - asked
+    progress.note(audit.split(controller))
+    agents = simulation.requests() - requested
     yield Figure("scale.drain.controller-requests", len(controller) / len(moves), "requests/VM", None, None)
     yield Figure("scale.drain.agents-requests", agents / len(moves), "requests/VM", None, None)
     yield Figure("scale.drain.requests", (len(controller) + agents) / len(moves), "requests/VM", None, 25)
@@ -119,7 +119,7 @@ def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
     memory = simulation.memory()
     yield Figure("scale.drain.controller-RSS", memory.resident, "MiB", None, None)
     yield Figure("scale.drain.controller-RssAnon", memory.anonymous, "MiB", None, None)
-    _each(api, nodes, lambda client, node: client.ask("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}))
+    _each(api, nodes, lambda client, node: client.send_request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}))
 
 
 def _slots(
@@ -191,7 +191,7 @@ def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[f
 
         def create(client: Client, node: str) -> None:
             body = {"metadata": {"name": f"of-{node}"}, "spec": {"nodeName": node, "reason": "measured"}}
-            client.ask("POST", MAINTENANCES, {"apiVersion": "nodemaintenance.medik8s.io/v1beta1", "kind": "NodeMaintenance"} | body)
+            client.send_request("POST", MAINTENANCES, {"apiVersion": "nodemaintenance.medik8s.io/v1beta1", "kind": "NodeMaintenance"} | body)
             created[node] = time.monotonic()
 
         _each(api, nodes, create)
@@ -202,7 +202,7 @@ def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[f
             lambda found: found["spec"]["nodeName"],
             lambda found: found.get("status", {}).get("phase") == "Succeeded",
         )
-    _each(api, nodes, lambda client, node: client.ask("DELETE", f"{MAINTENANCES}/of-{node}"))
+    _each(api, nodes, lambda client, node: client.send_request("DELETE", f"{MAINTENANCES}/of-{node}"))
     longest = max(cordoned[node] - created[node] for node in nodes)
     return max(done.values()) - begun, (max(cordoned.values()) - begun, longest)
 
@@ -271,15 +271,15 @@ class Client:
     def __init__(self, api: Api) -> None:
         self._connection = api.connect()
 
-    def ask(self, method: str, path: str, body: Any = None) -> None:
+    def send_request(self, method: str, path: str, body: Any = None) -> None:
         """One request, of which nothing but a refusal is of interest."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
         self._connection.request(method, path, data, {"Content-Type": kind, "Accept": "application/json"})
-        answer = self._connection.getresponse()
-        text = answer.read()
-        if answer.status >= 400:
-            raise http.client.HTTPException(f"{method} {path}: {answer.status} {text[:300]!r}")
+        response = self._connection.getresponse()
+        text = response.read()
+        if response.status >= 400:
+            raise http.client.HTTPException(f"{method} {path}: {response.status} {text[:300]!r}")
 
     def close(self) -> None:
         """End it."""

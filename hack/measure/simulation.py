@@ -67,7 +67,7 @@ class Simulation:
         # The controller's memory without nodes and machines.
         self.alone = Memory(0.0, 0.0)
         self._folder = Path(made.kubeconfig).parent / "scale"
-        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._responses: queue.Queue[dict[str, Any]] = queue.Queue()
         self._controller: subprocess.Popen[bytes] | None = None
         self._nodes: subprocess.Popen[str] | None = None
 
@@ -83,7 +83,7 @@ class Simulation:
             self.alone = self.memory()
             with self.progress.step(f"{self.size.nodes} nodes"):
                 self._nodes = self._start_nodes(programs / "drydock-scale")
-                self.answer("nodes", 600)
+                self.response("nodes", 600)
         except BaseException:
             self._end()
             raise
@@ -98,20 +98,20 @@ class Simulation:
         """Names of nodes."""
         return [f"sim-{number:04}" for number in range(first, first + count)]
 
-    def order(self, word: str, answer: str, patience: float) -> dict[str, Any]:
+    def order(self, word: str, response: str, patience: float) -> dict[str, Any]:
         """Have the simulator do something, and wait until it has."""
         nodes = self._nodes
         assert nodes is not None and nodes.stdin is not None
         nodes.stdin.write(f"{word}\n")
         nodes.stdin.flush()
-        return self.answer(answer, patience)
+        return self.response(response, patience)
 
-    def answer(self, kind: str, patience: float) -> dict[str, Any]:
+    def response(self, kind: str, patience: float) -> dict[str, Any]:
         """What the simulator says next of this kind."""
         end = time.monotonic() + patience
         while True:
             try:
-                line = self._answers.get(timeout=max(0.0, end - time.monotonic()))
+                line = self._responses.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 raise Failure(f"the simulator has not said {kind!r} within {patience} s; see {self._folder}") from None
             if line["kind"] == "over":
@@ -126,17 +126,17 @@ class Simulation:
             left = end - time.monotonic()
             if left <= 0:
                 raise Failure(f"{len(self.moved)} of {count} guests have moved within {patience} s; see {self._folder}")
-            self.answer("moved", left)
+            self.response("moved", left)
 
     def requests(self) -> int:
         """Requests of agents so far, the renewals of Leases and the watches not counted."""
         return int(self.order("count", "requests", 30)["counts"].get("agents", 0))
 
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Requests of the controller so far, those for Leases and the watches not counted."""
         url = f"http://{self.made.layout.address}:{ADMIN}/metrics"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return requests_in(answer.read().decode())
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return requests_in(response.read().decode())
 
     def memory(self) -> Memory:
         """What the controller has in memory."""
@@ -214,8 +214,8 @@ class Simulation:
             line = json.loads(text)
             if line["kind"] == "moved":
                 self.moved.append(line)
-            self._answers.put(line)
-        self._answers.put({"kind": "over"})
+            self._responses.put(line)
+        self._responses.put({"kind": "over"})
 
     def _start_controller(self, program: Path) -> subprocess.Popen[bytes]:
         config = json.loads(self.made.kubectl("config", "view", "--raw", "-o", "json"))
@@ -245,11 +245,11 @@ class Simulation:
         end = time.monotonic() + STARTS
         while True:
             self._pid()
-            said = self.made.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(manifest), check=False)
-            if "created" in said:
+            printed = self.made.kubectl("create", "--dry-run=server", "-f", "-", input=json.dumps(manifest), check=False)
+            if "created" in printed:
                 return
             if time.monotonic() > end:
-                raise Failure("the controller's webhooks do not answer", said)
+                raise Failure("the controller's webhooks do not answer", printed)
             time.sleep(0.5)
 
     def _end(self) -> None:

@@ -32,13 +32,13 @@ def ticks(source: Iterable[str], target: Iterable[str]) -> list[Tick]:
 
     A line may be cut in two by the move; it came when its second half did.
     """
-    before = [said for said in map(printed, source) if said[1]]
-    after = [said for said in map(printed, target) if said[1]]
+    before = [output for output in map(printed, source) if output[1]]
+    after = [output for output in map(printed, target) if output[1]]
     if before and after and not _tick(*before[-1]) and not _tick(*after[0]):
         _, head = before.pop()
         at, tail = after.pop(0)
         after.insert(0, (at, f"{head}{tail}"))
-    return [tick for said in (*before, *after) if (tick := _tick(*said))]
+    return [tick for output in (*before, *after) if (tick := _tick(*output))]
 
 
 def longest_gap(found: list[Tick]) -> float:
@@ -56,6 +56,6 @@ def longest_gap(found: list[Tick]) -> float:
     return longest
 
 
-def _tick(at: datetime, said: str | None) -> Tick | None:
-    found = TICK.search(said or "")
+def _tick(at: datetime, output: str | None) -> Tick | None:
+    found = TICK.search(output or "")
     return Tick(at, int(found[1]), found[2]) if found else None

@@ -156,7 +156,7 @@ def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[F
                 taken[name].append(median([_echo(console, index) for index in range(ECHOES)], ECHOES))
                 # What was typed is taken back: Ctrl-U.
                 console.send(b"\x15")
-        progress.say(f"echo {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.2f} ms" for name, ms in taken.items()))
+        progress.note(f"echo {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.2f} ms" for name, ms in taken.items()))
     through, raw = median(taken["api"], samples), median(taken["socat"], samples)
     yield Figure("streams.console-echo vs socat", through, "ms", raw, None, least=min(taken["api"]))
     yield Figure("streams.console-echo more than socat", through - raw, "ms", None, MORE)
@@ -185,7 +185,7 @@ def _display(carriers: Carriers, samples: int, progress: Progress) -> Iterator[F
                 for _ in range(UPDATES):
                     _update(display, width, height)
                 taken[name].append((time.monotonic() - begun) / UPDATES * 1000)
-        progress.say(f"update {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.1f} ms" for name, ms in taken.items()))
+        progress.note(f"update {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.1f} ms" for name, ms in taken.items()))
     through, raw = median(taken["api"], samples), median(taken["socat"], samples)
     name = f"streams.display-update of {size / (1 << 20):.1f} MiB vs socat"
     yield Figure(name, through, "ms", raw, SLOWER, relative=True, least=min(taken["api"]))
@@ -241,7 +241,7 @@ def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -
             opened.enter_context(contextlib.closing(Stream(api, path)))
         time.sleep(SETTLE)
         after = anonymous()
-    progress.say(f"memory of {STREAMS} streams: agent {before[0]:.2f} to {after[0]:.2f}, controllers {before[1]:.2f} to {after[1]:.2f} MiB")
+    progress.note(f"memory of {STREAMS} streams: agent {before[0]:.2f} to {after[0]:.2f}, controllers {before[1]:.2f} to {after[1]:.2f} MiB")
     for who, index in (("agent", 0), ("controllers", 1)):
         each = (after[index] - before[index]) * 1024 / STREAMS
         yield Figure(f"streams.memory of an open port-forward in the {who}", each, "KiB", None, 256)

@@ -41,13 +41,13 @@ class Tunnel:
             self._connection = self._connect()
         self._connection.sendall(json.dumps({"id": 1, "call": call}).encode() + b"\n")
         for line in self._lines:
-            said = json.loads(line)
-            if "answer" in said:
-                result: dict[str, Any] = said["answer"]["result"]
+            printed = json.loads(line)
+            if "answer" in printed:
+                result: dict[str, Any] = printed["answer"]["result"]
                 if "refused" in result:
                     raise Failure(f"the tunnel refuses {next(iter(call))}", result["refused"]["message"])
                 return result
-        raise Failure("the tunnel has ended", self._said())
+        raise Failure("the tunnel has ended", self._printed())
 
     def end(self) -> None:
         """End the process."""
@@ -70,9 +70,9 @@ class Tunnel:
             # It has not begun to listen. Whether it ever does shows in the loop's condition.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.02)
-        raise Failure("a tunnel did not start", self._said())
+        raise Failure("a tunnel did not start", self._printed())
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         self._log.seek(0)
         return self._log.read()[-2000:]
 

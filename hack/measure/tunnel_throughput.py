@@ -71,7 +71,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
                 before = sum(map(_processor_seconds, carrying.pids))
                 seconds[name].append(push(carrying, 1, SIZE) * GIB / SIZE)
                 spent[name].append((sum(map(_processor_seconds, carrying.pids)) - before) * GIB / SIZE)
-        progress.say(
+        progress.note(
             f"throughput {turn + 1} of {samples}, seconds of a GiB (of processors): "
             + ", ".join(f"{name} {seconds[name][-1]:.2f} ({spent[name][-1]:.2f})" for name in carriers)
         )
@@ -90,11 +90,11 @@ def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Figure]
             seen: list[float] = []
             push(carrying, STREAMS, SIZE // STREAMS, lambda: seen.append(max(map(_anonymous, carrying.pids))))
             busy.append(max(seen))
-    progress.say(f"RssAnon of a tunnel with a session: {median(idle, samples):.1f} MiB before it carries anything")
+    progress.note(f"RssAnon of a tunnel with a session: {median(idle, samples):.1f} MiB before it carries anything")
     yield Figure(f"tunnel.RssAnon-with-{STREAMS}-streams", median(busy, samples), "MiB", None, MEMORY, least=min(busy))
 
 
-def push(carrying: Carrier, streams: int, size: int, look: Callable[[], None] | None = None) -> float:
+def push(carrying: Carrier, streams: int, size: int, inspect: Callable[[], None] | None = None) -> float:
     """Send so many bytes through each of so many streams; seconds until the last one has come.
 
     `look` is called when all streams stand still because nobody reads at their ends, and then while they flow.
@@ -123,7 +123,7 @@ def push(carrying: Carrier, streams: int, size: int, look: Callable[[], None] | 
             connection.sendall(piece)
         connection.shutdown(socket.SHUT_WR)
 
-    if look is None:
+    if inspect is None:
         readable.set()
     threading.Thread(target=accept, daemon=True).start()
     begun = time.monotonic()
@@ -132,11 +132,11 @@ def push(carrying: Carrier, streams: int, size: int, look: Callable[[], None] | 
             connection = open_.enter_context(connect(carrying.entrance))
             senders.append(threading.Thread(target=send, args=(connection,), daemon=True))
             senders[-1].start()
-        if look is not None:
+        if inspect is not None:
             for stalled in (True, False):
                 for _ in range(10):
                     time.sleep(0.05)
-                    look()
+                    inspect()
                 if stalled:
                     readable.set()
         try:

@@ -20,7 +20,7 @@ from guest import disk
 from oci import binaries, busybox, catalog, containerdisk, tools
 from oci.builder import Builder, Built, LayerCache
 from oci.layout import write_archive
-from oci.progress import Failure, say, size, step
+from oci.progress import Failure, note, size, step
 from oci.registry import Registry
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -165,7 +165,7 @@ def push(images: Images, names: list[str], registry: Registry) -> None:
         with step(f"push {images.entries[name].references[0]} to {registry.base}"):
             fresh = [registry.push(image, reference) for reference in images.entries[name].references]
         if any(fresh):
-            say(
+            note(
                 f"        {image.digest}, {sum(fresh)} of {len(fresh)} names new, {size(registry.sent - before)} sent"
             )
 
@@ -180,7 +180,7 @@ def main() -> None:
         sys.exit(f"hack/images: {failure}")
     except KeyboardInterrupt:
         sys.exit("hack/images: interrupted")
-    say(f"{time.monotonic() - begin:6.1f}s in all: {', '.join(options.names)}")
+    note(f"{time.monotonic() - begin:6.1f}s in all: {', '.join(options.names)}")
 
 
 if __name__ == "__main__":

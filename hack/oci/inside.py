@@ -71,11 +71,11 @@ def furnish(root: Path, apt: Path | None) -> None:
 def identity(user: str) -> tuple[int, int]:
     """Return uid and gid of USER or --chown, names looked up in the image."""
     name, colon, group = user.partition(":")
-    uid, primary = _look_up("/etc/passwd", name, 2, 3)
-    return uid, _look_up("/etc/group", group, 2, 2)[0] if colon else primary
+    uid, primary = _find("/etc/passwd", name, 2, 3)
+    return uid, _find("/etc/group", group, 2, 2)[0] if colon else primary
 
 
-def _look_up(path: str, name: str, number: int, other: int) -> tuple[int, int]:
+def _find(path: str, name: str, number: int, other: int) -> tuple[int, int]:
     if name.isdigit():
         return int(name), int(name)
     try:

@@ -17,7 +17,7 @@ class Failure(Exception):
     """A part of the work failed for a reason that a person can act on."""
 
 
-def say(text: str) -> None:
+def note(text: str) -> None:
     """Print one line at once, also when the output is a pipe."""
     print(text, flush=True)
 
@@ -32,15 +32,15 @@ def step(text: str, long: bool = False) -> Iterator[None]:
     if terminal:
         print(f"        {text} ...", end="\r", flush=True)
     elif long:
-        say(f"        {text} ...")
+        note(f"        {text} ...")
     begin = time.monotonic()
     try:
         yield
     except BaseException:
-        say(f"{time.monotonic() - begin:6.1f}s {text}: failed")
+        note(f"{time.monotonic() - begin:6.1f}s {text}: failed")
         raise
     clear = "\033[K" if terminal else ""
-    say(f"{time.monotonic() - begin:6.1f}s {text}{clear}")
+    note(f"{time.monotonic() - begin:6.1f}s {text}{clear}")
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:

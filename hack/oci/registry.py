@@ -40,30 +40,30 @@ class Registry:
         for layer in {layer.digest: layer for layer in image.layers}.values():
             self._blob(repository, layer.digest, layer.size, layer.blob)
         self._blob(repository, "sha256:" + hashlib.sha256(config).hexdigest(), len(config), config)
-        status, _, answer = self._ask(
+        status, _, reply = self._request(
             "PUT", f"/v2/{repository}/manifests/{quote(tag)}", manifest, {"Content-Type": MANIFEST}
         )
         if status != 201:
-            raise self._refused(f"the manifest of {reference}", status, answer)
+            raise self._refused(f"the manifest of {reference}", status, reply)
         return True
 
     def _serves(self, repository: str, tag: str, digest: str) -> bool:
-        status, headers, _ = self._ask(
+        status, headers, _ = self._request(
             "HEAD", f"/v2/{repository}/manifests/{quote(tag)}", None, {"Accept": MANIFEST}
         )
         return status == 200 and headers.get("docker-content-digest") == digest
 
     def _blob(self, repository: str, digest: str, size: int, content: bytes | Path) -> None:
         """Send a blob unless the registry has it, here or under another name."""
-        status, _, _ = self._ask("HEAD", f"/v2/{repository}/blobs/{digest}")
+        status, _, _ = self._request("HEAD", f"/v2/{repository}/blobs/{digest}")
         if status != 200:
             holder = self._holder.get(digest)
             mount = f"?mount={digest}&from={quote(holder, safe='')}" if holder else ""
-            status, headers, answer = self._ask("POST", f"/v2/{repository}/blobs/uploads/{mount}", b"")
+            status, headers, reply = self._request("POST", f"/v2/{repository}/blobs/uploads/{mount}", b"")
             if status == 202:
                 self._upload(headers["location"], digest, size, content)
             elif status != 201:
-                raise self._refused(f"an upload to {repository}", status, answer)
+                raise self._refused(f"an upload to {repository}", status, reply)
         self._holder.setdefault(digest, repository)
 
     def _upload(self, location: str, digest: str, size: int, content: bytes | Path) -> None:
@@ -71,15 +71,15 @@ class Registry:
         target = f"{parts.path}?{parts.query + '&' if parts.query else ''}digest={quote(digest)}"
         headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         if isinstance(content, bytes):
-            status, _, answer = self._ask("PUT", target, content, headers)
+            status, _, reply = self._request("PUT", target, content, headers)
         else:
             with content.open("rb") as file:
-                status, _, answer = self._ask("PUT", target, file, headers)
+                status, _, reply = self._request("PUT", target, file, headers)
         if status != 201:
-            raise self._refused(f"blob {digest}", status, answer)
+            raise self._refused(f"blob {digest}", status, reply)
         self.sent += size
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -89,16 +89,16 @@ class Registry:
         try:
             self.connection.request(method, path, body, dict(headers or {}))
             response = self.connection.getresponse()
-            answer = response.read()
+            reply = response.read()
         except (OSError, http.client.HTTPException) as error:
             self.connection.close()
             raise Failure(
                 f"registry {self.base}: {method} {path}: {error or type(error).__name__}"
             ) from error
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, answer
+        return response.status, {name.lower(): value for name, value in response.getheaders()}, reply
 
-    def _refused(self, what: str, status: int, answer: bytes) -> Failure:
-        text = answer.decode(errors="replace").strip()
+    def _refused(self, what: str, status: int, reply: bytes) -> Failure:
+        text = reply.decode(errors="replace").strip()
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = "; ".join(
                 f"{entry['code']}: {entry.get('message', '')}" for entry in json.loads(text)["errors"]

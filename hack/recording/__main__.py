@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from oci import tools
-from oci.progress import Failure, say
+from oci.progress import Failure, note
 
 from recording.roots import RELEASES, root_of
 from recording.session import record
@@ -33,7 +33,7 @@ def main() -> int:
         for release in RELEASES:
             root = root_of(release, cache)
             for refusal in record(release, root, options.folder / release.suite, cache / "logs"):
-                say(f"        not answered: {refusal}")
+                note(f"        not answered: {refusal}")
     except Failure as failure:
         print(f"hack/record-domcapabilities: {failure}", file=sys.stderr)
         return 1

@@ -32,7 +32,7 @@ exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups env -i 
 """
 
 # Runs inside. $1: a folder of its own. A question that is refused leaves its reason in a .error file.
-ASK = r"""
+REQUEST = r"""
 set -eu
 home=$1
 export HOME=$home/home XDG_RUNTIME_DIR=$home/run XDG_CONFIG_HOME=$home/config XDG_CACHE_HOME=$home/cache
@@ -71,18 +71,18 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
             if Path("/dev", name).exists()
         )
         questions = "\n".join(shlex.join(["ask", *question]) for question in _questions(release))
-        script = ASK.format(wait=WAIT_SECONDS, questions=questions)
+        script = REQUEST.format(wait=WAIT_SECONDS, questions=questions)
         enter = ENTER.format(nodes=nodes, user=USER)
         command = ["unshare", "--mount", "sh", "-c", enter, "enter", str(root), "sh", "-c", script, "ask", inside]
         run(command, log=log, what=f"asking the libvirt of Debian {release.suite}")
-        answers = sorted((home / "out").glob("*.xml")) + sorted((home / "out").glob("*.txt"))
-        if not answers:
+        responses = sorted((home / "out").glob("*.xml")) + sorted((home / "out").glob("*.txt"))
+        if not responses:
             raise Failure(f"the libvirt of Debian {release.suite} answered nothing; its log ends with:\n{tail(log)}")
         target.mkdir(parents=True, exist_ok=True)
         for old in (*target.glob("*.xml"), *target.glob("*.txt")):
             old.unlink()
-        for answer in answers:
-            shutil.copyfile(answer, target / answer.name)
+        for response in responses:
+            shutil.copyfile(response, target / response.name)
         return [
             f"{error.name.removesuffix('.error')}: {error.read_text().strip()}"
             for error in sorted((home / "out").glob("*.error"))

@@ -129,13 +129,13 @@ def _run(
 
     def suite(name: str) -> Outcome:
         begun = time.monotonic()
-        progress.say(f"suite {name}")
+        progress.note(f"suite {name}")
         try:
             outcome = suites[name](arguments, progress)
         except Failure as failure:
             outcome = Outcome(failed=[f"{name}: {failure}"])
         outcome.name, outcome.seconds = name, time.monotonic() - begun
-        progress.say(str(outcome))
+        progress.note(str(outcome))
         return outcome
 
     # An interruption reaches the main thread alone, in which a single suite handles it itself.

@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     turns = Turns(programs.keys() - {LAST}, seed)
     ran: dict[str, list[str]] = {name: [] for name in NAMES}
-    progress.say(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
+    progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
     try:
         with ThreadPoolExecutor(len(NAMES)) as lanes:
             running = [lanes.submit(_lane, name, turns, ran[name], programs, arguments, progress) for name in NAMES]
@@ -149,7 +149,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
                 raise
         if outcome.failed:
             for name, files in ran.items():
-                progress.say(f"{name} ran, by seed {seed}: {', '.join(files)}")
+                progress.note(f"{name} ran, by seed {seed}: {', '.join(files)}")
     finally:
         if not arguments.keep:
             for name in NAMES:
@@ -225,7 +225,7 @@ def _after_all(
 
 def _show(name: str, progress: Progress) -> None:
     """What is on a cluster on which tests have failed."""
-    progress.say(f"{name} as it is now")
+    progress.note(f"{name} as it is now")
     try:
         shown = clusters.load(name).kubectl(
             "get", SHOWN, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False

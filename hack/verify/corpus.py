@@ -103,7 +103,7 @@ def judge(made: Cluster, paths: list[Path], progress: Progress) -> Report:
             done = dry_run(made, path)
         report.add(done.stdout, done.stderr)
         if done.stderr.strip():
-            progress.say(f"{path}:\n{done.stderr.rstrip()}")
+            progress.note(f"{path}:\n{done.stderr.rstrip()}")
     return report
 
 

@@ -57,32 +57,32 @@ def read(text: str) -> tuple[list[str], dict[str, dict[str, object]]]:
     newest: dict[str, dict[str, object]] = {}
     for line in text.splitlines():
         try:
-            told = json.loads(line)
+            reported = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(told, dict):
+        if not isinstance(reported, dict):
             continue
-        if isinstance(told.get("cases"), list):
-            cases = [str(case) for case in told["cases"]]
-        elif isinstance(told.get("case"), str):
-            newest[told["case"]] = told
-    return cases, {case: told for case, told in newest.items() if case in cases}
+        if isinstance(reported.get("cases"), list):
+            cases = [str(case) for case in reported["cases"]]
+        elif isinstance(reported.get("case"), str):
+            newest[reported["case"]] = reported
+    return cases, {case: reported for case, reported in newest.items() if case in cases}
 
 
 def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
     """The table for people."""
-    passed = sum(1 for told in newest.values() if told.get("passed"))
+    passed = sum(1 for reported in newest.values() if reported.get("passed"))
     failed = len(newest) - passed
     lines = [HEAD, f"Of {len(cases)} cases {passed} passed, {failed} failed, {len(cases) - len(newest)} were not run.", ""]
     lines += ["| case | migration | guest then on | moved again |", "|---|---|---|---|"]
     for case in cases:
-        told = newest.get(case)
-        if told is None:
+        reported = newest.get(case)
+        if reported is None:
             row = ("not run", "", "")
-        elif told.get("passed"):
-            row = (told.get("migration", ""), told.get("guest", ""), told.get("retry", ""))
+        elif reported.get("passed"):
+            row = (reported.get("migration", ""), reported.get("guest", ""), reported.get("retry", ""))
         else:
-            row = (f"**failed**: {_short(str(told.get('error', 'nothing was said')))}", "", "")
+            row = (f"**failed**: {_short(str(reported.get('error', 'nothing was said')))}", "", "")
         lines.append("| " + " | ".join([case, *map(str, row)]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     finally:
         if results.exists():
             TABLE.write_text(table(*read(results.read_text())))
-            progress.say(f"wrote {TABLE.relative_to(REPOSITORY)}")
+            progress.note(f"wrote {TABLE.relative_to(REPOSITORY)}")
         if not arguments.keep:
             clusters.down(NAME, progress)
     return outcome(results.read_bytes()[before:].decode(errors="replace") if results.exists() else "", code)
@@ -124,12 +124,12 @@ def outcome(added: str, code: int) -> Outcome:
     """What this run has tried, as lines that it added."""
     _, newest = read(added)
     found = Outcome()
-    for case, told in newest.items():
-        if told.get("passed"):
+    for case, reported in newest.items():
+        if reported.get("passed"):
             found.passed += 1
         else:
             found.failed.append(case)
-            found.reasons[case] = str(told.get("error", ""))[:300]
+            found.reasons[case] = str(reported.get("error", ""))[:300]
     if code != 0 and not found.failed:
         found.failed.append(f"the test run ended with {code}")
     return found

@@ -56,7 +56,7 @@ def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outc
     outcome.skipped += re.findall(r"^SKIPPED (.+)$", output, re.MULTILINE)
     outcome.reasons = _reasons(output)
     if code != 0 and not outcome.failed:
-        outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
+        outcome.failed.append(f"the test run ended with {code}: {_last_lines(output)}")
     return outcome
 
 
@@ -78,7 +78,7 @@ def of_unittest(output: str, code: int) -> Outcome:
         else:
             outcome.failed.append(name)
     if code != 0 and not outcome.failed:
-        outcome.failed.append(f"the test run ended with {code}: {_last_words(output)}")
+        outcome.failed.append(f"the test run ended with {code}: {_last_lines(output)}")
     return outcome
 
 
@@ -87,10 +87,10 @@ def _reasons(output: str) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for found in re.finditer(r"^---- (\S+) stdout ----$\n(.*?)(?=^---- |^failures:|\Z)", output, re.MULTILINE | re.DOTALL):
         name, text = found.groups()
-        told = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note: ")]
+        reported = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note: ")]
         # What is printed before is the test's own account, which is above.
-        first = next((at for at, line in enumerate(told) if "panicked at" in line or line.startswith("Error:")), 0)
-        reasons[name] = _shortened(" ".join(told[first:]))
+        first = next((at for at, line in enumerate(reported) if "panicked at" in line or line.startswith("Error:")), 0)
+        reasons[name] = _shortened(" ".join(reported[first:]))
     return reasons
 
 
@@ -101,6 +101,6 @@ def _shortened(words: str) -> str:
     return f"{words[: LONGEST_REASON // 3]} … {words[-LONGEST_REASON * 2 // 3 :]}"
 
 
-def _last_words(output: str) -> str:
+def _last_lines(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"

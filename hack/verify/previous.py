@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             clusters.down(NAME, progress)
     found = of_libtest(output, code)
     RESULT.write_text(HEAD + table(output))
-    progress.say(f"wrote {RESULT.relative_to(REPOSITORY)}")
+    progress.note(f"wrote {RESULT.relative_to(REPOSITORY)}")
     return found
 
 

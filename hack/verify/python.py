@@ -28,6 +28,6 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             most_seconds=MOST_SECONDS,
         )
         found = of_unittest(output, code)
-        progress.say(f"{package}: {found.passed} passed, {len(found.failed)} failed")
+        progress.note(f"{package}: {found.passed} passed, {len(found.failed)} failed")
         outcome.add(found)
     return outcome

@@ -165,14 +165,14 @@ def _refused(made: Cluster, progress: Progress) -> None:
     instance = made.kubectl("get", "vmi", "left", "-o", "jsonpath={.metadata.uid}")
     # The first attempt deletes the webhook configurations of the manifests: the second must not succeed because of that.
     for attempt in ("first", "second"):
-        said = made.kubectl("delete", "-k", str(overlay(made)), "--wait=false", check=False)
+        printed = made.kubectl("delete", "-k", str(overlay(made)), "--wait=false", check=False)
         for words in ("1 VirtualMachine (default/left)", "1 VirtualMachineInstance (default/left)", "deploy/docs/uninstall.md"):
-            _require(words in said, f"the {attempt} attempt is not refused with {words!r}", said)
+            _require(words in printed, f"the {attempt} attempt is not refused with {words!r}", printed)
         now = _parts(made, PROTECTED)
         _require(names(now) == names(before), f"the {attempt} attempt deleted parts", ", ".join(names(before) - names(now)))
         _require(not leaving(now), f"the {attempt} attempt deletes parts", ", ".join(leaving(now)))
-    said = _job(made, "failed")
-    _require("1 VirtualMachine (default/left)" in said, "the Job does not name the machine", said)
+    printed = _job(made, "failed")
+    _require("1 VirtualMachine (default/left)" in printed, "the Job does not name the machine", printed)
     made.kubectl("apply", "-k", str(overlay(made)))
     now = _parts(made, POLICIES)
     _require(names(now) == names(policies), "policies are not restored", ", ".join(names(policies) ^ names(now)))

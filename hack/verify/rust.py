@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     ]
     jobs.append(("examples in documents", ("cargo", "test", "--workspace", "--locked", "--doc"), REPOSITORY))
     outcome = Outcome()
-    said = threading.Lock()
+    printed = threading.Lock()
 
     def job(name: str, argv: Sequence[str], folder: Path) -> Outcome:
         output, code = command(list(argv), ENVIRONMENT, quiet=True, most_seconds=MOST_SECONDS, folder=folder)
         done = of_libtest(output, code)
-        with said:
-            progress.say(f"{name}: {done.passed} passed, {len(done.failed)} failed")
+        with printed:
+            progress.note(f"{name}: {done.passed} passed, {len(done.failed)} failed")
         return done
 
     with ThreadPoolExecutor(AT_ONCE) as lanes:
@@ -104,14 +104,14 @@ def programs(messages: str) -> list[Program]:
     for line in messages.splitlines():
         if not line.startswith("{"):
             continue
-        told: Mapping = json.loads(line)
-        if told.get("reason") == "compiler-artifact" and told.get("executable") and told["profile"]["test"]:
+        reported: Mapping = json.loads(line)
+        if reported.get("reason") == "compiler-artifact" and reported.get("executable") and reported["profile"]["test"]:
             found.append(
                 Program(
-                    target=told["target"]["name"],
-                    path=Path(told["executable"]),
-                    source=Path(told["target"]["src_path"]),
-                    folder=Path(told["manifest_path"]).parent,
+                    target=reported["target"]["name"],
+                    path=Path(reported["executable"]),
+                    source=Path(reported["target"]["src_path"]),
+                    folder=Path(reported["manifest_path"]).parent,
                 )
             )
     return found

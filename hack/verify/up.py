@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return interruption.EXIT_CODE
-    progress.say(f"cluster {made.name} is ready")
+    progress.note(f"cluster {made.name} is ready")
     print(f"export KUBECONFIG={made.kubeconfig}")
     print(f"# kubectl: {made.description['kubectl']}")
     print(f"# registry: {made.registry} (stands for every registry in the cluster)")

@@ -216,7 +216,7 @@ class Guests(Case):
           headers: {"X-Drydock-Session": sessionStorage.getItem("drydock-session"), "Content-Type": "application/json"}})).status""")
         self.assertEqual(refused, 403)
 
-    def test_guest_without_the_device_says_so(self) -> None:
+    def test_guest_without_the_device_has_the_cause(self) -> None:
         self.running(with_devices("guest", autoattachSerialConsole=False, autoattachGraphicsDevice=False))
         page = self.page(self.console(), GUEST)
         expect(page.get_by_role("button", name="Console")).to_be_disabled()

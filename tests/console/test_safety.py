@@ -72,7 +72,7 @@ class Safety(Case):
             expect(refused.first).to_be_visible()
             self.assertEqual(got("nodemaintenances.nodemaintenance.medik8s.io")["items"], [])
 
-    def test_user_who_may_not_list_pods_is_told_what_is_not_considered(self) -> None:
+    def test_user_who_may_not_list_pods_sees_what_is_not_considered(self) -> None:
         rules = {**READ, "apiGroups": [group for group in READ["apiGroups"] if group]}
         some = {"apiGroups": [""], "resources": ["nodes", "persistentvolumeclaims"], "verbs": ["list", "watch"]}
         with user("console-without-pods", rules, some) as name:
@@ -100,7 +100,7 @@ class Safety(Case):
         expect(page.locator("#missing")).to_contain_text("There is no node <img>")
         self.assertIsNotNone(got("vmi", "plain", "-n", NAMESPACE))
 
-    def test_page_tells_that_the_api_server_is_gone_and_recovers(self) -> None:
+    def test_page_shows_that_the_api_server_is_gone_and_recovers(self) -> None:
         connection = Connection()
         self.addCleanup(connection.close)
         console = self.console("--kubeconfig", connection.kubeconfig)
@@ -122,7 +122,7 @@ class Safety(Case):
             kubectl("uncordon", node)
         expect(page.locator(f"tr[id='node/{node}']")).to_contain_text("Open")
 
-    def test_page_tells_that_the_console_has_ended(self) -> None:
+    def test_page_shows_that_the_console_has_ended(self) -> None:
         console = self.console("--port", "0")
         page = self.page(console)
         console.close()

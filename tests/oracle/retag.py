@@ -22,9 +22,9 @@ PATH, SIZE = "disk/disk.qcow2", 64 << 20
 def like(base: str, name: str, other: str) -> None:
     """One more name for the same."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    asked = urllib.request.Request(f"{base}/manifests/{name}", headers={"Accept": MANIFEST})
-    with opener.open(asked, timeout=60) as answer:
-        manifest = answer.read()
+    requested = urllib.request.Request(f"{base}/manifests/{name}", headers={"Accept": MANIFEST})
+    with opener.open(requested, timeout=60) as response:
+        manifest = response.read()
     put = urllib.request.Request(
         f"{base}/manifests/{other}", data=manifest, method="PUT", headers={"Content-Type": MANIFEST}
     )

@@ -2,10 +2,10 @@
 
 import unittest
 
-from demonstration.drain import said
+from demonstration.drain import printed
 
 
-class Said(unittest.TestCase):
+class Printed(unittest.TestCase):
     def test_it_names_guests_and_pods_with_their_reasons(self) -> None:
         maintenance = {
             "status": {
@@ -19,9 +19,9 @@ class Said(unittest.TestCase):
         }
         hypervisor = {"status": {"drain": {"remaining": [{"name": "web", "state": "Moving", "reason": "Migration"}]}}}
         self.assertEqual(
-            said(maintenance, hypervisor), "Running 50 %, web: Moving (Migration), pod guarded-1: BlockedByBudget"
+            printed(maintenance, hypervisor), "Running 50 %, web: Moving (Migration), pod guarded-1: BlockedByBudget"
         )
-        self.assertEqual(said({}, {}), "new 0 %")
+        self.assertEqual(printed({}, {}), "new 0 %")
 
 
 if __name__ == "__main__":

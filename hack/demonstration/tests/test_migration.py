@@ -6,7 +6,7 @@ from demonstration.migration import progress
 
 
 class Progress(unittest.TestCase):
-    def test_it_says_what_is_known_and_nothing_else(self) -> None:
+    def test_only_known_facts_are_printed(self) -> None:
         target = {"node": "node2"}
         for status, text in (
             ({}, "new"),

@@ -30,7 +30,7 @@ class ControlPlaneFlags(unittest.TestCase):
     def setUp(self) -> None:
         self.control = ControlPlane(LAYOUT, PROGRAMS, Certificates(LAYOUT))
 
-    def test_the_api_server_is_where_the_kubeconfig_says(self) -> None:
+    def test_api_server_is_that_of_the_kubeconfig(self) -> None:
         found = flags(self.control.apiserver)
         self.assertEqual(
             LAYOUT.server, f"https://{found['bind-address']}:{found['secure-port']}"
@@ -62,7 +62,7 @@ class NodeConfiguration(unittest.TestCase):
         self.assertEqual(images["pinned_images"]["sandbox"], nodeconfig.SANDBOX_IMAGE)
         self.assertTrue(config["plugins"]["io.containerd.cri.v1.runtime"]["restrict_oom_score_adj"])
 
-    def test_no_other_registry_is_ever_asked(self) -> None:
+    def test_no_other_registry_is_contacted(self) -> None:
         mirror = tomllib.loads(nodeconfig.mirror_config("10.89.7.1:5000"))
         self.assertEqual(mirror["server"], "http://10.89.7.1:5000")
         self.assertEqual(list(mirror["host"]), ["http://10.89.7.1:5000"])
@@ -92,7 +92,7 @@ class NodeConfiguration(unittest.TestCase):
 
 
 class Firewall(unittest.TestCase):
-    def test_rules_can_be_told_from_those_of_others(self) -> None:
+    def test_rules_differ_from_those_of_others(self) -> None:
         for rule in network.firewall_rules(LAYOUT):
             self.assertIn("drydock-embedded test", rule)
 

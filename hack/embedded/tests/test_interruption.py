@@ -21,14 +21,14 @@ finally:
 
 
 class Interruption(unittest.TestCase):
-    def test_one_that_is_asked_to_end_cleans_up(self) -> None:
+    def test_command_that_is_terminated_cleans_up(self) -> None:
         argv = [sys.executable, "-c", PROGRAM]
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             self.assertEqual(child.stdout.readline(), "ready\n")
             child.send_signal(signal.SIGTERM)
-            said, error = child.communicate(timeout=60)
-        self.assertEqual(said, "cleaned up\n")
+            printed, error = child.communicate(timeout=60)
+        self.assertEqual(printed, "cleaned up\n")
         self.assertIn("KeyboardInterrupt", error)
 
 

@@ -26,7 +26,7 @@ class ChoosingAnIndex(unittest.TestCase):
         self.assertEqual(choose_index([], ["10.128.7.0/24"]), 1)
         self.assertEqual(choose_index([], ["10.89.0.7", "10.89.1.0/24", "10.130.0.1"]), 3)
 
-    def test_says_so_when_nothing_is_free(self) -> None:
+    def test_full_layout_is_an_error(self) -> None:
         with self.assertRaises(Failure):
             choose_index(INDEXES, [])
         with self.assertRaises(Failure):

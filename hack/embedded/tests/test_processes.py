@@ -107,7 +107,7 @@ class Daemons(unittest.TestCase):
         process.stop(signal.SIGTERM)
         self.assertEqual(processes.of_cluster(self.cluster), [])
 
-    def test_death_is_told_with_the_last_words(self) -> None:
+    def test_death_is_reported_with_the_last_lines(self) -> None:
         process = self.process("sh", "-c", "echo so long; exit 3")
         try:
             process.start()

@@ -155,10 +155,10 @@ class Boot(unittest.TestCase):
         machine.type(f"{password}\n")
         self.shell(machine, "echo logged in", r"^logged in$")
 
-    def shell(self, machine: Machine, command: str, answer: str) -> re.Match[str]:
+    def shell(self, machine: Machine, command: str, response: str) -> re.Match[str]:
         machine.expect(r"[~\w]# ")
         machine.type(f"{command}\n")
-        return machine.expect(answer)
+        return machine.expect(response)
 
     def power_off(self, machine: Machine) -> None:
         machine.command("system_powerdown")

@@ -6,23 +6,23 @@ import unittest
 from measure.eviction_time import is_refused, percentile, review
 
 
-def answer(allowed: bool, code: int) -> bytes:
+def response(allowed: bool, code: int) -> bytes:
     """As a webhook gives it."""
     return json.dumps({"response": {"allowed": allowed, "status": {"code": code}}}).encode()
 
 
 class Evictions(unittest.TestCase):
     def test_only_a_plea_for_patience_is_a_refusal(self) -> None:
-        self.assertTrue(is_refused(200, answer(False, 429)))
-        self.assertFalse(is_refused(200, answer(True, 200)))
-        self.assertFalse(is_refused(200, answer(False, 403)))
+        self.assertTrue(is_refused(200, response(False, 429)))
+        self.assertFalse(is_refused(200, response(True, 200)))
+        self.assertFalse(is_refused(200, response(False, 403)))
         self.assertFalse(is_refused(500, b"no"))
 
-    def test_what_is_asked_changes_nothing(self) -> None:
-        asked = review("virt-launcher-a")["request"]
-        self.assertTrue(asked["dryRun"])
-        self.assertEqual(asked["object"]["deleteOptions"], {"dryRun": ["All"]})
-        self.assertEqual((asked["name"], asked["object"]["metadata"]["name"]), ("virt-launcher-a", "virt-launcher-a"))
+    def test_dry_run_changes_nothing(self) -> None:
+        requested = review("virt-launcher-a")["request"]
+        self.assertTrue(requested["dryRun"])
+        self.assertEqual(requested["object"]["deleteOptions"], {"dryRun": ["All"]})
+        self.assertEqual((requested["name"], requested["object"]["metadata"]["name"]), ("virt-launcher-a", "virt-launcher-a"))
 
     def test_percentiles(self) -> None:
         self.assertEqual(percentile([float(number) for number in range(1, 101)]), 99)

@@ -29,14 +29,14 @@ def event(**changed: Any) -> dict[str, Any]:
 
 
 class Logs(unittest.TestCase):
-    def test_the_guests_lines_are_told_from_the_launchers(self) -> None:
-        for line, said in (
+    def test_lines_of_the_guest_differ_from_the_launchers(self) -> None:
+        for line, output in (
             ("2026-05-01T12:00:00.123456789Z guest: [    0.000000] Linux version 6.12\n", "[    0.000000] Linux version 6.12"),
             ("2026-05-01T12:00:00.123456789Z guest: \n", ""),
             ("2026-05-01T12:00:00.123456789Z launcher: guest: no\n", None),
         ):
             at, found = printed(line)
-            self.assertEqual(found, said)
+            self.assertEqual(found, output)
             self.assertEqual(at, NOON + timedelta(microseconds=123456))
 
 

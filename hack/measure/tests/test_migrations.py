@@ -15,9 +15,9 @@ from measure.relay import ROUTES, connect, listen
 from measure.standstill import longest_gap, ticks
 
 
-def line(second: float, said: str) -> str:
+def line(second: float, printed: str) -> str:
     """A line of a pod's log."""
-    return f"2026-05-01T12:00:{second:09.6f}Z {said}"
+    return f"2026-05-01T12:00:{second:09.6f}Z {printed}"
 
 
 def tick(second: float, number: int, boot: str = "aa") -> str:
@@ -42,7 +42,7 @@ class Standstills(unittest.TestCase):
         self.assertEqual([one.number for one in found], [7, 8, 9])
         self.assertAlmostEqual(longest_gap(found), 0.3)
 
-    def test_what_a_guest_does_not_say_twice_is_noticed(self) -> None:
+    def test_line_that_a_guest_prints_once_is_noticed(self) -> None:
         for name, found in (
             ("missing", [tick(1, 7), tick(2, 9)]),
             ("twice", [tick(1, 7), tick(2, 7)]),
@@ -71,12 +71,12 @@ class Jobs(unittest.TestCase):
 
 
 class Times(unittest.TestCase):
-    def test_virsh_is_over_when_it_says_so_or_when_the_launcher_has_ended(self) -> None:
+    def test_virsh_ends_with_its_report_or_with_the_launcher(self) -> None:
         self.assertEqual(times("12.5\n13.25\n", 14.0), (12.5, 13.25))
         self.assertEqual(times("12.5\ncommand terminated with exit code 137\n", 14.0), (12.5, 14.0))
-        for said in ("12.5\nerror: no domain\ncommand terminated with exit code 1\n", "command terminated with exit code 137\n"):
+        for printed in ("12.5\nerror: no domain\ncommand terminated with exit code 1\n", "command terminated with exit code 137\n"):
             with self.assertRaises(Failure):
-                times(said, 14.0)
+                times(printed, 14.0)
 
 
 class Stages(unittest.TestCase):
@@ -129,7 +129,7 @@ class Pods(unittest.TestCase):
         self.assertNotIn("command", made["spec"]["containers"][0])
         self.assertNotIn("readinessGates", made["spec"])
 
-    def test_kinds_can_be_told_apart_by_what_they_are(self) -> None:
+    def test_kinds_differ_in_their_objects(self) -> None:
         small, _, dirtying = (kind.manifest() for kind in KINDS)
         self.assertEqual(small["spec"]["domain"]["resources"]["requests"]["memory"], "256Mi")
         self.assertNotIn("nodeSelector", small["spec"])
@@ -164,7 +164,7 @@ class Relays(unittest.TestCase):
                             arrived.sendall(b"answered")
                         self.assertEqual(_all(client), b"answered")
 
-    def test_one_who_finds_nobody_is_told_at_once(self) -> None:
+    def test_missing_mover_is_an_error_at_once(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             near, far = Path(folder) / "near", Path(folder) / "far"
             for pod in (near, far):

@@ -27,10 +27,10 @@ class Pushes(unittest.TestCase):
                 self.assertGreater(push(carrying, streams, 3 * PIECE), 0)
 
     def test_streams_are_watched_both_idle_and_flowing(self) -> None:
-        looks: list[None] = []
+        readings: list[None] = []
         with tempfile.TemporaryDirectory() as folder, carrier(Path(folder)) as carrying:
-            push(carrying, 2, 8 * PIECE, lambda: looks.append(None))
-        self.assertGreater(len(looks), 1)
+            push(carrying, 2, 8 * PIECE, lambda: readings.append(None))
+        self.assertGreater(len(readings), 1)
 
 
 if __name__ == "__main__":

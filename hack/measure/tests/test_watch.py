@@ -31,12 +31,12 @@ class Loopback:
 
 
 @contextmanager
-def server(answers: dict[str, list[dict[str, Any]]]) -> Iterator[Loopback]:
+def server(responses: dict[str, list[dict[str, Any]]]) -> Iterator[Loopback]:
     """Answers a watch from a version with these events, and ends it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            events = answers.get(parse_qs(urlsplit(self.path).query)["resourceVersion"][0])
+            events = responses.get(parse_qs(urlsplit(self.path).query)["resourceVersion"][0])
             self.send_response(200 if events is not None else 410)
             self.end_headers()
             for event in events or []:
@@ -62,14 +62,14 @@ def event(kind: str, version: int) -> dict[str, Any]:
 
 class EndedWatch(unittest.TestCase):
     def test_it_goes_on_after_what_it_has_seen(self) -> None:
-        answers = {"1": [event("ADDED", 2), event("BOOKMARK", 5)], "5": [event("MODIFIED", 6)]}
-        with server(answers) as api:
+        responses = {"1": [event("ADDED", 2), event("BOOKMARK", 5)], "5": [event("MODIFIED", 6)]}
+        with server(responses) as api:
             watch = Watch(api, "/things")
             watch.until(lambda kind, found: kind == "MODIFIED", patience=30)
             self.assertEqual([found["metadata"]["resourceVersion"] for _, found in watch.seen()], ["2", "6"])
             watch.close()
 
-    def test_who_waits_is_told_if_it_cannot_go_on(self) -> None:
+    def test_waiter_fails_when_the_watch_ends(self) -> None:
         with server({"1": [event("ADDED", 2)]}) as api:
             watch = Watch(api, "/things")
             with self.assertRaisesRegex(Failure, "a watch ended: .*410"):

@@ -35,7 +35,7 @@ class TestFrames(unittest.TestCase):
             arrived = bytes([0x82, self.sent[1] & 0x7F]) + self.sent[2:size] + self.sent[size + 4 :]
             self.assertEqual(self.frames(arrived).receive(), data)
 
-    def test_pings_are_answered_and_data_is_put_together(self) -> None:
+    def test_pings_get_pongs_and_data_is_joined(self) -> None:
         frames = self.frames(b"\x89\x02hi" + b"\x82\x03abc" + b"\x82\x00" + b"\x82\x02de")
         self.assertEqual(frames.exactly(4), b"abcd")
         self.assertEqual(frames.receive(), b"e")

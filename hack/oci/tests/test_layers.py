@@ -56,7 +56,7 @@ class Packing(Scratch):
         self.assertEqual((entries["etc/same"].islnk(), entries["etc/same"].linkname), (True, "etc/a"))
         self.assertEqual(entries["link"].linkname, "/etc/a")
 
-    def test_digests_are_of_what_they_say(self) -> None:
+    def test_digests_match_their_content(self) -> None:
         made = layer.pack(self.tree("tree"), self.scratch / "blob", "x", "zstd")
         blob = made.blob.read_bytes()
         self.assertEqual(made.digest, "sha256:" + hashlib.sha256(blob).hexdigest())

@@ -17,13 +17,13 @@ from oci.progress import Failure
 from oci.registry import Registry, split
 
 
-class Answering(http.server.BaseHTTPRequestHandler):
+class Responding(http.server.BaseHTTPRequestHandler):
     """A registry in memory, which insists on right digests."""
 
     protocol_version = "HTTP/1.1"
     server: Memory
 
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+    def response(self, status: int, body: bytes = b"", **headers: str) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name.replace("_", "-"), value)
@@ -38,7 +38,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
         kind, repository, name = re.match(r"/v2/(.+)/(blobs|manifests)/(.+)", self.path).group(2, 1, 3)  # type: ignore[union-attr]
         held = self.server.held[kind].get((repository, name))
         digest = "sha256:" + hashlib.sha256(held or b"").hexdigest()
-        self.answer(404 if held is None else 200, Docker_Content_Digest=digest)
+        self.response(404 if held is None else 200, Docker_Content_Digest=digest)
 
     def do_POST(self) -> None:
         self.body()
@@ -50,26 +50,26 @@ class Answering(http.server.BaseHTTPRequestHandler):
             self.server.held["blobs"][repository, query["mount"]] = self.server.held["blobs"][
                 query["from"], query["mount"]
             ]
-            return self.answer(201)
-        return self.answer(202, Location=f"/v2/{repository}/upload?state=a%3D")
+            return self.response(201)
+        return self.response(202, Location=f"/v2/{repository}/upload?state=a%3D")
 
     def do_PUT(self) -> None:
         data = self.body()
         if self.server.refusing:
-            return self.answer(400, b'{"errors":[{"code":"DENIED","message":"not today"}]}')
+            return self.response(400, b'{"errors":[{"code":"DENIED","message":"not today"}]}')
         parts = urllib.parse.urlsplit(self.path)
         if "/manifests/" in parts.path:
             repository, _, tag = parts.path.removeprefix("/v2/").partition("/manifests/")
             self.server.held["manifests"][repository, tag] = data
-            return self.answer(201)
+            return self.response(201)
         query = dict(urllib.parse.parse_qsl(parts.query))
         if query["digest"] != "sha256:" + hashlib.sha256(data).hexdigest() or query["state"] != "a=":
-            return self.answer(400)
+            return self.response(400)
         self.server.uploaded += 1
         self.server.held["blobs"][
             parts.path.removeprefix("/v2/").removesuffix("/upload"), query["digest"]
         ] = data
-        return self.answer(201)
+        return self.response(201)
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -77,7 +77,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
 class Memory(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), Responding)
         self.held: dict[str, dict[tuple[str, str], bytes]] = {"blobs": {}, "manifests": {}}
         self.uploaded = self.mounted = 0
         self.refusing = False
@@ -110,7 +110,7 @@ class Pushing(unittest.TestCase):
         self.assertFalse(again.push(self.image, "kubevirt/b"))
         self.assertEqual(again.sent, 0)
 
-    def test_a_refusal_says_why(self) -> None:
+    def test_refusal_has_its_cause(self) -> None:
         self.server.refusing = True
         with self.assertRaisesRegex(Failure, "did not take blob .*: status 400 DENIED: not today"):
             self.registry.push(self.image, "a:b")
@@ -121,7 +121,7 @@ class Pushing(unittest.TestCase):
 
 
 class Names(unittest.TestCase):
-    def test_split_as_a_mirror_is_asked(self) -> None:
+    def test_name_is_split_as_for_a_mirror(self) -> None:
         cases = {
             "busybox": ("library/busybox", "latest"),
             "busybox:1": ("library/busybox", "1"),

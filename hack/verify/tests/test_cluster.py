@@ -26,7 +26,7 @@ class Shared(unittest.TestCase):
         turns.stop()
         self.assertEqual(list(second), [])
 
-    def test_word_selects_whole_files_or_single_tests(self) -> None:
+    def test_filter_selects_whole_files_or_single_tests(self) -> None:
         for file, word, expected in (
             ("cli_check", "cli", []),
             ("drain", "cli", ["cli"]),

@@ -8,9 +8,9 @@ from verify.faults import outcome, read, table
 CASES = ["kill agent source running", "freeze tunnel target running", "cut node-to-node running"]
 
 
-def lines(*told: object) -> str:
+def lines(*reported: object) -> str:
     """Results as the test writes them."""
-    return "".join(json.dumps(one) + "\n" for one in told)
+    return "".join(json.dumps(one) + "\n" for one in reported)
 
 
 def passed(case: str, migration: str = "Succeeded") -> dict[str, object]:
@@ -28,7 +28,7 @@ class Results(unittest.TestCase):
         text = lines({"cases": CASES}, failed(CASES[0]), passed(CASES[1]), {"cases": CASES}, passed(CASES[0]))
         cases, newest = read(text)
         self.assertEqual(cases, CASES)
-        self.assertEqual({case: told["passed"] for case, told in newest.items()}, {CASES[0]: True, CASES[1]: True})
+        self.assertEqual({case: reported["passed"] for case, reported in newest.items()}, {CASES[0]: True, CASES[1]: True})
 
     def test_what_was_interrupted_half_way_counts_for_nothing(self) -> None:
         text = lines({"cases": CASES}, passed(CASES[0])) + '{"case": "freeze tunnel tar'
@@ -40,7 +40,7 @@ class Results(unittest.TestCase):
 
 
 class Table(unittest.TestCase):
-    def test_every_case_has_a_row_and_what_was_not_run_says_so(self) -> None:
+    def test_every_case_has_a_row_even_if_it_was_not_run(self) -> None:
         text = table(*read(lines({"cases": CASES}, passed(CASES[0], "Failed GuestStayed"), failed(CASES[1], "a | b\nc"))))
         rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
         self.assertEqual(
@@ -64,6 +64,6 @@ class Counted(unittest.TestCase):
         self.assertEqual((found.passed, found.failed), (1, [CASES[1]]))
         self.assertEqual(found.failures(), [f"{CASES[1]}: it runs twice"])
 
-    def test_a_run_that_ended_badly_without_a_word_has_failed(self) -> None:
+    def test_failed_run_without_output_has_failed(self) -> None:
         self.assertEqual(outcome(lines({"cases": CASES}, passed(CASES[0])), 1).failed, ["the test run ended with 1"])
         self.assertEqual(outcome("", 0).failed, [])

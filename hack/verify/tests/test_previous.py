@@ -48,10 +48,10 @@ class Source(unittest.TestCase):
     def test_workload_has_its_images_and_its_strategy(self) -> None:
         manifest = REPOSITORY / "deploy" / "agent" / "daemonset.yaml"
         made = workload(self.folder / "agents", manifest, {"agent": "sha256:1"}, {"type": "OnDelete"})
-        told = json.loads((made / "kustomization.yaml").read_text())
-        self.assertEqual(told["images"], [{"name": "localhost/drydock/agent", "digest": "sha256:1"}])
-        self.assertEqual(json.loads(told["patches"][0]["patch"])[0]["value"], {"type": "OnDelete"})
-        for name in [*told["resources"], *told["configurations"]]:
+        reported = json.loads((made / "kustomization.yaml").read_text())
+        self.assertEqual(reported["images"], [{"name": "localhost/drydock/agent", "digest": "sha256:1"}])
+        self.assertEqual(json.loads(reported["patches"][0]["patch"])[0]["value"], {"type": "OnDelete"})
+        for name in [*reported["resources"], *reported["configurations"]]:
             self.assertTrue((made / name).exists(), name)
 
 

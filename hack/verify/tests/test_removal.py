@@ -73,7 +73,7 @@ class Steps(unittest.TestCase):
         self.assertEqual(ran, ["removal_one", "removal_two"])
         self.assertEqual((outcome.passed, outcome.failed), (1, []))
 
-    def test_nothing_is_run_for_another_word(self) -> None:
+    def test_nothing_is_run_for_another_filter(self) -> None:
         ran, outcome = self.ran("drain")
         self.assertEqual((ran, outcome.passed, outcome.failed), ([], 0, []))
 

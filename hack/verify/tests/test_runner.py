@@ -13,7 +13,7 @@ class Run(unittest.TestCase):
         # What a failed command said is shown, which would stand between the lines that are counted.
         self.enterContext(contextlib.redirect_stderr(io.StringIO()))
 
-    def test_what_it_says_and_how_it_ends_is_kept(self) -> None:
+    def test_output_and_exit_code_are_kept(self) -> None:
         self.assertEqual(run(["sh", "-c", "echo one; echo two >&2; exit 3"], quiet=True), ("one\ntwo\n", 3))
         self.assertEqual(run(["sh", "-c", "echo $LANE"], {"LANE": "a"}, quiet=True), ("a\n", 0))
 

@@ -10,6 +10,8 @@ from verify.style import (
     long_test_names,
     missing_paths,
     missing_tests,
+    python_names,
+    rust_names,
     speech_names,
     speech_texts,
 )
@@ -36,11 +38,15 @@ class NamedTests(unittest.TestCase):
     def test_verbs_of_speech_are_found_in_names_alone(self) -> None:
         defined = "fn was_told(asked: u8) { let AnswerKind { said, .. } = x; let f = |word| word; } const LOOK_AGAIN: u8 = 1;"
         names = ["was_told", "asked", "AnswerKind", "said", "word", "LOOK_AGAIN"]
-        self.assertEqual(speech_names(defined), names)
+        self.assertEqual(speech_names(rust_names(defined)), names)
         skipped = """/// Is told what was `said`.
             fn lookup<'answer>(task: &'answer str) { let essay = b'"'; /* heard */ let c = '\\''; }
             const TEXT: &str = "says \\"words\\""; const RAW: &str = r#"ask "him" to tell"#; let overlooked = password;"""
-        self.assertEqual(speech_names(skipped), [])
+        self.assertEqual(speech_names(rust_names(skipped)), [])
+
+    def test_verbs_of_speech_are_found_in_python(self) -> None:
+        text = 'def ask(a_word: str) -> None:\n    """What it says."""\n    said = "told"  # answer\n'
+        self.assertEqual(speech_names(python_names(text)), ["ask", "a_word", "said"])
 
     def test_messages_have_none_outside_comments_and_tests(self) -> None:
         source = '''
