@@ -4,15 +4,12 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    process::ExitCode,
     time::Duration,
 };
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
 use drydock_runtime::LogFormat;
-
-use crate::{inspect_command, run, tunnel, uninstall};
 
 /// Folder in which agents find the sockets of their node's tunnels.
 pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
@@ -22,11 +19,12 @@ pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
 #[command(name = "drydock-agent", version, max_term_width = 110)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    pub(crate) command: Command,
 }
 
+/// What to do.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// Run the node agent.
     Run(Box<RunArgs>),
     /// Print what this machine can provide to guests. Needs no cluster.
@@ -35,18 +33,6 @@ enum Command {
     Tunnel(Box<TunnelArgs>),
     /// Remove the agent's files from this host: its folder, sockets and profiles. Waits until no agent runs on it.
     Uninstall(UninstallArgs),
-}
-
-impl Args {
-    /// Runs the subcommand.
-    pub(crate) fn execute(self) -> ExitCode {
-        match self.command {
-            Command::Run(args) => run::run(*args),
-            Command::Inspect(args) => inspect_command::inspect(&args),
-            Command::Tunnel(args) => tunnel::run(*args),
-            Command::Uninstall(args) => uninstall::run(&args),
-        }
-    }
 }
 
 /// How the host is inspected.

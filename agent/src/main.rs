@@ -28,6 +28,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use args::{Args, Command};
+
 fn main() -> ExitCode {
-    args::Args::parse().execute()
+    match Args::parse().command {
+        Command::Run(args) => run::run(*args),
+        Command::Inspect(args) => inspect_command::inspect(&args),
+        Command::Tunnel(args) => tunnel::run(*args),
+        Command::Uninstall(args) => uninstall::run(&args),
+    }
 }

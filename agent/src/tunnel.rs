@@ -12,7 +12,7 @@
 //! of the cluster: agents create its sessions ([`sessions`]) over a socket ([`local`], [`client`], [`server`]), each
 //! with a key of its own ([`identity`]). The source's side dials ([`dialer`]), the target's side listens
 //! ([`listener`]), and both carry [`streams`]. The control channel ([`control`]) hands the guest over: the source
-//! finds the proof ([`final_reply`]), and the target resumes the [`guest`].
+//! finds the proof ([`final_reply`]), and the target resumes the guest ([`take_over`]).
 
 #[cfg_attr(
     not(test),
@@ -22,7 +22,7 @@ pub(crate) mod client;
 mod control;
 mod dialer;
 mod final_reply;
-mod guest;
+mod guests;
 mod identity;
 mod last_call;
 mod listener;
@@ -35,6 +35,7 @@ mod session;
 mod sessions;
 mod stream_header;
 mod streams;
+mod take_over;
 #[cfg_attr(
     not(test),
     allow(dead_code, reason = "agents' migrations are carried out through it")

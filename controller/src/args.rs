@@ -1,23 +1,22 @@
 //! The command line. Cluster-wide settings are in HyperConverged and the legacy ConfigMap.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::configuration::selection::NAMESPACES;
 use drydock_runtime::LogFormat;
-
-use crate::{admit, run, uninstall};
 
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
 #[command(name = "drydock-controller", version, max_term_width = 110)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    command: Command,
+    pub(crate) command: Command,
 }
 
+/// What to do.
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     /// Run the controller.
     Run(Box<RunArgs>),
     /// Remove Drydock from a cluster's nodes: agents, controllers, and everything they have left on nodes.
@@ -30,17 +29,6 @@ enum Command {
     /// Reads all files that end in .yaml, .yml or .json. Fails with exit code 2 if an object is refused or a file cannot be
     /// read. What only an API server evaluates is not included: patterns and CEL rules of the schema, and quotas.
     Admit(AdmitArgs),
-}
-
-impl Args {
-    /// Runs the subcommand.
-    pub(crate) fn execute(self) -> ExitCode {
-        match self.command {
-            Command::Run(args) => run::run(*args),
-            Command::Uninstall(args) => uninstall::run(args),
-            Command::Admit(args) => admit::run(&args),
-        }
-    }
 }
 
 /// `drydock-controller admit`.

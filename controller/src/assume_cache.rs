@@ -8,11 +8,12 @@
 //! ```
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt::Debug,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use drydock_core::launcher_pod::LAST_APPLIED;
 use drydock_runtime::{Cache, Change, Key, Watch, Watches, has_shown, newer};
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
@@ -128,6 +129,13 @@ fn forget_what_is_shown<K: Resource>(responses: &mut HashMap<Key, Box<K>>, chang
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes kubectl's copy of the object, which takes as much memory as the object itself.
+pub(crate) fn prune_annotations(annotations: &mut Option<BTreeMap<String, String>>) {
+    if let Some(annotations) = annotations {
+        annotations.remove(LAST_APPLIED);
+    }
 }
 
 #[cfg(test)]

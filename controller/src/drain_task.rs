@@ -30,7 +30,7 @@ use drydock_api::{
 use drydock_core::{
     drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, node, plan, preview},
     eviction::mark,
-    migration::{deadlines::Attempts, observed::target},
+    migration::{deadlines::Attempts, sides::target},
 };
 use drydock_runtime::{
     Backoff, Event, Events, Key, Process, Severity, Trigger, chain, clock, is_refusal, lease::Leadership,

@@ -20,10 +20,13 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    instance::{Moving, NodeState, Observed, Step, Targets, may_be_obsolete, plan},
+    instance::{Moving, NodeState, Observed, Step, may_be_obsolete, plan},
     launcher_pod::pending::Pending,
-    migration::observed::{Facts, source, target},
-    placement,
+    migration::{
+        observed::Facts,
+        sides::{source, target},
+    },
+    placement::{self, Targets},
 };
 use drydock_runtime::{
     Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,

@@ -21,7 +21,7 @@ use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock::Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Client, ResourceExt};
 
-use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
+use crate::assume_cache::{AssumeCache, prune_annotations};
 
 /// How long a created instance counts as existing although the watch has not shown it. An instance that was deleted
 /// before the watch could show it would be waited for in vain. Creating it again costs nothing but a response that it

@@ -4,7 +4,7 @@
 //!  machines, instances, migrations ─▶ key of the machine ─▶ reconcile ─▶ plan ─▶ status, then instance, event
 //! ```
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -23,12 +23,14 @@ use serde_json::json;
 use thiserror::Error;
 use tracing::info;
 
-use crate::{assume_cache::AssumeCache, instances::Instances, migrations::Migrations};
+use crate::{
+    assume_cache::{AssumeCache, prune_annotations},
+    instances::Instances,
+    migrations::Migrations,
+};
 
 /// How many machines are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
-/// The annotation by which `kubectl apply` remembers; it is a copy of the whole object.
-pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Reconciles all machines.
 pub(crate) struct MachineTask {
@@ -359,13 +361,6 @@ pub(crate) fn severity(event: &machine::Event) -> Severity {
         Severity::Warning
     } else {
         Severity::Normal
-    }
-}
-
-/// Drops what is kept by others for themselves.
-pub(crate) fn prune_annotations(annotations: &mut Option<BTreeMap<String, String>>) {
-    if let Some(annotations) = annotations {
-        annotations.remove(LAST_APPLIED);
     }
 }
 

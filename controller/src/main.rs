@@ -43,6 +43,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+use args::{Args, Command};
+
 fn main() -> ExitCode {
-    args::Args::parse().execute()
+    match Args::parse().command {
+        Command::Run(args) => run::run(*args),
+        Command::Uninstall(args) => uninstall::run(args),
+        Command::Admit(args) => admit::run(&args),
+    }
 }

@@ -9,7 +9,7 @@ use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_runtime::{Change, Key, Watch, Watches};
 use kube::Client;
 
-use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
+use crate::assume_cache::{AssumeCache, prune_annotations};
 
 /// NodeMaintenances, indexed by the node that each names. Clones share them.
 #[derive(Clone, Debug)]

@@ -19,7 +19,7 @@ use drydock_core::migration::record::Record;
 use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock};
 use kube::{Client, ResourceExt};
 
-use crate::{assume_cache::AssumeCache, machine_task::prune_annotations};
+use crate::assume_cache::{AssumeCache, prune_annotations};
 pub(crate) use metrics::MigrationMetrics;
 
 /// How long a migration that this process has created counts although the watch does not show it: longer than a watch

@@ -27,9 +27,9 @@ use thiserror::Error;
 use tracing::info;
 
 use crate::{
-    assume_cache::AssumeCache,
+    assume_cache::{AssumeCache, prune_annotations},
     instances::{Instances, controller},
-    machine_task::{prune_annotations, severity},
+    machine_task::severity,
 };
 
 /// How many replica sets are reconciled concurrently.

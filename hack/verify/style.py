@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import browser, reference, removal
+from . import browser, cycles, reference, removal
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -303,6 +303,18 @@ def _conventions() -> dict[str, list[str]]:
         if name.endswith(".rs")
         for line in _long_functions(name, (REPOSITORY / name).read_text())
     ]
+    circles = [
+        " and ".join(circle)
+        for folder in sorted({f"{Path(name).parent}/src" for name in manifests})
+        for circle in cycles.crate_cycles(
+            {
+                name: (REPOSITORY / name).read_text()
+                for name in tracked.split()
+                if name.startswith(folder + "/") and not _TEST_FILES.search(name)
+            },
+            folder,
+        )
+    ]
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
@@ -310,6 +322,7 @@ def _conventions() -> dict[str, list[str]]:
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,
+        "files import each other in no cycle": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }

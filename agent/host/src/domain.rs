@@ -13,6 +13,7 @@
 //! A connection is opened once and ends once. Then [`DomainEvents::recv`] returns `None` and every call fails with
 //! [`CallError::Lost`]. A caller that still needs the guest connects again and reads its state again.
 
+mod c_values;
 mod call_error;
 mod connection;
 mod cpu_comparison;

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tracing::info;
 
 use super::{
-    guest::LibvirtGuests,
+    guests::LibvirtGuests,
     listener::Port,
     metrics::TunnelMetrics,
     server,

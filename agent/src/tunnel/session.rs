@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::{
-    guest::Guests,
+    guests::Guests,
     identity::{Fingerprint, Identity},
     local::{Reply, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,

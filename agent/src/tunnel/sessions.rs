@@ -19,13 +19,14 @@ use tracing::info;
 
 use super::{
     dialer,
-    guest::{self, Guests},
+    guests::Guests,
     identity::{Fingerprint, Identity},
     local::{Call, CallResult, Peer, Prepared, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
     refusal::CallRefusal,
     session::{Changes, Paired, Session, lock},
     stream_header::Stream,
+    take_over,
 };
 
 /// Maximum number of sessions at a time.
@@ -225,7 +226,7 @@ impl Sessions {
         }
         match paired.clone() {
             Paired::Target { address, tls } => dialer::start(&session, address, &tls, &self.0.process)?,
-            Paired::Source { .. } => guest::start(&session, &self.0.process),
+            Paired::Source { .. } => take_over::start(&session, &self.0.process),
         }
         info!(migration, peer = %fingerprint, "session paired");
         session.paired(fingerprint, paired);

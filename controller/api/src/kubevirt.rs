@@ -16,6 +16,7 @@ pub mod devices;
 pub mod domain;
 pub mod features;
 pub mod guest_agent;
+pub mod guest_cpu;
 pub mod instance;
 pub mod machine;
 pub mod migration;

@@ -10,7 +10,7 @@ use drydock_runtime::LogFormat;
 
 use crate::{
     connection::{Connection, Server},
-    console::{Listening, Options},
+    console::settings::{Listening, Options},
 };
 
 /// Plans and carries out the maintenance of nodes with virtual machines.

@@ -15,7 +15,7 @@ use rustls::pki_types::{
 };
 use thiserror::Error;
 
-use crate::{console::Cluster, failure::Failure};
+use crate::{cluster::Cluster, failure::Failure};
 
 /// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
 const WATCH_SILENCE: Duration = Duration::from_secs(295);

@@ -22,7 +22,9 @@ mod page;
 mod pages;
 mod rights;
 mod sessions;
+pub(crate) mod settings;
 mod store;
+mod url;
 mod view;
 
 use std::{
@@ -54,15 +56,18 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, time::sleep_until};
 
-use crate::failure::{Exit, Failure};
+use crate::{
+    cluster::Cluster,
+    failure::{Exit, Failure},
+};
 use guard::Refusal;
 use guest::Guests;
 use sessions::Sessions;
+use settings::Options;
 use store::Store;
 use view::Path;
 
-pub(crate) use incluster::{Listening, run as serve_in_cluster};
-pub(crate) use pages::Cluster;
+pub(crate) use incluster::run as serve_in_cluster;
 
 const DOCUMENT: &str = include_str!("console/assets/document.html");
 /// What a tab without a session shows: on the user's machine, and in a cluster.
@@ -80,15 +85,6 @@ const IDLE: Duration = Duration::from_secs(8 * 3600);
 /// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-
-/// How the console is served.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    /// The port; 0 for any that is free.
-    pub(crate) port: u16,
-    /// Whether nothing can be started or stopped, or sent to guests.
-    pub(crate) read_only: bool,
-}
 
 /// What all requests of a user share.
 struct Shared {

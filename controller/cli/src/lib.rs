@@ -17,6 +17,7 @@
 
 mod arguments;
 mod check;
+mod cluster;
 mod completion;
 mod connection;
 mod console;

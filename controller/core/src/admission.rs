@@ -24,6 +24,7 @@ pub mod migration;
 pub(crate) mod nearest;
 mod overlay;
 mod refusal;
+pub mod reserved;
 mod rules;
 mod shape;
 

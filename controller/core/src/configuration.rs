@@ -23,6 +23,8 @@ use crate::minimum;
 
 pub use selection::{Choice, NotInForce, Reference, choose};
 
+/// The longest downtime of a migration that libvirt accepts: 2,000,000 ms.
+pub const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
 /// Feature gate: nodes detect the kubelet's static CPU manager (KubeVirt's `CPUManager`).
 pub const GATE_CPU_MANAGER: &str = "CPUManager";
 /// Feature gate: nodes publish which guest architectures they run (KubeVirt's name).

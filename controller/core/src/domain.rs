@@ -10,6 +10,7 @@
 //! The same input produces the same text, down to the address of each device on the guest's buses. Only what depends
 //! on the libvirt version is left to libvirt: the path of QEMU, and the version of a machine type such as `q35`.
 
+mod all_disks;
 mod boot;
 mod clock;
 mod consoles;
@@ -39,7 +40,7 @@ use drydock_api::{
 
 pub use consoles::VNC_SOCKET;
 pub use disks::{DiskTargetName, disk_alias, disk_targets};
-pub(crate) use features::HypervNeeds;
+pub(crate) use features::{HypervNeeds, TRANSLATION_CACHE};
 pub use full_cpu::full_cpu;
 pub use identity::{firmware_uuid, mac_address};
 pub use interfaces::{USUAL_TCP, USUAL_UDP};

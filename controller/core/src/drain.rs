@@ -17,6 +17,7 @@ pub mod guest;
 pub mod node;
 mod order;
 pub mod preview;
+pub mod state;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -46,7 +47,8 @@ use crate::{
     placement::{Outlook, keeps_off},
 };
 use estimate::Rate;
-use guest::{Situation, State};
+use guest::Situation;
+use state::State;
 
 pub use target::{Competing, competing};
 

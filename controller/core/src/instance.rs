@@ -44,9 +44,10 @@ use crate::{
         pending::{Hindrance, NOT_SCHEDULED, pending},
     },
     migration::{
-        observed::{source, target},
         record::Record,
+        sides::{source, target},
     },
+    placement::Targets,
     vm_conditions::{condition, find},
 };
 use ending::{Ended, ended};
@@ -185,17 +186,6 @@ impl Observed<'_> {
         let other = self.other_nodes.iter().find(|(name, _)| name == node);
         other.map_or(NodeState::Unknown, |(_, state)| *state)
     }
-}
-
-/// Whether another node could run a running instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Targets {
-    /// Whether one could.
-    pub available: bool,
-    /// CamelCase reason.
-    pub reason: String,
-    /// Human-readable message.
-    pub message: String,
 }
 
 /// The actions for an instance.

@@ -30,7 +30,8 @@ pub(crate) mod newest_images;
 mod node_affinity;
 pub mod pending;
 pub(crate) mod probes;
-mod resources;
+mod pull_policy;
+pub(crate) mod resources;
 mod security;
 mod target;
 mod volumes;
@@ -52,13 +53,13 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
 };
 
-use crate::placement::Requirements;
+use crate::placement::requirements::Requirements;
 
 pub(crate) use names::cut;
 use names::stable_uuid;
 
 pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
-pub use resources::{Demand, TRANSLATION_CACHE, overhead, requests};
+pub use resources::{Demand, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
 pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, carry_labels, made_for, target_pod};
 pub use volumes::credential_volumes;
@@ -112,7 +113,7 @@ pub(crate) const LEAST_GRACE_PERIOD: i64 = 5;
 /// Annotation of a launcher pod: container that kubectl uses if none is named.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// Annotation of an object: the configuration that kubectl applied last. It is not copied to pods.
-pub(crate) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Returns the guest's shutdown grace period in seconds.
 fn grace_seconds(spec: &VirtualMachineInstanceSpec) -> i64 {

@@ -58,6 +58,8 @@ pub mod purpose;
 pub mod queue;
 pub mod record;
 pub mod rejected;
+pub mod sides;
 pub mod source;
 pub mod status;
 pub mod target;
+mod target_pods;

@@ -26,10 +26,9 @@ mod neighbors;
 mod offer;
 mod pack;
 mod pod;
+pub(crate) mod requirements;
 pub mod room;
 mod targets;
-
-use std::collections::{BTreeMap, BTreeSet};
 
 use drydock_api::{
     kubevirt::{VirtualMachineInstanceSpec, domain::FeaturePolicy},
@@ -37,7 +36,7 @@ use drydock_api::{
         CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, MACHINE_TYPE, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE,
     },
 };
-use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
+use k8s_openapi::api::core::v1::NodeSelectorRequirement;
 
 use crate::{
     configuration::Configuration,
@@ -56,8 +55,9 @@ pub use models::admit_partial_models;
 pub use neighbors::{Moves, Neighbors, Newcomer, PodName, Rules, name_of, prune_affinity};
 pub use pack::{Leaving, Outlook, Packing, RulesOf, pack};
 pub use pod::could_take;
+pub use requirements::{BoundVolume, Requirements};
 pub use room::{NodeRoom, PodShare, Requests};
-pub use targets::{migration_targets, require_recorded_cpu, target_misfits};
+pub use targets::{Targets, migration_targets, require_recorded_cpu, target_misfits};
 
 /// Label of a node: its architecture.
 const ARCHITECTURE: &str = "kubernetes.io/arch";
@@ -70,55 +70,6 @@ const FAMILIES: [(&str, &str); 4] = [
     ("virt-", "virt"),
     ("s390-ccw-virtio-", "s390-ccw-virtio"),
 ];
-
-/// A virtual machine's requirements on its node.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Requirements {
-    /// Labels with their values, for the pod's node selector.
-    pub node_selector: BTreeMap<String, String>,
-    /// Expressions for each term of the pod's node affinity.
-    pub expressions: Vec<NodeSelectorRequirement>,
-    /// The named CPU model, if any.
-    pub model: Option<String>,
-    /// Models that no node offers.
-    pub obsolete: ObsoleteModels,
-    /// Features for which nodes' masks do not count: the guest is running, and its own node masks them too.
-    pub lifted: BTreeSet<String>,
-    /// Features that the node must have, including those of the minimum model.
-    pub features: Vec<String>,
-    /// Features of the model that are disabled for the guest, so that its node need not have them.
-    pub disabled: Vec<String>,
-    /// Features of the minimum CPU model, if the node must have all of them.
-    pub minimum: BTreeSet<String>,
-    /// Features that the node must not have.
-    pub forbidden: Vec<String>,
-    /// Features of the minimum CPU model that the manifest forbids: labels cannot show that a node lacks them, so the
-    /// virtual machine fits no node.
-    pub forbidden_minimum: Vec<String>,
-    /// The machine type, if set.
-    pub machine: Option<String>,
-    /// Whether the node's host model must not be obsolete.
-    pub host_model: bool,
-    /// Whether the guest uses the pod network.
-    pub network: bool,
-    /// Its pod's CPU and memory requests.
-    pub demand: Demand,
-    /// All of its pod's requests.
-    pub requests: Requests,
-    /// Where its volumes can be used, for those that are bound to certain nodes.
-    pub volumes: Vec<BoundVolume>,
-    /// The pod's priority; pods of a lower priority can be preempted for it. `None` if unknown; then all can.
-    pub priority: Option<i32>,
-}
-
-/// A claim whose volume only certain nodes can use.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BoundVolume {
-    /// Name of the claim.
-    pub claim: String,
-    /// The nodes that can use it (`spec.nodeAffinity` of the PersistentVolume).
-    pub nodes: NodeSelector,
-}
 
 /// Returns the architecture of a virtual machine, by its Kubernetes name.
 pub fn architecture(spec: &VirtualMachineInstanceSpec) -> &str {
@@ -206,12 +157,6 @@ pub fn requirements(
         }
     }
     needs
-}
-
-impl Requirements {
-    fn select(&mut self, key: &str, value: &str) {
-        self.node_selector.insert(key.into(), value.into());
-    }
 }
 
 /// Returns the label key of nodes with that CPU model.

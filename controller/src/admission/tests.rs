@@ -1,7 +1,7 @@
 //! Tests of the responses, as API servers read them.
 
 use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
-use drydock_core::admission::{VERSION, change::CONTROLLER};
+use drydock_core::admission::{VERSION, reserved::CONTROLLER};
 use drydock_runtime::{Registry, fake::api_server};
 use kube::{
     Client,

@@ -1,9 +1,9 @@
 use drydock_api::kubevirt;
+use drydock_core::launcher_pod::LAST_APPLIED;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 use serde_json::json;
 
 use super::*;
-use crate::machine_task::LAST_APPLIED;
 
 fn key(name: &str) -> Key {
     Key::namespaced("default", name)

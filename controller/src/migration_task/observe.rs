@@ -13,10 +13,11 @@ use drydock_core::{
     migration::{
         cluster::Failure,
         deadlines::{Consequence, Deadline, Part, TARGET_POD_NOT_READY, TargetPod as PodOnItsWay},
-        observed::{Facts, pod_of, source, target},
+        observed::{Facts, pod_of},
         queue::Reason,
         record::Record,
         rejected::{Rejected, rejected},
+        sides::{source, target},
         status::{Change, Sides, WAITING, Waiting, configuration, guest},
     },
 };

@@ -5,8 +5,8 @@ use drydock_api::{
     kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase, names::MIGRATION_FINALIZER},
 };
 use drydock_core::migration::{
-    observed::target,
     record::Record,
+    sides::target,
     status::{Change, after, differs, failure_message},
 };
 use drydock_runtime::{Key, Severity};

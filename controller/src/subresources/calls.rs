@@ -27,7 +27,7 @@ use kube::{
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{agents::Agents, requests::Reply};
+use super::{agents::Agents, reply::Reply};
 use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
 /// The API server's code for a JSON patch of which a test fails.

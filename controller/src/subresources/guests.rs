@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{calls::Calls, requests::Reply, websocket::Peer};
+use super::{calls::Calls, reply::Reply, websocket::Peer};
 
 /// How long connecting to a port of a guest may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);

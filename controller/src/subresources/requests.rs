@@ -4,12 +4,9 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use axum::{
     Extension,
-    body::{Bytes, to_bytes},
+    body::to_bytes,
     extract::{Request, State},
-    http::{
-        HeaderValue, StatusCode,
-        header::{CONNECTION, CONTENT_TYPE},
-    },
+    http::{HeaderValue, StatusCode, header::CONNECTION},
     response::{IntoResponse, Response},
 };
 use drydock_core::subresources::{
@@ -17,10 +14,11 @@ use drydock_core::subresources::{
 };
 use drydock_runtime::{CancellationToken, clock::Instant, tls_port::PeerCertificate};
 use futures::FutureExt;
-use serde_json::Value;
 use tracing::info;
 
-use super::{calls::Calls, counted::SubresourceMetrics, sessions::Sessions, trust::Trust, websocket::Handshake};
+use super::{
+    calls::Calls, counted::SubresourceMetrics, reply::Reply, sessions::Sessions, trust::Trust, websocket::Handshake,
+};
 
 /// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
 const LARGEST: usize = 3 << 20;
@@ -34,18 +32,6 @@ pub(super) struct Requests {
     pub(super) version: &'static str,
     pub(super) deadline: Duration,
     pub(super) stopping: CancellationToken,
-}
-
-/// What is sent back.
-pub(super) enum Reply {
-    /// A document.
-    Json(StatusCode, Value),
-    /// Nothing but the code.
-    Empty(StatusCode),
-    /// A document of an agent, with its media type.
-    Document(HeaderValue, Bytes),
-    /// The protocol changes.
-    Upgrade(Response),
 }
 
 /// Serves one request.
@@ -68,10 +54,7 @@ pub(super) async fn serve(
         Err(_) => Err(Failure::internal("the request took too long")),
     };
     let mut response = match reply {
-        Ok(Reply::Json(code, document)) => json(code, &document),
-        Ok(Reply::Empty(code)) => code.into_response(),
-        Ok(Reply::Document(media_type, content)) => ([(CONTENT_TYPE, media_type)], content).into_response(),
-        Ok(Reply::Upgrade(response)) => response,
+        Ok(reply) => reply.into_response(),
         Err(failure) => {
             if failure.code >= 500 {
                 info!(
@@ -82,7 +65,7 @@ pub(super) async fn serve(
                 );
             }
             let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            json(code, &failure.to_status())
+            Reply::Json(code, failure.to_status()).into_response()
         }
     };
     if requests.stopping.is_cancelled() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
@@ -93,10 +76,6 @@ pub(super) async fn serve(
         .metrics
         .served(label, response.status().as_u16(), began.elapsed());
     response
-}
-
-fn json(code: StatusCode, document: &Value) -> Response {
-    (code, [(CONTENT_TYPE, "application/json")], document.to_string()).into_response()
 }
 
 /// What is requested, for logs and metrics.

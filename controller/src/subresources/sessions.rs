@@ -17,8 +17,9 @@ use tracing::{debug, info};
 use super::{
     active_streams::ActiveStreams,
     guests::Connected,
+    stream_end::End,
     timeouts::StreamTimeouts,
-    websocket::{Closing, End, Handshake},
+    websocket::{Closing, Handshake},
 };
 
 /// Maximum number of websockets of a user on one replica: a browser that uses a forwarded port opens dozens.

@@ -7,7 +7,7 @@ use std::{
 
 use drydock_runtime::clock::{Instant, sleep_until_instant};
 
-use super::websocket::End;
+use super::stream_end::End;
 
 /// How long streams last. `None`: without limit.
 #[derive(Clone, Copy, Debug, Default)]

@@ -39,7 +39,10 @@ use tokio_tungstenite::{
     },
 };
 
-use super::timeouts::{Activity, StreamTimeouts};
+use super::{
+    stream_end::End,
+    timeouts::{Activity, StreamTimeouts},
+};
 
 /// KubeVirt's subprotocol.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
@@ -129,34 +132,6 @@ fn has(headers: &HeaderMap, name: impl AsHeaderName, value: &str) -> bool {
 
 /// A client's websocket.
 pub(super) struct WebSocket(WebSocketStream<Box<dyn Duplex>>);
-
-/// Which side has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The client.
-    Client,
-    /// The guest.
-    Guest,
-    /// This process stops.
-    Stopping,
-    /// Neither has sent data for this time.
-    Idle(Duration),
-    /// Neither, but this time is over.
-    Expired(Duration),
-}
-
-impl End {
-    /// Returns the name for logs.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Guest => "guest",
-            Self::Stopping => "controller",
-            Self::Idle(_) => "idle timeout",
-            Self::Expired(_) => "timeout",
-        }
-    }
-}
 
 impl WebSocket {
     async fn new(stream: Box<dyn Duplex>) -> Self {

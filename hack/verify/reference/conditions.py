@@ -166,7 +166,7 @@ KINDS = (
             Condition("status.drain.remaining[].state", (Variants(f"{API}/hypervisor.rs", "RemainingState", "", but=("Unknown",)),)),
             Condition(
                 "status.drain.remaining[].reason",
-                (Variants(f"{CORE}/drain/guest.rs", "Why", but=("Queued",)),),
+                (Variants(f"{CORE}/drain/state.rs", "Why", but=("Queued",)),),
                 "Why a virtual machine is still on a node that is being drained. The metric "
                 "`drydock_drain_guests_blocked` has the same reasons. "
                 "A virtual machine whose migration waits has the reason of the migration's condition `Waiting` here.",

@@ -69,7 +69,7 @@ KEYS = {
         Key(REMOVAL, "PART_OF", "objects of Drydock's manifests"),
         Key(f"{CORE}/placement/neighbors/terms.rs", "NAMESPACE_NAME", "Namespace", KUBERNETES),
         *(
-            Key(f"{CORE}/admission/change.rs", key, "VirtualMachineInstance", "–", _RESERVED)
+            Key(f"{CORE}/admission/reserved.rs", key, "VirtualMachineInstance", "–", _RESERVED)
             for key in ("kubevirt.io/migrationTargetNodeName", "kubevirt.io/outdatedLauncherImage")
         ),
     ),

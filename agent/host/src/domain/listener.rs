@@ -15,7 +15,7 @@ use virt_sys as sys;
 
 use super::{
     JobInfo, JobType,
-    connection::{read_parameters, text},
+    c_values::{read_parameters, text},
     event::{AgentChannel, CloseReason, DomainEvent, IoErrorAction, Shared},
     lifecycle::Lifecycle,
 };

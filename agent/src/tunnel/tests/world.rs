@@ -34,7 +34,7 @@ use tokio::{
 
 use crate::tunnel::{
     client::TunnelClient,
-    guest::{Guests, IncomingGuest},
+    guests::{Guests, IncomingGuest},
     last_call::GuestLeft,
     listener::Port,
     local::{Peer, Role, SessionSpec, SessionState},

@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Condition, status::GuestCpu};
+use super::{Condition, guest_cpu::GuestCpu};
 
 /// One move of a running virtual machine to another node.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]

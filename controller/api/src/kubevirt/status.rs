@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::{Condition, migration::MigrationState};
 use crate::launcher::DiskFormat;
 
+pub use super::guest_cpu::GuestCpu;
+
 /// What is reported of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -386,26 +388,6 @@ pub struct DrydockStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<ImageRecord>")]
     pub images: Vec<ImageRecord>,
-}
-
-/// A guest's CPU in full.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", default)]
-pub struct GuestCpu {
-    /// The named model that it is based on.
-    pub model: String,
-    /// Vendor that the guest sees, if it is said.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vendor: Option<String>,
-    /// Features that it has beyond the model.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub required: Vec<String>,
-    /// Features of the model that it lacks.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub disabled: Vec<String>,
-    /// Bits of a physical address, where they follow the host's. A node with fewer cannot take the guest.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub physical_address_bits: Option<u32>,
 }
 
 /// The image below a containerDisk, as it was at the first start.

@@ -29,7 +29,7 @@ mod users;
 #[cfg(test)]
 mod tests;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -44,21 +44,21 @@ use axum::{
     routing::any,
 };
 use drydock_runtime::{
-    Admin, CancellationToken, LogFormat, LogHandle, Process, Readiness, Start, Threads, chain, metrics,
+    Admin, CancellationToken, LogHandle, Process, Readiness, Start, Threads, chain, metrics,
     tls_port::{self, ServedCertificate, TlsPort},
 };
 use futures::StreamExt as _;
 use prometheus_client::metrics::counter::Counter;
-use regex::Regex;
 use serde_json::json;
 use tower::ServiceExt as _;
 
 use super::{
-    Cluster, Mode, documents, error,
+    Mode, documents, error,
     guard::{self, Hosts},
     harden,
+    settings::Listening,
 };
-use crate::connection::Server;
+use crate::cluster::Cluster;
 use token::Token;
 use users::{Denied, Limits, Metrics, Users};
 
@@ -67,35 +67,6 @@ const LEAVE: Duration = Duration::from_secs(4);
 /// Browsers connect by TLS alone for a year after they have seen this.
 const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
 const COMPONENT: &str = "drydock-console";
-
-/// How the console in a cluster is served.
-#[derive(Clone, Debug)]
-pub(crate) struct Listening {
-    /// Where it listens for browsers and proxies, by TLS.
-    pub(crate) address: SocketAddr,
-    /// Where it listens for probes and for metrics.
-    pub(crate) admin: SocketAddr,
-    /// The API server.
-    pub(crate) server: Server,
-    /// Names under which it is reached, beside those of the Service.
-    pub(crate) hosts: Vec<String>,
-    /// The Service's namespace.
-    pub(crate) namespace: String,
-    /// Folders with `tls.crt` and `tls.key`, of which the first that has both is served.
-    pub(crate) certificates: Vec<PathBuf>,
-    /// The cluster's name, for people.
-    pub(crate) cluster_name: String,
-    /// Where the cluster's name matches, the name of a node has to be typed to start its maintenance.
-    pub(crate) careful: Regex,
-    /// Whether nothing can be started or stopped.
-    pub(crate) read_only: bool,
-    /// The number of tokens whose objects are kept at once.
-    pub(crate) max_users: usize,
-    /// The log filter.
-    pub(crate) log: String,
-    /// The format of log lines.
-    pub(crate) log_format: LogFormat,
-}
 
 /// Serves the console until the process is told to stop.
 pub(crate) fn run(options: Listening) -> ExitCode {

@@ -19,7 +19,7 @@ use super::{
     view::{Path, View},
 };
 
-pub(super) use parts::segment;
+pub(super) use crate::cluster::Cluster;
 
 /// What a page is made of.
 pub(super) struct Context<'a> {
@@ -32,16 +32,6 @@ pub(super) struct Context<'a> {
     pub(super) report: Option<&'a Result<Report, String>>,
     /// The cluster, for people: context, server and user.
     pub(super) cluster: &'a Cluster,
-}
-
-/// Which cluster the console acts on, and as whom.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cluster {
-    pub(crate) context: String,
-    pub(crate) server: String,
-    pub(crate) user: String,
-    /// Whether whoever starts a maintenance has to type the name of the node.
-    pub(crate) careful: bool,
 }
 
 /// Returns a page.

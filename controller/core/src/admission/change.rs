@@ -9,24 +9,10 @@
 //!  Migration: nothing, and while it is in flight not its label either
 //! ```
 
-use drydock_api::kubevirt::names::{CREATED_BY, NODE_NAME};
 use serde_json::Value;
 
-use super::{At, Kind, Refusal, Refusals, migration, review};
+use super::{At, Kind, Refusal, Refusals, migration, reserved::CONTROLLER, review};
 use crate::launcher_pod::GRACE_PERIOD;
-
-/// User name of the controller.
-pub const CONTROLLER: &str = "system:serviceaccount:drydock:drydock-controller";
-
-/// Labels by which Drydock's components find instances and their pods. Only Drydock sets them; a policy keeps other
-/// users from changing them (`deploy/policies/instance-labels.yaml`).
-pub const RESERVED_LABELS: [&str; 5] = [
-    CREATED_BY,
-    "kubevirt.io/migrationJobUID",
-    "kubevirt.io/migrationTargetNodeName",
-    NODE_NAME,
-    "kubevirt.io/outdatedLauncherImage",
-];
 
 /// KubeVirt's messages, which clients know.
 const RESTRICTED: &str = "update of VMI object is restricted";

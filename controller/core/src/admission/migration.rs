@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use super::{
     At, Refusal, Refusals,
-    change::CONTROLLER,
-    rules::{is_label_value, node_selector, reference},
+    reserved::CONTROLLER,
+    rules::names::{is_label_value, node_selector, reference},
 };
 use crate::migration::purpose::{EVACUATION, WORKLOAD_UPDATE};
 

@@ -13,18 +13,15 @@ mod describable;
 mod disks;
 mod features;
 mod hardware;
+mod iso_label;
 mod machine;
-mod names;
+pub(super) mod names;
 mod networks;
 mod pod_facts;
 mod probes;
 mod replica_set;
 mod scheduling;
 mod volumes;
-
-#[cfg(test)]
-pub(super) use names::{is_dns_label, is_dns_subdomain};
-pub(super) use names::{is_label_value, node_selector, reference};
 
 use drydock_api::kubevirt::VirtualMachineInstanceSpec;
 use serde_json::Value;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use drydock_api::hyperconverged::{CertLifetime, HyperConvergedSpec, LiveMigrationConfig};
 
-use super::{Certificates, Configuration, Lifetime, Parsed};
-use crate::{go_duration, migration::convergence::LONGEST_DOWNTIME_MS, quantity};
+use super::{Certificates, Configuration, LONGEST_DOWNTIME_MS, Lifetime, Parsed};
+use crate::{go_duration, quantity};
 
 /// Name of the kind.
 pub const KIND: &str = "HyperConverged";

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use drydock_api::kubevirt::{VirtualMachineInstanceSpec, devices::Disk};
 
-use super::{disks, problem::DomainProblem};
+use super::{all_disks::all_disks, problem::DomainProblem};
 
 /// Positions in the boot order, from 1, by device name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl BootOrder {
             }
         }
         if taken.is_empty() {
-            order.disks = disks::all(spec)
+            order.disks = all_disks(spec)
                 .iter()
                 .filter(|disk| may_hold_a_system(spec, disk))
                 .map(|disk| disk.name.clone())

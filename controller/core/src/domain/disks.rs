@@ -1,6 +1,6 @@
 //! The guest's disks: their names, and their sources for QEMU.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::collections::BTreeSet;
 
 use drydock_api::{
     kubevirt::{
@@ -11,6 +11,7 @@ use drydock_api::{
 };
 
 use super::{
+    all_disks::all_disks,
     boot::BootOrder,
     element::Element,
     pci::{self, Places},
@@ -38,7 +39,7 @@ pub struct DiskTargetName {
 /// Returns the names of the guest's disks, in the order of [`all`].
 pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
     let (mut virtio, mut others) = (0, 0);
-    all(spec)
+    all_disks(spec)
         .iter()
         .map(|disk| {
             let shape = Shape::of(spec, disk);
@@ -55,23 +56,6 @@ pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
             }
         })
         .collect()
-}
-
-/// Returns the spec's disks, followed by one disk for each volume that has none, as in KubeVirt.
-pub(super) fn all(spec: &VirtualMachineInstanceSpec) -> Vec<Cow<'_, Disk>> {
-    let given = &spec.domain.devices.disks;
-    let named: BTreeSet<_> = given.iter().map(|disk| disk.name.as_str()).collect();
-    let implied = spec
-        .volumes
-        .iter()
-        .filter(|volume| !named.contains(volume.name.as_str()))
-        .map(|volume| {
-            Cow::Owned(Disk {
-                name: volume.name.clone(),
-                ..Disk::default()
-            })
-        });
-    given.iter().map(Cow::Borrowed).chain(implied).collect()
 }
 
 /// Returns the volume's disk alias in libvirt's events.
@@ -121,7 +105,7 @@ pub(super) fn elements(
 ) -> Result<Vec<Element>, DomainProblem> {
     let (mut disks, mut names) = (Vec::new(), BTreeSet::new());
     let (mut on_sata, mut on_scsi) = (0, 0);
-    for (disk, target) in all(spec).iter().zip(disk_targets(spec)) {
+    for (disk, target) in all_disks(spec).iter().zip(disk_targets(spec)) {
         if !names.insert(disk.name.as_str().to_owned()) {
             return Err(DomainProblem::DuplicateDisk(disk.name.clone()));
         }

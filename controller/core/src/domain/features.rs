@@ -15,8 +15,10 @@ use drydock_api::{
 };
 
 use super::{element::Element, firmware};
-use crate::launcher_pod::TRANSLATION_CACHE;
 
+/// Size in MiB of the cache of translated code of a guest in emulation. QEMU would fill up to 1 GiB if the domain set
+/// no size.
+pub(crate) const TRANSLATION_CACHE: u64 = 128;
 /// Tries until a spin lock reports a long wait, unless the spec sets a number: KubeVirt's default.
 const SPINLOCK_TRIES: u32 = 4096;
 

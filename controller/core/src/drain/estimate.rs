@@ -9,10 +9,7 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{
-    Cluster, Guest,
-    guest::{Why, memory},
-};
+use super::{Cluster, Guest, guest::memory, state::Why};
 use crate::{
     conditions::whole_seconds,
     configuration::Migrations,

@@ -10,7 +10,8 @@ use k8s_openapi::api::core::v1::Node;
 
 use super::{
     Cluster, DrainingNode, Guest, estimate,
-    guest::{Situation, State, state, stays},
+    guest::{Situation, state, stays},
+    state::State,
 };
 use crate::{
     conditions::Status,

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::{
     Guest,
-    guest::{State, Why},
+    state::{State, Why},
 };
 use crate::{
     conditions::Status,

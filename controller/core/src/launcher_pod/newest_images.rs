@@ -19,34 +19,20 @@
 use std::collections::BTreeSet;
 
 use drydock_api::{
-    kubevirt::{
-        VirtualMachineInstanceSpec,
-        volumes::{ContainerDisk, PullPolicy},
-    },
+    kubevirt::volumes::PullPolicy,
     launcher::{LAUNCHER_FOLDER, LAUNCHER_PROGRAM, LOADER, LOADER_LIBRARIES},
 };
 use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 
 use super::{
-    PodInput, resources, security,
+    PodInput,
+    pull_policy::{can_run, is_wanted},
+    resources, security,
     volumes::{launcher_volume, mount},
 };
 
 /// Name prefix of these containers.
 const NEWEST: &str = "newest-image-";
-/// The architecture of the launcher's image, which runs in these containers.
-const ARCHITECTURE: &str = "amd64";
-
-/// Returns the pull policy of a containerDisk's volume in the pod.
-pub(super) fn volume_policy(input: &PodInput<'_>, disk: &ContainerDisk) -> PullPolicy {
-    if disk.image_pull_policy == Some(PullPolicy::Never) {
-        PullPolicy::Never
-    } else if is_wanted(input, disk) && !can_run(&input.instance.spec) {
-        PullPolicy::Always
-    } else {
-        PullPolicy::IfNotPresent
-    }
-}
 
 /// Returns the containers that run before the guest's, one for each image.
 pub(super) fn containers(input: &PodInput<'_>) -> Vec<Container> {
@@ -94,21 +80,4 @@ fn as_much(mut resources: ResourceRequirements) -> ResourceRequirements {
         amounts.retain(|name, _| !name.contains('/') && !name.starts_with("hugepages-"));
     }
     resources
-}
-
-/// Returns whether the tag is to be resolved at the start, by Kubernetes' rule for containers: `latest` may be
-/// another image by now.
-fn is_wanted(input: &PodInput<'_>, disk: &ContainerDisk) -> bool {
-    let last = disk.image.rsplit('/').next().unwrap_or_default();
-    let by_digest = last.contains('@');
-    let by_tag = last.split_once(':').is_some_and(|(_, tag)| tag != "latest");
-    let wanted = match disk.image_pull_policy {
-        Some(policy) => policy == PullPolicy::Always,
-        None => !by_tag,
-    };
-    input.arriving.is_none() && wanted && !by_digest
-}
-
-fn can_run(spec: &VirtualMachineInstanceSpec) -> bool {
-    spec.architecture.as_deref().is_none_or(|one| one == ARCHITECTURE)
 }

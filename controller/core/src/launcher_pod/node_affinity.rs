@@ -27,7 +27,7 @@ use k8s_openapi::api::core::v1::{
 use serde_json::json;
 
 use super::{names::stable_uuid, resources};
-use crate::placement::Requirements;
+use crate::placement::requirements::Requirements;
 
 /// Annotation of a launcher pod: digest of what its instance and the configuration required of a node when it was
 /// created.

@@ -8,7 +8,11 @@ use drydock_api::{
 };
 use k8s_openapi::{api::core::v1::ResourceRequirements, apimachinery::pkg::api::resource::Quantity};
 
-use crate::{domain::guest_memory, placement::Requests, quantity};
+use crate::{
+    domain::{TRANSLATION_CACHE, guest_memory},
+    placement::room::Requests,
+    quantity,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,9 +25,6 @@ const QEMU: u64 = 64 * MIB;
 const FOR_EACH_CPU: u64 = 8 * MIB;
 /// Video memory of a guest with a display, in bytes.
 const SCREEN: u64 = 16 * MIB;
-/// Size in MiB of the cache of translated code of a guest in emulation. QEMU would fill up to 1 GiB if the domain set
-/// no size.
-pub const TRANSLATION_CACHE: u64 = 128;
 /// Memory in bytes of that cache and its bookkeeping.
 const EMULATION: u64 = (TRANSLATION_CACHE + 32) * MIB;
 /// Kernel memory in bytes for the open ports of an interface that lists none.

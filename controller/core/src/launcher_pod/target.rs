@@ -12,7 +12,7 @@ use k8s_openapi::{
 };
 
 use super::{PodInput, keep_admitted, node_affinity::is_empty, unbound_pod};
-use crate::admission::change::RESERVED_LABELS;
+use crate::admission::reserved::RESERVED_LABELS;
 
 /// Label of a target pod: UID of the migration. KubeVirt's name.
 pub const MIGRATION_UID: &str = "kubevirt.io/migrationJobUID";

@@ -24,7 +24,7 @@ use super::{
     ClaimMode, PodInput,
     guest::{arriving_size, key_secrets},
     names::VolumeNames,
-    newest_images::volume_policy,
+    pull_policy::volume_policy,
 };
 use crate::{access_credentials, migratable::claim};
 

@@ -38,7 +38,7 @@ use jiff::Timestamp;
 
 pub use forecast::Outlook;
 use forecast::{Pass, Rate};
-pub use limits::{LONGEST_DOWNTIME_MS, Limits};
+pub use limits::Limits;
 pub use text::{Written, summary, worth_writing};
 
 /// The downtime limit at the start of a migration, unless a lower maximum is configured (QEMU's and KubeVirt's value).

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use drydock_api::kubevirt::{
     Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
-    migration::{MigrationSource, MigrationTarget},
     names::{MIGRATION_FINALIZER, conditions::LIVE_MIGRATABLE},
 };
 use drydock_api::launcher::{CONTAINER, Outcome};
@@ -14,13 +13,12 @@ use super::{
     cluster::{ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
     record::Record,
     rejected::rejected,
+    sides::{source, target},
+    target_pods::pods_of,
 };
-use crate::{
-    instance::{
-        Moving, NodeState,
-        ending::{ended, rejection},
-    },
-    launcher_pod::made_for,
+use crate::instance::{
+    Moving, NodeState,
+    ending::{ended, rejection},
 };
 
 /// The controller's knowledge of one migration.
@@ -69,18 +67,6 @@ pub fn view(facts: &Facts<'_>) -> ClusterView {
     }
 }
 
-/// Returns the source side, once it is named.
-pub fn source(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationSource> {
-    let source = migration.status.as_ref()?.source.as_ref()?;
-    source.node.is_some().then_some(source)
-}
-
-/// Returns the target side, once it is named.
-pub fn target(migration: &VirtualMachineInstanceMigration) -> Option<&MigrationTarget> {
-    let target = migration.status.as_ref()?.target.as_ref()?;
-    target.node.is_some().then_some(target)
-}
-
 /// Returns the node to which a VMI has moved by a migration, even if other components have not noticed yet.
 pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
     let to = target(facts.migration)?.node.as_deref();
@@ -103,15 +89,6 @@ pub fn moving<'a>(
         mode: newest.and_then(|migration| source(migration)?.mode),
         migrations,
     }
-}
-
-/// Returns the pods that were created for a migration.
-pub fn pods_of<'a>(
-    migration: &VirtualMachineInstanceMigration,
-    pods: &'a [Arc<Pod>],
-) -> impl Iterator<Item = &'a Arc<Pod>> {
-    let uid = migration.metadata.uid.as_deref();
-    pods.iter().filter(move |pod| uid.is_some() && made_for(pod) == uid)
 }
 
 /// Returns the target pod of a migration. Prefers a pod that its kubelet has not rejected.

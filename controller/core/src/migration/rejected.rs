@@ -19,7 +19,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::observed::pods_of;
+use super::target_pods::pods_of;
 use crate::instance::ending::rejection;
 
 /// Maximum number of rejected target pods of a migration. With [`pause`] the last one is created 15 s after the first

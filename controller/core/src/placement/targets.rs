@@ -17,7 +17,18 @@ use super::{
     nodes_by_name,
     offer::{Offer, is_known_to_have},
 };
-use crate::{default_cpu::has_hosts_own, instance::Targets, minimum::Minimum};
+use crate::{default_cpu::has_hosts_own, minimum::Minimum};
+
+/// Whether another node could run a running instance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Targets {
+    /// Whether one could.
+    pub available: bool,
+    /// CamelCase reason.
+    pub reason: String,
+    /// Human-readable message.
+    pub message: String,
+}
 
 /// The evaluation stops at this many fitting nodes: enough to know whether there is one, and whether it is the only
 /// one.

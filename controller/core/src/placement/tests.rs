@@ -11,6 +11,8 @@ mod scheduling;
 mod selectors;
 mod targets;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use std::sync::Arc;
 
 use drydock_api::facts::{CpuModel, HostModel, MachineType, NodeFacts, Usable, VirtType, VirtualizationFacts};

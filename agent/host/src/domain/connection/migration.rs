@@ -8,7 +8,7 @@ use std::{
 use drydock_api::facts::VirtType;
 use virt_sys as sys;
 
-use super::{Connection, read_parameters, succeeded};
+use super::{super::c_values::read_parameters, Connection, succeeded};
 use crate::{
     domain::{
         CpuComparison, JobInfo, JobType, Migration,

@@ -31,7 +31,7 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::console::{pages::segment, view::Device};
+use crate::console::{url::segment, view::Device};
 
 /// KubeVirt's subprotocol: bytes in binary messages.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";

@@ -19,6 +19,7 @@ use tokio::{
 };
 
 use super::*;
+use crate::connection::Server;
 use crate::console::guard::SESSION;
 
 /// Longer than anything here takes.

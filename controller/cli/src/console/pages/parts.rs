@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use drydock_view::{nodes::State, text::seconds};
 use jiff::Timestamp;
 use maud::{Markup, html};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::Context;
+pub(super) use crate::console::url::segment;
 use crate::console::{
     page::{BANNERS, CLUSTER, Page, ROOT},
     rights::Action,
@@ -128,14 +128,6 @@ pub(super) fn bar(segments: &[(&str, u64)], whole: u64, label: &str) -> Markup {
             span { (label) }
         }
     }
-}
-
-/// What is encoded in a segment of a path: all but the unreserved characters of RFC 3986, section 2.3.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
-
-/// Returns a segment of a path.
-pub(in crate::console) fn segment(name: &str) -> String {
-    utf8_percent_encode(name, ENCODED).to_string()
 }
 
 /// Returns the path of a node's page.

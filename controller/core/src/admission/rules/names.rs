@@ -6,7 +6,7 @@ use drydock_api::labels::GUEST;
 use serde_json::Value;
 
 use crate::{
-    admission::{At, Refusals, change::RESERVED_LABELS},
+    admission::{At, Refusals, reserved::RESERVED_LABELS},
     label_keys,
 };
 

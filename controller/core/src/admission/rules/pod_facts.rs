@@ -5,7 +5,7 @@ use drydock_api::{
     launcher::CONTAINER,
 };
 
-use super::volumes::label;
+use super::iso_label;
 use crate::admission::{At, Refusals};
 
 /// Fields of a pod that a file may have (Kubernetes' `DownwardAPIVolumeFile`). A key in brackets may follow the maps.
@@ -32,7 +32,7 @@ const DIVISORS: [&str; 13] = [
 const CPU_DIVISORS: [&str; 2] = ["1m", "1"];
 
 pub(super) fn check(facts: &DownwardApiVolume, at: &At, refusals: &mut Refusals) {
-    label(facts.volume_label.as_deref(), at, refusals);
+    iso_label::check(facts.volume_label.as_deref(), at, refusals);
     let at_all = at.field("fields");
     for (index, fact) in facts.fields.iter().enumerate() {
         let at_one = at_all.index(index);

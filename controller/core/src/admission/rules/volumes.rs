@@ -3,6 +3,7 @@
 use drydock_api::kubevirt::volumes::{CloudInitNoCloud, ContainerDisk, SysprepVolume, Volume};
 
 use super::{
+    iso_label,
     names::{self, DNS_LABEL, is_dns_label},
     pod_facts,
 };
@@ -128,12 +129,12 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     if let Some(map) = &volume.config_map {
         let at = at.field("configMap");
         names::reference(&map.name, &at.field("name"), refusals);
-        label(map.volume_label.as_deref(), &at, refusals);
+        iso_label::check(map.volume_label.as_deref(), &at, refusals);
     }
     if let Some(secret) = &volume.secret {
         let at = at.field("secret");
         names::reference(&secret.secret_name, &at.field("secretName"), refusals);
-        label(secret.volume_label.as_deref(), &at, refusals);
+        iso_label::check(secret.volume_label.as_deref(), &at, refusals);
     }
     if let Some(sysprep) = &volume.sysprep {
         self::sysprep(sysprep, &at.field("sysprep"), refusals);
@@ -150,17 +151,6 @@ fn source(volume: &Volume, at: &At, refusals: &mut Refusals) {
     {
         let at = at.field("emptyDisk").field("capacity");
         refusals.not_allowed(&at, &disk.capacity, "an amount of bytes such as 1Gi, from 512 to 2Pi");
-    }
-}
-
-/// Checks the label of an ISO 9660 file system.
-pub(super) fn label(label: Option<&str>, at: &At, refusals: &mut Refusals) {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-    if let Some(label) = label
-        && !(label.len() <= 32 && label.chars().all(good))
-    {
-        let allowed = "up to 32 letters, digits, `_`, `-` and `.`";
-        refusals.not_allowed(&at.field("volumeLabel"), label, allowed);
     }
 }
 

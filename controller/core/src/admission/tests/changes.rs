@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use super::{
     super::{
         Kind, Reason,
-        change::{CONTROLLER, RESERVED_LABELS, review_change},
+        change::review_change,
         migration::{INSTANCE_LABEL, prepared, review_in_flight, review_instance, review_requester},
+        reserved::{CONTROLLER, RESERVED_LABELS},
         sentence,
     },
     instance, machine, put, refusal_text,

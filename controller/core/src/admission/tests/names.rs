@@ -15,7 +15,7 @@ use super::{
     super::{
         Kind,
         migration::prepared,
-        rules::{is_dns_label, is_dns_subdomain, is_label_value},
+        rules::names::{is_dns_label, is_dns_subdomain, is_label_value},
     },
     instance, machine, refusal_text,
 };

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use drydock_api::kubevirt::migration::MigrationConfiguration;
 
-use crate::{configuration::Problem, quantity};
+use crate::{
+    configuration::{LONGEST_DOWNTIME_MS, Problem},
+    quantity,
+};
 
 const GIB: u64 = 1 << 30;
 /// Default maximum downtime (KubeVirt's `maxDowntimeMs`).
 const MAX_DOWNTIME: Duration = Duration::from_millis(900);
-/// The longest downtime that libvirt accepts: 2,000,000 ms.
-pub const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
 /// Default for the completion timeout per GiB and the progress timeout, in seconds (KubeVirt's values).
 const TIMEOUT_SECONDS: i64 = 150;
 

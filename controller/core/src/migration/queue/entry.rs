@@ -8,8 +8,9 @@ use super::{Entry, Stage, Urgency, order};
 use crate::{
     launcher_pod::pending::pending,
     migration::{
-        observed::{is_ready, source, target},
+        observed::is_ready,
         record::Record,
+        sides::{source, target},
     },
 };
 

@@ -4,7 +4,6 @@ use drydock_api::{facts::CpuFacts, kubevirt::VirtualMachineInstance};
 use serde_json::json;
 
 use super::*;
-use crate::instance::Targets;
 
 fn running(cpu: &Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({

@@ -1,0 +1,85 @@
+//! The guest that arrives: waits for its release, and resumes it once it is complete.
+//!
+//! ```text
+//!  release over the control channel ─┐
+//!  libvirt's events ─────────────────┴▶ state ─▶ core's TargetSide::step ─▶ resume ─▶ acknowledged
+//! ```
+//!
+//! The connection to the pod's libvirt is opened when the session is paired. So a release is followed by only two
+//! short calls before the guest continues.
+
+use std::sync::Arc;
+
+use drydock_core::migration::hand_over::{GuestHere, TakenOver, TargetStep};
+use drydock_runtime::{Backoff, Process};
+use tracing::{info, warn};
+
+use super::{
+    guests::{IncomingGuest, MAX_RETRY_INTERVAL, RETRY_INTERVAL},
+    session::Session,
+};
+
+/// Takes over the guest of a session until the session is closed.
+pub(super) fn start(session: &Arc<Session>, process: &Process) {
+    let guest = session.guests.incoming(&session.folder, &session.spec.domain);
+    let session = Arc::clone(session);
+    process.spawn("guest that arrives", async move {
+        let closed = session.closed.clone();
+        closed.run_until_cancelled(take_over(&session, guest)).await;
+    });
+}
+
+/// Waits for the release, resumes the guest, and returns when it has been taken over.
+async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
+    let mut facts = session.facts();
+    let mut pause = Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL);
+    let mut seen = guest.state().await;
+    loop {
+        let target = facts.borrow_and_update().target;
+        if target.release().is_some() {
+            seen = guest.state().await;
+        }
+        match target.step(seen) {
+            TargetStep::Wait => {
+                let trouble = target.release().and_then(|_| waits_for(seen));
+                session.update(|facts| facts.trouble = trouble.map(str::to_owned));
+                tokio::select! {
+                    () = guest.changed() => {}
+                    _ = facts.changed() => {}
+                }
+            }
+            TargetStep::Resume => match guest.resume().await {
+                Ok(()) => taken_over(session, TakenOver::Resumed),
+                Err(error) => {
+                    warn!(
+                        migration = session.spec.migration,
+                        error, "the guest cannot be resumed, it is tried again"
+                    );
+                    session.update(|facts| facts.trouble = Some(format!("the guest cannot be resumed: {error}")));
+                    tokio::time::sleep(pause.delay()).await;
+                }
+            },
+            TargetStep::TakeOver(how) => taken_over(session, how),
+            // The task of the control channel does that.
+            TargetStep::Acknowledge(_) => return,
+        }
+    }
+}
+
+fn taken_over(session: &Session, how: TakenOver) {
+    info!(migration = session.spec.migration, how = ?how, "guest taken over");
+    session.update(|facts| {
+        facts.trouble = None;
+        facts.target.take_over(how);
+    });
+}
+
+/// Returns what a released guest waits for, as a message for users.
+fn waits_for(guest: GuestHere) -> Option<&'static str> {
+    match guest {
+        GuestHere::Unknown => Some("whether the guest is complete is unknown"),
+        GuestHere::Absent => Some("the guest is released, but there is none here"),
+        GuestHere::Incoming => Some("the guest is released, but not complete"),
+        GuestHere::Complete | GuestHere::HasRun => None,
+    }
+}

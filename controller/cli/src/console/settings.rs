@@ -1,0 +1,46 @@
+//! How the console is served, as the command line sets it.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use drydock_runtime::LogFormat;
+use regex::Regex;
+
+use crate::connection::Server;
+
+/// How the console is served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// The port; 0 for any that is free.
+    pub(crate) port: u16,
+    /// Whether nothing can be started or stopped, or sent to guests.
+    pub(crate) read_only: bool,
+}
+
+/// How the console in a cluster is served.
+#[derive(Clone, Debug)]
+pub(crate) struct Listening {
+    /// Where it listens for browsers and proxies, by TLS.
+    pub(crate) address: SocketAddr,
+    /// Where it listens for probes and for metrics.
+    pub(crate) admin: SocketAddr,
+    /// The API server.
+    pub(crate) server: Server,
+    /// Names under which it is reached, beside those of the Service.
+    pub(crate) hosts: Vec<String>,
+    /// The Service's namespace.
+    pub(crate) namespace: String,
+    /// Folders with `tls.crt` and `tls.key`, of which the first that has both is served.
+    pub(crate) certificates: Vec<PathBuf>,
+    /// The cluster's name, for people.
+    pub(crate) cluster_name: String,
+    /// Where the cluster's name matches, the name of a node has to be typed to start its maintenance.
+    pub(crate) careful: Regex,
+    /// Whether nothing can be started or stopped.
+    pub(crate) read_only: bool,
+    /// The number of tokens whose objects are kept at once.
+    pub(crate) max_users: usize,
+    /// The log filter.
+    pub(crate) log: String,
+    /// The format of log lines.
+    pub(crate) log_format: LogFormat,
+}

@@ -1,0 +1,11 @@
+//! Encoding of names in URLs.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+/// What is encoded in a segment of a path: all but the unreserved characters of RFC 3986, section 2.3.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+/// Returns a segment of a path.
+pub(super) fn segment(name: &str) -> String {
+    utf8_percent_encode(name, ENCODED).to_string()
+}

@@ -1,0 +1,33 @@
+//! Responses of the subresources API.
+
+use axum::{
+    body::Bytes,
+    http::{HeaderValue, StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
+
+/// The response to a request that succeeded.
+pub(super) enum Reply {
+    /// A document.
+    Json(StatusCode, Value),
+    /// Nothing but the code.
+    Empty(StatusCode),
+    /// A document of an agent, with its media type.
+    Document(HeaderValue, Bytes),
+    /// The protocol changes.
+    Upgrade(Response),
+}
+
+impl IntoResponse for Reply {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Json(code, document) => {
+                (code, [(CONTENT_TYPE, "application/json")], document.to_string()).into_response()
+            }
+            Self::Empty(code) => code.into_response(),
+            Self::Document(media_type, content) => ([(CONTENT_TYPE, media_type)], content).into_response(),
+            Self::Upgrade(response) => response,
+        }
+    }
+}

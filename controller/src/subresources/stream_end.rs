@@ -1,0 +1,31 @@
+//! How the relay of a stream ended.
+
+use std::time::Duration;
+
+/// Which side has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client.
+    Client,
+    /// The guest.
+    Guest,
+    /// This process stops.
+    Stopping,
+    /// Neither has sent data for this time.
+    Idle(Duration),
+    /// Neither, but this time is over.
+    Expired(Duration),
+}
+
+impl End {
+    /// Returns the name for logs.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Guest => "guest",
+            Self::Stopping => "controller",
+            Self::Idle(_) => "idle timeout",
+            Self::Expired(_) => "timeout",
+        }
+    }
+}
