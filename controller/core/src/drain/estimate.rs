@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use drydock_api::{
     hypervisor::{RemainingGuest, RemainingState},
-    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        migration::{MigrationPhase, MigrationPhaseTransition},
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -25,6 +28,9 @@ const ESTIMATE_HYSTERESIS: u32 = 5;
 /// Estimates that change by less than this are not written either.
 const ESTIMATE_MIN_CHANGE: Duration = Duration::from_secs(5);
 
+/// Resolution of timestamps in a migration's status. Transitions that are this close may have happened at once.
+const TIMESTAMP_RESOLUTION: Duration = Duration::from_secs(1);
+
 /// Number of measured migrations from which on the share of a duration that depends on the size is derived from them.
 const MIN_FITTED: u32 = 4;
 /// Variance of the sizes, relative to the square of their mean, from which on it is: guests of nearly one size imply
@@ -44,8 +50,10 @@ pub struct Rate {
     squares: f64,
     /// Sum of the products of memory and duration, in MiB·s.
     products: f64,
-    /// Shortest time from the creation of a migration until it held its slot: its target pod starts meanwhile.
-    lead: Option<Duration>,
+    /// Total time from the creation of a migration until its guest moved, of those that did not wait for a slot.
+    lead: Duration,
+    /// Number of those.
+    leads: u32,
 }
 
 impl Rate {
@@ -57,9 +65,12 @@ impl Rate {
             return;
         };
         self.add(end.duration_since(start).unsigned_abs(), bytes);
-        if let Some(created) = &migration.metadata.creation_timestamp {
-            let lead = start.duration_since(created.0).unsigned_abs();
-            self.lead = Some(self.lead.map_or(lead, |least| least.min(lead)));
+        let transitions = status.map_or(&[][..], |status| &status.phase_transition_timestamps);
+        if let Some(created) = &migration.metadata.creation_timestamp
+            && !waited_for_slot(transitions)
+        {
+            self.lead = self.lead.saturating_add(start.duration_since(created.0).unsigned_abs());
+            self.leads = self.leads.saturating_add(1);
         }
     }
 
@@ -94,10 +105,35 @@ impl Rate {
         (slope * mean_size / mean_time).clamp(0.0, 1.0)
     }
 
+    /// Returns the expected time from the creation of a migration until its guest moves, if a slot is free: its target
+    /// pod starts meanwhile. Zero if nothing was measured.
+    fn lead(&self) -> Duration {
+        self.lead.checked_div(self.leads).unwrap_or_default()
+    }
+
     /// Returns the expected duration for a guest of unknown size.
     fn mean(&self) -> Option<Duration> {
         self.time.checked_div(self.count)
     }
+}
+
+/// Returns whether a migration waited for a slot: before its target pod was created, or while that was ready. One without
+/// these transitions counts as one that waited.
+fn waited_for_slot(transitions: &[MigrationPhaseTransition]) -> bool {
+    let at = |phase: MigrationPhase| {
+        let mut transitions = transitions.iter();
+        let found = transitions.find(|transition| transition.phase == phase)?;
+        Some(found.phase_transition_timestamp)
+    };
+    [
+        (MigrationPhase::Pending, MigrationPhase::Scheduling),
+        (MigrationPhase::Scheduled, MigrationPhase::PreparingTarget),
+    ]
+    .into_iter()
+    .any(|(from, to)| match (at(from), at(to)) {
+        (Some(from), Some(to)) => to.duration_since(from).unsigned_abs() > TIMESTAMP_RESOLUTION,
+        _ => true,
+    })
 }
 
 #[allow(clippy::cast_precision_loss, reason = "an estimate needs no more than 52 bits")]
@@ -179,7 +215,7 @@ fn until_first_moves(leaving: &[Leaving], rate: Rate, now: Timestamp) -> Duratio
     let passed = created
         .map(|created| now.duration_since(created.0).unsigned_abs())
         .max();
-    rate.lead.unwrap_or_default().saturating_sub(passed.unwrap_or_default())
+    rate.lead().saturating_sub(passed.unwrap_or_default())
 }
 
 /// A guest that is to leave its node: input for the estimate of when one of them has left.
@@ -336,19 +372,43 @@ mod tests {
 
     #[test]
     fn first_guest_waits_for_its_target_pod() {
-        let succeeded = |created: &str, start: &str, end: &str| -> VirtualMachineInstanceMigration {
-            let at = |time: &str| format!("2026-01-01T00:{time}Z");
-            serde_json::from_value(json!({
-                "metadata": {"name": "m", "creationTimestamp": at(created)}, "spec": {"vmiName": "g"},
-                "status": {"migrationState": {"startTimestamp": at(start), "endTimestamp": at(end)}},
+        // Each migration was created at 0 s and moved for ten seconds.
+        let succeeded = |pending: u8, scheduling: u8, scheduled: u8, preparing: u8, start: u8| {
+            let at = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+            let phases = [
+                ("Pending", pending),
+                ("Scheduling", scheduling),
+                ("Scheduled", scheduled),
+                ("PreparingTarget", preparing),
+            ];
+            let transitions: Vec<_> = phases
+                .iter()
+                .map(|(phase, second)| json!({"phase": phase, "phaseTransitionTimestamp": at(*second)}))
+                .collect();
+            serde_json::from_value::<VirtualMachineInstanceMigration>(json!({
+                "metadata": {"name": "m", "creationTimestamp": at(0)}, "spec": {"vmiName": "g"},
+                "status": {
+                    "phaseTransitionTimestamps": transitions,
+                    "migrationState": {"startTimestamp": at(start), "endTimestamp": at(start + 10)},
+                },
             }))
             .unwrap()
         };
         let mut rate = Rate::default();
-        // The second one waited for its turn, too; the third has no end.
-        rate.add_migration(&succeeded("00:00", "00:03", "00:13"), 1 << 30);
-        rate.add_migration(&succeeded("00:00", "00:13", "00:23"), 1 << 30);
-        let mut unfinished = succeeded("00:00", "00:01", "00:02");
+        for migration in [
+            succeeded(0, 0, 2, 2, 2),
+            succeeded(0, 1, 3, 4, 4),
+            // These waited for a slot: with and without a target pod.
+            succeeded(0, 0, 2, 12, 12),
+            succeeded(0, 10, 12, 12, 12),
+        ] {
+            rate.add_migration(&migration, 1 << 30);
+        }
+        // The times of its phases are unknown.
+        let mut moved = succeeded(0, 0, 1, 1, 1);
+        moved.status.as_mut().unwrap().phase_transition_timestamps.clear();
+        rate.add_migration(&moved, 1 << 30);
+        let mut unfinished = succeeded(0, 0, 1, 1, 1);
         unfinished
             .status
             .as_mut()
@@ -358,7 +418,7 @@ mod tests {
             .unwrap()
             .end_timestamp = None;
         rate.add_migration(&unfinished, 1 << 30);
-        assert_eq!((rate.count, rate.mean()), (2, Some(Duration::from_secs(10))));
+        assert_eq!((rate.count, rate.mean()), (5, Some(Duration::from_secs(10))));
         let waits = |leaving: &[Leaving], now: &str| {
             until_first_moves(leaving, rate, format!("2026-01-01T00:{now}Z").parse().unwrap()).as_secs()
         };
