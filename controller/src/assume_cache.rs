@@ -68,8 +68,22 @@ impl<K: Resource + Clone> AssumeCache<K> {
     /// Creates a cache with the given objects.
     #[cfg(test)]
     pub(crate) fn filled(objects: impl IntoIterator<Item = K>) -> Self {
+        Self::of_cache(Cache::filled(objects))
+    }
+
+    /// Creates a cache with the given objects, packed.
+    #[cfg(test)]
+    pub(crate) fn filled_packed(objects: impl IntoIterator<Item = K>) -> Self
+    where
+        K: serde::Serialize + DeserializeOwned,
+    {
+        Self::of_cache(Cache::filled_packed(objects))
+    }
+
+    #[cfg(test)]
+    fn of_cache(cache: Cache<K>) -> Self {
         Self {
-            cache: Cache::filled(objects),
+            cache,
             prune: |_| {},
             responses: Responses::default(),
         }

@@ -63,7 +63,8 @@ impl BudgetTask {
         let following = async {
             loop {
                 configured.notified().await;
-                task.instances.keys().into_iter().for_each(|key| work.add(key));
+                work.add_pages(|last, count| task.instances.unfinished_after(last, count))
+                    .await;
             }
         };
         tokio::join!(

@@ -130,22 +130,6 @@ impl InstanceTask {
         );
     }
 
-    /// Returns the instances that have not ended: those that a change of nodes concerns.
-    fn unfinished(&self) -> Vec<Key> {
-        let mut keys = Vec::new();
-        self.instances.for_each(|key, instance| {
-            let phase = instance
-                .status
-                .as_ref()
-                .and_then(|status| status.phase)
-                .unwrap_or_default();
-            if !phase.is_final() {
-                keys.push(key.clone());
-            }
-        });
-        keys
-    }
-
     /// Reconciles instances while this process leads, until `process` stops.
     pub(crate) async fn run(
         self,
@@ -176,9 +160,8 @@ impl InstanceTask {
         let sweeping = async {
             loop {
                 surroundings.notified().await;
-                for key in task.unfinished() {
-                    work.add(key);
-                }
+                work.add_pages(|last, count| task.instances.unfinished_after(last, count))
+                    .await;
                 // Nodes change in bursts, such as when agents apply a configuration or a zone comes back.
                 clock::sleep_until_instant(Some(clock::Instant::now() + SWEEP_PAUSE)).await;
             }
@@ -199,12 +182,14 @@ impl InstanceTask {
     /// Enqueues each instance once after the resources used on nodes have changed, a part of a large cluster at a
     /// time.
     async fn follow_rooms(&self, work: &WorkQueue) {
-        let mut keys = self.unfinished();
-        keys.sort();
-        for part in keys.chunks(ROOMS_AT_ONCE) {
+        let mut last = None;
+        loop {
+            let part = self.instances.unfinished_after(last.as_ref(), ROOMS_AT_ONCE);
+            let Some(end) = part.last() else { return };
+            last = Some(end.clone());
             // Instances that are being evicted may have to be shut down.
-            for key in self.instances.marked().iter().chain(part) {
-                work.add(key.clone());
+            for key in self.instances.marked().into_iter().chain(part) {
+                work.add(key);
             }
             clock::sleep_until_instant(Some(clock::Instant::now() + ROOMS_PAUSE)).await;
         }
@@ -457,7 +442,7 @@ impl InstanceTask {
     ) -> kube::Result<()> {
         if self.launchers.delete(instance, name, uid, grace).await? {
             let note = format!("Deleted virtual machine pod {name}");
-            info!(instance = %Key::of(instance), pod = name, "its pod is requested to end");
+            info!(vmi = %Key::of(instance), pod = name, "pod deleted");
             self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
@@ -476,7 +461,7 @@ impl InstanceTask {
             let note = format!(
                 "Deleted virtual machine pod {name}: it had no node, and the configuration it was created under has changed"
             );
-            info!(instance = %Key::of(instance), pod = name, "a pod without a node is replaced: the configuration has changed");
+            info!(vmi = %Key::of(instance), pod = name, "unscheduled pod deleted, as the configuration has changed");
             self.record_event(instance, Severity::Normal, "SuccessfulDelete", &note);
         }
         Ok(())
@@ -486,7 +471,7 @@ impl InstanceTask {
         let (name, made) = self.launchers.create(instance, Purpose::Start).await?;
         if made {
             let note = format!("Created virtual machine pod {name}");
-            info!(instance = %Key::of(instance), pod = name, "its pod is made");
+            info!(vmi = %Key::of(instance), pod = name, "pod created");
             self.record_event(instance, Severity::Normal, "SuccessfulCreate", &note);
         }
         Ok(())
@@ -586,6 +571,8 @@ fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanc
     })
 }
 
+#[cfg(test)]
+mod sweep_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

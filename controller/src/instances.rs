@@ -4,13 +4,15 @@
 //! watch has shown it, and a deleted one counts as being deleted.
 //!
 //! ```text
-//!  watch ──▶ cache ───────────────┬─▶ for_each
+//!  watch ──▶ cache ───────────────┬─▶ keys
+//!    ├─ shown ─▶ indexes ─────────┼─▶ unfinished_after, on_node, marked
 //!    └─ shown ─▶ forgets ─┐       ├─▶ get, of_set
 //!  made(), deleted() ──▶ ours ────┘
 //! ```
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -44,6 +46,8 @@ struct Ours {
     made: BTreeMap<Key, (Arc<VirtualMachineInstance>, Instant)>,
     /// Instances by the node that they are on.
     on_nodes: HashMap<String, BTreeSet<Key>>,
+    /// Instances that have not ended.
+    unfinished: BTreeSet<Key>,
     /// Instances that are marked to leave a node.
     marked: BTreeSet<Key>,
     /// UIDs of deleted instances that the watch still shows as not deleted.
@@ -72,7 +76,7 @@ impl Instances {
     /// Creates a cache with the given instances.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
-        let objects = AssumeCache::filled(instances);
+        let objects = AssumeCache::filled_packed(instances);
         let mut ours = Ours::default();
         objects.shown().for_each(|key, instance| {
             ours.observe(&Change::Object {
@@ -97,16 +101,24 @@ impl Instances {
         self.objects.shown().keys()
     }
 
-    /// Returns the keys of the instances of a namespace that the watch has shown, in no order.
-    pub(crate) fn keys_in(&self, namespace: &str) -> Vec<Key> {
-        let mut keys = self.keys();
-        keys.retain(|key| key.namespace.as_deref() == Some(namespace));
-        keys
+    /// Returns up to `count` instances that have not ended, by namespace and name, those after `last`. A change of nodes
+    /// concerns all of these.
+    pub(crate) fn unfinished_after(&self, last: Option<&Key>, count: usize) -> Vec<Key> {
+        let ours = lock(&self.ours);
+        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = ours.unfinished.range::<Key, _>((after, Bound::Unbounded));
+        rest.take(count).cloned().collect()
     }
 
-    /// Calls `visit` with each instance that the watch has shown, in no order. Changes wait meanwhile: keep it short.
-    pub(crate) fn for_each(&self, visit: impl FnMut(&Key, &Arc<VirtualMachineInstance>)) {
-        self.objects.shown().for_each(visit);
+    /// Returns the instances of a namespace that have not ended, by name.
+    pub(crate) fn unfinished_in(&self, namespace: &str) -> Vec<Key> {
+        let ours = lock(&self.ours);
+        let first = Key::namespaced(namespace, "");
+        let from_first = ours.unfinished.range(first..);
+        from_first
+            .take_while(|key| key.namespace.as_deref() == Some(namespace))
+            .cloned()
+            .collect()
     }
 
     /// Returns the instance of this name.
@@ -213,6 +225,9 @@ impl Ours {
         if let Some(node) = node_of(instance) {
             self.on_nodes.entry(node.into()).or_default().insert(key.clone());
         }
+        if !has_ended(instance) {
+            self.unfinished.insert(key.clone());
+        }
         if mark::of(instance).is_some() {
             self.marked.insert(key.clone());
         }
@@ -222,6 +237,7 @@ impl Ours {
     }
 
     fn unindex(&mut self, key: &Key, instance: &VirtualMachineInstance) {
+        self.unfinished.remove(key);
         self.marked.remove(key);
         if let Some(node) = node_of(instance)
             && let Some(keys) = self.on_nodes.get_mut(node)
@@ -249,6 +265,12 @@ fn lock(ours: &Mutex<Ours>) -> MutexGuard<'_, Ours> {
 /// Returns the node that an instance is on.
 pub(crate) fn node_of(instance: &VirtualMachineInstance) -> Option<&str> {
     instance.status.as_ref()?.node_name.as_deref()
+}
+
+/// Returns whether an instance has ended.
+fn has_ended(instance: &VirtualMachineInstance) -> bool {
+    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    phase.unwrap_or_default().is_final()
 }
 
 /// Returns the owner that controls an instance.

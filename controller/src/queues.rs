@@ -31,7 +31,7 @@ pub(crate) struct Queues {
     pub(crate) rooms: Trigger,
     /// Notified when every migration that waits for a node has to be reconciled.
     pub(crate) waiting_migrations: Trigger,
-    /// Notified when all PDBs have to be reconciled.
+    /// Notified when the PDBs of all unfinished instances have to be reconciled.
     pub(crate) all_pdbs: Trigger,
     /// Notified when the drains have to be reconciled.
     pub(crate) drains: Trigger,

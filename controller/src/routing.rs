@@ -53,7 +53,7 @@ pub(crate) enum Route {
     UnfinishedInstances,
     /// All migrations that wait for a node.
     WaitingMigrations,
-    /// The PDBs of all instances.
+    /// The PDBs of all instances that have not ended.
     AllPdbs,
     /// The drains of all nodes.
     Drains,
@@ -118,7 +118,7 @@ pub(crate) fn of_launcher_pod(instance: Key, migrations_of: impl FnOnce(&Key, bo
 }
 
 /// Returns the routes of a changed PDB. A foreign one may hold up any guest of its namespace; `instances_in` returns
-/// the instances of a namespace.
+/// the unfinished instances of a namespace.
 pub(crate) fn of_pdb(change: &Change<PodDisruptionBudget>, instances_in: impl FnOnce(&str) -> Vec<Key>) -> Vec<Route> {
     match concerned(change) {
         Some((_, Some(instance))) => vec![Route::Pdb(instance), Route::HeldEvictions],

@@ -7,6 +7,7 @@
   streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
   console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
   plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 8 minutes)
+  sweep     a change of a node with 100,000 instances: how long it blocks the controller (about 10 minutes)
   scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything
 
@@ -47,6 +48,7 @@ from . import (
     reactions,
     scale,
     streams,
+    sweep,
     tunnel_throughput,
 )
 from .api import Api
@@ -60,6 +62,8 @@ SCALE = "scale"
 CONSOLE = "console"
 # The one whose nodes are random.
 PLANS = "plans"
+# The one without a cluster.
+SWEEP = "sweep"
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 
@@ -88,7 +92,7 @@ def at_least_one(text: str) -> int:
 
 def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
     """The figures of these benchmarks, as they come."""
-    real = [name for name in names if name not in (CONSOLE, PLANS, SCALE)]
+    real = [name for name in names if name not in (CONSOLE, PLANS, SCALE, SWEEP)]
     if real:
         with _cluster(NAME, None, arguments.keep, progress) as made:
             install(made, progress)
@@ -102,6 +106,8 @@ def measured(names: list[str], arguments: argparse.Namespace, progress: Progress
     if PLANS in names:
         with _cluster(f"{NAME}-{PLANS}", 0, arguments.keep, progress) as made:
             yield from plans.measure(made, Api(made), progress, arguments.seed)
+    if SWEEP in names:
+        yield from sweep.measure(progress)
     if SCALE in names:
         size = Size(arguments.nodes, arguments.machines, arguments.drained)
         with _cluster(f"{NAME}-{SCALE}", 0, arguments.keep, progress) as made:
@@ -125,7 +131,7 @@ def main(argv: list[str]) -> int:
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = benchmarks(SAMPLES)
-    parser.add_argument("benchmark", choices=[*known, CONSOLE, PLANS, SCALE, "all"])
+    parser.add_argument("benchmark", choices=[*known, CONSOLE, PLANS, SWEEP, SCALE, "all"])
     parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration`, `drain` and `streams` (default {SAMPLES})")
     size = Size()
     parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
@@ -138,7 +144,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress()
-    names = [*known, CONSOLE, PLANS, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
+    names = [*known, CONSOLE, PLANS, SWEEP, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
     figures: list[Figure] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))

@@ -6,7 +6,16 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Reads names and sorts them, so that a reader can search them whatever agent has written them.
+fn ascending<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Vec<String>>, D::Error> {
+    let mut names = Vec::deserialize(deserializer)?;
+    if !names.is_sorted() {
+        names.sort_unstable();
+    }
+    Ok(Arc::new(names))
+}
 
 /// Everything known about one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -167,7 +176,8 @@ pub struct VirtualizationFacts {
     /// All CPU models libvirt knows here, usable or not. Nodes that are alike in this share the list in
     /// memory, as they do the next two.
     pub models: Arc<Vec<CpuModel>>,
-    /// All CPU features that a guest can have: the baseline of the host, expanded.
+    /// All CPU features that a guest can have, in ascending order: the baseline of the host, expanded.
+    #[serde(deserialize_with = "ascending")]
     pub features: Arc<Vec<String>>,
     /// Features that a guest could have, but for the node's mask: none of them is in `features`. Empty in the
     /// facts of agents that did not report it.
@@ -315,3 +325,22 @@ pub struct SevFacts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Fingerprint(pub BTreeMap<String, String>);
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn features_are_in_order_whoever_wrote_them() {
+        let read = |features: &[&str]| {
+            let facts: VirtualizationFacts = serde_json::from_value(json!({"features": features})).unwrap();
+            facts.features.to_vec()
+        };
+        assert_eq!(read(&["sse2", "aes", "nx"]), ["aes", "nx", "sse2"]);
+        assert_eq!(read(&["aes", "nx"]), ["aes", "nx"]);
+        assert_eq!(read(&[]), [""; 0]);
+        assert!(VirtualizationFacts::default().features.is_empty());
+    }
+}

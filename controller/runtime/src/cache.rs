@@ -4,6 +4,7 @@ mod kept;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
@@ -278,7 +279,23 @@ impl<K> Cache<K> {
     where
         K: Resource,
     {
-        let cache = Self::default();
+        Self::default().fill(objects)
+    }
+
+    /// Creates the same cache as [`filled`](Self::filled) with packed objects, as that of a
+    /// [packed](crate::Watch::packed) watch stores them.
+    pub fn filled_packed(objects: impl IntoIterator<Item = K>) -> Self
+    where
+        K: Resource + Serialize + DeserializeOwned,
+    {
+        Self::keeping(Packing::packed()).fill(objects)
+    }
+
+    fn fill(self, objects: impl IntoIterator<Item = K>) -> Self
+    where
+        K: Resource,
+    {
+        let cache = self;
         for object in objects {
             cache.insert(Key::of(&object), Arc::new(object));
         }

@@ -12,8 +12,10 @@
 //!   between is lost. When the term ends, running reconciles are dropped at their current `await`.
 //! - After a failure the key waits 0.2 s to 60 s, doubling, with jitter. A change shortens the wait to 0.2 s but does
 //!   not end it, so a reconcile that modifies the objects that trigger it cannot spin. A success resets the back-off.
+//! - Each reconcile is a span with the fields `controller`, the name of the queue, and `key`.
 //! - The first of consecutive failures of a key is logged as a warning, the others at debug level.
 //! - Keys that were reconciled and do not wait for a time use no memory.
+//! - Other tasks of the thread run between any two reconciles, however many keys are ready.
 
 use crate::{
     Change, Key, Trigger, chain, clock,
@@ -30,6 +32,7 @@ use std::{
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 mod metrics;
 mod queue;
@@ -41,6 +44,8 @@ use queue::{Done, Queue, after};
 
 /// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// How many keys are added at once.
+const PAGE: usize = 1000;
 /// Maximum delay after a failure.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -111,6 +116,19 @@ impl WorkQueue {
         }
     }
 
+    /// Enqueues keys, a page at a time: other tasks of the thread run in between. `page` returns up to a number of keys
+    /// that come after the last one of the page before; none: that was the last page.
+    pub async fn add_pages(&self, page: impl Fn(Option<&Key>, usize) -> Vec<Key>) {
+        let mut last = None;
+        loop {
+            let keys = page(last.as_ref(), PAGE);
+            let Some(end) = keys.last() else { return };
+            last = Some(end.clone());
+            keys.into_iter().for_each(|key| self.add(key));
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Enqueues the key of an object that a watch event reported; for [`Watch::on_change`](crate::Watch::on_change).
     pub fn apply<K>(&self, change: &Change<K>) {
         if let Change::Object { key, .. } = change {
@@ -167,25 +185,39 @@ impl WorkQueue {
         W: Into<Requeue>,
         E: Error + 'static,
     {
-        for key in all().await {
-            self.change(|queue| queue.add(key, Instant::now()));
+        for (number, key) in all().await.into_iter().enumerate() {
+            if number % PAGE == PAGE - 1 {
+                tokio::task::yield_now().await;
+            }
+            self.add(key);
         }
         let mut running = FuturesUnordered::new();
         loop {
             // After a pause of the process, the end of the term may not have been signalled yet.
-            while running.len() < self.at_once && term.is_valid() {
-                let Some(key) = self.take() else { break };
-                running.push(async {
+            let free = running.len() < self.at_once && term.is_valid();
+            let next = if free { self.take() } else { None };
+            let begins = next.is_some();
+            if let Some(key) = next {
+                let span = tracing::info_span!("reconcile", controller = self.name, %key);
+                let reconcile = async {
                     let begun = Instant::now();
                     let result = reconcile(key.clone()).await;
                     self.metrics.ended(begun.elapsed(), result.is_err());
                     (key, result)
-                });
+                };
+                running.push(reconcile.instrument(span));
             }
             let due = self.lock().next();
             let due = due.filter(|_| running.len() < self.at_once && term.is_valid());
             tokio::select! {
-                Some((key, result)) = running.next() => self.done(key, result),
+                biased;
+                Some((key, result)) = running.next() => {
+                    self.done(key, result);
+                    // A reconcile that finds nothing to change never waits.
+                    tokio::task::yield_now().await;
+                }
+                // The reconcile that began has come to its first request.
+                () = tokio::task::yield_now(), if begins => {}
                 () = self.added.notified() => {}
                 () = clock::sleep_until_instant(due) => {}
             }

@@ -81,6 +81,56 @@ async fn deletion_is_assumed_until_watch_shows_it() {
     assert!(!instances.is_deleted("u9") && !instances.is_deleted("u0"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn unfinished_instances_are_indexed_by_namespace() {
+    let in_phase = |namespace: &str, name: &str, phase: Option<&str>| {
+        let mut instance = instance(name, &format!("uid-{name}"), None);
+        instance.metadata.namespace = Some(namespace.into());
+        let status = instance.status.as_mut().unwrap();
+        status.phase = phase.map(|phase| serde_json::from_value(json!(phase)).unwrap());
+        instance
+    };
+    let instances = Instances::filled([
+        in_phase("b", "new", None),
+        in_phase("b", "running", Some("Running")),
+        in_phase("b", "succeeded", Some("Succeeded")),
+        in_phase("b", "failed", Some("Failed")),
+        in_phase("b-2", "other", Some("Scheduling")),
+        in_phase("a", "first", Some("Pending")),
+    ]);
+    let shown_as = |keys: Vec<Key>| keys.iter().map(Key::to_string).collect::<Vec<_>>();
+    let all = |instances: &Instances| shown_as(instances.unfinished_after(None, 100));
+    assert_eq!(all(&instances), ["a/first", "b/new", "b/running", "b-2/other"]);
+    for (last, count, expected) in [
+        (("a", "first"), 2, &["b/new", "b/running"][..]),
+        (("b", "running"), 2, &["b-2/other"]),
+        // It has ended or was deleted since.
+        (("b", "middle"), 1, &["b/new"]),
+        (("b-2", "other"), 2, &[]),
+    ] {
+        let last = Key::namespaced(last.0, last.1);
+        assert_eq!(
+            shown_as(instances.unfinished_after(Some(&last), count)),
+            expected,
+            "{last}"
+        );
+    }
+    assert_eq!(
+        instances.unfinished_in("b"),
+        [Key::namespaced("b", "new"), Key::namespaced("b", "running")]
+    );
+    assert_eq!(instances.unfinished_in("c"), []);
+    // It ends, another one is deleted, and a new one is not shown yet.
+    shown(
+        &instances,
+        Some(in_phase("b", "running", Some("Running"))),
+        Some(in_phase("b", "running", Some("Failed"))),
+    );
+    shown(&instances, Some(in_phase("a", "first", Some("Pending"))), None);
+    instances.made(in_phase("a", "second", None));
+    assert_eq!(all(&instances), ["a/second", "b/new", "b-2/other"]);
+}
+
 #[test]
 fn replica_set_is_enqueued_when_instances_join_or_leave() {
     let (old, new) = (instance("a", "u1", Some("s1")), instance("a", "u1", None));

@@ -144,6 +144,6 @@ fn instances(context: &Context, queues: &Queues, migrations: &Migrations) -> Ins
 fn budgets(context: &Context, queues: &Queues, instances: &Instances) -> Budgets {
     let (queue, known) = (queues.clone(), instances.clone());
     Budgets::start(&context.client, &context.watches, move |change| {
-        queue.follow(routing::of_pdb(change, |namespace| known.keys_in(namespace)));
+        queue.follow(routing::of_pdb(change, |namespace| known.unfinished_in(namespace)));
     })
 }

@@ -58,7 +58,12 @@ fn facts(features: &[&str]) -> NodeFacts {
         virtualization: Some(VirtualizationFacts {
             virt_type: VirtType::Kvm,
             vendor: "AMD".into(),
-            features: Arc::new(features.iter().map(|&name| name.into()).collect()),
+            features: Arc::new(
+                BTreeSet::from_iter(features)
+                    .into_iter()
+                    .map(|&name| name.into())
+                    .collect(),
+            ),
             models: Arc::new(vec![
                 model("Nehalem", Some("Nehalem-v1"), &[]),
                 model("Nehalem-v1", None, &[]),

@@ -12,7 +12,15 @@ use jiff::{SignedDuration, Timestamp};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use proptest::prelude::*;
 use serde_json::json;
-use std::{collections::BTreeMap, io, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 use tokio::time::Instant;
 
 fn key(name: &str) -> Key {
@@ -322,4 +330,37 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
         () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
         () = watching => {}
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_tasks_run_between_reconciles_that_never_wait() {
+    const KEYS: usize = 3000;
+    let (leadership, mut server, process) = candidate();
+    let work = WorkQueue::new("things", 16, &WorkQueueMetrics::default());
+    let turns = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&turns);
+    process.spawn("another task", async move {
+        loop {
+            counted.fetch_add(1, Ordering::Relaxed);
+            tokio::task::yield_now().await;
+        }
+    });
+    let seen = Mutex::new(BTreeSet::new());
+    let stopping = process.stopping();
+    let all = async || (0..KEYS).map(|number| key(&number.to_string())).collect();
+    let reconcile = |_: Key| {
+        seen.lock().unwrap().insert(turns.load(Ordering::Relaxed));
+        async { Ok::<_, io::Error>(()) }
+    };
+    let done = async {
+        wins(&mut server).await;
+        while seen.lock().unwrap().is_empty() || !work.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
+        () = done => {}
+    }
+    assert!(seen.into_inner().unwrap().len() > KEYS - 32);
 }

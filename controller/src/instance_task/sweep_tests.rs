@@ -1,0 +1,242 @@
+//! What a change of a node costs in a large cluster: every unfinished instance is reconciled.
+
+use std::{cell::Cell, collections::BTreeMap, future::poll_fn, pin::pin, time::Instant};
+
+use drydock_api::{Hypervisor, hypervisor::HypervisorSpec};
+use drydock_runtime::{
+    CancellationToken, EventMetrics, Reporter, WorkQueueMetrics,
+    fake::{ApiServer, api_server},
+    lease::Candidacy,
+};
+use k8s_openapi::api::core::v1::Node;
+use nix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+use tokio::sync::Notify;
+
+use super::*;
+use crate::{budgets::Budgets, nodes::Nodes};
+
+const IDENTITY: &str = "measured";
+const NODES: usize = 500;
+const INSTANCES: usize = 100_000;
+/// How often another task of the thread is due.
+const TICK: Duration = Duration::from_millis(1);
+
+fn node_name(number: usize) -> String {
+    format!("node-{number:03}")
+}
+
+/// The status of a Hypervisor, as an agent wrote it.
+fn recorded() -> Value {
+    serde_json::from_str(include_str!("../../../tests/scale/recorded/hypervisor.json")).unwrap()
+}
+
+fn nodes(client: &Client) -> Nodes {
+    let status = recorded();
+    let labels: Value = serde_json::from_str(include_str!("../../../tests/scale/recorded/node.json")).unwrap();
+    let node = |number: usize| -> Node {
+        let mut labels = labels["labels"].clone();
+        labels["kubernetes.io/hostname"] = json!(node_name(number));
+        serde_json::from_value(json!({
+            "metadata": {"name": node_name(number), "uid": node_name(number), "labels": labels},
+            "status": {
+                "allocatable": {"cpu": "64", "memory": "256Gi", "pods": "250", "devices.kubevirt.io/kvm": "1000"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        }))
+        .unwrap()
+    };
+    let hypervisor = |number: usize| {
+        let mut hypervisor = Hypervisor::new(&node_name(number), HypervisorSpec::default());
+        hypervisor.status = serde_json::from_value(status.clone()).unwrap();
+        hypervisor
+    };
+    let mut nodes = Nodes::filled(client, (0..NODES).map(node));
+    nodes.hypervisors = drydock_runtime::Cache::filled((0..NODES).map(hypervisor));
+    nodes
+}
+
+/// A running instance with the CPU of its host, and its pod. No node has what each tenth one requires.
+fn running(number: usize, host_model: &Value) -> (VirtualMachineInstance, Pod) {
+    let (name, node) = (format!("vm-{number:06}"), node_name(number % NODES));
+    let (uid, pod_uid) = (format!("uid-of-{name}"), format!("uid-of-pod-{name}"));
+    let instance = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": name, "namespace": "shop", "uid": uid, "resourceVersion": "10", "finalizers": [FINALIZER],
+            "labels": {NODE_NAME: node, "app": "shop"},
+        },
+        "spec": {
+            "nodeSelector": if number.is_multiple_of(10) { json!({"disk": "nvme"}) } else { json!({}) },
+            "evictionStrategy": "LiveMigrate",
+            "domain": {
+                "cpu": {"cores": 2, "model": "host-model"}, "memory": {"guest": "2Gi"},
+                "devices": {"disks": [{"name": "root", "disk": {"bus": "virtio"}}]},
+            },
+            "volumes": [{"name": "root", "containerDisk": {"image": "registry.example/root:1"}}],
+        },
+        "status": {
+            "phase": "Running", "nodeName": node, "activePods": {&pod_uid: node},
+            "conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2026-05-01T10:00:00Z"},
+                {"type": "LiveMigratable", "status": "True", "lastTransitionTime": "2026-05-01T10:00:00Z"},
+            ],
+            "drydock": {"podUID": pod_uid, "guestCPU": {
+                "model": host_model["name"], "vendor": "AMD", "required": host_model["required"],
+                "disabled": host_model["disabled"],
+            }},
+        },
+    }));
+    let pod = serde_json::from_value(json!({
+        "metadata": {
+            "name": format!("virt-launcher-{name}"), "namespace": "shop", "uid": pod_uid, "resourceVersion": "11",
+            "labels": {"kubevirt.io": "virt-launcher"},
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": name, "uid": uid,
+                "controller": true,
+            }],
+        },
+        "spec": {"nodeName": node, "containers": [{"name": "compute"}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [{
+                "name": "compute", "image": "i", "imageID": "j", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": "2026-05-01T10:00:00Z"}},
+            }],
+        },
+    }));
+    (instance.unwrap(), pod.unwrap())
+}
+
+/// Refuses each request, as if another writer had been faster; counts them.
+async fn refuse_all(mut server: ApiServer, requests: &Cell<usize>) {
+    loop {
+        server.next_request().await.refuse(409, "Conflict");
+        requests.set(requests.get() + 1);
+    }
+}
+
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
+/// Polls a future, and raises `longest` to the processor time of its longest poll.
+async fn measure_polls<F: Future>(future: F, longest: &Cell<Duration>) -> F::Output {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        let before = processor_time();
+        let polled = future.as_mut().poll(context);
+        longest.set(longest.get().max(processor_time() - before));
+        polled
+    })
+    .await
+}
+
+/// Returns the longest delay of a task that wants to run each [`TICK`], when `over`.
+async fn longest_delay(over: CancellationToken) -> Duration {
+    let mut longest = Duration::ZERO;
+    while !over.is_cancelled() {
+        let begun = Instant::now();
+        tokio::time::sleep(TICK).await;
+        longest = longest.max(begun.elapsed().saturating_sub(TICK));
+    }
+    longest
+}
+
+/// Elects the candidate, and renews its Lease.
+async fn elect(mut server: ApiServer) {
+    let mut holder = "";
+    loop {
+        server.next_request().await.with(&json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": "1"},
+            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
+        }));
+        holder = IDENTITY;
+    }
+}
+
+#[test]
+#[ignore = "a measurement without a verdict, for `hack/bench sweep`"]
+fn change_of_a_node_with_100_000_instances() {
+    // The controller has one thread, too.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(measure());
+}
+
+async fn measure() {
+    let ((client, server), (for_lease, lease_server), (for_events, _)) = (api_server(), api_server(), api_server());
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: IDENTITY.into(),
+    };
+    let candidacy = Candidacy {
+        namespace: "drydock".into(),
+        name: "drydock-controller".into(),
+        identity: IDENTITY.into(),
+        labels: BTreeMap::new(),
+        field_manager: "drydock-controller",
+    };
+    let process = Process::new();
+    let leadership = Leadership::stand(&process, for_lease, candidacy, Trigger::new());
+    let host_model = recorded()["facts"]["virtualization"]["hostModel"].clone();
+    let (vms, pods): (Vec<_>, Vec<_>) = (0..INSTANCES).map(|number| running(number, &host_model)).unzip();
+    let instances = Instances::filled(vms);
+    let launchers = Launchers::filled(&client, pods, nodes(&client), Budgets::filled(&client, []));
+    let task = InstanceTask::new(
+        client,
+        instances.clone(),
+        Migrations::filled([]),
+        launchers,
+        SilentAgents::new(|| ()),
+        Events::start(&process, for_events, reporter, &EventMetrics::default()),
+    );
+    let requests = Cell::new(0);
+    let (work, stopping) = (
+        WorkQueue::new("instances", MAX_CONCURRENT_RECONCILES, &WorkQueueMetrics::default()),
+        process.stopping(),
+    );
+    let started = Notify::new();
+    let all = async || {
+        started.notify_one();
+        Vec::new()
+    };
+    let reconcile = async |key: Key| match task.reconcile(&key).await {
+        // Another writer was faster.
+        Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
+        result => result,
+    };
+    let longest_poll = Cell::new(Duration::ZERO);
+    let running = measure_polls(work.run(&stopping, leadership, all, reconcile), &longest_poll);
+    let sweeping = async {
+        started.notified().await;
+        let (begun, over) = (Instant::now(), CancellationToken::new());
+        let (longest, ()) = tokio::join!(longest_delay(over.clone()), async {
+            work.add_pages(|last, count| instances.unfinished_after(last, count))
+                .await;
+            while !work.is_empty() {
+                tokio::time::sleep(TICK).await;
+            }
+            over.cancel();
+        });
+        let swept = begun.elapsed();
+        let begun = Instant::now();
+        let mut visited = 0;
+        instances.objects.shown().for_each(|_, _| visited += 1);
+        let figures = json!({
+            "instances": visited, "nodes": NODES, "requests": requests.get(), "sweep": swept.as_secs_f64(),
+            "blocked": longest_poll.get().as_secs_f64(), "delay": longest.as_secs_f64(), "visit": begun.elapsed().as_secs_f64(),
+        });
+        println!("figures: {figures}");
+    };
+    tokio::select! {
+        () = running => panic!("it ends only when the process stops"),
+        () = refuse_all(server, &requests) => {}
+        () = elect(lease_server) => {}
+        () = sweeping => {}
+    }
+}

@@ -1,0 +1,45 @@
+"""How long a change of a node blocks the controller's only thread: it has every unfinished instance reconciled.
+
+The controller's own code runs in a test program, on caches of 500 nodes and 100,000 running guests and on an API server that
+refuses each write. Processor time counts, that of the longest part of the work between two moments at which other tasks of
+the thread may run. The longest delay of a task that is due each millisecond is beside it: it has the pauses of a busy machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from embedded.errors import Failure
+from embedded.progress import Progress
+from verify.runner import run
+
+from .figure import Figure
+
+TEST = "instance_task::sweep_tests::change_of_a_node_with_100_000_instances"
+# Optimized as the released program is, but for what takes minutes and changes little.
+PROFILE = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
+MOST_SECONDS = 3600
+# Seconds for which nothing else of the controller may run: Leases are renewed and webhooks answered by the same thread.
+BLOCKED = 0.05
+
+
+def measure(progress: Progress) -> Iterator[Figure]:
+    """The longest time for which nothing else ran, beside the whole sweep and the time to read all instances once."""
+    package = ["cargo", "test", "--locked", "--release", "-p", "drydock-controller", "--bin", "drydock-controller"]
+    with progress.step("cargo test --release of the controller", announce=True):
+        output, code = run([*package, "--no-run"], PROFILE, quiet=True, most_seconds=MOST_SECONDS)
+    if code == 0:
+        with progress.step("reconciling 100,000 instances, twice", announce=True):
+            argv = [*package, "--", "--ignored", "--exact", "--nocapture", TEST]
+            output, code = run(argv, PROFILE, quiet=True, most_seconds=MOST_SECONDS)
+    found = re.search(r"^figures: (.*)$", output, re.MULTILINE)
+    if code != 0 or not found:
+        raise Failure(f"{TEST} reports no figures", output)
+    figures = json.loads(found[1])
+    yield Figure("sweep.instances", figures["instances"], "instances", None, None)
+    yield Figure("sweep.requests", figures["requests"], "requests", None, None)
+    yield Figure("sweep.whole", figures["sweep"], "s", None, None)
+    yield Figure("sweep.longest-delay", figures["delay"], "s", None, None)
+    yield Figure("sweep.blocked", figures["blocked"], "s", figures["visit"], BLOCKED)
