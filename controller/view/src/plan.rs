@@ -119,6 +119,8 @@ pub struct PodPlan {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Room {
+    /// Number of other nodes that take virtual machines.
+    pub nodes: usize,
     /// Free bytes on all of them once the guests have moved.
     pub free_bytes: u64,
     /// Bytes that are missing if the node whose guests need the most is lost too; 0: there is enough.
@@ -406,6 +408,7 @@ fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &World<'_>) -> Room {
     });
     let (missing_bytes, lost) = lost.max().unwrap_or_default();
     Room {
+        nodes: usable.len(),
         free_bytes,
         missing_bytes,
         lost: (missing_bytes > 0).then(|| lost.to_owned()),

@@ -110,6 +110,9 @@ fn line(text: &mut String, name: &str, message: &str, width: usize) {
 
 /// Returns the sentence about what is left.
 fn room(room: &Room) -> String {
+    if room.nodes == 0 {
+        return "no other node takes virtual machines".into();
+    }
     let free = format!(
         "{} of memory are not requested on the other nodes afterwards",
         bytes(room.free_bytes)

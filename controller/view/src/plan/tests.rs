@@ -119,6 +119,22 @@ fn room_counts_the_loss_of_one_more_node() {
 }
 
 #[test]
+fn room_without_another_open_node_names_no_amount() {
+    let mut snapshot = cluster();
+    for node in &mut snapshot.nodes {
+        Arc::make_mut(node).spec.get_or_insert_default().unschedulable = Some(true);
+    }
+    let plan = planned(&snapshot, &["a"]);
+    assert_eq!(plan.room.nodes, 0);
+    let text = text(&plan, "14:02:11", 80);
+    assert!(
+        text.contains("ROOM             no other node takes virtual machines\n"),
+        "{text}"
+    );
+    assert!(!text.contains("one more node"), "{text}");
+}
+
+#[test]
 fn room_is_that_of_nodes_that_take_guests() {
     let free = |change: fn(&mut Snapshot)| {
         let mut snapshot = cluster();
