@@ -252,17 +252,21 @@ def _maintain(api: Api, clusters: Sequence[Played]) -> None:
 
 
 def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> dict[str, float]:
-    """Wait until nobody has left for a while; returns when the last guest was seen to leave each node."""
+    """Wait until nobody has left for a while; returns when the last of those that move was seen to leave each node."""
     last: dict[str, float] = {}
     remaining: dict[str, frozenset[str]] = {}
+    moving: dict[str, int] = {}
     changed, end = time.monotonic(), time.monotonic() + PATIENCE
     while True:
         found = _instances(api)
         for cluster in clusters:
             here = frozenset(name for name, one in found.items() if _node(one) == cluster.drained)
+            # The end of a plan is that of its moves: when a guest that is shut down has ended depends on the guest.
+            left = sum(cluster.fates.get(name) == "moves" for name in here)
+            if moving.get(cluster.drained, left) != left:
+                last[cluster.drained] = time.time()
+            moving[cluster.drained] = left
             if remaining.get(cluster.drained) != here:
-                if cluster.drained in remaining:
-                    last[cluster.drained] = time.time()
                 remaining[cluster.drained] = here
                 changed = time.monotonic()
         expected = all(
