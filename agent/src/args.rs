@@ -9,7 +9,7 @@ use std::{
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
-use drydock_runtime::LogFormat;
+use drydock_runtime::{LogFormat, parse_duration};
 
 /// Folder in which agents find the sockets of their node's tunnels.
 pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
@@ -52,12 +52,18 @@ pub(crate) struct HostArgs {
         long,
         value_name = "FOLDER",
         default_value = "/usr/share/libvirt/cpu_map",
-        env = "DRYDOCK_CPU_MAP"
+        env = "DRYDOCK_CPU_MAP_DIR"
     )]
-    pub(crate) cpu_map: PathBuf,
-    /// Timeout of the whole inspection by libvirt, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, env = "DRYDOCK_INSPECT_DEADLINE")]
-    pub(crate) deadline: Duration,
+    pub(crate) cpu_map_dir: PathBuf,
+    /// Timeout of the whole inspection by libvirt.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "60s",
+        value_parser = parse_duration,
+        env = "DRYDOCK_INSPECTION_TIMEOUT"
+    )]
+    pub(crate) inspection_timeout: Duration,
     /// CPU features that this node does not offer to guests, separated by commas.
     #[arg(long, value_name = "LIST", default_value = "", value_parser = features, env = "DRYDOCK_MASK_FEATURES")]
     pub(crate) mask_features: Features,
@@ -70,13 +76,52 @@ impl RunArgs {
     /// Returns the folder on the host that keeps libvirt's cache of QEMU capabilities. It is mounted into guests'
     /// pods.
     pub(crate) fn capabilities(&self) -> PathBuf {
-        self.state.join("capabilities")
+        self.folders.state_dir.join("capabilities")
     }
 }
 
 /// A list of CPU features.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Features(pub(crate) std::collections::BTreeSet<String>);
+
+/// How the process logs.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct LogArgs {
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
+    pub(crate) log_level: String,
+    /// Format of log lines: `text` or `json`.
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
+/// Folders of the host that the agent uses.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct FolderArgs {
+    /// Folder on the host that agents of this node share.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/drydock",
+        env = "DRYDOCK_STATE_DIR"
+    )]
+    pub(crate) state_dir: PathBuf,
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletArgs,
+}
+
+/// Where the host's kubelet keeps its files.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct KubeletArgs {
+    /// The kubelet's folder on the host.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        default_value = "/var/lib/kubelet",
+        env = "DRYDOCK_KUBELET_DIR"
+    )]
+    pub(crate) kubelet_dir: PathBuf,
+}
 
 /// `drydock-agent run`.
 #[derive(Debug, Group)]
@@ -93,32 +138,18 @@ pub(crate) struct RunArgs {
     /// Address at which controllers reach this agent: the pod's address. Without it, no console, and no command of a user,
     /// reaches the guests of this node.
     #[arg(long, value_name = "ADDRESS", env = "DRYDOCK_POD_IP")]
-    pub(crate) address: Option<IpAddr>,
+    pub(crate) advertise_address: Option<IpAddr>,
     /// Port on which controllers are accepted.
     #[arg(long, value_name = "PORT", default_value_t = 9446, env = "DRYDOCK_NODE_API_PORT")]
     pub(crate) port: u16,
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Folder on the host that agents of this node share.
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        default_value = "/var/lib/drydock",
-        env = "DRYDOCK_STATE"
-    )]
-    pub(crate) state: PathBuf,
-    /// The kubelet's folder on the host.
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        default_value = "/var/lib/kubelet",
-        env = "DRYDOCK_KUBELET"
-    )]
-    pub(crate) kubelet: PathBuf,
+    #[command(flatten)]
+    pub(crate) folders: FolderArgs,
     /// Maximum number of guests on the node: the shares of each device that the agent offers.
-    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000), env = "DRYDOCK_DEVICES")]
-    pub(crate) devices: u32,
+    #[arg(long, value_name = "NUMBER", default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000), env = "DRYDOCK_MAX_DEVICES")]
+    pub(crate) max_devices: u32,
     /// Program that loads AppArmor profiles, by path or by name in PATH.
     #[arg(
         long,
@@ -130,23 +161,36 @@ pub(crate) struct RunArgs {
     /// Namespaces that may hold the cluster's configuration; the first one that has one is in force.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,
-    /// Maximum time over which nodes spread the reaction to a change of configuration, in seconds. Each node waits at
-    /// most 5 ms per node of the cluster; 0 disables the delay.
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = seconds, env = "DRYDOCK_CONFIGURATION_SPREAD")]
-    pub(crate) configuration_spread: Duration,
-    /// Interval of the check whether kernel, microcode, KVM, libvirt or QEMU have changed, in seconds. Changes that the
-    /// kernel announces are noticed at once.
-    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds, env = "DRYDOCK_FINGERPRINT_EVERY")]
-    pub(crate) fingerprint_every: Duration,
-    /// Address for health, metrics and the log level.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
-    pub(crate) admin: SocketAddr,
-    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
-    pub(crate) log: String,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    /// Maximum time over which nodes spread the reaction to a change of configuration. Each node waits at most 5 ms per
+    /// node of the cluster; 0 disables the delay.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "5s",
+        value_parser = parse_duration,
+        env = "DRYDOCK_CONFIGURATION_JITTER"
+    )]
+    pub(crate) configuration_jitter: Duration,
+    /// Interval of the check whether kernel, microcode, KVM, libvirt or QEMU have changed. Changes that the kernel
+    /// announces are noticed at once.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "5m",
+        value_parser = parse_duration,
+        env = "DRYDOCK_FINGERPRINT_INTERVAL"
+    )]
+    pub(crate) fingerprint_interval: Duration,
+    /// Listen address of health probes, metrics and the log level.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8080",
+        env = "DRYDOCK_METRICS_BIND_ADDRESS"
+    )]
+    pub(crate) metrics_bind_address: SocketAddr,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
     #[command(flatten)]
     pub(crate) host: HostArgs,
 }
@@ -154,61 +198,37 @@ pub(crate) struct RunArgs {
 /// `drydock-agent tunnel`.
 #[derive(Debug, Group)]
 pub(crate) struct TunnelArgs {
-    /// The kubelet's root.
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        default_value = "/var/lib/kubelet",
-        env = "DRYDOCK_KUBELET"
-    )]
-    pub(crate) kubelet: PathBuf,
+    #[command(flatten)]
+    pub(crate) kubelet: KubeletArgs,
     /// UID of the tunnel's pod, by which agents find the tunnel.
     #[arg(long, value_name = "UID", value_parser = uid, env = "DRYDOCK_POD_UID")]
     pub(crate) pod_uid: String,
     /// Address at which tunnels of other nodes reach this one: the pod's address.
     #[arg(long, value_name = "ADDRESS", env = "DRYDOCK_POD_IP")]
-    pub(crate) address: IpAddr,
+    pub(crate) advertise_address: IpAddr,
     /// Port on which tunnels of other nodes are accepted.
     #[arg(long, value_name = "PORT", default_value_t = 9445, env = "DRYDOCK_TUNNEL_PORT")]
     pub(crate) port: u16,
     /// Folder on the host in which agents find the sockets of the node's tunnels.
-    #[arg(long, value_name = "FOLDER", default_value = TUNNELS, env = "DRYDOCK_TUNNELS")]
-    pub(crate) sockets: PathBuf,
-    /// Address for health, metrics and the log level.
+    #[arg(long, value_name = "FOLDER", default_value = TUNNELS, env = "DRYDOCK_SOCKET_DIR")]
+    pub(crate) socket_dir: PathBuf,
+    /// Listen address of health probes, metrics and the log level.
     #[arg(
         long,
         value_name = "ADDRESS",
         default_value = "0.0.0.0:8081",
-        env = "DRYDOCK_TUNNEL_ADMIN"
+        env = "DRYDOCK_TUNNEL_METRICS_BIND_ADDRESS"
     )]
-    pub(crate) admin: SocketAddr,
-    /// Log filter, for example `info` or `info,drydock_agent=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
-    pub(crate) log: String,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    pub(crate) metrics_bind_address: SocketAddr,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
 }
 
 /// `drydock-agent uninstall`.
 #[derive(Debug, Group)]
 pub(crate) struct UninstallArgs {
-    /// Folder on the host that agents of this node share.
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        default_value = "/var/lib/drydock",
-        env = "DRYDOCK_STATE"
-    )]
-    pub(crate) state: PathBuf,
-    /// The kubelet's folder on the host.
-    #[arg(
-        long,
-        value_name = "FOLDER",
-        default_value = "/var/lib/kubelet",
-        env = "DRYDOCK_KUBELET"
-    )]
-    pub(crate) kubelet: PathBuf,
+    #[command(flatten)]
+    pub(crate) folders: FolderArgs,
     /// Program that removes AppArmor profiles, by path or by name in PATH.
     #[arg(
         long,
@@ -233,7 +253,7 @@ pub(crate) struct InspectArgs {
     pub(crate) explain: Option<String>,
     /// Additional obsolete CPU models, separated by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(crate) obsolete: Vec<String>,
+    pub(crate) obsolete_cpu_models: Vec<String>,
     /// Minimum CPU model, whose features get no labels.
     #[arg(long, value_name = "MODEL", default_value = DEFAULT_MODEL)]
     pub(crate) min_cpu_model: String,
@@ -242,7 +262,7 @@ pub(crate) struct InspectArgs {
     pub(crate) allow_emulation: bool,
     /// Keep libvirt's cache of QEMU capabilities in this folder, for the libvirt daemons of guests.
     #[arg(long, value_name = "FOLDER", hide = true)]
-    pub(crate) keep_capabilities: Option<PathBuf>,
+    pub(crate) capabilities_dir: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) host: HostArgs,
 }
@@ -261,16 +281,6 @@ pub(crate) enum Output {
     /// Internal report from one agent process to another.
     #[value(hide = true)]
     Report,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let allowed = "a number of seconds from 0 to 86400";
-    let seconds: f64 = text.parse().map_err(|_| allowed.to_owned())?;
-    if (0.0..=86400.0).contains(&seconds) {
-        Ok(Duration::from_secs_f64(seconds))
-    } else {
-        Err(allowed.into())
-    }
 }
 
 /// Parses a UID, which becomes a file name.
@@ -302,7 +312,7 @@ mod tests {
     fn bad_values_are_refused_with_what_is_allowed() {
         for (arguments, expected) in [
             (["inspect", "--mask-features=a/b"], "not the name of a CPU feature"),
-            (["inspect", "--deadline=-1"], "from 0 to 86400"),
+            (["inspect", "--inspection-timeout=-1"], "from 0s to 168h"),
             (
                 ["inspect", "--output=xml"],
                 "possible values: table, json, yaml, labels",

@@ -35,10 +35,11 @@ use drydock_core::{
     mask::{self, MaskHere, MaskedModels},
     processor,
 };
-use drydock_runtime::{CancellationToken, Events, Process, clock::Instant};
+use drydock_runtime::{CancellationToken, Events, Key, Process, clock::Instant};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
+use tracing::{Instrument, info_span};
 
 use crate::metrics::Metrics;
 pub(crate) use directory::GuestDirectory;
@@ -238,14 +239,16 @@ impl Guests {
             });
             return;
         }
+        let span = info_span!("reconcile", controller = "guest", key = %Key::of(seen.instance.as_ref()));
         let (sender, receiver) = watch::channel(seen);
         let stop = self.process.stopping().child_token();
         let commands = self.directory.add(&uid, receiver.clone());
         let task = GuestTask::new(self.shared.clone(), receiver, commands);
         let ended = stop.clone();
-        self.process.spawn(format!("guest {uid}"), async move {
+        let run = async move {
             ended.run_until_cancelled(task.run()).await;
-        });
+        };
+        self.process.spawn(format!("guest {uid}"), run.instrument(span));
         self.running.insert(uid, Running { seen: sender, stop });
     }
 }

@@ -103,7 +103,7 @@ impl HostKnowledge {
 
     /// Checks whether the host has changed, and starts an inspection if so. Returns whether it started one.
     pub(crate) fn check(&mut self, now: Timestamp) -> bool {
-        let every = now + self.args.fingerprint_every;
+        let every = now + self.args.fingerprint_interval;
         self.next_check = Some(every);
         if self.running.is_some() {
             // Changes in the meantime are detected once it has ended.

@@ -20,7 +20,7 @@ use crate::{
 /// that `--explain` names.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
     let report = inspection::inspect(&Options {
-        capabilities: args.keep_capabilities.clone(),
+        capabilities: args.capabilities_dir.clone(),
         ..options(&args.host)
     });
     match print(args, &report) {
@@ -37,17 +37,21 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
         return show(&json(report)?);
     }
     let features = &args.host.mask_features.0;
-    let mut questions = CpuMapQueries::new(args.host.cpu_map.clone());
+    let mut questions = CpuMapQueries::new(args.host.cpu_map_dir.clone());
     let queried = questions.query([args.min_cpu_model.clone()].into(), features);
     let minimum = Minimum::resolve(&args.min_cpu_model, |model| queried.features(model)).ok_or_else(|| {
         format!(
             "--min-cpu-model: `{}` is not allowed; allowed: a CPU model of {}",
             args.min_cpu_model,
-            args.host.cpu_map.display()
+            args.host.cpu_map_dir.display()
         )
     })?;
     let configuration = Configuration {
-        obsolete_cpu_models: args.obsolete.iter().map(|name| name.trim().to_owned()).collect(),
+        obsolete_cpu_models: args
+            .obsolete_cpu_models
+            .iter()
+            .map(|name| name.trim().to_owned())
+            .collect(),
         use_emulation: args.allow_emulation,
         ..Configuration::default()
     };

@@ -68,10 +68,10 @@ impl InspectorError {
 /// # Errors
 /// If the child does not report. A libvirt that does not respond is no error but part of the report.
 pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Report, InspectorError> {
-    let deadline = args.deadline + GRACE;
+    let deadline = args.inspection_timeout + GRACE;
     let mut child = Command::new("/proc/self/exe")
         .args(arguments(args))
-        .arg("--keep-capabilities")
+        .arg("--capabilities-dir")
         .arg(capabilities)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -121,7 +121,8 @@ fn arguments(args: &HostArgs) -> Vec<std::ffi::OsString> {
     if let Some(uri) = &args.libvirt_uri {
         line.extend(["--libvirt-uri".into(), uri.into()]);
     }
-    line.extend(["--deadline".into(), args.deadline.as_secs_f64().to_string().into()]);
+    let timeout = format!("{}ms", args.inspection_timeout.as_millis());
+    line.extend(["--inspection-timeout".into(), timeout.into()]);
     line
 }
 
@@ -146,7 +147,7 @@ pub(crate) fn options(args: &HostArgs) -> Options {
     };
     Options {
         libvirt,
-        deadline: args.deadline,
+        deadline: args.inspection_timeout,
         ..Options::default()
     }
 }
@@ -157,6 +158,6 @@ pub(crate) fn programs(args: &HostArgs) -> Programs {
     Programs {
         libvirtd: find_program(&args.libvirtd),
         qemu: args.qemu.clone().or_else(|| find_program(&emulator)),
-        cpu_map: Some(args.cpu_map.clone()),
+        cpu_map: Some(args.cpu_map_dir.clone()),
     }
 }

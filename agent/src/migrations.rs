@@ -23,10 +23,11 @@ use std::{
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_core::migration::record::Record;
-use drydock_runtime::{CancellationToken, Process};
+use drydock_runtime::{CancellationToken, Key, Process};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tokio::{sync::watch, task::JoinSet};
+use tracing::{Instrument, info_span};
 
 use crate::{
     guests::{Host, Shared},
@@ -177,6 +178,7 @@ impl Migrations {
             return;
         }
         let name = format!("migration {} as {}", key.0, role.as_str());
+        let span = info_span!("reconcile", controller = role.as_str(), key = %Key::of(seen.migration.as_ref()));
         let (sender, receiver) = watch::channel(seen);
         let stop = self.process.stopping().child_token();
         let (ended, shared, tunnels) = (stop.clone(), self.shared.clone(), self.tunnels.clone());
@@ -184,15 +186,17 @@ impl Migrations {
         match role {
             Role::Source => {
                 let task = SourceTask::new(shared, tunnels, receiver, first);
-                self.process.spawn(name, async move {
+                let run = async move {
                     ended.run_until_cancelled(task.run()).await;
-                });
+                };
+                self.process.spawn(name, run.instrument(span));
             }
             Role::Target => {
                 let task = TargetTask::new(shared, tunnels, receiver, first);
-                self.process.spawn(name, async move {
+                let run = async move {
                     ended.run_until_cancelled(task.run()).await;
-                });
+                };
+                self.process.spawn(name, run.instrument(span));
             }
             // No migration has such a side.
             Role::Unknown => return,

@@ -132,7 +132,7 @@ impl NodeTask {
         args.node_name.hash(&mut hasher);
         let place = f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or(0)) / f64::from(u32::MAX);
         Self {
-            questions: CpuMapQueries::new(args.host.cpu_map.clone()),
+            questions: CpuMapQueries::new(args.host.cpu_map_dir.clone()),
             host: HostKnowledge::new(Arc::clone(&args), process.clone(), metrics.clone()),
             following: None,
             follow_at: None,
@@ -176,7 +176,7 @@ impl NodeTask {
         self.recover();
         let watch = HostWatch::new(&[self.cpu_manager_state()])?;
         let mut announcements = Announcements::of(watch);
-        let mut waiting = host_lock::wait(&self.args.state);
+        let mut waiting = host_lock::wait(&self.args.folders.state_dir);
         let mut is_next = false;
         let mut check_host = true;
         loop {
@@ -204,7 +204,7 @@ impl NodeTask {
                     self.lock = Some(lock.map_err(std::io::Error::other)??);
                     info!("this agent acts for the node now");
                     self.lease.take();
-                    let profiles = Profiles::start(&self.process, &self.args.kubelet, &self.args.apparmor_parser);
+                    let profiles = Profiles::start(&self.process, &self.args.folders.kubelet.kubelet_dir, &self.args.apparmor_parser);
                     self.profiles = Some(profiles);
                 }
                 () = changed(&mut self.profiles) => {}
@@ -236,7 +236,7 @@ impl NodeTask {
 
     /// Returns the path of the state file of the kubelet's CPU manager.
     fn cpu_manager_state(&self) -> PathBuf {
-        self.args.kubelet.join("cpu_manager_state")
+        self.args.folders.kubelet.kubelet_dir.join("cpu_manager_state")
     }
 
     /// Reads everything, plans and acts. Returns when to run again, if at a known time.
@@ -282,7 +282,7 @@ impl NodeTask {
             return None;
         }
         if self.following.is_some() {
-            let turn = || now + spread(self.hypervisors, self.args.configuration_spread, self.place);
+            let turn = || now + spread(self.hypervisors, self.args.configuration_jitter, self.place);
             let at = *self.follow_at.get_or_insert_with(turn);
             if now < at {
                 return Some(at);
@@ -431,13 +431,13 @@ impl NodeTask {
             Some(plugin) => plugin.offer(offer),
             None if stopping => {}
             None => {
-                let folder = self.args.state.join("devices");
+                let folder = self.args.folders.state_dir.join("devices");
                 let nodes = move |device: &str| node_for_guests(&folder, device);
-                let (process, kubelet) = (&self.process, &self.args.kubelet);
+                let (process, kubelet) = (&self.process, &self.args.folders.kubelet.kubelet_dir);
                 let plugin = DevicePlugin::start(
                     process,
                     kubelet,
-                    self.args.devices,
+                    self.args.max_devices,
                     offer,
                     nodes,
                     &self.args.capabilities(),

@@ -33,8 +33,8 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
-        log_format: args.log_format,
-        log_level: args.log.clone(),
+        log_format: args.logs.log_format,
+        log_level: args.logs.log_level.clone(),
         drain: Start::DRAIN,
     };
     start.run(|process, logs| wire(args, process, logs))
@@ -101,7 +101,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         registry: Arc::new(registry),
         logs,
     };
-    admin.serve(&process, args.admin).await?;
+    admin.serve(&process, args.metrics_bind_address).await?;
     let reporter = Reporter {
         component: COMPONENT,
         instance: args.pod_name.clone(),
@@ -121,11 +121,11 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         gates: Gates::new(client.clone(), pods.clone(), telemetry.agent.clone()),
         events: events.clone(),
         metrics: telemetry.agent.clone(),
-        kubelet: args.kubelet.clone(),
+        kubelet: args.folders.kubelet.kubelet_dir.clone(),
         node: args.node_name.clone(),
     };
     let directory = GuestDirectory::default();
-    let endpoint = match args.address {
+    let endpoint = match args.advertise_address {
         Some(address) => {
             let node_api = node_api(&shared, &directory, telemetry.node_api);
             Some(node_api.serve(&process, &watches, address, args.port).await?)
@@ -140,7 +140,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         directory,
         process.clone(),
     );
-    let tunnels = Tunnels::follow(&args.state.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
+    let tunnels = Tunnels::follow(&args.folders.state_dir.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
     let migrations = Migrations::new(
         shared,
         MigrationWatches::start(&client, &watches, &args.node_name, pods.clone(), of_migrations),

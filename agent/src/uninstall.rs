@@ -33,7 +33,7 @@ enum Failure {
 
 /// Removes everything and prints what was removed.
 pub(crate) fn run(args: &UninstallArgs) -> ExitCode {
-    let removed = files(&args.state, &args.kubelet).and_then(|removed| {
+    let removed = files(&args.folders.state_dir, &args.folders.kubelet.kubelet_dir).and_then(|removed| {
         if app_armor::is_on(&Roots::default()) {
             app_armor::unload(&args.apparmor_parser).map_err(Failure::AppArmor)?;
         }

@@ -1,10 +1,10 @@
 //! The command line. Cluster-wide settings are in HyperConverged and the legacy ConfigMap.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
 use drydock_core::configuration::selection::NAMESPACES;
-use drydock_runtime::LogFormat;
+use drydock_runtime::{LogFormat, parse_duration};
 
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
@@ -51,6 +51,17 @@ pub(crate) enum AdmitOutput {
     Json,
 }
 
+/// How the process logs.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct LogArgs {
+    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
+    pub(crate) log_level: String,
+    /// Format of log lines: `text` or `json`.
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
+    pub(crate) log_format: LogFormat,
+}
+
 /// `drydock-controller run`.
 #[derive(Debug, Group)]
 pub(crate) struct RunArgs {
@@ -67,25 +78,30 @@ pub(crate) struct RunArgs {
     /// same value.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,
-    /// Address for health, metrics and the log level.
-    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080", env = "DRYDOCK_ADMIN")]
-    pub(crate) admin: SocketAddr,
+    /// Listen address of health probes, metrics and the log level.
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        default_value = "0.0.0.0:8080",
+        env = "DRYDOCK_METRICS_BIND_ADDRESS"
+    )]
+    pub(crate) metrics_bind_address: SocketAddr,
     /// Listen address of the admission webhooks.
     #[arg(
         long,
         value_name = "ADDRESS",
         default_value = "0.0.0.0:8443",
-        env = "DRYDOCK_WEBHOOKS"
+        env = "DRYDOCK_WEBHOOK_BIND_ADDRESS"
     )]
-    pub(crate) webhooks: SocketAddr,
+    pub(crate) webhook_bind_address: SocketAddr,
     /// Listen address of the aggregated subresources API.
     #[arg(
         long,
         value_name = "ADDRESS",
         default_value = "0.0.0.0:8444",
-        env = "DRYDOCK_SUBRESOURCES"
+        env = "DRYDOCK_SUBRESOURCES_BIND_ADDRESS"
     )]
-    pub(crate) subresources: SocketAddr,
+    pub(crate) subresources_bind_address: SocketAddr,
     /// Image of launcher pods, of the same version as the controller.
     #[arg(
         long,
@@ -97,35 +113,49 @@ pub(crate) struct RunArgs {
     /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.medik8s.io. Remediators of that
     /// family use the same namespace.
     #[arg(long, value_name = "NAME", default_value = drydock_api::maintenance::LEASE_NAMESPACE, env = "LEASE_NAMESPACE")]
-    pub(crate) lease_namespace: String,
+    pub(crate) node_lease_namespace: String,
     /// Namespace of the Leases of nodes in a NodeMaintenance of group nodemaintenance.kubevirt.io. Default: the
     /// controller's own.
     #[arg(long, value_name = "NAME", env = "OPERATOR_NAMESPACE")]
-    pub(crate) kubevirt_lease_namespace: Option<String>,
-    /// Time limit for source and target to prepare a migration, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_PREPARING")]
-    pub(crate) migration_preparing: u64,
-    /// Time limit from then until the transfer must have started, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_MIGRATION_STARTING")]
-    pub(crate) migration_starting: u64,
-    /// Time in seconds after which a console, a display or a forwarded port is closed if neither side has sent data. 0: no
-    /// limit.
+    pub(crate) kubevirt_node_lease_namespace: Option<String>,
+    /// Time limit for source and target to prepare a migration.
     #[arg(
         long,
-        value_name = "SECONDS",
-        default_value_t = 0,
+        value_name = "DURATION",
+        default_value = "240s",
+        value_parser = positive,
+        env = "DRYDOCK_MIGRATION_PREPARE_TIMEOUT"
+    )]
+    pub(crate) migration_prepare_timeout: Duration,
+    /// Time limit from then until the transfer must have started.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "240s",
+        value_parser = positive,
+        env = "DRYDOCK_MIGRATION_START_TIMEOUT"
+    )]
+    pub(crate) migration_start_timeout: Duration,
+    /// Time after which a console, a display or a forwarded port is closed if neither side has sent data. 0: no limit.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "0",
+        value_parser = parse_duration,
         env = "DRYDOCK_STREAM_IDLE_TIMEOUT"
     )]
-    pub(crate) stream_idle_timeout: u64,
-    /// Time in seconds after which a console, a display or a forwarded port is closed in any case. 0: no limit.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, env = "DRYDOCK_STREAM_TIMEOUT")]
-    pub(crate) stream_timeout: u64,
-    /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
-    pub(crate) log: String,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    pub(crate) stream_idle_timeout: Duration,
+    /// Time after which a console, a display or a forwarded port is closed in any case. 0: no limit.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "0",
+        value_parser = parse_duration,
+        env = "DRYDOCK_STREAM_TIMEOUT"
+    )]
+    pub(crate) stream_timeout: Duration,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
 }
 
 /// `drydock-controller uninstall`.
@@ -141,15 +171,26 @@ pub(crate) struct UninstallArgs {
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Time limit for everything, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86400), env = "DRYDOCK_UNINSTALL_TIMEOUT")]
-    pub(crate) timeout: u64,
-    /// Log filter, for example `info` or `info,kube=debug`.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
-    pub(crate) log: String,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
-    pub(crate) log_format: LogFormat,
+    /// Time limit for everything.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        default_value = "10m",
+        value_parser = positive,
+        env = "DRYDOCK_UNINSTALL_TIMEOUT"
+    )]
+    pub(crate) timeout: Duration,
+    #[command(flatten)]
+    pub(crate) logs: LogArgs,
+}
+
+/// Parses a duration that has to be longer than 0.
+fn positive(text: &str) -> Result<Duration, String> {
+    let parsed = parse_duration(text).map_err(|error| error.to_string())?;
+    if parsed.is_zero() {
+        return Err("it has to be longer than 0s".into());
+    }
+    Ok(parsed)
 }
 
 #[cfg(test)]
@@ -161,5 +202,22 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn bad_durations_are_refused_with_what_is_allowed() {
+        let parse = |flag: &str| {
+            let line = ["drydock-controller", "run", "--pod-name=a", flag];
+            Args::try_parse_from(line).map_err(|error| error.to_string())
+        };
+        for (flag, expected) in [
+            ("--migration-prepare-timeout=0", "longer than 0s"),
+            ("--migration-start-timeout=240", "such as 500ms, 30s, 5m or 1h30m"),
+            ("--stream-timeout=-1s", "from 0s to 168h"),
+        ] {
+            let error = parse(flag).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        assert!(parse("--stream-timeout=8h").is_ok() && parse("--stream-idle-timeout=0").is_ok());
     }
 }

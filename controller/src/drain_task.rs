@@ -159,7 +159,7 @@ impl DrainTask {
                 // Another writer was faster; the watch is about to show its change.
                 Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
                 Err(error) => {
-                    warn!(error = %chain(&error), "nodes could not be emptied further; tried again");
+                    warn!(error = %chain(&error), "drain failed, retrying");
                     clock::now().checked_add(backoff.delay()).ok()
                 }
             };
@@ -363,11 +363,7 @@ impl DrainTask {
         match done {
             // A refusal that concerns one guest must not hold up all others.
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                warn!(
-                    ?step,
-                    refused = status.message,
-                    "a step of a drain is refused; tried again"
-                );
+                warn!(?step, refused = status.message, "step of a drain refused, retrying");
                 self.refusals.note(&guest, &status, clock::now());
                 self.changed.notify();
                 return Ok(());
@@ -388,7 +384,7 @@ impl DrainTask {
         let mark = Mark { node, evacuation };
         let stored = mark.set(&self.api(key), &instance, State::Unchanged, false).await?;
         self.instances.objects.remember(key, stored);
-        info!(instance = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "it is marked to leave its node");
+        info!(vmi = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "instance marked to leave its node");
         Ok(())
     }
 
@@ -405,7 +401,7 @@ impl DrainTask {
                 .patch(&key.name, &parameters, &Patch::Merge(patch))
                 .await?;
         }
-        info!(instance = %key, "it is no longer marked to leave a node");
+        info!(vmi = %key, "instance no longer marked to leave its node");
         Ok(())
     }
 
@@ -423,8 +419,8 @@ impl DrainTask {
         match evacuation.create(&self.migrations_in(key)).await {
             Ok(Outcome::Made(made)) => {
                 let name = made.name_any();
+                info!(migration = %Key::of(&made), migration_uid = made.metadata.uid, vmi = %key, node, "migration created for the drain of a node");
                 self.migrations.remember_made(made);
-                info!(instance = %key, migration = name, node, "it is migrated off its node");
                 self.record_event(
                     &instance,
                     Severity::Normal,
@@ -461,7 +457,8 @@ impl DrainTask {
         api.delete(name, &parameters).await?;
         info!(
             migration = format!("{namespace}/{name}"),
-            "the migration is canceled: no request for it is left"
+            migration_uid = uid,
+            "migration canceled: no request for it is left"
         );
         Ok(())
     }

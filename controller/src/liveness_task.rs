@@ -209,7 +209,7 @@ impl LivenessTask {
                 Err(kube::Error::Api(status)) if status.is_not_found() => continue,
                 result => result?,
             };
-            info!(node = name, "its agent is silent: no virtual machines are sent there");
+            info!(node = name, "agent unresponsive, node takes no virtual machines");
             self.metrics.became_unresponsive.inc();
             self.events.publish(Event {
                 regarding: node_reference(name, node.uid()),

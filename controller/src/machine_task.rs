@@ -300,7 +300,7 @@ impl MachineTask {
         match self.instance_api(key).delete(&key.name, &parameters).await {
             Ok(_) => {
                 let why = deletion.why.as_str();
-                info!(machine = %key, why, "its instance is deleted");
+                info!(vm = %key, why, "instance deleted");
                 self.instances.deleted(key, &deletion.uid);
                 let note = format!(
                     "Stopped the virtual machine by deleting the virtual machine instance {}: {why}",
@@ -322,7 +322,7 @@ impl MachineTask {
         };
         match self.instance_api(key).create(&parameters, instance).await {
             Ok(made) => {
-                info!(machine = %key, "its instance is made");
+                info!(vm = %key, "instance created");
                 self.instances.made(made);
                 let note = format!(
                     "Started the virtual machine by creating the new virtual machine instance {}",

@@ -184,7 +184,7 @@ impl MigrationTask {
                     return;
                 }
                 Err(error) => {
-                    warn!(error = %drydock_runtime::chain(&error), "migrations could not be listed; tried again");
+                    warn!(error = %drydock_runtime::chain(&error), "list of migrations failed, retrying");
                     clock::sleep_until_instant(Some(clock::Instant::now() + pause.delay())).await;
                 }
             }
@@ -396,7 +396,7 @@ impl MigrationTask {
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
         let before = self.refusals.of(key);
         if before.is_none_or(|before| before.message != status.message) {
-            warn!(migration = %key, reason = status.message, "target pod refused, retrying with back-off");
+            warn!(migration = %key, migration_uid = migration.metadata.uid, reason = status.message, "target pod refused, retrying with back-off");
             self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
         }
         self.refusals.note(key, status, now);
@@ -457,7 +457,7 @@ impl MigrationTask {
         });
         let (pod, made) = self.launchers.create(&instance, arrival).await?;
         if made {
-            info!(migration = %Key::of(migration), pod, "its target pod is made");
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, pod, "target pod created");
             let note = format!("Created migration target pod {pod}");
             self.record_event(migration, Severity::Normal, "SuccessfulCreate", &note);
         }

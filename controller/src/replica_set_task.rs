@@ -284,7 +284,7 @@ impl ReplicaSetTask {
         };
         match self.instance_api(key).delete(&target.name, &parameters).await {
             Ok(_) => {
-                info!(set = %key, instance = target.name, "an instance is deleted");
+                info!(vmirs = %key, vmi = %place, "instance deleted");
                 self.instances.deleted(&place, &target.uid);
                 let note = format!(
                     "Stopped the virtual machine by deleting the virtual machine instance {}",
@@ -310,7 +310,7 @@ impl ReplicaSetTask {
             .await
         {
             Ok(made) => {
-                info!(set = %key, instance = name, "an instance is made");
+                info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
                 self.instances.made(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
                 self.record_event(set, Severity::Normal, "SuccessfulCreate", note);

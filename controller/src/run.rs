@@ -50,8 +50,8 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
-        log_format: args.log_format,
-        log_level: args.log.clone(),
+        log_format: args.logs.log_format,
+        log_level: args.logs.log_level.clone(),
         drain: Start::DRAIN,
     };
     start.run(|process, logs| start_parts(args, process, logs))
@@ -85,7 +85,7 @@ async fn connected(
         registry: Arc::new(registry),
         logs,
     };
-    port.serve(&process, args.admin).await?;
+    port.serve(&process, args.metrics_bind_address).await?;
     let options = ClientOptions {
         component: COMPONENT,
         version: VERSION,

@@ -50,8 +50,8 @@ pub(crate) fn run(args: UninstallArgs) -> ExitCode {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
-        log_format: args.log_format,
-        log_level: args.log.clone(),
+        log_format: args.logs.log_format,
+        log_level: args.logs.log_level.clone(),
         drain: Start::DRAIN,
     };
     let refused = Arc::new(AtomicBool::new(false));
@@ -80,7 +80,7 @@ async fn wire(
         client: connect(&options, &client_metrics).await?,
         namespace: args.namespace,
         folders_namespace: args.folders_namespace,
-        deadline: Instant::now() + Duration::from_secs(args.timeout),
+        deadline: Instant::now() + args.timeout,
     };
     if let Err(failure) = uninstall.all().await {
         refused.store(matches!(failure, Failure::InUse(_)), Ordering::Relaxed);

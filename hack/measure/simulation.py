@@ -229,7 +229,7 @@ class Simulation:
             return subprocess.Popen(
                 [
                     str(program), "run", "--pod-name", "scale", "--kubeconfig", str(kubeconfig),
-                    "--admin", f"{address}:{ADMIN}", "--webhooks", f"{address}:{WEBHOOKS}",
+                    "--metrics-bind-address", f"{address}:{ADMIN}", "--webhook-bind-address", f"{address}:{WEBHOOKS}",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(),
             )  # fmt: skip

@@ -30,8 +30,8 @@ class Tunnel:
         self._sockets = folder / "sockets"
         self._sockets.mkdir()
         self._log = (folder / "log").open("w+")
-        argv = [str(program), "tunnel", "--kubelet", str(folder / "kubelet"), "--pod-uid", self.owner]
-        argv += ["--address", "127.0.0.1", "--port", "0", "--admin", "127.0.0.1:0", "--sockets", str(self._sockets)]
+        argv = [str(program), "tunnel", "--kubelet-dir", str(folder / "kubelet"), "--pod-uid", self.owner]
+        argv += ["--advertise-address", "127.0.0.1", "--port", "0", "--metrics-bind-address", "127.0.0.1:0", "--socket-dir", str(self._sockets)]
         self.process = subprocess.Popen(argv, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
         self._connection: socket.socket | None = None
 

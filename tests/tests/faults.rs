@@ -149,8 +149,8 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
         "env",
         "daemonset/drydock-agent",
         "DRYDOCK_LIBVIRTD=/var/lib/drydock/test-libvirtd",
-        "DRYDOCK_FINGERPRINT_EVERY=1",
-        "DRYDOCK_INSPECT_DEADLINE=4",
+        "DRYDOCK_FINGERPRINT_INTERVAL=1s",
+        "DRYDOCK_INSPECTION_TIMEOUT=4s",
     ])?;
     cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &before).await?;
@@ -197,8 +197,8 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
         "env",
         "daemonset/drydock-agent",
         "DRYDOCK_LIBVIRTD-",
-        "DRYDOCK_FINGERPRINT_EVERY-",
-        "DRYDOCK_INSPECT_DEADLINE-",
+        "DRYDOCK_FINGERPRINT_INTERVAL-",
+        "DRYDOCK_INSPECTION_TIMEOUT-",
     ])?;
     cluster.rolled_out(AGENTS)?;
     cluster.until_new_agent(node, &uid).await?;

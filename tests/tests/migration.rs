@@ -29,7 +29,7 @@ use kube::{
     ResourceExt,
     api::{ListParams, Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Prints the content of the disks once per second, bypassing the guest's page cache: checksums of the two written
 /// disks; and for the first disk the number of lines that the guest has appended, the number in the last line, and
@@ -220,6 +220,38 @@ impl Moved<'_> {
     }
 }
 
+/// Checks that one query finds a migration in the logs of all processes that took part: a controller, and agent and
+/// tunnel of both nodes. The query is for lines of JSON with the field `migration_uid`.
+async fn check_logs(cluster: &Cluster, migration: &VirtualMachineInstanceMigration) -> Result<()> {
+    let uid = migration.uid().context("no UID")?;
+    let key = format!("{NAMESPACE}/{}", migration.name_any());
+    let mut wanted = BTreeSet::from([("controller".to_owned(), String::new())]);
+    for node in &cluster.nodes {
+        wanted.extend(["agent", "tunnel"].map(|container| (container.to_owned(), node.clone())));
+    }
+    until_some("the migration in all logs", || async {
+        let mut found = BTreeSet::new();
+        for pod in cluster.own_pods().await? {
+            let spec = pod.spec.clone().context("no spec")?;
+            for container in spec.containers.iter().map(|container| container.name.as_str()) {
+                let log = cluster.kubectl(&["-n", "drydock", "logs", &pod.name_any(), "-c", container])?;
+                for line in log.lines() {
+                    let line: Value = serde_json::from_str(line).with_context(|| format!("{container}: {line}"))?;
+                    if line["migration_uid"] != json!(uid) {
+                        continue;
+                    }
+                    ensure!(line["level"].is_string() && line["message"].is_string(), "{line}");
+                    ensure!(line["migration"].is_null() || line["migration"] == json!(key), "{line}");
+                    let node = spec.node_name.clone().filter(|_| container != "controller");
+                    found.insert((container.to_owned(), node.unwrap_or_default()));
+                }
+            }
+        }
+        Ok((found == wanted).then_some(()))
+    })
+    .await
+}
+
 /// Checks that the guest's disks hold what was written before and during the migration.
 async fn check_disks(cluster: &Cluster, name: &str, before: &Disks) -> Result<()> {
     let more = before.lines + 60;
@@ -282,6 +314,7 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
 
     // Checks the migration, and the events of both.
     moved.check_migration(&cluster).await?;
+    check_logs(&cluster, &migration).await?;
 
     // Checks the guest's data: written before, and written during the migration.
     check_disks(&cluster, name, &disks_before).await?;

@@ -60,7 +60,7 @@ async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result
     let done = async {
         cluster.reset().await?;
         cluster.no_guests().await?;
-        set_deadlines(&cluster, &format!("={DEADLINE}"))?;
+        set_deadlines(&cluster, &format!("={DEADLINE}s"))?;
         cluster.limit_migrations(SLOW)?;
         carry_out(&cluster, cases, keep).await
     }
@@ -74,9 +74,9 @@ async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result
     done
 }
 
-/// Sets the deadlines: `to` is `=SECONDS`, or `-` for the defaults.
+/// Sets the deadlines: `to` is `=DURATION`, or `-` for the defaults.
 fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
-    let [preparing, starting] = ["PREPARING", "STARTING"].map(|part| format!("DRYDOCK_MIGRATION_{part}{to}"));
+    let [preparing, starting] = ["PREPARE", "START"].map(|part| format!("DRYDOCK_MIGRATION_{part}_TIMEOUT{to}"));
     cluster.kubectl(&[
         "-n",
         "drydock",

@@ -32,7 +32,7 @@ use drydock_host::{
     },
     pod_folder::{FolderError, PodFolder},
 };
-use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use drydock_runtime::{Backoff, Key, Severity, chain, clock, newer};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use thiserror::Error;
@@ -394,7 +394,7 @@ impl GuestTask {
             None => Start::Running,
         };
         handle.create(start).await?;
-        info!(instance = %format!("{namespace}/{name}"), "its guest is started");
+        info!(vmi = %format!("{namespace}/{name}"), "guest started");
         let events = &self.shared.events;
         publish_event(
             events,
@@ -481,7 +481,7 @@ impl GuestTask {
             }
             Some(Err(error)) => {
                 if self.backoff.is_reset() {
-                    warn!(error = %chain(&error), "a guest could not be reported; tried again");
+                    warn!(error = %chain(&error), "status report of a guest failed, retrying");
                 }
                 self.retry = Some(clock::Instant::now() + self.backoff.delay());
             }
@@ -493,7 +493,7 @@ impl GuestTask {
         let instance = self.instance();
         let message = chain(trouble).to_string();
         if first {
-            warn!(instance = instance.name_any(), reason = trouble.reason(), "{message}");
+            warn!(vmi = %Key::of(&instance), reason = trouble.reason(), "{message}");
         }
         let before = instance.status.clone().unwrap_or_default();
         // A launcher that hangs reveals nothing about a running guest.

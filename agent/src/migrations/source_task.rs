@@ -32,7 +32,7 @@ use drydock_host::{
     },
     pod_folder::{FolderError, PodFolder},
 };
-use drydock_runtime::{Backoff, chain, clock, newer};
+use drydock_runtime::{Backoff, Key, chain, clock, newer};
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::{sync::watch, task::JoinSet};
@@ -160,7 +160,7 @@ impl SourceTask {
                 Err(trouble) => {
                     if self.backoff.is_reset() {
                         let migration = self.migration();
-                        warn!(migration = migration.name_any(), error = %chain(&trouble), "its source waits");
+                        warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "source failed, retrying");
                     }
                     Some(self.backoff.delay())
                 }
@@ -214,7 +214,7 @@ impl SourceTask {
             }
             Err(error) => {
                 if !self.unreachable {
-                    warn!(migration = migration.name_any(), error = %chain(&error), "the guest's libvirt cannot be reached");
+                    warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error), "guest's libvirt unreachable");
                 }
                 self.unreachable = true;
                 None
@@ -368,18 +368,18 @@ impl SourceTask {
             }
             SourceStep::Abort => {
                 if let Some(handle) = handle {
-                    info!(migration = migration.name_any(), "it is given up");
+                    info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job aborted");
                     // The job may have ended meanwhile, which the next reconcile detects.
                     if let Err(error) = handle.abort_job().await {
-                        info!(migration = migration.name_any(), error = %chain(&error), "libvirt does not give it up");
+                        info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, error = %chain(&error), "libvirt refused to abort the migration job");
                     }
                 }
             }
             SourceStep::Resume => {
                 if let Some(handle) = handle {
                     warn!(
-                        migration = migration.name_any(),
-                        "the migration failed: the guest continues on this node"
+                        migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+                        "migration failed, guest resumed on this node"
                     );
                     handle.resume().await?;
                 }
@@ -391,8 +391,8 @@ impl SourceTask {
             SourceStep::Destroy => {
                 if let Some(handle) = handle {
                     warn!(
-                        migration = migration.name_any(),
-                        "what is left of a guest that has moved is ended"
+                        migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+                        "remains of a moved guest destroyed"
                     );
                     handle.destroy().await?;
                 }

@@ -11,7 +11,7 @@ use drydock_core::migration::{
     record::Record,
     status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_reported_broken},
 };
-use drydock_runtime::{Event, Events, Severity};
+use drydock_runtime::{Event, Events, Key, Severity};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -112,7 +112,7 @@ pub(super) async fn report_broken_post_copy(
         }
         Role::Unknown => return Ok(None),
     };
-    warn!(migration = migration.name_any(), "post-copy is broken");
+    warn!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "post-copy is broken");
     let note = POST_COPY_BROKEN_MESSAGE.into();
     record_event(&shared.events, migration, Severity::Warning, POST_COPY_BROKEN, note);
     Ok(Some(written))

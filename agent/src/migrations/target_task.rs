@@ -23,7 +23,7 @@ use drydock_host::{
     domain::{CallError, CpuComparison, Deadlines, DomainEvents, DomainHandle},
     pod_folder::{FolderError, PodFolder},
 };
-use drydock_runtime::{Backoff, Severity, chain, clock, newer};
+use drydock_runtime::{Backoff, Key, Severity, chain, clock, newer};
 use kube::ResourceExt;
 use thiserror::Error;
 use tokio::sync::watch;
@@ -152,7 +152,7 @@ impl TargetTask {
                 Err(trouble) => {
                     if self.backoff.is_reset() {
                         let migration = self.migration();
-                        warn!(migration = migration.name_any(), error = %chain(&trouble), "its target waits");
+                        warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "target failed, retrying");
                     }
                     Some(self.backoff.delay())
                 }
@@ -234,7 +234,7 @@ impl TargetTask {
                 Some(Guest { handle, events })
             }
             Err(error) => {
-                warn!(migration = migration.name_any(), error = %chain(&error), "the pod's libvirt cannot be reached");
+                warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error), "target pod's libvirt unreachable");
                 None
             }
         }
@@ -369,8 +369,8 @@ impl TargetTask {
             TargetStep::Destroy => {
                 if let Some(handle) = handle {
                     info!(
-                        migration = migration.name_any(),
-                        "the guest has not come: what is here of it is ended"
+                        migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+                        "incoming guest destroyed, as its migration failed"
                     );
                     handle.destroy().await?;
                 }
@@ -437,7 +437,7 @@ impl TargetTask {
         if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
             && let Err(error) = self.shared.gates.set(&pod_uid, true).await
         {
-            warn!(error = %chain(&error), "a pod's readiness gate could not be opened");
+            warn!(error = %chain(&error), "readiness gate of a pod not opened");
         }
     }
 
@@ -478,7 +478,7 @@ impl TargetTask {
             }
         });
         self.written = Some(written?);
-        info!(migration = migration.name_any(), ?state, "its target");
+        info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, ?state, "target state reported");
         match state {
             TargetState::Prepared => {
                 let note = "VirtualMachineInstance Migration Target Prepared.".to_owned();

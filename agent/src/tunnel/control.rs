@@ -133,7 +133,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     async fn not_understood(&mut self, session: &Session, key: String) -> Result<(), LinesCodecError> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
-                migration = session.spec.migration,
+                migration_uid = session.spec.migration,
                 word = key,
                 "a message of the other tunnel was not understood: it may be of a later version"
             );
@@ -197,7 +197,7 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
         if let Some(release) = release.filter(|release| sent != Some(*release)) {
             sent = Some(release);
             debug!(
-                migration = session.spec.migration,
+                migration_uid = session.spec.migration,
                 proof = release.proof.as_str(),
                 "sending to the target"
             );
@@ -247,7 +247,7 @@ fn apply_target_message(session: &Session, message: &Message) {
     });
     if let Some(refusal) = refused {
         warn!(
-            migration = session.spec.migration,
+            migration_uid = session.spec.migration,
             reason = refusal.reason(),
             "{refusal}"
         );
@@ -316,7 +316,7 @@ fn silent() -> LinesCodecError {
 /// Ends the session because the other side has closed it.
 fn ended(session: &Session) -> Left {
     info!(
-        migration = session.spec.migration,
+        migration_uid = session.spec.migration,
         "the other side has closed the session"
     );
     session.update(|facts| {
@@ -341,10 +341,10 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
         Err(error) => {
             let migration = &session.spec.migration;
             if was_connected {
-                info!(migration, error = %chain(&error), "the control channel is broken");
+                info!(migration_uid = migration, error = %chain(&error), "the control channel is broken");
             } else {
                 // The source redials repeatedly, and the session's state contains the reason.
-                debug!(migration, error = %chain(&error), "the target does not let this side in");
+                debug!(migration_uid = migration, error = %chain(&error), "the target does not let this side in");
             }
             Left::Broken
         }

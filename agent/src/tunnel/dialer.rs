@@ -95,7 +95,7 @@ impl Target {
         loop {
             match self.dial(migration, stream).await {
                 Err(error) if Instant::now() < until => {
-                    debug!(migration, stream = stream.as_str(), error = %chain(&error), "dialling again");
+                    debug!(migration_uid = migration, stream = stream.as_str(), error = %chain(&error), "dialling again");
                     tokio::time::sleep(pause.delay()).await;
                 }
                 dialled => return dialled,
@@ -140,7 +140,7 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
     let migration = session.spec.migration.as_str();
     let Some(_place) = session.place(stream) else {
         warn!(
-            migration,
+            migration_uid = migration,
             stream = stream.as_str(),
             "the pod connects more often than it may"
         );
@@ -151,7 +151,7 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
         Err(error) => {
             let error = chain(&error).to_string();
             warn!(
-                migration,
+                migration_uid = migration,
                 stream = stream.as_str(),
                 error,
                 "the target cannot be reached"
@@ -162,10 +162,10 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
     };
     let proof = LibvirtProof(session);
     let proving: Option<&dyn Proving> = (stream == Stream::Libvirt).then_some(&proof);
-    debug!(migration, ?stream, "stream begins");
+    debug!(migration_uid = migration, ?stream, "stream begins");
     match streams::carry(&connection, dialled, session, proving).await {
-        Ok(()) => debug!(migration, ?stream, "stream ended"),
-        Err(error) => info!(migration, ?stream, error = %chain(&error), "stream broken"),
+        Ok(()) => debug!(migration_uid = migration, ?stream, "stream ended"),
+        Err(error) => info!(migration_uid = migration, ?stream, error = %chain(&error), "stream broken"),
     }
 }
 
@@ -179,7 +179,7 @@ impl Proving for LibvirtProof<'_> {
 
     fn consumed(&self) {
         info!(
-            migration = self.0.spec.migration,
+            migration_uid = self.0.spec.migration,
             "libvirt has read the reply after which it never lets the guest go on"
         );
         self.0
@@ -219,7 +219,10 @@ async fn keep_control(session: &Arc<Session>, target: &Target) {
             }
             Some(Err(error)) => {
                 let error = chain(&error).to_string();
-                debug!(migration, error, "the target's tunnel cannot be reached");
+                debug!(
+                    migration_uid = migration,
+                    error, "the target's tunnel cannot be reached"
+                );
                 session.update(|facts| facts.trouble = Some(format!("the target cannot be reached: {error}")));
             }
         }

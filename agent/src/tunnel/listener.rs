@@ -182,12 +182,12 @@ impl Port {
             }
         };
         let migration = session.spec.migration.as_str();
-        debug!(migration, ?stream, "stream begins");
+        debug!(migration_uid = migration, ?stream, "stream begins");
         let carrying = streams::carry(&in_pod, connection, session, None);
         match session.closed.run_until_cancelled(carrying).await {
-            Some(Ok(())) => debug!(migration, ?stream, "stream ended"),
-            Some(Err(error)) => info!(migration, ?stream, error = %chain(&error), "stream broken"),
-            None => debug!(migration, ?stream, "stream ends with its session"),
+            Some(Ok(())) => debug!(migration_uid = migration, ?stream, "stream ended"),
+            Some(Err(error)) => info!(migration_uid = migration, ?stream, error = %chain(&error), "stream broken"),
+            None => debug!(migration_uid = migration, ?stream, "stream ends with its session"),
         }
     }
 

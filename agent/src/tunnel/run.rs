@@ -37,8 +37,8 @@ pub(crate) fn run(args: TunnelArgs) -> ExitCode {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
-        log_format: args.log_format,
-        log_level: args.log.clone(),
+        log_format: args.logs.log_format,
+        log_level: args.logs.log_level.clone(),
         drain: DRAIN,
     };
     start.run(|process, logs| wire(args, process, logs))
@@ -48,12 +48,11 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
     let TunnelArgs {
         kubelet,
         pod_uid,
-        address,
+        advertise_address,
         port,
-        sockets,
-        admin,
-        log: _,
-        log_format: _,
+        socket_dir,
+        metrics_bind_address,
+        logs: _,
     } = args;
     let mut registry = registry(COMPONENT, VERSION);
     let metrics = TunnelMetrics::register(&mut registry);
@@ -63,13 +62,13 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
         registry: Arc::new(registry),
         logs,
     };
-    served.serve(&process, admin).await?;
-    let address = SocketAddr::new(address, port);
+    served.serve(&process, metrics_bind_address).await?;
+    let address = SocketAddr::new(advertise_address, port);
     let failed = |source| PortError { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     let setting = Setting {
-        kubelet,
+        kubelet: kubelet.kubelet_dir,
         address,
         owner: Setting::launcher_user(),
         guests: Arc::new(LibvirtGuests),
@@ -81,6 +80,6 @@ async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(),
         Port::new(&sessions, &process).accept(listener),
     );
     info!(%address, "port for other tunnels open");
-    server::serve(&sessions, &sockets, &pod_uid, &process)?;
+    server::serve(&sessions, &socket_dir, &pod_uid, &process)?;
     Ok(())
 }

@@ -201,7 +201,7 @@ impl Session {
         // Whatever is left of the guest here and however that ends, it is not a crash.
         if let Err(error) = self.folder.mark(MIGRATION_LEFT_FILE) {
             info!(
-                migration = self.spec.migration,
+                migration_uid = self.spec.migration,
                 error = %chain(&error),
                 "the pod could not be notified that its guest has left"
             );
@@ -211,7 +211,7 @@ impl Session {
     /// Ends the session: nothing is carried any more, and the other side is notified.
     pub(super) fn end(&self, reason: &'static str, message: String) {
         warn!(
-            migration = self.spec.migration,
+            migration_uid = self.spec.migration,
             reason,
             why = message,
             "the session ends"
@@ -232,7 +232,7 @@ impl Session {
             return;
         }
         warn!(
-            migration = self.spec.migration,
+            migration_uid = self.spec.migration,
             "a guest has left without a last call that this tunnel has seen: \
              from now on guests on this node are not switched to post-copy"
         );

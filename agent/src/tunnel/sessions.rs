@@ -151,7 +151,7 @@ impl Sessions {
         };
         let identity = Identity::new(&spec.migration)?;
         info!(
-            migration = spec.migration,
+            migration_uid = spec.migration,
             role = spec.role.as_str(),
             pod = spec.pod_uid,
             domain = spec.domain,
@@ -228,7 +228,7 @@ impl Sessions {
             Paired::Target { address, tls } => dialer::start(&session, address, &tls, &self.0.process)?,
             Paired::Source { .. } => take_over::start(&session, &self.0.process),
         }
-        info!(migration, peer = %fingerprint, "session paired");
+        info!(migration_uid = migration, peer = %fingerprint, "session paired");
         session.paired(fingerprint, paired);
         Ok(())
     }
@@ -238,7 +238,11 @@ impl Sessions {
         if proof == Proof::Unknown {
             return Err(HandOverRefusal::NotUnderstood.into());
         }
-        info!(migration, proof = proof.as_str(), "guest released by the agent");
+        info!(
+            migration_uid = migration,
+            proof = proof.as_str(),
+            "guest released by the agent"
+        );
         session.check_last_call(proof);
         session.prove(proof, |_| ());
         Ok(())
@@ -247,7 +251,7 @@ impl Sessions {
     fn close(&self, migration: &str) {
         let session = lock(&self.0.table).remove(migration);
         if let Some(session) = session {
-            info!(migration, "session closed");
+            info!(migration_uid = migration, "session closed");
             session.closed.cancel();
             // Removes at once the sockets that no task has taken over.
             lock(&session.sockets).clear();

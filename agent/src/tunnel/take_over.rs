@@ -52,7 +52,7 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
                 Ok(()) => taken_over(session, TakenOver::Resumed),
                 Err(error) => {
                     warn!(
-                        migration = session.spec.migration,
+                        migration_uid = session.spec.migration,
                         error, "the guest cannot be resumed, it is tried again"
                     );
                     session.update(|facts| facts.trouble = Some(format!("the guest cannot be resumed: {error}")));
@@ -67,7 +67,7 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
 }
 
 fn taken_over(session: &Session, how: TakenOver) {
-    info!(migration = session.spec.migration, how = ?how, "guest taken over");
+    info!(migration_uid = session.spec.migration, how = ?how, "guest taken over");
     session.update(|facts| {
         facts.trouble = None;
         facts.target.take_over(how);

@@ -47,12 +47,19 @@ impl Tunnel {
         let _ = fs::remove_file(&socket);
         let mut process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", env!("CARGO_BIN_EXE_drydock-agent"), "tunnel"])
-            .arg("--kubelet")
+            .arg("--kubelet-dir")
             .arg(pod.scratch.join("kubelet"))
-            .arg("--sockets")
+            .arg("--socket-dir")
             .arg(&sockets)
-            .args(["--pod-uid", TUNNELS_POD, "--address", "127.0.0.1", "--port", "0"])
-            .args(["--admin", "127.0.0.1:0", "--log", "debug"])
+            .args([
+                "--pod-uid",
+                TUNNELS_POD,
+                "--advertise-address",
+                "127.0.0.1",
+                "--port",
+                "0",
+            ])
+            .args(["--metrics-bind-address", "127.0.0.1:0", "--log-level", "debug"])
             .env_clear()
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .stdin(Stdio::null())

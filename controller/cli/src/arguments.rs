@@ -193,7 +193,7 @@ pub(crate) struct ConsoleServer {
     bind_address: SocketAddr,
     /// Listen address for probes, metrics and the log level, without TLS.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8080")]
-    admin: SocketAddr,
+    metrics_bind_address: SocketAddr,
     /// Address of the API server; that of the pod's cluster by default.
     #[arg(long, value_name = "URL", value_parser = https)]
     server: Option<Uri>,
@@ -229,10 +229,10 @@ pub(crate) struct ConsoleServer {
     #[arg(long, value_name = "NUMBER", default_value_t = 20, value_parser = number)]
     max_users: usize,
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
-    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG")]
-    log: String,
-    /// Format of log lines.
-    #[arg(long, value_name = "FORMAT", default_value = "human", env = "DRYDOCK_LOG_FORMAT")]
+    #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
+    log_level: String,
+    /// Format of log lines: `text` or `json`.
+    #[arg(long, value_name = "FORMAT", default_value = "text", env = "DRYDOCK_LOG_FORMAT")]
     log_format: LogFormat,
 }
 
@@ -251,7 +251,7 @@ impl ConsoleServer {
         let url = url.ok_or("no API server is known: --server is needed outside of a pod, where KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT name it")?;
         Ok(Listening {
             address: self.bind_address,
-            admin: self.admin,
+            metrics_bind_address: self.metrics_bind_address,
             server: Server {
                 url,
                 authority: Some(self.certificate_authority),
@@ -263,7 +263,7 @@ impl ConsoleServer {
             careful: self.careful,
             read_only: self.read_only,
             max_users: self.max_users,
-            log: self.log,
+            log_level: self.log_level,
             log_format: self.log_format,
         })
     }

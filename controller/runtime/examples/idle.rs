@@ -23,7 +23,7 @@ fn main() -> ExitCode {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
-        log_format: LogFormat::Human,
+        log_format: LogFormat::Text,
         log_level: "info".to_owned(),
         drain: Start::DRAIN,
     };

@@ -20,6 +20,7 @@ mod cache;
 mod chain;
 mod client;
 pub mod clock;
+mod duration_flag;
 pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
@@ -43,6 +44,7 @@ pub use admin::{Admin, AdminError};
 pub use cache::{Cache, Change, Key, Problem, SyncState, Trigger};
 pub use chain::{Chain, chain};
 pub use client::{ClientError, ClientMetrics, ClientOptions, RESPONSE_TIMEOUT, SILENT_FOR, connect};
+pub use duration_flag::{InvalidDuration, parse_duration};
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};

@@ -7,9 +7,9 @@ use tracing_subscriber::{EnvFilter, Registry, layer::SubscriberExt, reload, util
 /// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Human-readable.
+    /// One line of text per event.
     #[default]
-    Human,
+    Text,
     /// One JSON object per line.
     Json,
 }
@@ -19,7 +19,7 @@ impl FromStr for LogFormat {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
-            "human" => Ok(Self::Human),
+            "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
             other => Err(UnknownFormat(other.to_owned())),
         }
@@ -28,7 +28,7 @@ impl FromStr for LogFormat {
 
 /// The log format is unknown.
 #[derive(Debug, Error)]
-#[error("\"{0}\" is no format of log lines: use human or json")]
+#[error("\"{0}\" is no format of log lines: use text or json")]
 pub struct UnknownFormat(String);
 
 /// The log filter cannot be parsed.
@@ -86,9 +86,9 @@ pub(crate) fn start(format: LogFormat, level: &str) -> Result<LogHandle, LogErro
         .with_ansi(colours);
     let registry = tracing_subscriber::registry().with(filter);
     match format {
-        LogFormat::Human => registry.with(lines).try_init(),
+        LogFormat::Text => registry.with(lines).try_init(),
         LogFormat::Json => registry
-            .with(lines.json().flatten_event(true).with_current_span(false))
+            .with(lines.json().flatten_event(true).with_span_list(false))
             .try_init(),
     }
     .map_err(LogError::Twice)?;
@@ -132,11 +132,11 @@ mod tests {
     use super::{LogFormat, LogHandle};
 
     #[test]
-    fn a_format_is_human_or_json() {
+    fn a_format_is_text_or_json() {
         assert_eq!("json".parse::<LogFormat>().unwrap(), LogFormat::Json);
-        assert_eq!("human".parse::<LogFormat>().unwrap(), LogFormat::Human);
+        assert_eq!("text".parse::<LogFormat>().unwrap(), LogFormat::Text);
         let refused = "xml".parse::<LogFormat>().unwrap_err().to_string();
-        assert_eq!(refused, "\"xml\" is no format of log lines: use human or json");
+        assert_eq!(refused, "\"xml\" is no format of log lines: use text or json");
     }
 
     #[test]

@@ -399,10 +399,10 @@ impl Evictions {
                 .await;
             if let Err(error) = noted {
                 // The annotation only makes the migration less urgent.
-                warn!(instance = %key, error = %chain(&error), "the request of the descheduler could not be recorded");
+                warn!(vmi = %key, error = %chain(&error), "mark of the descheduler's request failed");
             }
         }
-        info!(instance = %key, node, by = evacuation.requested_by.as_str(), "it is marked to leave its node");
+        info!(vmi = %key, node, by = evacuation.requested_by.as_str(), "instance marked to leave its node");
         Refusal::Triggered
     }
 

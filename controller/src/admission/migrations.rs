@@ -52,11 +52,11 @@ impl ClusterState {
         match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
             Ok(Ok(refusal)) => refusal,
             Ok(Err(error)) => {
-                warn!(%instance, error = %chain(&error), "its migration is admitted without its instance: the API server could not be read");
+                warn!(vmi = %instance, error = %chain(&error), "migration admitted without a lookup of its instance, as the API server failed");
                 None
             }
             Err(_) => {
-                warn!(%instance, "its migration is admitted without its instance: the API server did not respond in time");
+                warn!(vmi = %instance, "migration admitted without a lookup of its instance, as the API server did not respond in time");
                 None
             }
         }

@@ -12,6 +12,7 @@ use drydock_core::{
     launcher_pod,
     migration::{purpose::EVACUATION, queue::ORDER},
 };
+use drydock_runtime::Key;
 use kube::{Api, ResourceExt, api::PostParams};
 use tracing::warn;
 
@@ -58,9 +59,10 @@ impl Evacuation<'_> {
             match api.get_opt(&name).await? {
                 Some(other) if other.spec.vmi_name != migration.spec.vmi_name => {
                     warn!(
-                        migration = name,
-                        of = other.spec.vmi_name,
-                        "its name is taken by another's migration"
+                        migration = %Key::of(&other),
+                        migration_uid = other.metadata.uid,
+                        vmi = other.spec.vmi_name,
+                        "name of the migration is taken by another instance's"
                     );
                     take += 1;
                 }

@@ -61,7 +61,7 @@ impl MigrationTask {
     fn announce(&self, migration: &VirtualMachineInstanceMigration, change: &Change) {
         if let Some((failure, detail)) = &change.fail {
             let note = failure_message(*failure, detail);
-            info!(migration = %Key::of(migration), reason = failure.reason(), "{note}");
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, reason = failure.reason(), "{note}");
             self.record_event(migration, Severity::Warning, "FailedMigration", &note);
         }
         // The agent reports that the target prepares.
@@ -69,7 +69,7 @@ impl MigrationTask {
             let node = target(migration)
                 .and_then(|side| side.node.as_deref())
                 .unwrap_or_default();
-            info!(migration = %Key::of(migration), node, "it has moved");
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, node, "migration succeeded");
             let note = "Source node reported migration succeeded";
             self.record_event(migration, Severity::Normal, "SuccessfulMigration", note);
         }

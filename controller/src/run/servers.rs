@@ -56,7 +56,7 @@ pub(super) async fn serve(
         leave: LEAVE,
         deadline: DEADLINE,
     };
-    webhooks.serve(process, args.webhooks).await?;
+    webhooks.serve(process, args.webhook_bind_address).await?;
     let subresources = SubresourcesServer {
         client: client.clone(),
         configuration: caches.configuration.clone(),
@@ -70,11 +70,13 @@ pub(super) async fn serve(
         version: VERSION,
         leave: LEAVE,
     };
-    subresources.serve(process, watches, args.subresources).await?;
+    subresources
+        .serve(process, watches, args.subresources_bind_address)
+        .await?;
     Ok(())
 }
 
-/// Returns a timeout in seconds, of which 0 means none.
-fn timeout(seconds: u64) -> Option<Duration> {
-    (seconds > 0).then(|| Duration::from_secs(seconds))
+/// Returns a timeout, of which 0 means none.
+fn timeout(flag: Duration) -> Option<Duration> {
+    (!flag.is_zero()).then_some(flag)
 }

@@ -1,6 +1,6 @@
 //! The reconcilers. Each works while this process leads.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
 
 use drydock_core::migration::deadlines::Deadlines;
 use drydock_runtime::Trigger;
@@ -107,8 +107,8 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
 fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let deadlines = Deadlines {
-        preparing: Duration::from_secs(context.args.migration_preparing),
-        starting: Duration::from_secs(context.args.migration_starting),
+        preparing: context.args.migration_prepare_timeout,
+        starting: context.args.migration_start_timeout,
         ..Deadlines::default()
     };
     let migrations = MigrationTask::new(
@@ -176,10 +176,10 @@ fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
 fn spawn_maintenances(context: &Context, caches: Caches, queues: &Queues) {
     let own = &context.args.namespace;
     let places = Places {
-        leases: context.args.lease_namespace.clone(),
+        leases: context.args.node_lease_namespace.clone(),
         kubevirt_leases: context
             .args
-            .kubevirt_lease_namespace
+            .kubevirt_node_lease_namespace
             .clone()
             .unwrap_or_else(|| own.clone()),
         own: own.clone(),

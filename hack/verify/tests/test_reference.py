@@ -334,4 +334,4 @@ class Pages(unittest.TestCase):
             self.assertGreaterEqual(section.count("\n| `"), 3, title)
         for program, _ in flags.PROGRAMS:
             self.assertIn(f"## {program} run\n", pages["flags.md"])
-            self.assertIn("| `--log FILTER` | `info` |", pages["flags.md"])
+            self.assertIn("| `--log-level FILTER` | `info` |", pages["flags.md"])

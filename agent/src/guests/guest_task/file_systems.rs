@@ -12,8 +12,7 @@ use drydock_core::{
     guest_agent::{self, Replies},
 };
 use drydock_host::domain::DomainHandle;
-use drydock_runtime::{Severity, chain, clock};
-use kube::ResourceExt;
+use drydock_runtime::{Key, Severity, chain, clock};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -54,7 +53,7 @@ impl GuestTask {
         // Some of them may be frozen. If this fails too, the record stays, and the thaw is tried again.
         if let Err(refusal) = self.thaw(handle).await {
             warn!(
-                instance = self.instance().name_any(),
+                vmi = %Key::of(&self.instance()),
                 error = refusal.message,
                 "file systems not thawed"
             );
@@ -89,7 +88,7 @@ impl GuestTask {
             Ok(()) => {
                 known.thaw_again = None;
                 info!(
-                    instance = instance.name_any(),
+                    vmi = %Key::of(&instance),
                     "file systems thawed at the end of their time"
                 );
                 let note = "The guest's file systems were thawed at the end of their time.";
@@ -100,7 +99,7 @@ impl GuestTask {
                 if first {
                     let note = format!("The guest's file systems are still frozen: {}", refusal.message);
                     warn!(
-                        instance = instance.name_any(),
+                        vmi = %Key::of(&instance),
                         error = refusal.message,
                         "file systems not thawed"
                     );

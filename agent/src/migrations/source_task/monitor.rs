@@ -9,7 +9,7 @@ use drydock_core::migration::{
     record::Record,
 };
 use drydock_host::domain::{CallError, DomainHandle, JobInfo, PausedReason, State};
-use drydock_runtime::{Severity, chain, clock};
+use drydock_runtime::{Key, Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::info;
 
@@ -63,7 +63,7 @@ impl SourceTask {
         action: &Action,
     ) {
         info!(
-            migration = migration.name_any(),
+            migration = %Key::of(migration), migration_uid = migration.metadata.uid,
             reason = action.reason,
             "{}",
             action.sentence
@@ -94,7 +94,7 @@ impl SourceTask {
             }
         };
         if let Err(error) = result {
-            info!(error = %chain(&error), "libvirt refuses it");
+            info!(error = %chain(&error), "action refused by libvirt");
             if let (CallError::Refused(_), Some(monitor)) = (&error, &mut self.monitor) {
                 monitor.refused(action.act);
             }
@@ -130,7 +130,7 @@ impl SourceTask {
         };
         match status_patch::source(&self.shared.client, &migration, &side).await {
             Ok(stored) => self.written = Some(stored),
-            Err(error) => info!(error = %chain(&error), "the progress could not be reported"),
+            Err(error) => info!(error = %chain(&error), "progress report failed"),
         }
     }
 

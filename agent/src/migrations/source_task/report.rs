@@ -9,7 +9,7 @@ use drydock_core::{
     migration::{convergence::is_given_up_for, record::Record, source::Call},
 };
 use drydock_host::domain::{DomainHandle, PausedReason, State};
-use drydock_runtime::{Severity, clock};
+use drydock_runtime::{Key, Severity, clock};
 use kube::ResourceExt;
 use tracing::info;
 
@@ -63,7 +63,7 @@ impl SourceTask {
             | SourceState::Unknown => {}
         }
         self.written = Some(status_patch::source(&self.shared.client, migration, &side).await?);
-        info!(migration = migration.name_any(), ?state, "its source");
+        info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, ?state, "source state reported");
         match state {
             SourceState::Stayed => {
                 let reason = side.message.unwrap_or_default();

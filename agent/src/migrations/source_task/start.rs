@@ -9,7 +9,7 @@ use drydock_core::migration::{
     source::Call,
 };
 use drydock_host::domain::{CopiedContent, DiskCopy, DomainHandle, Migration};
-use drydock_runtime::{Severity, chain};
+use drydock_runtime::{Key, Severity, chain};
 use kube::ResourceExt;
 use tracing::info;
 
@@ -44,10 +44,10 @@ impl SourceTask {
         if let Ok(limits) = Limits::new(&configuration, 0) {
             let downtime = Monitor::new(limits).initial_downtime();
             if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
-                info!(error = %chain(&error), "libvirt keeps its own limit of the downtime");
+                info!(error = %chain(&error), "limit of the downtime refused by libvirt");
             }
         }
-        info!(migration = migration.name_any(), "the guest moves");
+        info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job started");
         status_patch::record_event(
             &self.shared.events,
             migration,

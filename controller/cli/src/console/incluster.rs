@@ -75,7 +75,7 @@ pub(crate) fn run(options: Listening) -> ExitCode {
         version: env!("CARGO_PKG_VERSION"),
         threads: Threads::Many(2),
         log_format: options.log_format,
-        log_level: options.log.clone(),
+        log_level: options.log_level.clone(),
         drain: Start::DRAIN,
     };
     start.run(|process, logs| wire(options, process, logs))
@@ -106,7 +106,7 @@ async fn wire(
         registry: Arc::new(registry),
         logs,
     };
-    admin.serve(&process, options.admin).await?;
+    admin.serve(&process, options.metrics_bind_address).await?;
     let closing = CancellationToken::new();
     let (stopping, close) = (process.stopping(), closing.clone());
     process.spawn("closing pages", async move {

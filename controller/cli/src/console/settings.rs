@@ -22,7 +22,7 @@ pub(crate) struct Listening {
     /// Where it listens for browsers and proxies, by TLS.
     pub(crate) address: SocketAddr,
     /// Where it listens for probes and for metrics.
-    pub(crate) admin: SocketAddr,
+    pub(crate) metrics_bind_address: SocketAddr,
     /// The API server.
     pub(crate) server: Server,
     /// Names under which it is reached, beside those of the Service.
@@ -40,7 +40,7 @@ pub(crate) struct Listening {
     /// The number of tokens whose objects are kept at once.
     pub(crate) max_users: usize,
     /// The log filter.
-    pub(crate) log: String,
+    pub(crate) log_level: String,
     /// The format of log lines.
     pub(crate) log_format: LogFormat,
 }
