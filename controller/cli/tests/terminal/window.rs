@@ -129,6 +129,15 @@ impl Window {
     }
 }
 
+impl Drop for Window {
+    /// Ends a program that a test has not waited for.
+    fn drop(&mut self) {
+        // Both fail if it has ended, which is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// The characters of a window, with the sequences that the plugin uses.
 struct Grid {
     columns: usize,
