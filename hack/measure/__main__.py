@@ -64,6 +64,8 @@ CONSOLE = "console"
 PLANS = "plans"
 # The one without a cluster.
 SWEEP = "sweep"
+# Those that do not share the cluster of the others.
+APART = (CONSOLE, PLANS, SWEEP, SCALE)
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 
@@ -92,7 +94,7 @@ def at_least_one(text: str) -> int:
 
 def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
     """The figures of these benchmarks, as they come."""
-    real = [name for name in names if name not in (CONSOLE, PLANS, SCALE, SWEEP)]
+    real = [name for name in names if name not in APART]
     if real:
         with _cluster(NAME, None, arguments.keep, progress) as made:
             install(made, progress)
@@ -144,7 +146,7 @@ def main(argv: list[str]) -> int:
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress()
-    names = [*known, CONSOLE, PLANS, SWEEP, SCALE] if arguments.benchmark == "all" else [arguments.benchmark]
+    names = [*known, *APART] if arguments.benchmark == "all" else [arguments.benchmark]
     figures: list[Figure] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))

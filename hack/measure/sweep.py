@@ -31,7 +31,7 @@ def measure(progress: Progress) -> Iterator[Figure]:
     with progress.step("cargo test --release of the controller", announce=True):
         output, code = run([*package, "--no-run"], PROFILE, quiet=True, most_seconds=MOST_SECONDS)
     if code == 0:
-        with progress.step("reconciling 100,000 instances, twice", announce=True):
+        with progress.step("reconciling 100,000 instances", announce=True):
             argv = [*package, "--", "--ignored", "--exact", "--nocapture", TEST]
             output, code = run(argv, PROFILE, quiet=True, most_seconds=MOST_SECONDS)
     found = re.search(r"^figures: (.*)$", output, re.MULTILINE)

@@ -371,8 +371,7 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
         .filter_map(|feature| offer.lack(feature))
         .collect();
     // A mask hides a feature from a guest that forbids it.
-    let offers = |name: &&String| facts.features.contains(name);
-    for feature in needs.forbidden.iter().filter(offers) {
+    for feature in needs.forbidden.iter().filter(|feature| offer.lists(feature)) {
         found.insert(Misfit::HasForbidden(feature.clone()));
     }
     // If the requested feature itself is missing, the minimum need not be reported too.

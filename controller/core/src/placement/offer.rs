@@ -31,6 +31,7 @@ impl<'a> Offer<'a> {
     fn of_hardware(node: &NodeView<'a>) -> Option<Self> {
         const NONE: &BTreeSet<String> = &BTreeSet::new();
         let facts = node.virtualization()?;
+        debug_assert!(facts.features.is_sorted(), "features are not in order");
         Some(Self {
             facts,
             masked: node.masked,
@@ -106,9 +107,9 @@ impl<'a> Offer<'a> {
         }
     }
 
-    fn lists(&self, feature: &str) -> bool {
+    /// Returns whether the node offers a feature to guests that its whole mask applies to.
+    pub(super) fn lists(&self, feature: &str) -> bool {
         let names = &self.facts.features;
-        debug_assert!(names.is_sorted(), "features are not in order");
         names.binary_search_by(|name| name.as_str().cmp(feature)).is_ok()
     }
 
