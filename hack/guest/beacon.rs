@@ -88,9 +88,10 @@ fn write(path: &str, every: Duration) -> io::Result<()> {
 }
 
 /// Changes a byte of each page of so many MiB at each interval. No page is empty or like another, so that
-/// none is sent for less than its size.
+/// none is sent for less than its size. Prints the size at first and every 10 s.
 fn dirty(mebibytes: usize, every: Duration) -> io::Result<()> {
     const PAGE: usize = 4096;
+    const REPORTED_EVERY: Duration = Duration::from_secs(10);
     let mut number = 1u64;
     let mut random = || {
         number ^= number << 13;
@@ -99,9 +100,13 @@ fn dirty(mebibytes: usize, every: Duration) -> io::Result<()> {
         number
     };
     let mut memory: Vec<u64> = (0..mebibytes << 17).map(|_| random()).collect();
-    println!("dirty {mebibytes} MiB");
     let mut due = Instant::now();
+    let mut report_due = due;
     loop {
+        if report_due <= Instant::now() {
+            println!("dirty {mebibytes} MiB");
+            report_due = Instant::now() + REPORTED_EVERY;
+        }
         for page in memory.chunks_mut(PAGE / 8) {
             page[0] = page[0].wrapping_add(1);
         }

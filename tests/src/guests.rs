@@ -129,6 +129,8 @@ impl Cluster {
 
     /// Waits until the console output of an instance's guest contains a text, and returns the whole output.
     ///
+    /// A guest that does not run for a while in the midst of a line finds that line split in the log.
+    ///
     /// # Errors
     /// If that does not happen in time.
     pub async fn until_console(&self, name: &str, expected: &str) -> Result<String> {
@@ -136,23 +138,17 @@ impl Cluster {
         let found = until_some(&what, || async {
             // The log may not exist yet.
             let text = self.console(name).await.unwrap_or_default();
-            Ok(text.contains(expected).then_some(text))
+            let found = text.contains(expected) || text.replace('\n', "").contains(expected);
+            Ok(found.then_some(text))
         });
         match found.await {
             Ok(text) => Ok(text),
             Err(error) => {
                 let text = self.console(name).await.unwrap_or_else(|error| format!("{error:#}"));
-                let end: String = text
-                    .chars()
-                    .rev()
-                    .take(1500)
-                    .collect::<Vec<_>>()
-                    .into_iter()
-                    .rev()
-                    .collect();
                 let instance = self.instances().get_opt(name).await.ok().flatten();
                 let status = instance.and_then(|instance| instance.status);
-                Err(error).with_context(|| format!("its console ends with:\n{end}\nits status is {status:?}"))
+                let printed = excerpt(&text);
+                Err(error).with_context(|| format!("its console printed:\n{printed}\nits status is {status:?}"))
             }
         }
     }
@@ -434,6 +430,18 @@ pub async fn meanwhile(span: Duration) {
     tokio::time::sleep(span).await;
 }
 
+/// Returns what a guest's console printed, short enough for an error: its first lines that are no ticks, and its end.
+fn excerpt(console: &str) -> String {
+    let others = console
+        .lines()
+        .filter(|line| ticks(line).is_empty() && !line.trim().is_empty())
+        .take(20);
+    let lines: Vec<&str> = console.lines().collect();
+    let end = &lines[lines.len().saturating_sub(3)..];
+    let parts: Vec<&str> = others.chain(["…"]).chain(end.iter().copied()).collect();
+    parts.join("\n")
+}
+
 /// Returns the only value of a map.
 ///
 /// # Errors
@@ -449,6 +457,18 @@ pub fn only<V>(mut map: BTreeMap<String, V>) -> Result<V> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn excerpt_of_console_has_what_is_no_tick_and_end() {
+        let ticks: String = (1..900)
+            .map(|number| format!("tick {number} boot=a wall=1.000\n"))
+            .collect();
+        let printed = excerpt(&format!("ready\n\n{ticks}dirty 4 M\niB\n{ticks}"));
+        assert_eq!(
+            printed,
+            "ready\ndirty 4 M\niB\n…\ntick 897 boot=a wall=1.000\ntick 898 boot=a wall=1.000\ntick 899 boot=a wall=1.000"
+        );
+    }
 
     #[test]
     fn gaps_repetitions_and_other_boots_are_found() {

@@ -19,8 +19,9 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, outlet::Outlet};
 
-/// An unfinished line is shown after this much idle time, because a prompt waits for input.
-const SILENCE: Duration = Duration::from_millis(500);
+/// An unfinished line is shown after this much idle time, because a prompt waits for input. An emulated guest that waits
+/// for a CPU stops for 0.2 s in the midst of a line; its lines should not be split.
+const SILENCE: Duration = Duration::from_secs(2);
 /// Size of one read in bytes.
 const BUFFER: usize = 8 * 1024;
 
