@@ -20,7 +20,12 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{budgets::MADE_COUNTS_FOR, instances::Instances, launchers::Launchers};
+use crate::{
+    budgets::MADE_COUNTS_FOR,
+    instances::Instances,
+    launchers::Launchers,
+    refusals::{Refusals, RefusedStep},
+};
 
 /// How many instances are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
@@ -32,15 +37,17 @@ pub(crate) struct BudgetTask {
     client: Client,
     instances: Instances,
     launchers: Launchers,
+    refusals: Refusals,
 }
 
 impl BudgetTask {
     /// Creates the task over these caches.
-    pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers) -> Self {
+    pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers, refusals: Refusals) -> Self {
         Self {
             client,
             instances,
             launchers,
+            refusals,
         }
     }
 
@@ -58,7 +65,15 @@ impl BudgetTask {
         };
         let reconcile = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.reconcile(&key).await }
+            async move {
+                let result = task.reconcile(&key).await;
+                let refused = match &result {
+                    Err(kube::Error::Api(status)) if is_refusal(status) => Some(status.message.as_str()),
+                    _ => None,
+                };
+                task.refusals.track(RefusedStep::Pdb(key), refused);
+                result
+            }
         };
         let following = async {
             loop {

@@ -50,7 +50,7 @@ use crate::{
     launchers::Launchers,
     migrations::Migrations,
     node_pods::{Kept, NodePods},
-    refusals::Refusals,
+    refusals::{Refusals, RefusedStep},
 };
 use circumstances::Circumstances;
 use evacuations::{Evacuation, Outcome};
@@ -105,7 +105,7 @@ impl DrainTask {
         pods: NodePods,
         events: Events,
         metrics: DrainMetrics,
-        changed: Trigger,
+        (refusals, changed): (Refusals, Trigger),
     ) -> Self {
         Self {
             reports: Reports::new(&client, events.clone(), metrics),
@@ -118,7 +118,7 @@ impl DrainTask {
             events,
             changed,
             attempts: Attempts::default(),
-            refusals: Refusals::default(),
+            refusals,
             outlooks: Outlooks::default(),
             circumstances: Circumstances::default(),
         }
@@ -196,7 +196,7 @@ impl DrainTask {
             attempts: self.attempts,
             rate: self.previewer.pace.rate(),
         });
-        self.refusals.keep_only(&refused);
+        self.refusals.keep_drains(&refused);
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
         let due = steps.iter().filter(|step| reporting || !is_report(step));
         let mut failed = at_once(due.map(|step| self.execute(step)).collect()).await?;
@@ -315,7 +315,7 @@ impl DrainTask {
 
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
         let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
-            refused: self.refusals.of(&Key::of(instance)),
+            refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance))),
             circumstances: mark::evacuation(instance)
                 .and_then(|mark| mark.last_failure.as_ref())
                 .map(|_| self.circumstances.of(&self.launchers, instance)),
@@ -359,12 +359,12 @@ impl DrainTask {
             } => self.call_off(namespace, name, uid).await,
         };
         let (namespace, name) = step.instance();
-        let guest = Key::namespaced(namespace, name);
+        let drain = RefusedStep::Drain(Key::namespaced(namespace, name));
         match done {
             // A refusal that concerns one guest must not hold up all others.
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 warn!(?step, refused = status.message, "step of a drain refused, retrying");
-                self.refusals.note(&guest, &status, clock::now());
+                self.refusals.note(drain, &status.message, clock::now());
                 self.changed.notify();
                 return Ok(());
             }
@@ -373,7 +373,7 @@ impl DrainTask {
             Err(error) => return Err(error),
             Ok(()) => {}
         }
-        self.refusals.forget(&guest);
+        self.refusals.forget(&drain);
         Ok(())
     }
 

@@ -47,6 +47,7 @@ use crate::{
     liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
+    refusals::{Refusals, RefusedStep},
 };
 
 /// How many instances are reconciled concurrently.
@@ -66,6 +67,7 @@ pub(crate) struct InstanceTask {
     launchers: Launchers,
     silent_agents: SilentAgents,
     events: Events,
+    refusals: Refusals,
     probed_pods: ProbedPods,
 }
 
@@ -109,6 +111,7 @@ impl InstanceTask {
         launchers: Launchers,
         silent_agents: SilentAgents,
         events: Events,
+        refusals: Refusals,
     ) -> Self {
         Self {
             client,
@@ -117,6 +120,7 @@ impl InstanceTask {
             launchers,
             silent_agents,
             events,
+            refusals,
             probed_pods: ProbedPods::default(),
         }
     }
@@ -150,7 +154,13 @@ impl InstanceTask {
         let reconcile = |key: Key| {
             let task = Arc::clone(&task);
             async move {
-                match task.reconcile(&key).await {
+                let result = task.reconcile(&key).await;
+                let refused = match &result {
+                    Err(ReconcileError::NoPod(message)) => Some(message.as_str()),
+                    _ => None,
+                };
+                task.refusals.track(RefusedStep::Pod(key), refused);
+                match result {
                     // Another writer was faster; the watch is about to show its change.
                     Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,

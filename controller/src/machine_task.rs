@@ -27,6 +27,7 @@ use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::Instances,
     migrations::Migrations,
+    refusals::{Refusals, RefusedStep},
 };
 
 /// How many machines are reconciled concurrently.
@@ -39,6 +40,7 @@ pub(crate) struct MachineTask {
     instances: Instances,
     migrations: Migrations,
     events: Events,
+    refusals: Refusals,
 }
 
 /// What went wrong with one machine.
@@ -76,6 +78,7 @@ impl MachineTask {
         instances: Instances,
         migrations: Migrations,
         events: Events,
+        refusals: Refusals,
     ) -> Self {
         Self {
             machines,
@@ -83,6 +86,7 @@ impl MachineTask {
             instances,
             migrations,
             events,
+            refusals,
         }
     }
 
@@ -95,7 +99,15 @@ impl MachineTask {
         };
         let reconcile = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.reconcile(&key).await }
+            async move {
+                let result = task.reconcile(&key).await;
+                let refused = match &result {
+                    Err(ReconcileError::NoInstance(message)) => Some(message.as_str()),
+                    _ => None,
+                };
+                task.refusals.track(RefusedStep::Instance(key), refused);
+                result
+            }
         };
         work.run(&process.stopping(), leadership, all, reconcile).await;
     }

@@ -22,6 +22,7 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::{
+    drain::Refused,
     launcher_pod::{MigrationTarget, image_identity},
     migration::{
         cluster::{ClusterStep, step},
@@ -45,7 +46,7 @@ use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
     migrations::{Migrations, instance_of},
-    refusals::Refusals,
+    refusals::{Refusals, RefusedStep},
 };
 use execution::{Execution, Next};
 pub(crate) use metrics::SlotMetrics;
@@ -72,7 +73,6 @@ pub(crate) struct MigrationTask {
     /// When this process created the target pod of a migration, by the migration's UID, until the watch shows the
     /// pod.
     placed: Mutex<BTreeMap<String, Timestamp>>,
-    /// The migrations whose target pod the API server refuses.
     refusals: Refusals,
     work: WorkQueue,
 }
@@ -89,7 +89,8 @@ pub(crate) enum ReconcileError {
 }
 
 impl MigrationTask {
-    /// Creates the task over these caches; `work` is the queue of migrations to reconcile.
+    /// Creates the task over these caches; `refusals` are those of the process, `work` is the queue of migrations to
+    /// reconcile.
     pub(crate) fn new(
         client: Client,
         migrations: Migrations,
@@ -97,7 +98,7 @@ impl MigrationTask {
         launchers: Launchers,
         events: Events,
         deadlines: Deadlines,
-        work: WorkQueue,
+        (refusals, work): (Refusals, WorkQueue),
     ) -> Self {
         Self {
             client,
@@ -108,7 +109,7 @@ impl MigrationTask {
             deadlines,
             turns: SlotScheduler::default(),
             placed: Mutex::default(),
-            refusals: Refusals::default(),
+            refusals,
             work,
         }
     }
@@ -196,7 +197,7 @@ impl MigrationTask {
         let instance = self.instances.get(&instance_of(&key, migration))?;
         let pods = self.launchers.of(&instance);
         let now = clock::now();
-        let refused = self.refusals.of(&key).is_some_and(|refused| now < refused.again_at);
+        let refused = self.refused_step(&key).is_some_and(|refused| now < refused.again_at);
         entry(
             migration,
             &instance,
@@ -232,7 +233,7 @@ impl MigrationTask {
                 key.name
             ));
             self.turn();
-            self.refusals.forget(key);
+            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
             return Ok(Requeue::OnChange);
         };
         let now = clock::now();
@@ -253,7 +254,7 @@ impl MigrationTask {
             self.turn();
         }
         if over || (gathered.rejected.is_none() && pod_of(&migration, &gathered.pods).is_some()) {
-            self.refusals.forget(key);
+            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
         }
         // A newer version has written a part that this one cannot read, and continues with it. This one could not
         // write the part back as it is.
@@ -305,7 +306,7 @@ impl MigrationTask {
                         Ok(()) => {
                             execution.made = Some(now);
                             lock(&self.placed).insert(migration.uid().unwrap_or_default(), now);
-                            self.refusals.forget(key);
+                            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
                             next = Next::Observe;
                         }
                         Err(kube::Error::Api(status)) if is_refusal(&status) => {
@@ -362,7 +363,7 @@ impl MigrationTask {
             failed,
         } = execution;
         let uid = migration.uid().unwrap_or_default();
-        let refused = self.refusals.of(key);
+        let refused = self.refused_step(key);
         let text = refused.as_ref().map(|refused| refused.message.as_str());
         change.waiting = self.waiting(&uid, &record, text, &gathered);
         if let Some(at) = may_be_over_by(migration, &change, made, &gathered.pods, now) {
@@ -390,16 +391,22 @@ impl MigrationTask {
             .or_at(retry))
     }
 
+    /// Returns the last refusal of a migration's target pod.
+    fn refused_step(&self, key: &Key) -> Option<Refused> {
+        self.refusals.of(&RefusedStep::TargetPod(key.clone()))
+    }
+
     /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, the
-    /// place goes to other migrations, and the next attempt follows after a back-off, since no watch shows the end of
-    /// a refusal by a quota, a policy or a webhook.
+    /// place goes to other migrations, and the next attempt follows after a back-off or a change of what may have refused
+    /// it.
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
-        let before = self.refusals.of(key);
+        let before = self.refused_step(key);
         if before.is_none_or(|before| before.message != status.message) {
             warn!(migration = %key, migration_uid = migration.metadata.uid, reason = status.message, "target pod refused, retrying with back-off");
             self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
         }
-        self.refusals.note(key, status, now);
+        self.refusals
+            .note(RefusedStep::TargetPod(key.clone()), &status.message, now);
         let uid = migration.uid().unwrap_or_default();
         self.turns.withdraw(&uid);
         self.turns.observe(&uid, self.entry(migration));

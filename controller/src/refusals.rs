@@ -1,103 +1,262 @@
 //! Steps that the API server has refused, and when they are retried.
 //!
-//! A quota, a webhook or a policy of the cluster can refuse a step of a drain or a migration's target pod, and
-//! nothing that Drydock watches shows when it no longer does. So the step is retried after [`FIRST`], then after
-//! twice the last delay, up to [`LONGEST`]. In between it is not retried, even if something else changes.
+//! A quota, a webhook or a policy of the cluster can refuse a step. It is retried after [`FIRST`], then after twice
+//! the last delay, up to [`LONGEST`]; in between it is not retried, even if something else changes. When a rule of
+//! the cluster changes that may have refused it ([`core::refusal_end`](drydock_core::refusal_end)), it is retried
+//! [`FIRST`] after the last attempt at the earliest.
+//!
+//! [`RefusalTask`](crate::refusal_task) watches the rules while there are refusals.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use drydock_core::drain::Refused;
-use drydock_runtime::{Backoff, Key};
+use drydock_core::{drain::Refused, refusal_end::Prospect};
+use drydock_runtime::{Backoff, Key, Trigger, clock};
 use jiff::Timestamp;
-use kube::core::Status;
 
 /// First retry delay after a refusal.
 const FIRST: Duration = Duration::from_secs(1);
-/// Longest retry delay: how long a drain or a migration may stand still after its obstacle is gone.
+/// Longest retry delay: how long a step may be delayed after an obstacle is gone that no watch shows, such as a webhook's
+/// own decision.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The objects with a refused step: guests of drains, or migrations.
-#[derive(Debug, Default)]
-pub(crate) struct Refusals(Mutex<BTreeMap<Key, Kept>>);
+/// A step that can be refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum RefusedStep {
+    /// A drain's mark or migration of this guest.
+    Drain(Key),
+    /// The target pod of this migration.
+    TargetPod(Key),
+    /// The pod of this instance.
+    Pod(Key),
+    /// The PDB of this instance.
+    Pdb(Key),
+    /// The instance of this machine.
+    Instance(Key),
+    /// The instances of this replica set.
+    Replicas(Key),
+}
+
+impl RefusedStep {
+    fn namespace(&self) -> Option<&str> {
+        let (Self::Drain(key)
+        | Self::TargetPod(key)
+        | Self::Pod(key)
+        | Self::Pdb(key)
+        | Self::Instance(key)
+        | Self::Replicas(key)) = self;
+        key.namespace.as_deref()
+    }
+}
+
+/// The refused steps. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Refusals {
+    kept: Arc<Mutex<BTreeMap<RefusedStep, Kept>>>,
+    changed: Trigger,
+}
 
 #[derive(Debug)]
 struct Kept {
     backoff: Backoff,
     refused: Refused,
+    refused_at: Timestamp,
 }
 
 impl Refusals {
-    /// Returns the last refusal for this guest.
-    pub(crate) fn of(&self, guest: &Key) -> Option<Refused> {
-        self.kept().get(guest).map(|kept| kept.refused.clone())
+    /// Returns the last refusal of this step.
+    pub(crate) fn of(&self, step: &RefusedStep) -> Option<Refused> {
+        self.kept().get(step).map(|kept| kept.refused.clone())
     }
 
     /// Records the refusal of a step.
-    pub(crate) fn note(&self, guest: &Key, status: &Status, now: Timestamp) {
+    pub(crate) fn note(&self, step: RefusedStep, message: &str, now: Timestamp) {
         let mut kept = self.kept();
-        let kept = kept.entry(guest.clone()).or_insert_with(|| Kept {
+        let is_first = kept.is_empty();
+        let kept = kept.entry(step).or_insert_with(|| Kept {
             backoff: Backoff::new(FIRST, LONGEST),
             refused: Refused {
                 message: String::new(),
                 again_at: now,
             },
+            refused_at: now,
         });
+        kept.refused_at = now;
         kept.refused = Refused {
-            message: status.message.clone(),
+            message: message.into(),
             again_at: now.checked_add(kept.backoff.delay()).unwrap_or(Timestamp::MAX),
         };
+        if is_first {
+            self.changed.notify();
+        }
     }
 
-    /// Forgets the refusal after a step succeeded.
-    pub(crate) fn forget(&self, guest: &Key) {
-        self.kept().remove(guest);
+    /// Records how a reconcile ended that the work queue repeats: with the `message` of a refusal, or otherwise.
+    pub(crate) fn track(&self, step: RefusedStep, message: Option<&str>) {
+        match message {
+            Some(message) => self.note(step, message, clock::now()),
+            None => self.forget(&step),
+        }
     }
 
-    /// Forgets all refusals except those for these guests, given by namespace and name.
-    pub(crate) fn keep_only(&self, guests: &BTreeSet<(String, String)>) {
-        let is_one = |key: &Key| {
-            let namespace = key.namespace.as_deref().unwrap_or_default();
-            guests.contains(&(namespace.to_owned(), key.name.to_string()))
-        };
-        self.kept().retain(|key, _| is_one(key));
+    /// Forgets the refusal after a step succeeded, or is no longer planned.
+    pub(crate) fn forget(&self, step: &RefusedStep) {
+        self.retain(|kept| kept != step);
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<Key, Kept>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Forgets all refusals of drains except those for these guests, given by namespace and name.
+    pub(crate) fn keep_drains(&self, guests: &BTreeSet<(String, String)>) {
+        self.retain(|step| match step {
+            RefusedStep::Drain(key) => {
+                let namespace = key.namespace.as_deref().unwrap_or_default();
+                guests.contains(&(namespace.to_owned(), key.name.to_string()))
+            }
+            _ => true,
+        });
+    }
+
+    /// Forgets all refusals: another process leads.
+    pub(crate) fn clear(&self) {
+        self.retain(|_| false);
+    }
+
+    /// Returns whether no step is refused.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kept().is_empty()
+    }
+
+    /// Waits until there is a first refusal, or no longer any. Only one task waits.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Has steps retried after a rule of a namespace has changed, or of the cluster if `namespace` is `None`. Returns
+    /// these steps.
+    pub(crate) fn retry(&self, namespace: Option<&str>, prospect: Prospect, now: Timestamp) -> Vec<RefusedStep> {
+        if prospect == Prospect::None {
+            return Vec::new();
+        }
+        let mut kept = self.kept();
+        let concerned = kept
+            .iter_mut()
+            .filter(|(step, _)| namespace.is_none_or(|namespace| step.namespace() == Some(namespace)));
+        concerned
+            .map(|(step, kept)| {
+                // The API server may follow a changed rule only some time after the watch shows it.
+                if prospect == Prospect::OtherRules {
+                    kept.backoff.reset();
+                }
+                let soonest = kept.refused_at.checked_add(FIRST).unwrap_or(Timestamp::MAX);
+                kept.refused.again_at = kept.refused.again_at.min(soonest.max(now));
+                step.clone()
+            })
+            .collect()
+    }
+
+    fn retain(&self, keep: impl Fn(&RefusedStep) -> bool) {
+        let mut kept = self.kept();
+        let was_empty = kept.is_empty();
+        kept.retain(|step, _| keep(step));
+        if kept.is_empty() && !was_empty {
+            self.changed.notify();
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<RefusedStep, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
-    fn refusal_status(code: u16, reason: &str) -> Status {
-        Status::failure("exceeded quota", reason).with_code(code)
+    const MESSAGE: &str = "exceeded quota";
+
+    fn drain_of(name: &str) -> RefusedStep {
+        RefusedStep::Drain(Key::namespaced("shop", name))
     }
 
     #[test]
     fn step_backs_off_until_it_succeeds_or_is_unwanted() {
         let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
-        let (web, db) = (Key::namespaced("shop", "web"), Key::namespaced("shop", "db"));
+        let (web, db) = (drain_of("web"), drain_of("db"));
         let mut waits = Vec::new();
         for _ in 0..10 {
-            refusals.note(&web, &refusal_status(403, "Forbidden"), now);
+            refusals.note(web.clone(), MESSAGE, now);
             let refused = refusals.of(&web).unwrap();
-            assert_eq!(refused.message, "exceeded quota");
+            assert_eq!(refused.message, MESSAGE);
             waits.push(refused.again_at.duration_since(now).unsigned_abs());
         }
         assert!(
             waits[0] <= FIRST && waits[9] > LONGEST / 3 && waits[9] <= LONGEST,
             "{waits:?}"
         );
-        refusals.note(&db, &refusal_status(403, "Forbidden"), now);
-        refusals.keep_only(&BTreeSet::from([("shop".into(), "web".into())]));
-        assert!(refusals.of(&web).is_some() && refusals.of(&db).is_none());
+        let migration = RefusedStep::TargetPod(Key::namespaced("shop", "db"));
+        refusals.note(db.clone(), MESSAGE, now);
+        refusals.note(migration.clone(), MESSAGE, now);
+        refusals.keep_drains(&BTreeSet::from([("shop".into(), "web".into())]));
+        assert!(refusals.of(&web).is_some() && refusals.of(&db).is_none() && refusals.of(&migration).is_some());
         refusals.forget(&web);
         assert_eq!(refusals.of(&web), None);
+    }
+
+    #[test]
+    fn first_and_last_refusal_wake_the_task() {
+        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let wakes = || refusals.changed().now_or_never().is_some();
+        refusals.forget(&drain_of("web"));
+        assert!(!wakes());
+        refusals.note(drain_of("web"), MESSAGE, now);
+        assert!(wakes() && !refusals.is_empty());
+        refusals.note(drain_of("db"), MESSAGE, now);
+        refusals.forget(&drain_of("web"));
+        assert!(!wakes());
+        refusals.clear();
+        assert!(wakes() && refusals.is_empty());
+    }
+
+    #[test]
+    fn changed_rule_retries_steps_of_its_namespace() {
+        let now = Timestamp::UNIX_EPOCH;
+        let second = |seconds: i64| now + jiff::SignedDuration::from_secs(seconds);
+        let pod = |namespace: &str| RefusedStep::Pod(Key::namespaced(namespace, "web"));
+        let both = [pod("bank"), pod("shop")];
+        for (what, namespace, prospect, at, steps, again_at) in [
+            ("nothing better", Some("shop"), Prospect::None, 5, &[][..], None),
+            (
+                "another namespace",
+                Some("bank"),
+                Prospect::OtherRules,
+                5,
+                &both[..1],
+                None,
+            ),
+            ("more room", Some("shop"), Prospect::MoreRoom, 5, &both[1..], Some(5)),
+            ("a rule of the cluster", None, Prospect::OtherRules, 5, &both, Some(5)),
+            ("soon after the attempt", None, Prospect::OtherRules, 0, &both, Some(1)),
+        ] {
+            let refusals = Refusals::default();
+            for _ in 0..10 {
+                refusals.note(pod("shop"), MESSAGE, now);
+                refusals.note(pod("bank"), MESSAGE, now);
+            }
+            let before = refusals.of(&pod("shop")).unwrap().again_at;
+            assert!(before > second(5));
+            let retried = refusals.retry(namespace, prospect, second(at));
+            assert_eq!(retried, steps, "{what}");
+            let after = refusals.of(&pod("shop")).unwrap().again_at;
+            assert_eq!(after, again_at.map_or(before, second), "{what}");
+            // Only another rule makes the following attempts frequent again.
+            refusals.note(pod("shop"), MESSAGE, now);
+            let is_frequent = refusals.of(&pod("shop")).unwrap().again_at <= second(1);
+            let is_concerned = again_at.is_some() && prospect == Prospect::OtherRules;
+            assert_eq!(is_frequent, is_concerned, "{what}");
+        }
     }
 }

@@ -30,6 +30,7 @@ use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::{Instances, controller},
     machine_task::severity,
+    refusals::{Refusals, RefusedStep},
 };
 
 /// How many replica sets are reconciled concurrently.
@@ -43,6 +44,7 @@ pub(crate) struct ReplicaSetTask {
     sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
     instances: Instances,
     events: Events,
+    refusals: Refusals,
 }
 
 /// Why a replica set could not be reconciled.
@@ -76,7 +78,7 @@ impl ReplicaSetTask {
         watches: &Watches,
         instances: Instances,
         events: Events,
-        work: &WorkQueue,
+        (refusals, work): (Refusals, &WorkQueue),
     ) -> Self {
         let queue = work.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
@@ -85,6 +87,7 @@ impl ReplicaSetTask {
             client,
             instances,
             events,
+            refusals,
         }
     }
 
@@ -102,7 +105,15 @@ impl ReplicaSetTask {
         };
         let reconcile = |key: Key| {
             let task = Arc::clone(&task);
-            async move { task.reconcile(&key).await }
+            async move {
+                let result = task.reconcile(&key).await;
+                let refused = match &result {
+                    Err(ReconcileError::Refused(message)) => Some(message.as_str()),
+                    _ => None,
+                };
+                task.refusals.track(RefusedStep::Replicas(key), refused);
+                result
+            }
         };
         work.run(&process.stopping(), leadership, all, reconcile).await;
     }

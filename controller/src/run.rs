@@ -26,7 +26,7 @@ use drydock_runtime::{
 };
 use kube::Client;
 
-use crate::{args::RunArgs, certificates::ServedCertificate, queues::Queues};
+use crate::{args::RunArgs, certificates::ServedCertificate, queues::Queues, refusals::Refusals};
 use caches::Caches;
 use telemetry::Telemetry;
 
@@ -40,6 +40,7 @@ struct Context {
     client: Client,
     watches: Watches,
     leadership: Leadership,
+    refusals: Refusals,
     events: Events,
     telemetry: Telemetry,
 }
@@ -119,6 +120,7 @@ async fn connected(
         client,
         watches,
         leadership,
+        refusals: Refusals::default(),
         events,
         telemetry,
     })

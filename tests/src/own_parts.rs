@@ -43,6 +43,21 @@ impl Cluster {
         Ok(all)
     }
 
+    /// Returns the metrics of all controllers, one after the other.
+    ///
+    /// # Errors
+    /// If kubectl fails.
+    pub fn controller_metrics(&self) -> Result<String> {
+        let selector = "--selector=app.kubernetes.io/name=drydock-controller";
+        let pods = self.kubectl(&["get", "pods", "--namespace=drydock", selector, "--output=name"])?;
+        let metrics = pods.lines().map(|pod| {
+            let name = pod.trim_start_matches("pod/");
+            let path = format!("/api/v1/namespaces/drydock/pods/{name}:8080/proxy/metrics");
+            self.kubectl(&["get", "--raw", &path])
+        });
+        metrics.collect()
+    }
+
     /// Waits until all pods of Drydock and all nodes are ready.
     ///
     /// # Errors

@@ -181,19 +181,7 @@ async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
     let mut held = cluster.virtctl_at_terminal(&["console", "vm"])?;
     held.until_printed("Successfully connected").await?;
     until_some("the gauge of open consoles", || async {
-        let pods = cluster.kubectl(&[
-            "get",
-            "pods",
-            "--namespace=drydock",
-            "--selector=app.kubernetes.io/name=drydock-controller",
-            "--output=name",
-        ])?;
-        let mut all = String::new();
-        for pod in pods.lines() {
-            let name = pod.trim_start_matches("pod/");
-            let path = format!("/api/v1/namespaces/drydock/pods/{name}:8080/proxy/metrics");
-            all.push_str(&cluster.kubectl(&["get", "--raw", &path])?);
-        }
+        let all = cluster.controller_metrics()?;
         let gauge = "kubevirt_console_active_connections{namespace=\"default\",vmi=\"vm\"} 1";
         Ok(all.contains(gauge).then_some(()))
     })

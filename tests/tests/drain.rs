@@ -530,6 +530,18 @@ async fn unmasking_a_feature_ends_the_back_off_of_a_guest() -> Result<()> {
     cluster.no_guests().await
 }
 
+/// The controller's watches while a step is refused.
+const WATCHED_RULES: [&str; 8] = [
+    "admission policies",
+    "admission policy bindings",
+    "limit ranges",
+    "mutating webhooks",
+    "namespaces",
+    "priority classes",
+    "resource quotas",
+    "validating webhooks",
+];
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn refused_migration_is_reported_and_retried_until_created() -> Result<()> {
@@ -562,6 +574,12 @@ async fn refused_migration_is_reported_and_retried_until_created() -> Result<()>
     .await?;
     let message = &refused.remaining[0].message;
     ensure!(message.contains(&format!("exceeded quota: {QUOTA}")), "{message}");
+    until_some("the rules to be watched", || async {
+        let metrics = cluster.controller_metrics()?;
+        let is_watched = |rules: &&str| metrics.contains(&format!("drydock_watch_lists_total{{watch=\"{rules}\"}} "));
+        Ok(WATCHED_RULES.iter().all(is_watched).then_some(()))
+    })
+    .await?;
     cluster.delete(&["resourcequota", QUOTA, "--namespace", NAMESPACE])?;
     until_on(&cluster, name, &second).await?;
     until_node_condition(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;

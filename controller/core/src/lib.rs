@@ -62,6 +62,7 @@ pub mod pod_state;
 pub mod processor;
 pub mod quantity;
 pub mod readiness;
+pub mod refusal_end;
 pub mod removal;
 pub mod replica_set;
 pub mod replicas;

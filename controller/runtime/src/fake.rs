@@ -146,6 +146,11 @@ impl ReceivedRequest {
 }
 
 impl OpenWatch {
+    /// Returns whether the client has ended the watch.
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
     /// Sends one event.
     pub fn send(&self, kind: &str, object: &Value) {
         self.0.unbounded_send(Ok(line(kind, object))).unwrap();

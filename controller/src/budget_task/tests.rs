@@ -39,7 +39,7 @@ fn task() -> (BudgetTask, ApiServer) {
         Budgets::filled(&client, []),
     );
     (
-        BudgetTask::new(client, Instances::filled([instance()]), launchers),
+        BudgetTask::new(client, Instances::filled([instance()]), launchers, Refusals::default()),
         server,
     )
 }

@@ -43,6 +43,7 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
         launchers,
         SilentAgents::new(|| ()),
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        Refusals::default(),
     );
     (task, server, recorded)
 }

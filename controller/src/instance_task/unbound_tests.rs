@@ -56,6 +56,7 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         migrations: Migrations::filled([]),
         silent_agents: SilentAgents::new(|| ()),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        refusals: Refusals::default(),
         probed_pods: ProbedPods::default(),
     };
     (task, server)

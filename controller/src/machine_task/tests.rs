@@ -51,6 +51,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         instances: Instances::filled(instances),
         migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        refusals: Refusals::default(),
     };
     (task, server, events_server)
 }

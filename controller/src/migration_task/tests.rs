@@ -55,7 +55,10 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
         launchers,
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         Deadlines::default(),
-        WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
+        (
+            Refusals::default(),
+            WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
+        ),
     );
     (task, server, recorded)
 }
@@ -117,8 +120,10 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
     }
 }
 
-fn refusal() -> Status {
-    Status::failure("refused with 403", "Forbidden").with_code(403)
+const REFUSAL: &str = "refused with 403";
+
+fn step() -> RefusedStep {
+    RefusedStep::TargetPod(key())
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,20 +145,20 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
 
     // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
     let later = clock::now() + jiff::SignedDuration::from_hours(1);
-    task.refusals.note(&key(), &refusal(), later);
-    let again_at = task.refusals.of(&key()).unwrap().again_at;
+    task.refusals.note(step(), REFUSAL, later);
+    let again_at = task.refusals.of(&step()).unwrap().again_at;
     assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
     assert!(!task.turns.may_place(UID) && server.is_left_alone().await);
 
     // Due, and refused for the same reason: neither a write nor an event.
-    task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
+    task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async { pod_request(&mut server).await.refuse(403, "Forbidden") };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(reconciled.is_ok() && recorded.is_left_alone().await);
 
     // Due, and the cause of the refusal is gone.
-    task.refusals.note(&key(), &refusal(), Timestamp::UNIX_EPOCH);
+    task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
     let served = async {
         create(pod_request(&mut server).await);
         let status = apply_status(&mut server, "12").await;
@@ -163,7 +168,7 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
         );
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(reconciled.is_ok() && task.refusals.of(&key()).is_none());
+    assert!(reconciled.is_ok() && task.refusals.of(&step()).is_none());
     assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
 }
 

@@ -17,6 +17,7 @@ use crate::{
     maintenance_task::{MaintenanceTask, Places},
     migration_task::MigrationTask,
     queues::Queues,
+    refusal_task::RefusalTask,
     removal_task::RemovalTask,
     replica_set_task::ReplicaSetTask,
     replicas_task::ReplicasTask,
@@ -39,7 +40,7 @@ pub(super) fn replica_sets(context: &Context, caches: &Caches, queues: &Queues) 
         &context.watches,
         caches.instances.clone(),
         context.events.clone(),
-        &queues.replica_sets,
+        (context.refusals.clone(), &queues.replica_sets),
     )
 }
 
@@ -73,6 +74,7 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
         caches.instances.clone(),
         caches.migrations.clone(),
         context.events.clone(),
+        context.refusals.clone(),
     );
     context.spawn(
         "reconciling machines",
@@ -85,6 +87,7 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
         caches.launchers.clone(),
         caches.silent_agents.clone(),
         context.events.clone(),
+        context.refusals.clone(),
     );
     let triggers = (queues.unfinished_instances.clone(), queues.rooms.clone());
     context.spawn(
@@ -95,6 +98,7 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
         context.client.clone(),
         caches.instances.clone(),
         caches.launchers.clone(),
+        context.refusals.clone(),
     );
     let (queue, all) = (queues.pdbs.clone(), queues.all_pdbs.clone());
     context.spawn(
@@ -118,7 +122,7 @@ fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
         caches.launchers.clone(),
         context.events.clone(),
         deadlines,
-        queues.migrations.clone(),
+        (context.refusals.clone(), queues.migrations.clone()),
     );
     migrations.export(&context.telemetry.slots, leadership);
     context.spawn(
@@ -131,9 +135,19 @@ fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
         caches.node_pods.clone(),
         context.events.clone(),
         context.telemetry.drains.clone(),
-        queues.drains.clone(),
+        (context.refusals.clone(), queues.drains.clone()),
     );
     context.spawn("reconciling drains", drains.run(process.clone(), leadership.clone()));
+    let refusals = RefusalTask::new(
+        context.client.clone(),
+        context.watches.clone(),
+        context.refusals.clone(),
+        queues.clone(),
+    );
+    context.spawn(
+        "retrying refused steps",
+        refusals.run(process.clone(), leadership.clone()),
+    );
 }
 
 /// The liveness of agents, the configuration in force, and the controller's own replicas.

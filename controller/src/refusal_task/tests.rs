@@ -1,0 +1,90 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use drydock_runtime::{
+    Key, Readiness, WatchMetrics, WorkQueueMetrics,
+    fake::{ApiServer, OpenWatch, api_server},
+};
+use futures::FutureExt;
+use serde_json::{Value, json};
+
+use super::*;
+
+const QUOTAS: &str = "/api/v1/resourcequotas";
+const PATHS: [&str; 8] = [
+    "/api/v1/limitranges",
+    "/api/v1/namespaces",
+    QUOTAS,
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "/apis/scheduling.k8s.io/v1/priorityclasses",
+];
+
+fn step() -> RefusedStep {
+    RefusedStep::Drain(Key::namespaced("shop", "web"))
+}
+
+fn quota(namespace: &str, pods: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ResourceQuota",
+        "metadata": {"name": "q", "namespace": namespace, "uid": namespace, "resourceVersion": version},
+        "spec": {"hard": {"pods": pods}}, "status": {"hard": {"pods": pods}, "used": {"pods": "4"}},
+    })
+}
+
+/// Serves the lists and watches that the task begins; two namespaces have a quota.
+async fn served(server: &mut ApiServer) -> BTreeMap<String, OpenWatch> {
+    let mut open = BTreeMap::new();
+    while open.len() < PATHS.len() {
+        let request = server.next_request().await;
+        let path = request.path().to_owned();
+        if request.query().contains("watch=true") {
+            open.insert(path, request.open());
+        } else if path == QUOTAS {
+            request.list("1", &[quota("shop", "4", "1"), quota("bank", "4", "1")]);
+        } else {
+            request.list("1", &[]);
+        }
+    }
+    open
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_are_watched_while_a_step_is_refused() {
+    let (client, mut server) = api_server();
+    let watches = Watches::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
+    let (refusals, queues) = (Refusals::default(), Queues::new(&WorkQueueMetrics::default()));
+    let task = RefusalTask::new(client, watches, refusals.clone(), queues.clone());
+    let wakes = || queues.drains.notified().now_or_never().is_some();
+    let tested = async {
+        assert!(server.is_left_alone().await, "nothing is refused");
+        let refuse = || (0..10).for_each(|_| refusals.note(step(), "exceeded quota", clock::now()));
+        refuse();
+        let open = served(&mut server).await;
+        assert_eq!(open.keys().map(String::as_str).collect::<Vec<_>>(), PATHS);
+        // Changes before the watch began may have ended the refusal.
+        assert!(wakes());
+
+        refuse();
+        let quotas = &open[QUOTAS];
+        quotas.send("MODIFIED", &quota("bank", "5", "2"));
+        assert!(server.is_left_alone_for(Duration::from_millis(10)).await);
+        assert!(!wakes(), "a quota of another namespace");
+        let before = refusals.of(&step()).unwrap().again_at;
+        quotas.send("MODIFIED", &quota("shop", "5", "3"));
+        queues.drains.notified().await;
+        assert!(refusals.of(&step()).unwrap().again_at < before);
+
+        refusals.forget(&step());
+        assert!(server.is_left_alone().await);
+        assert!(open.values().all(OpenWatch::is_closed));
+        // The next refusal begins anew.
+        refusals.note(step(), "exceeded quota", clock::now());
+        assert_eq!(served(&mut server).await.len(), PATHS.len());
+    };
+    tokio::select! {
+        () = task.observe() => panic!("it observes until the term ends"),
+        () = tested => {}
+    }
+}
