@@ -6,7 +6,7 @@
   drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
   streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
   console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
-  plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 8 minutes)
+  plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 10 minutes)
   sweep     a change of a node with 100,000 instances: how long it blocks the controller (about 10 minutes)
   scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
   all       everything

@@ -2,7 +2,10 @@
 
 use std::{cell::Cell, collections::BTreeMap, future::poll_fn, pin::pin, time::Instant};
 
-use drydock_api::{Hypervisor, hypervisor::HypervisorSpec};
+use drydock_api::{
+    Hypervisor,
+    hypervisor::{HypervisorSpec, HypervisorStatus},
+};
 use drydock_runtime::{
     CancellationToken, EventMetrics, Reporter, WorkQueueMetrics,
     fake::{ApiServer, api_server},
@@ -32,7 +35,8 @@ fn recorded() -> Value {
 }
 
 fn nodes(client: &Client) -> Nodes {
-    let status = recorded();
+    // Alike nodes share their facts, as in the cache of the process.
+    let status: HypervisorStatus = serde_json::from_value(recorded()).unwrap();
     let labels: Value = serde_json::from_str(include_str!("../../../tests/scale/recorded/node.json")).unwrap();
     let node = |number: usize| -> Node {
         let mut labels = labels["labels"].clone();
@@ -48,7 +52,7 @@ fn nodes(client: &Client) -> Nodes {
     };
     let hypervisor = |number: usize| {
         let mut hypervisor = Hypervisor::new(&node_name(number), HypervisorSpec::default());
-        hypervisor.status = serde_json::from_value(status.clone()).unwrap();
+        hypervisor.status = Some(status.clone());
         hypervisor
     };
     let mut nodes = Nodes::filled(client, (0..NODES).map(node));
@@ -194,6 +198,7 @@ async fn measure() {
         launchers,
         SilentAgents::new(|| ()),
         Events::start(&process, for_events, reporter, &EventMetrics::default()),
+        Refusals::default(),
     );
     let requests = Cell::new(0);
     let (work, stopping) = (

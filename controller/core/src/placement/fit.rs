@@ -207,7 +207,7 @@ pub fn fit(needs: &Requirements, spec: &VirtualMachineInstanceSpec, rules: &Rule
 pub(super) fn judge<'n>(
     nodes: impl IntoIterator<Item = impl Borrow<NodeView<'n>>>,
     enough: usize,
-    mut misfits: impl FnMut(&NodeView<'_>) -> BTreeSet<Misfit>,
+    mut misfits: impl FnMut(&NodeView<'n>) -> BTreeSet<Misfit>,
 ) -> Fit {
     let mut fit = Fit::default();
     for node in nodes {

@@ -69,6 +69,63 @@ fn one_target_is_named_and_several_are_not() {
     assert_eq!(targets(&guest, &[("here", &rich)]).reason, "NoOtherNode");
 }
 
+/// Nodes that share their lists in memory and differ in what else decides.
+#[test]
+fn alike_nodes_have_the_misfits_of_each_alone() {
+    let guest = running(&json!({"model": "Odd", "required": ["avx2", "avx512f", "amx"], "disabled": ["hle"]}));
+    let needs = requirements(&guest.spec, &Configuration::default(), &Minimum::default());
+    let unusable = CpuModel {
+        usable: Usable::No,
+        ..model("Odd", None, &[])
+    };
+    let base = with(facts(&["avx2"]), |facts| {
+        Arc::make_mut(&mut facts.models).push(unusable);
+    });
+    let host = |disabled: &[&str]| {
+        with(base.clone(), |facts| {
+            facts.host_model = Some(HostModel {
+                name: "Odd".into(),
+                disabled: disabled.iter().map(|&name| name.into()).collect(),
+                ..HostModel::default()
+            });
+        })
+    };
+    let withholding = with(base.clone(), |facts| facts.withheld = vec!["avx512f".into()]);
+    let (hle, rtm) = (host(&["hle"]), host(&["hle", "rtm"]));
+    let (plain, mask) = (labels(&[]), ["avx512f", "amx"].map(str::to_owned));
+    let view = |name, facts, masked| NodeView {
+        name,
+        labels: Some(&plain),
+        facts: Some(facts),
+        masked,
+        ..NodeView::default()
+    };
+    let nodes = [
+        view("here", &withholding, &mask[..1]),
+        view("alike", &base, &[]),
+        view("masking", &base, &mask),
+        view("withholding", &withholding, &mask),
+        view("hle", &hle, &[]),
+        view("rtm", &rtm, &[]),
+        view("alike-too", &hle, &[]),
+    ];
+    let misfits = |nodes: &[NodeView<'_>]| -> BTreeMap<String, BTreeSet<Misfit>> {
+        let found = target_misfits(&guest, &needs, None, &Rules::default(), nodes).unwrap();
+        found
+            .into_iter()
+            .map(|(name, found)| (name.to_owned(), found))
+            .collect()
+    };
+    let together = misfits(&nodes);
+    // With `here`, which has avx512f, so that amx alone is listed nowhere.
+    let alone: BTreeMap<_, _> = nodes[1..]
+        .iter()
+        .flat_map(|node| misfits(&[nodes[0].clone(), node.clone()]))
+        .collect();
+    assert_eq!(together, alone);
+    assert_eq!(together.values().collect::<BTreeSet<_>>().len(), 5, "{together:?}");
+}
+
 #[test]
 fn what_is_not_known_is_no_target() {
     let mut guest = running(&json!({"model": "EPYC"}));
