@@ -16,6 +16,7 @@
 //! - The first of consecutive failures of a key is logged as a warning, the others at debug level.
 //! - Keys that were reconciled and do not wait for a time use no memory.
 //! - Other tasks of the thread run between any two reconciles, however many keys are ready.
+//! - A change does not wait behind a sweep of all objects, but behind one page of it at most.
 
 use crate::{
     Change, Key, Trigger, chain, clock,
@@ -27,10 +28,11 @@ use std::{
     error::Error,
     fmt,
     future::Future,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
@@ -44,8 +46,11 @@ use queue::{Done, Queue, after};
 
 /// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// How many keys are added at once.
-const PAGE: usize = 1000;
+/// How many keys of a sweep are added at once.
+const PAGE: usize = 200;
+/// The next page of a sweep is added when no more keys than this are ready, so that changes do not wait behind the whole
+/// sweep. Enough for the reconciles that begin until then.
+const LOW: usize = 50;
 /// Maximum delay after a failure.
 pub(super) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
@@ -85,6 +90,8 @@ pub struct WorkQueue {
     at_once: usize,
     queue: Arc<Mutex<Queue>>,
     added: Trigger,
+    /// Notified when no more than [`LOW`] keys are ready.
+    low: Arc<Notify>,
     metrics: QueueMetrics,
 }
 
@@ -105,6 +112,7 @@ impl WorkQueue {
             at_once: at_once.max(1),
             queue: Arc::default(),
             added: Trigger::new(),
+            low: Arc::default(),
             metrics: metrics.of_queue(name),
         }
     }
@@ -116,16 +124,31 @@ impl WorkQueue {
         }
     }
 
-    /// Enqueues keys, a page at a time: other tasks of the thread run in between. `page` returns up to a number of keys
-    /// that come after the last one of the page before; none: that was the last page.
+    /// Enqueues the keys of a sweep, a page at a time, each when the one before is nearly reconciled: keys that are added
+    /// meanwhile wait for one page at most. `page` returns up to a number of keys that come after the last one of the page
+    /// before; none: that was the last page.
     pub async fn add_pages(&self, page: impl Fn(Option<&Key>, usize) -> Vec<Key>) {
         let mut last = None;
         loop {
+            self.until_low().await;
             let keys = page(last.as_ref(), PAGE);
             let Some(end) = keys.last() else { return };
             last = Some(end.clone());
             keys.into_iter().for_each(|key| self.add(key));
-            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Waits until no more than [`LOW`] keys are ready; lets other tasks run in any case.
+    async fn until_low(&self) {
+        tokio::task::yield_now().await;
+        loop {
+            let mut notified = pin!(self.low.notified());
+            // Notifications count from here on.
+            notified.as_mut().enable();
+            if self.lock().ready() <= LOW {
+                return;
+            }
+            notified.await;
         }
     }
 
@@ -185,14 +208,13 @@ impl WorkQueue {
         W: Into<Requeue>,
         E: Error + 'static,
     {
-        for (number, key) in all().await.into_iter().enumerate() {
-            if number % PAGE == PAGE - 1 {
-                tokio::task::yield_now().await;
-            }
-            self.add(key);
-        }
+        // These are a sweep, too.
+        let mut rest = all().await.into_iter();
         let mut running = FuturesUnordered::new();
         loop {
+            if rest.len() > 0 && self.lock().ready() <= LOW {
+                rest.by_ref().take(PAGE).for_each(|key| self.add(key));
+            }
             // After a pause of the process, the end of the term may not have been signalled yet.
             let free = running.len() < self.at_once && term.is_valid();
             let next = if free { self.take() } else { None };
@@ -260,6 +282,9 @@ impl WorkQueue {
         let result = change(&mut queue);
         let (added, ready) = queue.readied();
         self.metrics.readied(added, ready);
+        if ready <= LOW {
+            self.low.notify_waiters();
+        }
         result
     }
 

@@ -172,7 +172,12 @@ impl Queue {
 
     /// Returns how many keys have become ready since the last call, and how many are ready.
     pub(super) fn readied(&mut self) -> (u64, usize) {
-        (std::mem::take(&mut self.readied), self.ready.len())
+        (std::mem::take(&mut self.readied), self.ready())
+    }
+
+    /// Returns how many keys are ready.
+    pub(super) fn ready(&self) -> usize {
+        self.ready.len()
     }
 
     /// Returns the number of keys that are ready, busy or waiting.

@@ -1,5 +1,5 @@
 use super::{
-    FIRST_WAIT, LONGEST_WAIT, Requeue, WorkQueue, WorkQueueMetrics,
+    FIRST_WAIT, LONGEST_WAIT, LOW, PAGE, Requeue, WorkQueue, WorkQueueMetrics,
     queue::{Done, Queue},
 };
 use crate::{
@@ -330,6 +330,55 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
         () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
         () = watching => {}
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_waits_for_a_page_of_a_sweep_at_most() {
+    const KEYS: usize = 2000;
+    let (leadership, mut server, process) = candidate();
+    let work = WorkQueue::new("things", 4, &WorkQueueMetrics::default());
+    let swept: Vec<Key> = (0..KEYS).map(|number| key(&format!("{number:05}"))).collect();
+    let (seen, most) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
+    let (stopping, changes) = (process.stopping(), work.clone());
+    let started = Trigger::new();
+    let all = async || {
+        started.notify();
+        Vec::new()
+    };
+    let reconcile = |reconciled: Key| {
+        most.fetch_max(changes.len(), Ordering::Relaxed);
+        let mut seen = seen.lock().unwrap();
+        seen.push(reconciled);
+        if seen.len() == KEYS / 2 {
+            changes.add(key("changed"));
+        }
+        async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            Ok::<_, io::Error>(())
+        }
+    };
+    let done = async {
+        wins(&mut server).await;
+        started.notified().await;
+        work.add_pages(|last, count| {
+            let after = last.map_or(0, |last| swept.partition_point(|key| key <= last));
+            swept[after..].iter().take(count).cloned().collect()
+        })
+        .await;
+        while !work.is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
+        () = done => {}
+    }
+    let seen = seen.into_inner().unwrap();
+    let position = seen.iter().position(|found| *found == key("changed")).unwrap();
+    assert!(position <= KEYS / 2 + PAGE + LOW, "{position}");
+    assert!(most.load(Ordering::Relaxed) <= PAGE + LOW + 4, "{most:?}");
+    let unique: BTreeSet<&Key> = seen.iter().collect();
+    assert_eq!((seen.len(), unique.len()), (KEYS + 1, KEYS + 1));
 }
 
 #[tokio::test(start_paused = true)]
