@@ -199,7 +199,7 @@ impl DrainTask {
         self.refusals.keep_drains(&refused);
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
         let due = steps.iter().filter(|step| reporting || !is_report(step));
-        let mut failed = at_once(due.map(|step| self.execute(step)).collect()).await?;
+        let mut failed = self.execute_all(due).await?;
         if reporting {
             let reported = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(reported);
@@ -333,6 +333,25 @@ impl DrainTask {
             evictable: gathered.evictable,
             before: status.and_then(|status| status.drain.as_ref()),
         }
+    }
+
+    /// Executes steps concurrently, but creates the migrations of one node in their order: the first ones get its slots.
+    /// Returns the first error that the API server responded with, if any.
+    ///
+    /// # Errors
+    /// If the API server does not respond.
+    async fn execute_all<'s>(&self, steps: impl Iterator<Item = &'s Step>) -> kube::Result<Option<kube::Error>> {
+        let in_order = async |chain: Vec<&Step>| {
+            let mut failed = None;
+            for step in chain {
+                match self.execute(step).await {
+                    Err(error @ kube::Error::Api(_)) => failed = failed.or(Some(error)),
+                    result => result?,
+                }
+            }
+            failed.map_or(Ok(()), Err)
+        };
+        at_once(chains(steps).into_iter().map(in_order).collect()).await
     }
 
     async fn execute(&self, step: &Step) -> kube::Result<()> {
@@ -501,6 +520,23 @@ fn is_report(step: &Step) -> bool {
     matches!(step, Step::Unmark { .. })
 }
 
+/// Returns which steps follow each other: the migrations of each node. All others are alone.
+fn chains<'s>(steps: impl Iterator<Item = &'s Step>) -> Vec<Vec<&'s Step>> {
+    let mut chains: Vec<Vec<&Step>> = Vec::new();
+    let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in steps {
+        let chain = match step {
+            Step::Migrate { node, .. } => *of_nodes.entry(node).or_insert(chains.len()),
+            _ => chains.len(),
+        };
+        match chains.get_mut(chain) {
+            Some(known) => known.push(step),
+            None => chains.push(vec![step]),
+        }
+    }
+    chains
+}
+
 /// Runs these futures, up to [`MAX_CONCURRENT_ACTIONS`] at a time. A response with an error does not stop the others:
 /// the first such error is returned once all are done.
 ///
@@ -543,4 +579,41 @@ pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&Virtua
         })
     };
     seen(old) != seen(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_api::kubevirt::migration::MigrationPriority;
+
+    use super::{Step, chains};
+
+    #[test]
+    fn migrations_of_one_node_follow_each_other() {
+        let migrate = |name: &str, node: &str| Step::Migrate {
+            namespace: "shop".into(),
+            name: name.into(),
+            node: node.into(),
+            priority: MigrationPriority::SystemCritical,
+            order: 0,
+        };
+        let unmark = |name: &str| Step::Unmark {
+            namespace: "shop".into(),
+            name: name.into(),
+        };
+        let steps = [
+            unmark("u"),
+            migrate("a", "one"),
+            migrate("b", "two"),
+            unmark("v"),
+            migrate("c", "one"),
+            migrate("d", "two"),
+            migrate("e", "one"),
+        ];
+        let names: Vec<Vec<&str>> = chains(steps.iter())
+            .iter()
+            .map(|chain| chain.iter().map(|step| step.instance().1).collect())
+            .collect();
+        let expected: [&[&str]; 4] = [&["u"], &["a", "c", "e"], &["b", "d"], &["v"]];
+        assert_eq!(names, expected);
+    }
 }

@@ -12,7 +12,7 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Cluster, Guest, guest::memory, state::Why};
+use super::{Cluster, Guest, guest::memory, order::rank, state::Why};
 use crate::{
     conditions::whole_seconds,
     configuration::Migrations,
@@ -172,7 +172,7 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
     }
 }
 
-/// Returns when the last of these guests will have moved, always after `now`. `None` if nothing was measured yet, or if
+/// Returns when the last of these guests will have moved in the order in which they go, always after `now`. `None` if nothing was measured yet, or if
 /// the departure of any guest cannot be estimated, for example because it moves for longer than expected.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
@@ -181,11 +181,12 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
     }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
-    let all: Vec<Leaving> = left
+    let mut all: Vec<(&Guest<'_>, Leaving)> = left
         .iter()
-        .map(|(guest, _)| Leaving::of(guest.instance, guest.migrations.clone()))
+        .map(|(guest, _)| (*guest, Leaving::of(guest.instance, guest.migrations.clone())))
         .collect();
-    for ((guest, _), leaving) in left.iter().zip(&all) {
+    all.sort_by_cached_key(|(guest, leaving)| (leaving.rank(), leaving.migration.is_none().then(|| rank(guest))));
+    for (guest, leaving) in &all {
         let expected = rate.expected(memory(guest.instance))?;
         let takes = match leaving.moves_since() {
             Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
@@ -197,6 +198,7 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
         }
         longest = longest.max(lanes.next(takes));
     }
+    let all: Vec<Leaving> = all.into_iter().map(|(_, leaving)| leaving).collect();
     let longest = longest.saturating_add(until_first_moves(&all, rate, cluster.now));
     // Rounded up, because an estimate must not lie in the past.
     let at = cluster.now.checked_add(longest.max(Duration::from_nanos(1))).ok()?;
@@ -254,7 +256,7 @@ impl Leaving {
     }
 
     /// Returns the sort key: moving guests first, then the order of their migrations in the queue.
-    fn rank(&self) -> impl Ord + '_ {
+    fn rank(&self) -> impl Ord + use<> {
         let migration = self.migration.as_ref();
         (
             self.moves_since().is_none(),
@@ -262,7 +264,7 @@ impl Leaving {
             migration.map(|migration| {
                 let metadata = &migration.metadata;
                 let created = metadata.creation_timestamp.as_ref().map(|time| time.0);
-                (created, order(migration), metadata.uid.as_deref())
+                (created, order(migration), metadata.uid.clone())
             }),
         )
     }

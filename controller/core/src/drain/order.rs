@@ -24,30 +24,11 @@ use crate::{
 pub(super) struct Candidate<'a> {
     node: &'a str,
     guest: &'a Guest<'a>,
-    memory: u64,
-    dirty_rate: u64,
-    requested_at: Timestamp,
 }
 
 impl<'a> Candidate<'a> {
     pub(super) fn of(node: &'a DrainingNode<'a>, guest: &'a Guest<'a>) -> Self {
-        Self {
-            node: node.name,
-            guest,
-            memory: memory(guest.instance),
-            dirty_rate: dirty_rate(guest),
-            requested_at: mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at),
-        }
-    }
-
-    /// Returns the sort key; lower candidates go first. Dirtied memory has to be copied again.
-    fn rank(&self) -> impl Ord + '_ {
-        let metadata = &self.guest.instance.metadata;
-        (
-            self.memory.saturating_add(self.dirty_rate.saturating_mul(10)),
-            self.requested_at,
-            metadata.uid.clone(),
-        )
+        Self { node: node.name, guest }
     }
 
     /// Returns the step that creates the guest's migration.
@@ -72,6 +53,16 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// Returns the sort key of a guest without a migration; lower ones go first. Dirtied memory has to be copied again.
+pub(super) fn rank(guest: &Guest<'_>) -> impl Ord + use<> {
+    let requested_at = mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at);
+    (
+        memory(guest.instance).saturating_add(dirty_rate(guest).saturating_mul(10)),
+        requested_at,
+        guest.instance.metadata.uid.clone(),
+    )
+}
+
 /// Returns a guest's dirty rate in bytes per second, as measured by its last migration; 0 if unknown.
 fn dirty_rate(guest: &Guest<'_>) -> u64 {
     let measured = guest.migrations.iter().filter_map(|migration| {
@@ -83,7 +74,7 @@ fn dirty_rate(guest: &Guest<'_>) -> u64 {
 
 /// Returns the guests that get a migration now, in order.
 pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>) -> Vec<Candidate<'a>> {
-    candidates.sort_by(|one, other| one.rank().cmp(&other.rank()));
+    candidates.sort_by_cached_key(|candidate| rank(candidate.guest));
     let window = |limit: u32| {
         usize::try_from(limit)
             .unwrap_or(usize::MAX)

@@ -645,6 +645,51 @@ fn an_estimate_comes_with_the_first_measurement() {
 }
 
 #[test]
+fn estimate_follows_the_order_in_which_guests_go() {
+    let of_size = |name: &str, gibibytes: u32| {
+        let mut instance = marked(name, "Cordon");
+        instance.status.as_mut().unwrap().memory.as_mut().unwrap().guest_current = Some(format!("{gibibytes}Gi"));
+        instance
+    };
+    // One second and five for each GiB.
+    let mut rate = Rate::default();
+    for gibibytes in 1..5 {
+        rate.add(std::time::Duration::from_secs(1 + 5 * gibibytes), gibibytes << 30);
+    }
+    // Two at a time, the small ones first: the third begins after 6 s.
+    for (sizes, seconds) in [
+        ([1, 1, 3], 22),
+        ([1, 3, 1], 22),
+        ([3, 1, 1], 22),
+        ([3, 3, 1], 22),
+        ([2, 1, 2], 17),
+    ] {
+        let guests = ["a", "b", "c"]
+            .iter()
+            .zip(sizes)
+            .map(|(name, size)| of_size(name, size));
+        let guests: Vec<_> = guests.collect();
+        let all = guests.iter().map(|instance| guest(instance, LiveMigrate, Vec::new()));
+        let plan = plan(&Cluster {
+            now: now(),
+            nodes: &[node(CORDONED, all.collect())],
+            limits: &Configuration::default().migrations,
+            attempts: Attempts::default(),
+            rate: Some(rate),
+        });
+        let end = plan.reports[0]
+            .drain
+            .as_ref()
+            .unwrap()
+            .estimated_end
+            .as_ref()
+            .unwrap()
+            .0;
+        assert_eq!(end, now() + SignedDuration::from_secs(seconds), "{sizes:?}");
+    }
+}
+
+#[test]
 fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
     let web = marked("web", "Cordon");
     let mut rate = Rate::default();
