@@ -286,7 +286,7 @@ pub fn time_left(
         Some(expected.saturating_sub(now.duration_since(since).unsigned_abs()))
     };
     let mut before: Vec<&Leaving> = others.iter().filter(|other| other.rank() < own.rank()).collect();
-    before.sort_by(|one, other| one.rank().cmp(&other.rank()));
+    before.sort_by_key(|one| one.rank());
     let mut lanes = Lanes::new(limits, before.len() + 1);
     for other in before {
         lanes.next(left(other)?);
