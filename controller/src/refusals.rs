@@ -104,7 +104,10 @@ impl Refusals {
 
     /// Forgets the refusal after a step succeeded, or is no longer planned.
     pub(crate) fn forget(&self, step: &RefusedStep) {
-        self.retain(|kept| kept != step);
+        let mut kept = self.kept();
+        if kept.remove(step).is_some() && kept.is_empty() {
+            self.changed.notify();
+        }
     }
 
     /// Forgets all refusals of drains except those for these guests, given by namespace and name.
