@@ -67,12 +67,10 @@ impl BudgetTask {
             let task = Arc::clone(&task);
             async move {
                 let result = task.reconcile(&key).await;
-                let refused = match &result {
-                    Err(kube::Error::Api(status)) if is_refusal(status) => Some(status.message.as_str()),
+                task.refusals.track(RefusedStep::Pdb(key), result, |error| match error {
+                    kube::Error::Api(status) if is_refusal(status) => Some(status.message.as_str()),
                     _ => None,
-                };
-                task.refusals.track(RefusedStep::Pdb(key), refused);
-                result
+                })
             }
         };
         let following = async {

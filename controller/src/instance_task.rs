@@ -102,6 +102,16 @@ pub(crate) enum ReconcileError {
     Pod(#[source] kube::Error),
 }
 
+impl ReconcileError {
+    /// Returns the API server's message if it refused the step.
+    fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::NoPod(message) => Some(message),
+            _ => None,
+        }
+    }
+}
+
 impl InstanceTask {
     /// Creates the task over these caches.
     pub(crate) fn new(
@@ -155,12 +165,8 @@ impl InstanceTask {
             let task = Arc::clone(&task);
             async move {
                 let result = task.reconcile(&key).await;
-                let refused = match &result {
-                    Err(ReconcileError::NoPod(message)) => Some(message.as_str()),
-                    _ => None,
-                };
-                task.refusals.track(RefusedStep::Pod(key), refused);
-                match result {
+                let step = RefusedStep::Pod(key);
+                match task.refusals.track(step, result, ReconcileError::refusal) {
                     // Another writer was faster; the watch is about to show its change.
                     Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
                     result => result,

@@ -57,6 +57,16 @@ pub(crate) enum ReconcileError {
     Create(#[source] kube::Error),
 }
 
+impl ReconcileError {
+    /// Returns the API server's message if it refused the step.
+    fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::NoInstance(message) => Some(message),
+            _ => None,
+        }
+    }
+}
+
 /// Starts watching all machines; `on_change` is called with each change.
 pub(crate) fn watch_machines(
     client: &Client,
@@ -101,12 +111,8 @@ impl MachineTask {
             let task = Arc::clone(&task);
             async move {
                 let result = task.reconcile(&key).await;
-                let refused = match &result {
-                    Err(ReconcileError::NoInstance(message)) => Some(message.as_str()),
-                    _ => None,
-                };
-                task.refusals.track(RefusedStep::Instance(key), refused);
-                result
+                let step = RefusedStep::Instance(key);
+                task.refusals.track(step, result, ReconcileError::refusal)
             }
         };
         work.run(&process.stopping(), leadership, all, reconcile).await;

@@ -94,12 +94,19 @@ impl Refusals {
         }
     }
 
-    /// Records how a reconcile ended that the work queue repeats: with the `message` of a refusal, or otherwise.
-    pub(crate) fn track(&self, step: RefusedStep, message: Option<&str>) {
-        match message {
+    /// Records how a reconcile ended that the work queue repeats, and returns its `result`. `refusal` returns the API
+    /// server's message if the error is a refusal of the step.
+    pub(crate) fn track<T, E>(
+        &self,
+        step: RefusedStep,
+        result: Result<T, E>,
+        refusal: impl Fn(&E) -> Option<&str>,
+    ) -> Result<T, E> {
+        match result.as_ref().err().and_then(refusal) {
             Some(message) => self.note(step, message, clock::now()),
             None => self.forget(&step),
         }
+        result
     }
 
     /// Forgets the refusal after a step succeeded, or is no longer planned.

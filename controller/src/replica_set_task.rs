@@ -61,6 +61,16 @@ pub(crate) enum ReconcileError {
     NotSeenYet,
 }
 
+impl ReconcileError {
+    /// Returns the API server's message if it refused the step.
+    fn refusal(&self) -> Option<&str> {
+        match self {
+            Self::Refused(message) => Some(message),
+            _ => None,
+        }
+    }
+}
+
 /// The result of a request.
 enum Outcome {
     Done,
@@ -107,12 +117,8 @@ impl ReplicaSetTask {
             let task = Arc::clone(&task);
             async move {
                 let result = task.reconcile(&key).await;
-                let refused = match &result {
-                    Err(ReconcileError::Refused(message)) => Some(message.as_str()),
-                    _ => None,
-                };
-                task.refusals.track(RefusedStep::Replicas(key), refused);
-                result
+                let step = RefusedStep::Replicas(key);
+                task.refusals.track(step, result, ReconcileError::refusal)
             }
         };
         work.run(&process.stopping(), leadership, all, reconcile).await;
