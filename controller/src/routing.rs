@@ -19,7 +19,8 @@
 //! ```
 //!
 //! A sweep reconciles all unfinished instances, or all migrations that wait for a node. A rule of the cluster, such as a
-//! quota, enqueues what the API server has refused ([`Refusals`](crate::refusals)). Watches that a single task needs, such as those of replica sets and of Leases, enqueue the changed object itself and have no route here.
+//! quota, enqueues what the API server has refused ([`Refusals`](crate::refusals)). Watches that a single task needs, such
+//! as those of replica sets and of Leases, enqueue the changed object itself and have no route here.
 //!
 //! [`Queues`]: crate::queues::Queues
 

@@ -172,8 +172,9 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
     }
 }
 
-/// Returns when the last of these guests will have moved in the order in which they go, always after `now`. `None` if nothing was measured yet, or if
-/// the departure of any guest cannot be estimated, for example because it moves for longer than expected.
+/// Returns when the last of these guests will have moved in the order in which they go, always after `now`. `None` if
+/// nothing was measured yet, or if the departure of any guest cannot be estimated, for example because it moves for longer
+/// than expected.
 pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
     let rate = cluster.rate?;
     if !left.iter().all(|(_, guest)| is_predictable(guest)) {
@@ -181,13 +182,14 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
     }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
-    let mut all: Vec<(&Guest<'_>, Leaving)> = left
+    let mut ordered: Vec<(&Guest<'_>, Leaving)> = left
         .iter()
         .map(|(guest, _)| (*guest, Leaving::of(guest.instance, guest.migrations.clone())))
         .collect();
-    all.sort_by_cached_key(|(guest, leaving)| (leaving.rank(), leaving.migration.is_none().then(|| rank(guest))));
-    for (guest, leaving) in &all {
-        let expected = rate.expected(memory(guest.instance))?;
+    ordered.sort_by_cached_key(|(guest, leaving)| (leaving.rank(), leaving.migration.is_none().then(|| rank(guest))));
+    let all: Vec<Leaving> = ordered.into_iter().map(|(_, leaving)| leaving).collect();
+    for leaving in &all {
+        let expected = leaving.bytes.and_then(|bytes| rate.expected(bytes))?;
         let takes = match leaving.moves_since() {
             Some(since) => expected.saturating_sub(cluster.now.duration_since(since).unsigned_abs()),
             None => expected,
@@ -198,7 +200,6 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
         }
         longest = longest.max(lanes.next(takes));
     }
-    let all: Vec<Leaving> = all.into_iter().map(|(_, leaving)| leaving).collect();
     let longest = longest.saturating_add(until_first_moves(&all, rate, cluster.now));
     // Rounded up, because an estimate must not lie in the past.
     let at = cluster.now.checked_add(longest.max(Duration::from_nanos(1))).ok()?;
