@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -129,7 +130,7 @@ def _run(
 
     def suite(name: str) -> Outcome:
         begun = time.monotonic()
-        progress.note(f"suite {name}")
+        progress.note(f"suite {name}, with {shutil.disk_usage(REPOSITORY).free >> 30} GiB free on the disk")
         try:
             outcome = suites[name](arguments, progress)
         except Failure as failure:

@@ -23,7 +23,7 @@ from .install import install
 from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY, interrupt
 from .runner import run as command
-from .rust import cluster_tests
+from .rust import ClusterTests, cluster_tests
 
 # Half of a test is waiting, for a kubelet or a guest, so two clusters side by side keep two processors busy.
 NAMES = ("verify", "verify-2")
@@ -118,16 +118,16 @@ def ordered(files: Iterable[str], seed: int) -> list[str]:
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
     outcome = Outcome()
-    programs = cluster_tests(progress)
+    tests = cluster_tests(progress)
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
-    turns = Turns(programs.keys() - {LAST}, seed)
+    turns = Turns(tests.tests.keys() - {LAST}, seed)
     ran: dict[str, list[str]] = {name: [] for name in NAMES}
     progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
     try:
         with ThreadPoolExecutor(len(NAMES)) as lanes:
-            running = [lanes.submit(_lane, name, turns, ran[name], programs, arguments, progress) for name in NAMES]
+            running = [lanes.submit(_lane, name, turns, ran[name], tests, arguments, progress) for name in NAMES]
             try:
                 for lane in running:
                     outcome.add(lane.result())
@@ -138,7 +138,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
         with ThreadPoolExecutor(len(NAMES)) as lanes:
             ends = [
-                lanes.submit(_last, NAMES[0], programs[LAST], arguments, progress),
+                lanes.submit(_last, NAMES[0], tests, arguments, progress),
                 lanes.submit(_after_all, removal.run, NAMES[1], arguments, progress),
             ]
             try:
@@ -161,7 +161,7 @@ def _lane(
     name: str,
     turns: Turns,
     ran: list[str],
-    programs: dict[str, Path],
+    tests: ClusterTests,
     arguments: argparse.Namespace,
     progress: Progress,
 ) -> Outcome:
@@ -176,36 +176,43 @@ def _lane(
         return outcome
     for file in turns:
         ran.append(file)
-        outcome.add(_tests(programs[file], name, arguments, progress))
+        outcome.add(_tests(file, name, tests, arguments, progress))
     return outcome
 
 
-def name_filter(file: str, word: str) -> list[str]:
-    """Which tests of a file run: all if its name begins with the word, otherwise those with the word in their name."""
-    return [word] if word and not file.startswith(word) else []
+def selected(file: str, names: Iterable[str], word: str) -> list[str]:
+    """Which tests of a file run: all if its name begins with the word, otherwise those with the word in their name; but
+    none of those that run on demand."""
+    return [
+        name
+        for name in names
+        if (file.startswith(word) or word in name) and name != faults.TEST and not name.startswith(previous.TESTS)
+    ]
 
 
-def _tests(program: Path, name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """The tests of one file."""
-    argv = [str(program), "--ignored", "--test-threads=1", "--skip", faults.TEST, "--skip", previous.TESTS]
+def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+    """The tests of one file, in a process of their own."""
+    chosen = selected(file, tests.tests[file], arguments.only)
+    if not chosen:
+        return Outcome()
     environment = {
         "DRYDOCK_TEST_CLUSTER": name,
         "DRYDOCK_TEST_CLUSTERS": ",".join(NAMES),
         "RUST_BACKTRACE": "0",
     }
-    file = program.name.rpartition("-")[0]
-    argv += name_filter(file, arguments.only)
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
-        output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests")
+        output, code = command(
+            tests.argv(file, chosen), environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests"
+        )
     outcome = of_libtest(output, code)
     if outcome.failed:
         _show(name, progress)
     return outcome
 
 
-def _last(name: str, program: Path, arguments: argparse.Namespace, progress: Progress) -> Outcome:
+def _last(name: str, tests: ClusterTests, arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """The tests that read what all others did, and then those in a browser, which are not Drydock's own doing."""
-    outcome = _tests(program, name, arguments, progress)
+    outcome = _tests(LAST, name, tests, arguments, progress)
     outcome.add(_after_all(browser.run, name, arguments, progress))
     return outcome
 

@@ -102,8 +102,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     made = clusters.up(NAME, progress=progress)
     try:
         install(made, progress)
-        program = cluster_tests(progress)["migration_faults"]
-        argv = [str(program), "--ignored", "--nocapture", "--exact", TEST]
+        argv = [*cluster_tests(progress).argv("migration_faults", [TEST]), "--nocapture"]
         environment = {
             "DRYDOCK_TEST_CLUSTER": NAME,
             "DRYDOCK_FAULTS_RESULTS": str(results.absolute()),

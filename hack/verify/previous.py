@@ -131,7 +131,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             tree / "deploy" / "controller" / "deployment.yaml",
             {"controller": earlier["controller"], "launcher": digests["launcher"]},
         )
-        program = cluster_tests(progress)[FILE]
+        tests = cluster_tests(progress)
+        argv = tests.argv(FILE, [name for name in tests.tests[FILE] if name.startswith(TESTS)])
         environment = {
             "DRYDOCK_TEST_CLUSTER": NAME,
             "DRYDOCK_PREVIOUS_AGENTS": str(agents),
@@ -139,7 +140,6 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             "DRYDOCK_THIS_RELEASE": str(this),
             "RUST_BACKTRACE": "0",
         }
-        argv = [str(program), "--ignored", "--test-threads=1", TESTS]
         output, code = command(argv, environment, most_seconds=MOST_SECONDS, folder=REPOSITORY / "tests")
     finally:
         if not arguments.keep:
@@ -155,6 +155,7 @@ def table(output: str) -> str:
     lines = [f"The previous release is commit {COMMIT[:7]}.", "", "| test | result |", "|---|---|"]
     for line in output.splitlines():
         words = line.split()
-        if len(words) >= 4 and words[0] == "test" and words[1].startswith(TESTS) and words[2] == "...":
-            lines.append(f"| `{words[1]}` | {'passed' if words[3] == 'ok' else '**failed**'} |")
+        name = words[1].rpartition("::")[2] if len(words) >= 4 else ""
+        if words[:1] == ["test"] and name.startswith(TESTS) and words[2] == "...":
+            lines.append(f"| `{name}` | {'passed' if words[3] == 'ok' else '**failed**'} |")
     return "\n".join(lines) + "\n"

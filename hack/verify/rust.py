@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,10 @@ OPTIMIZED = "profile.dev.package.drydock-core.opt-level=1"
 ENVIRONMENT = {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}
 
 BUILD = ("cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics")
+
+
+# Declares the files of tests that need a cluster.
+CLUSTER_TESTS = REPOSITORY / "tests" / "tests" / "main.rs"
 
 
 @dataclass(frozen=True)
@@ -86,16 +90,41 @@ def _build(argv: Sequence[str]) -> list[Program]:
     return programs(built)
 
 
-def cluster_tests(progress: Progress) -> dict[str, Path]:
-    """The programs of the tests that need a cluster, by the names of their files; built with all others, as
-    a build of these alone would build what they share again.
+@dataclass(frozen=True)
+class ClusterTests:
+    """The program of the tests that need a cluster, and their names by file."""
+
+    path: Path
+    tests: Mapping[str, tuple[str, ...]]
+
+    def argv(self, file: str, names: Iterable[str]) -> list[str]:
+        """The command that runs tests of a file one after the other."""
+        return [str(self.path), "--ignored", "--test-threads=1", "--exact", *(f"{file}::{name}" for name in names)]
+
+
+def cluster_tests(progress: Progress) -> ClusterTests:
+    """The tests that need a cluster; built with all others, as a build of these alone would build what they share again.
 
     Fails if they do not compile.
     """
     with progress.step("building the cluster tests", announce=True):
         found = _build(BUILD)
-    folder = REPOSITORY / "tests" / "tests"
-    return {program.source.stem: program.path for program in found if program.source.parent == folder}
+    path = next(program.path for program in found if program.source == CLUSTER_TESTS)
+    listed, code = command([str(path), "--list", "--ignored", "--format=terse"], quiet=True)
+    if code != 0:
+        raise Failure("the cluster tests do not list their names; see above")
+    return ClusterTests(path, tests_by_file(listed))
+
+
+def tests_by_file(listed: str) -> dict[str, tuple[str, ...]]:
+    """The tests that libtest lists, without the file in their names, by file."""
+    files: dict[str, list[str]] = {}
+    for line in listed.splitlines():
+        test, found, _ = line.rpartition(": test")
+        if found:
+            file, _, name = test.partition("::")
+            files.setdefault(file, []).append(name)
+    return {file: tuple(names) for file, names in files.items()}
 
 
 def programs(messages: str) -> list[Program]:

@@ -4,9 +4,10 @@ import json
 import unittest
 from pathlib import Path
 
-from verify.cluster import LAST, LONGEST, Turns, name_filter, ordered
+from verify import faults, previous
+from verify.cluster import LAST, LONGEST, Turns, ordered, selected
 from verify.runner import REPOSITORY
-from verify.rust import Program, programs
+from verify.rust import ClusterTests, Program, programs, tests_by_file
 
 
 def artifact(source: str, executable: str | None = "/target/debug/deps/drain-1", is_test: bool = True) -> str:
@@ -27,14 +28,21 @@ class Shared(unittest.TestCase):
         self.assertEqual(list(second), [])
 
     def test_filter_selects_whole_files_or_single_tests(self) -> None:
+        names = ("cli_works", "plane_fails", "other")
         for file, word, expected in (
-            ("cli_check", "cli", []),
-            ("drain", "cli", ["cli"]),
-            ("drain", "drain", []),
-            ("drain_control_plane", "plane", ["plane"]),
-            ("drain", "", []),
+            ("cli_check", "cli", [*names]),
+            ("drain", "cli", ["cli_works"]),
+            ("drain", "drain", [*names]),
+            ("drain_control_plane", "plane", ["plane_fails"]),
+            ("drain", "nothing", []),
+            ("drain", "", [*names]),
         ):
-            self.assertEqual(name_filter(file, word), expected, (file, word))
+            self.assertEqual(selected(file, names, word), expected, (file, word))
+
+    def test_what_runs_on_demand_is_not_selected(self) -> None:
+        names = (faults.TEST, f"{previous.TESTS}agents", "other")
+        for word in ("", "migration_faults", "other"):
+            self.assertEqual(selected("migration_faults", names, word), ["other"], word)
 
     def test_seed_repeats_an_order_and_seeds_differ(self) -> None:
         orders = {tuple(ordered(self.FILES, seed)) for seed in range(50)}
@@ -74,3 +82,10 @@ class Programs(unittest.TestCase):
             folder=Path("/repository/tests"),
         )
         self.assertEqual(programs(messages), [drain])
+
+    def test_tests_are_listed_by_file(self) -> None:
+        tests = tests_by_file("drain::node_is_drained: test\ncli::plan_is_made: test\ndrain::inner::case: test\n\n3 tests\n")
+        self.assertEqual(tests, {"drain": ("node_is_drained", "inner::case"), "cli": ("plan_is_made",)})
+        argv = ClusterTests(Path("/target/cluster-1"), tests).argv("drain", ["inner::case"])
+        self.assertEqual(argv[0], "/target/cluster-1")
+        self.assertEqual(argv[argv.index("--exact") + 1 :], ["drain::inner::case"])
