@@ -5,8 +5,6 @@
 //!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
 //! ```
 
-use std::sync::Arc;
-
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::eviction::{
     budget::{instance_of, is_ours},
@@ -24,6 +22,7 @@ use crate::{
     budgets::MADE_COUNTS_FOR,
     instances::Instances,
     launchers::Launchers,
+    reconciler::{self, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
 };
 
@@ -55,42 +54,27 @@ impl BudgetTask {
     /// the configuration, which concern every instance: it contains the cluster's eviction strategy.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue, configured: Trigger) {
         let stopping = process.stopping();
-        let task = Arc::new(self);
-        let all = || {
-            let task = Arc::clone(&task);
-            async move {
-                tokio::join!(task.instances.wait_until_synced(), task.launchers.wait_until_synced());
-                task.instances.keys()
-            }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move {
-                let result = task.reconcile(&key).await;
-                task.refusals.track(RefusedStep::Pdb(key), result, |error| match error {
-                    kube::Error::Api(status) if is_refusal(status) => Some(status.message.as_str()),
-                    _ => None,
-                })
-            }
-        };
         let following = async {
             loop {
                 configured.notified().await;
-                work.add_pages(|last, count| task.instances.unfinished_after(last, count))
+                work.add_pages(|last, count| self.instances.unfinished_after(last, count))
                     .await;
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, reconcile),
+            reconciler::run(&self, &work, &stopping, leadership),
             stopping.run_until_cancelled(following),
         );
     }
+}
 
-    /// Reconciles one instance.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
-    async fn reconcile(&self, key: &Key) -> kube::Result<Requeue> {
+impl Reconciler for BudgetTask {
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(self.instances.wait_until_synced(), self.launchers.wait_until_synced());
+        self.instances.keys()
+    }
+
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         // The PDBs of a deleted instance are deleted with its pods.
         let Some(instance) = self.instances.get(key) else {
             return Ok(Requeue::OnChange);
@@ -113,11 +97,11 @@ impl BudgetTask {
         let mut refused = None;
         for pod in &plan.create {
             match budgets.create(pod).await {
-                Err(kube::Error::Api(status)) if is_refusal(&status) => refused = Some(status),
+                Err(kube::Error::Api(status)) if is_refusal(&status) => refused = Some(status.message),
                 result => result?,
             }
         }
-        let complaint = refused.as_ref().map(|status| status.message.as_str());
+        let complaint = refused.as_deref();
         let conflict = conflict(&instance, plan.foreign.as_deref(), complaint, now);
         if is_news(&instance, conflict.as_ref()) {
             let status = match &conflict {
@@ -128,7 +112,10 @@ impl BudgetTask {
         }
         match refused {
             // The status of the instance reports the reason; the queue retries with back-off.
-            Some(status) => Err(kube::Error::Api(status)),
+            Some(message) => Err(ReconcileError::Refused {
+                step: "creation of its PDB",
+                message,
+            }),
             None => {
                 // By then the watch shows the created PDBs, or they are created again.
                 let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
@@ -137,6 +124,12 @@ impl BudgetTask {
         }
     }
 
+    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+        Some((&self.refusals, RefusedStep::Pdb(key.clone())))
+    }
+}
+
+impl BudgetTask {
     async fn patch_status(
         &self,
         key: &Key,

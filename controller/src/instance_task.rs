@@ -38,7 +38,6 @@ use kube::{
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use thiserror::Error;
 use tracing::info;
 
 use crate::{
@@ -47,6 +46,7 @@ use crate::{
     liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
+    reconciler::{self, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
 };
 
@@ -88,30 +88,6 @@ impl ProbedPods {
     }
 }
 
-/// Why an instance could not be reconciled.
-#[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// A request to the API server failed.
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-    /// The pod could not be created; the status of the instance reports it.
-    #[error("its pod could not be made: {0}")]
-    NoPod(String),
-    /// The API server could not create or change the pod now; the same request is repeated.
-    #[error("its pod could not be created or changed now")]
-    Pod(#[source] kube::Error),
-}
-
-impl ReconcileError {
-    /// Returns the API server's message if it refused the step.
-    fn refusal(&self) -> Option<&str> {
-        match self {
-            Self::NoPod(message) => Some(message),
-            _ => None,
-        }
-    }
-}
-
 impl InstanceTask {
     /// Creates the task over these caches.
     pub(crate) fn new(
@@ -136,14 +112,6 @@ impl InstanceTask {
     }
 
     /// Waits until the caches are synced.
-    async fn wait_until_synced(&self) {
-        tokio::join!(
-            self.instances.wait_until_synced(),
-            self.migrations.wait_until_synced(),
-            self.launchers.wait_until_synced()
-        );
-    }
-
     /// Reconciles instances while this process leads, until `process` stops.
     pub(crate) async fn run(
         self,
@@ -153,30 +121,10 @@ impl InstanceTask {
         (surroundings, rooms): (Trigger, Trigger),
     ) {
         let stopping = process.stopping();
-        let task = Arc::new(self);
-        let all = || {
-            let task = Arc::clone(&task);
-            async move {
-                task.wait_until_synced().await;
-                task.instances.keys()
-            }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move {
-                let result = task.reconcile(&key).await;
-                let step = RefusedStep::Pod(key);
-                match task.refusals.track(step, result, ReconcileError::refusal) {
-                    // Another writer was faster; the watch is about to show its change.
-                    Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
-                    result => result,
-                }
-            }
-        };
         let sweeping = async {
             loop {
                 surroundings.notified().await;
-                work.add_pages(|last, count| task.instances.unfinished_after(last, count))
+                work.add_pages(|last, count| self.instances.unfinished_after(last, count))
                     .await;
                 // Nodes change in bursts, such as when agents apply a configuration or a zone comes back.
                 clock::sleep_until_instant(Some(clock::Instant::now() + SWEEP_PAUSE)).await;
@@ -185,11 +133,11 @@ impl InstanceTask {
         let following = async {
             loop {
                 rooms.notified().await;
-                task.follow_rooms(&work).await;
+                self.follow_rooms(&work).await;
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, reconcile),
+            reconciler::run(&self, &work, &stopping, leadership),
             stopping.run_until_cancelled(sweeping),
             stopping.run_until_cancelled(following),
         );
@@ -210,11 +158,18 @@ impl InstanceTask {
             clock::sleep_until_instant(Some(clock::Instant::now() + ROOMS_PAUSE)).await;
         }
     }
+}
 
-    /// Reconciles one instance.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
+impl Reconciler for InstanceTask {
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(
+            self.instances.wait_until_synced(),
+            self.migrations.wait_until_synced(),
+            self.launchers.wait_until_synced()
+        );
+        self.instances.keys()
+    }
+
     async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(instance) = self.instances.objects.newest(key) else {
             self.probed_pods.forget(key);
@@ -274,9 +229,21 @@ impl InstanceTask {
         }
         // By now the status reports the failure; the queue retries with back-off.
         let wake = Requeue::OnChange.or_at(pending.wake);
-        failure.map_or(Ok(wake), |failure| Err(ReconcileError::NoPod(failure)))
+        match failure {
+            None => Ok(wake),
+            Some(message) => Err(ReconcileError::Refused {
+                step: "creation of its pod",
+                message,
+            }),
+        }
     }
 
+    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+        Some((&self.refusals, RefusedStep::Pod(key.clone())))
+    }
+}
+
+impl InstanceTask {
     /// Returns what keeps the first pod of an instance from running, as long as the guest does not run.
     async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> Pending {
         let phase = instance.status.as_ref().and_then(|status| status.phase);
@@ -396,7 +363,12 @@ impl InstanceTask {
                         self.record_event(instance, Severity::Warning, "FailedCreate", &status.message);
                         return Ok(Some(status.message));
                     }
-                    Err(error) => return Err(ReconcileError::Pod(error)),
+                    Err(source) => {
+                        return Err(ReconcileError::Failed {
+                            step: "creation of its pod",
+                            source,
+                        });
+                    }
                 },
             }
         }
@@ -510,9 +482,12 @@ impl InstanceTask {
                 info!(vmi = %Key::of(instance), pod = name, why, "image digest probe refused, migrations copy whole disks");
                 Ok(())
             }
-            Err(error) => {
+            Err(source) => {
                 self.probed_pods.forget(key);
-                Err(ReconcileError::Pod(error))
+                Err(ReconcileError::Failed {
+                    step: "the probe of its pod's images",
+                    source,
+                })
             }
             Ok(()) => Ok(()),
         }

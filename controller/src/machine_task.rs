@@ -4,8 +4,6 @@
 //!  machines, instances, migrations ─▶ key of the machine ─▶ reconcile ─▶ plan ─▶ status, then instance, event
 //! ```
 
-use std::sync::Arc;
-
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
@@ -20,13 +18,13 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
-use thiserror::Error;
 use tracing::info;
 
 use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::Instances,
     migrations::Migrations,
+    reconciler::{self, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
 };
 
@@ -41,30 +39,6 @@ pub(crate) struct MachineTask {
     migrations: Migrations,
     events: Events,
     refusals: Refusals,
-}
-
-/// What went wrong with one machine.
-#[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// A request to the API server failed.
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-    /// The instance could not be created; the machine's status reports it.
-    #[error("its instance could not be made: {0}")]
-    NoInstance(String),
-    /// The API server could not create the instance now; the same request is repeated.
-    #[error("its instance could not be created now")]
-    Create(#[source] kube::Error),
-}
-
-impl ReconcileError {
-    /// Returns the API server's message if it refused the step.
-    fn refusal(&self) -> Option<&str> {
-        match self {
-            Self::NoInstance(message) => Some(message),
-            _ => None,
-        }
-    }
 }
 
 /// Starts watching all machines; `on_change` is called with each change.
@@ -102,22 +76,11 @@ impl MachineTask {
 
     /// Reconciles machines while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
-        let task = Arc::new(self);
-        let all = || {
-            let task = Arc::clone(&task);
-            async move { task.all().await }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move {
-                let result = task.reconcile(&key).await;
-                let step = RefusedStep::Instance(key);
-                task.refusals.track(step, result, ReconcileError::refusal)
-            }
-        };
-        work.run(&process.stopping(), leadership, all, reconcile).await;
+        reconciler::run(&self, &work, &process.stopping(), leadership).await;
     }
+}
 
+impl Reconciler for MachineTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.machines.shown().wait_until_synced(),
@@ -127,10 +90,6 @@ impl MachineTask {
         self.machines.shown().keys()
     }
 
-    /// Reconciles one machine.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
     async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(mut machine) = self.machines.newest(key) else {
             return Ok(Requeue::OnChange);
@@ -156,12 +115,8 @@ impl MachineTask {
             todo = plan(&seen(live.as_ref(), true));
         }
         let wake = Requeue::OnChange.or_at(todo.wake);
-        let failure = match self.execute(key, &mut machine, &todo).await {
-            Ok(None) => return Ok(wake),
-            Ok(Some(failure)) => failure,
-            // It has changed since: the watch is about to show how.
-            Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => return Ok(Requeue::OnChange),
-            Err(error) => return Err(error),
+        let Some(failure) = self.execute(key, &mut machine, &todo).await? else {
+            return Ok(wake);
         };
         let failed_plan = plan(&Observed {
             now,
@@ -176,9 +131,18 @@ impl MachineTask {
             self.write_status(key, &mut machine, status).await?;
         }
         // The machine's status reports the reason by now; the queue retries with back-off.
-        Err(ReconcileError::NoInstance(failure))
+        Err(ReconcileError::Refused {
+            step: "creation of its instance",
+            message: failure,
+        })
     }
 
+    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+        Some((&self.refusals, RefusedStep::Instance(key.clone())))
+    }
+}
+
+impl MachineTask {
     /// Does what is planned, and keeps `machine` as the API server has it. Returns why the instance
     /// could not be made, if it could not.
     async fn execute(
@@ -207,7 +171,12 @@ impl MachineTask {
                 Ok(()) => {}
                 // What the API server refuses is for people to read; anything else is tried again.
                 Err(kube::Error::Api(status)) if is_refusal(&status) => return Ok(Some(status.message)),
-                Err(error) => return Err(ReconcileError::Create(error)),
+                Err(source) => {
+                    return Err(ReconcileError::Failed {
+                        step: "creation of its instance",
+                        source,
+                    });
+                }
             }
         }
         if todo.remove_finalizer {

@@ -27,6 +27,7 @@ mod node_pods;
 mod nodes;
 mod pods_by_owner;
 mod queues;
+mod reconciler;
 mod refusal_task;
 mod refusals;
 mod removal_task;

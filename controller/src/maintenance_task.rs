@@ -41,7 +41,6 @@ use k8s_openapi::api::{
     core::v1::{Node, Pod},
 };
 use kube::{Api, Client, Resource, ResourceExt};
-use thiserror::Error;
 use tracing::info;
 
 use self::{
@@ -53,6 +52,7 @@ use crate::{
     maintenances::Maintenances,
     node_pods::{Kept, NodePods},
     nodes::Nodes,
+    reconciler::{self, ReconcileError, Reconciler},
 };
 
 /// How many nodes are reconciled concurrently. A reconcile only waits for the API server.
@@ -85,20 +85,6 @@ pub(crate) struct MaintenanceTask {
     kept: Mutex<HashMap<String, Kept>>,
     /// Maintenances that were logged as overdue.
     overdue: Mutex<HashSet<(Group, Key)>>,
-}
-
-/// Why a node could not be reconciled.
-#[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// A request to the API server failed.
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-    /// The node's Lease could not be emptied.
-    #[error("the API server refused to empty the node's Lease: {0}")]
-    LeaseNotReleased(String),
-    /// There was always another action to execute.
-    #[error("it does not come to rest")]
-    Restless,
 }
 
 /// The result of an action.
@@ -181,32 +167,16 @@ impl MaintenanceTask {
 
     /// Reconciles nodes while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
-        let task = Arc::new(self);
-        let all = || {
-            let task = Arc::clone(&task);
-            async move { task.all().await }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move { task.reconcile(&key.name).await }
-        };
-        let evictions = task.evictions.clone();
-        // A process that leads again repeats the requests that were in progress when it was interrupted.
-        let in_flight = || {
-            let evictions = evictions.clone();
-            async move { evictions.in_flight() }
-        };
-        let evict = |key: Key| {
-            let evictions = evictions.clone();
-            async move { evictions.reconcile(&key).await }
-        };
         let stopping = process.stopping();
+        let evictions = self.evictions.clone();
         tokio::join!(
-            work.run(&stopping, leadership.clone(), all, reconcile),
-            evictions.work().run(&stopping, leadership, in_flight, evict)
+            reconciler::run(&self, &work, &stopping, leadership.clone()),
+            reconciler::run(&evictions, evictions.work(), &stopping, leadership)
         );
     }
+}
 
+impl Reconciler for MaintenanceTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.maintenances.wait_until_synced(),
@@ -217,11 +187,8 @@ impl MaintenanceTask {
         nodes.iter().map(|node| Key::cluster(node)).collect()
     }
 
-    /// Reconciles one node.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
-    async fn reconcile(&self, node: &str) -> Result<Requeue, ReconcileError> {
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
+        let node = &*key.name;
         let shown = self.maintenances.of_node(node);
         let mut wake = Requeue::OnChange;
         let all: Vec<(Group, Key, NodeMaintenance)> = shown
@@ -245,7 +212,9 @@ impl MaintenanceTask {
         let settled = self.leases.settle_reservation(node, &shown, clock::now()).await?;
         Ok(wake.or_at(settled))
     }
+}
 
+impl MaintenanceTask {
     /// Watches the pods of a node while a maintenance holds it, and PDBs and DaemonSets while there is any such node.
     fn keep(&self, node: &str, holds: bool) {
         let mut kept = self.lock();
@@ -308,7 +277,7 @@ impl MaintenanceTask {
                 }
             }
         }
-        Err(ReconcileError::Restless)
+        Err(ReconcileError::Unsettled("its maintenance does not come to rest"))
     }
 
     /// Plans the next action from the current state.
@@ -463,7 +432,10 @@ impl MaintenanceTask {
                 seen.lease = now.map(|now| *now);
                 Ok(Done::Changed)
             }
-            Written::Refused(why) => Err(ReconcileError::LeaseNotReleased(why)),
+            Written::Refused(message) => Err(ReconcileError::Refused {
+                step: "the release of its Lease",
+                message,
+            }),
         }
     }
 

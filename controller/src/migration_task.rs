@@ -39,13 +39,13 @@ use drydock_runtime::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::Status};
-use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
     migrations::{Migrations, instance_of},
+    reconciler::{self, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
 };
 use execution::{Execution, Next};
@@ -75,17 +75,6 @@ pub(crate) struct MigrationTask {
     placed: Mutex<BTreeMap<String, Timestamp>>,
     refusals: Refusals,
     work: WorkQueue,
-}
-
-/// Why a migration could not be reconciled.
-#[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// A request to the API server failed.
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-    /// The API server could not create the target pod now; the same request is repeated.
-    #[error("its target pod could not be created now")]
-    Pod(#[source] kube::Error),
 }
 
 impl MigrationTask {
@@ -124,38 +113,17 @@ impl MigrationTask {
     /// or the configuration have changed.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, surroundings: Trigger) {
         let stopping = process.stopping();
-        let task = Arc::new(self);
-        let work = task.work.clone();
-        let all = || {
-            let task = Arc::clone(&task);
-            async move {
-                task.begin().await;
-                let mut keys = Vec::new();
-                task.migrations.for_each(|key, _| keys.push(key.clone()));
-                keys
-            }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move {
-                match task.reconcile(&key).await {
-                    // Another writer was faster; the watch is about to show its change.
-                    Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
-                    result => result,
-                }
-            }
-        };
         let sweeping = async {
             loop {
                 surroundings.notified().await;
-                task.turn();
-                for migration in task.migrations.unfinished() {
-                    task.work.add(Key::of(migration.as_ref()));
+                self.turn();
+                for migration in self.migrations.unfinished() {
+                    self.work.add(Key::of(migration.as_ref()));
                 }
             }
         };
         tokio::join!(
-            work.run(&stopping, leadership, all, reconcile),
+            reconciler::run(&self, &self.work, &stopping, leadership),
             stopping.run_until_cancelled(sweeping),
         );
     }
@@ -220,11 +188,16 @@ impl MigrationTask {
             }
         }
     }
+}
 
-    /// Reconciles one migration.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
+impl Reconciler for MigrationTask {
+    async fn all(&self) -> Vec<Key> {
+        self.begin().await;
+        let mut keys = Vec::new();
+        self.migrations.for_each(|key, _| keys.push(key.clone()));
+        keys
+    }
+
     async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(migration) = self.migrations.objects.newest(key) else {
             self.turns.missing(&format!(
@@ -277,7 +250,9 @@ impl MigrationTask {
         }
         self.finish(key, &migration, gathered, execution, now).await
     }
+}
 
+impl MigrationTask {
     /// Executes the steps that were planned for one observation.
     ///
     /// # Errors
@@ -313,7 +288,12 @@ impl MigrationTask {
                             self.refused(key, migration, &status, now);
                         }
                         // It keeps its place, and its status still reports that it is queued.
-                        Err(error) => execution.failed = Some(ReconcileError::Pod(error)),
+                        Err(source) => {
+                            execution.failed = Some(ReconcileError::Failed {
+                                step: "creation of its target pod",
+                                source,
+                            });
+                        }
                     }
                 }
                 ClusterStep::DeletePod => self.delete_pod(migration, &gathered.pods).await?,

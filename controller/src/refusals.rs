@@ -14,7 +14,7 @@ use std::{
 };
 
 use drydock_core::{drain::Refused, refusal_end::Prospect};
-use drydock_runtime::{Backoff, Key, Trigger, clock};
+use drydock_runtime::{Backoff, Key, Trigger};
 use jiff::Timestamp;
 
 /// First retry delay after a refusal.
@@ -92,21 +92,6 @@ impl Refusals {
         if is_first {
             self.changed.notify();
         }
-    }
-
-    /// Records how a reconcile ended that the work queue repeats, and returns its `result`. `refusal` returns the API
-    /// server's message if the error is a refusal of the step.
-    pub(crate) fn track<T, E>(
-        &self,
-        step: RefusedStep,
-        result: Result<T, E>,
-        refusal: impl Fn(&E) -> Option<&str>,
-    ) -> Result<T, E> {
-        match result.as_ref().err().and_then(refusal) {
-            Some(message) => self.note(step, message, clock::now()),
-            None => self.forget(&step),
-        }
-        result
     }
 
     /// Forgets the refusal after a step succeeded, or is no longer planned.

@@ -23,13 +23,13 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
 };
 use serde_json::json;
-use thiserror::Error;
 use tracing::info;
 
 use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::{Instances, controller},
     machine_task::severity,
+    reconciler::{self, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
 };
 
@@ -47,29 +47,8 @@ pub(crate) struct ReplicaSetTask {
     refusals: Refusals,
 }
 
-/// Why a replica set could not be reconciled.
-#[derive(Debug, Error)]
-pub(crate) enum ReconcileError {
-    /// A request to the API server failed.
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-    /// A request was refused; the status of the set reports it.
-    #[error("the API server refused: {0}")]
-    Refused(String),
-    /// An instance of the name to be created exists, but the watch does not show it yet.
-    #[error("an instance is there that is not seen yet")]
-    NotSeenYet,
-}
-
-impl ReconcileError {
-    /// Returns the API server's message if it refused the step.
-    fn refusal(&self) -> Option<&str> {
-        match self {
-            Self::Refused(message) => Some(message),
-            _ => None,
-        }
-    }
-}
+/// An instance of the name to be created exists, but the watch does not show it yet.
+const NOT_SEEN_YET: ReconcileError = ReconcileError::Unsettled("an instance exists that the watch does not show yet");
 
 /// The result of a request.
 enum Outcome {
@@ -108,22 +87,11 @@ impl ReplicaSetTask {
 
     /// Reconciles replica sets while this process leads, until `process` stops.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue) {
-        let task = Arc::new(self);
-        let all = || {
-            let task = Arc::clone(&task);
-            async move { task.all().await }
-        };
-        let reconcile = |key: Key| {
-            let task = Arc::clone(&task);
-            async move {
-                let result = task.reconcile(&key).await;
-                let step = RefusedStep::Replicas(key);
-                task.refusals.track(step, result, ReconcileError::refusal)
-            }
-        };
-        work.run(&process.stopping(), leadership, all, reconcile).await;
+        reconciler::run(&self, &work, &process.stopping(), leadership).await;
     }
+}
 
+impl Reconciler for ReplicaSetTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.sets.shown().wait_until_synced(),
@@ -132,10 +100,6 @@ impl ReplicaSetTask {
         self.sets.shown().keys()
     }
 
-    /// Reconciles one set.
-    ///
-    /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
     async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let Some(mut set) = self.sets.newest(key) else {
             return Ok(Requeue::OnChange);
@@ -190,11 +154,20 @@ impl ReplicaSetTask {
         }
         match result {
             Ok(()) | Err((_, Outcome::Done)) => Ok(wake),
-            Err((_, Outcome::Refused(message))) => Err(ReconcileError::Refused(message)),
+            Err((_, Outcome::Refused(message))) => Err(ReconcileError::Refused {
+                step: "a change of its instances",
+                message,
+            }),
             Err((_, Outcome::Again(error))) => Err(error),
         }
     }
 
+    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+        Some((&self.refusals, RefusedStep::Replicas(key.clone())))
+    }
+}
+
+impl ReplicaSetTask {
     /// Reads a set and its instances from the API server; `None` if the set no longer exists.
     async fn as_they_are(
         &self,
@@ -333,7 +306,7 @@ impl ReplicaSetTask {
                 self.record_event(set, Severity::Normal, "SuccessfulCreate", note);
                 Outcome::Done
             }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(ReconcileError::NotSeenYet),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(NOT_SEEN_YET),
             Err(error) => Outcome::of(error),
         }
     }

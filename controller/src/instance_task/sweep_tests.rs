@@ -210,11 +210,7 @@ async fn measure() {
         started.notify_one();
         Vec::new()
     };
-    let reconcile = async |key: Key| match task.reconcile(&key).await {
-        // Another writer was faster.
-        Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict() => Ok(Requeue::OnChange),
-        result => result,
-    };
+    let reconcile = async |key: Key| reconciler::reconcile(&task, &key).await;
     let longest_poll = Cell::new(Duration::ZERO);
     let running = measure_polls(work.run(&stopping, leadership, all, reconcile), &longest_poll);
     let sweeping = async {

@@ -68,7 +68,7 @@ async fn throttled_pod_leaves_no_condition_and_no_event() {
         );
         // Not a conflict of the instance itself, after which nothing would be retried.
         assert!(
-            matches!(reconciled, Err(ReconcileError::Pod(_))),
+            matches!(reconciled, Err(ReconcileError::Failed { .. })),
             "{code}: {reconciled:?}"
         );
         assert!(server.is_left_alone().await && recorded.is_left_alone().await, "{code}");
@@ -90,7 +90,10 @@ async fn refused_pod_is_reported_on_the_instance() {
         status.with(&stored);
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(reconciled, Err(ReconcileError::NoPod(_))), "{reconciled:?}");
+    assert!(
+        matches!(reconciled, Err(ReconcileError::Refused { .. })),
+        "{reconciled:?}"
+    );
     assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
 }
 

@@ -7,7 +7,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -15,7 +14,7 @@ use drydock_core::maintenance::{
     attempt::{Attempt, EvictionResult},
     pods::Target,
 };
-use drydock_runtime::{Key, WorkQueue, chain, clock};
+use drydock_runtime::{Key, Requeue, WorkQueue, chain, clock};
 use k8s_openapi::{
     api::{core::v1::Pod, policy::v1::Eviction},
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
@@ -25,6 +24,7 @@ use serde_json::Value;
 use tracing::{debug, info};
 
 use super::MaintenanceQueues;
+use crate::reconciler::{ReconcileError, Reconciler};
 
 /// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
@@ -115,9 +115,11 @@ impl Evictions {
         }
         nodes
     }
+}
 
-    /// Returns the pods whose eviction is to be requested.
-    pub(super) fn in_flight(&self) -> Vec<Key> {
+impl Reconciler for Evictions {
+    /// A process that leads again repeats the requests that were in progress when it was interrupted.
+    async fn all(&self) -> Vec<Key> {
         let entries = self.lock();
         let in_flight = entries.values().filter(|entry| entry.attempt.in_flight);
         in_flight
@@ -126,7 +128,7 @@ impl Evictions {
     }
 
     /// Requests the pending evictions of pods of this name.
-    pub(super) async fn reconcile(&self, key: &Key) -> Result<(), Infallible> {
+    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
         let targets: Vec<Target> = {
             let entries = self.lock();
             let of_name = entries.values().filter(|entry| {
@@ -140,9 +142,11 @@ impl Evictions {
             let result = self.evict(&target).await;
             self.record(&target, result);
         }
-        Ok(())
+        Ok(Requeue::OnChange)
     }
+}
 
+impl Evictions {
     async fn evict(&self, target: &Target) -> EvictionResult {
         // kube's own call names the options wrongly, so that the API server would ignore them.
         let eviction = Eviction {
@@ -230,7 +234,7 @@ mod tests {
         };
         evictions.request("n", target);
         let attempt = || evictions.attempt("u").unwrap();
-        assert!(attempt().in_flight && evictions.in_flight().len() == 1);
+        assert!(attempt().in_flight && evictions.all().await.len() == 1);
         let key = Key::namespaced("d", "p");
         let serve = async {
             let request = server.next_request().await;

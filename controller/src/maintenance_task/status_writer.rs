@@ -14,7 +14,8 @@ use kube::{
 use serde_json::{Map, Value, json};
 use tracing::{debug, info};
 
-use super::{Done, MaintenanceTask, ReconcileError};
+use super::{Done, MaintenanceTask};
+use crate::reconciler::ReconcileError;
 
 impl MaintenanceTask {
     /// Writes the finalizers.

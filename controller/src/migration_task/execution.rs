@@ -8,7 +8,8 @@ use drydock_core::migration::{
 };
 use jiff::Timestamp;
 
-use super::{ReconcileError, observe::Gathered};
+use super::observe::Gathered;
+use crate::reconciler::ReconcileError;
 
 /// What follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

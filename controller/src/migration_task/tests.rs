@@ -103,7 +103,7 @@ async fn throttled_target_pod_keeps_its_place_and_is_retried() {
         };
         let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
         assert!(
-            matches!(reconciled, Err(ReconcileError::Pod(_))),
+            matches!(reconciled, Err(ReconcileError::Failed { .. })),
             "{code}: {reconciled:?}"
         );
         assert!(task.turns.may_place(UID), "{code}");

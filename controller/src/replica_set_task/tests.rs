@@ -114,7 +114,10 @@ async fn impossible_replica_costs_one_request_and_is_explained() {
     };
     let reconciled = async {
         for _ in 0..2 {
-            assert!(matches!(task.reconcile(&key()).await, Err(ReconcileError::Refused(_))));
+            assert!(matches!(
+                task.reconcile(&key()).await,
+                Err(ReconcileError::Refused { .. })
+            ));
         }
     };
     tokio::join!(reconciled, served);
@@ -130,7 +133,7 @@ async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
         status(&mut server, &wanted, "11").await;
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(matches!(reconciled, Err(ReconcileError::NotSeenYet)));
+    assert!(matches!(reconciled, Err(ReconcileError::Unsettled(_))));
 }
 
 /// Responds to the reads of a set and its instances.
