@@ -582,38 +582,4 @@ pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&Virtua
 }
 
 #[cfg(test)]
-mod tests {
-    use drydock_api::kubevirt::migration::MigrationPriority;
-
-    use super::{Step, chains};
-
-    #[test]
-    fn migrations_of_one_node_follow_each_other() {
-        let migrate = |name: &str, node: &str| Step::Migrate {
-            namespace: "shop".into(),
-            name: name.into(),
-            node: node.into(),
-            priority: MigrationPriority::SystemCritical,
-            order: 0,
-        };
-        let unmark = |name: &str| Step::Unmark {
-            namespace: "shop".into(),
-            name: name.into(),
-        };
-        let steps = [
-            unmark("u"),
-            migrate("a", "one"),
-            migrate("b", "two"),
-            unmark("v"),
-            migrate("c", "one"),
-            migrate("d", "two"),
-            migrate("e", "one"),
-        ];
-        let names: Vec<Vec<&str>> = chains(steps.iter())
-            .iter()
-            .map(|chain| chain.iter().map(|step| step.instance().1).collect())
-            .collect();
-        let expected: [&[&str]; 4] = [&["u"], &["a", "c", "e"], &["b", "d"], &["v"]];
-        assert_eq!(names, expected);
-    }
-}
+mod tests;

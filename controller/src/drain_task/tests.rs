@@ -1,0 +1,299 @@
+//! Drains against a fake API server: what becomes of each write.
+
+use std::time::Duration;
+
+use drydock_api::kubevirt::migration::MigrationPriority;
+use drydock_runtime::{
+    EventMetrics, Readiness, Registry, Reporter, WatchMetrics, Watches,
+    fake::{ApiServer, ReceivedRequest, api_server},
+};
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{budgets::Budgets, migration_rate::MigrationRate, nodes::Nodes};
+
+/// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
+struct Fixture {
+    task: DrainTask,
+    server: ApiServer,
+    /// Guards of watched nodes: their watches are never served.
+    kept: BTreeMap<String, Kept>,
+    refusals: Refusals,
+    // Ends their connections when it is dropped.
+    _servers: (ApiServer, ApiServer),
+}
+
+fn fixture(guests: &[&str]) -> Fixture {
+    let ((client, server), (for_pods, pods), (for_events, events)) = (api_server(), api_server(), api_server());
+    let process = Process::new();
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": "a", "uid": "a"},
+        "spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]},
+    }))
+    .unwrap();
+    let launchers = Launchers::filled(
+        &client,
+        [],
+        Nodes::filled(&client, [node]),
+        Budgets::filled(&client, []),
+    );
+    let instances = Instances::filled(guests.iter().map(|name| instance(name)));
+    let migrations = Migrations::filled([]);
+    let rate = MigrationRate::new(instances.clone(), migrations.clone());
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let watches = Watches::new(&process, &Readiness::new(), &WatchMetrics::default());
+    let refusals = Refusals::default();
+    let task = DrainTask::new(
+        client,
+        Previewer::new(instances, migrations, launchers, rate),
+        NodePods::start(&for_pods, &watches, |_| ()),
+        Events::start(&process, for_events, reporter, &EventMetrics::default()),
+        DrainMetrics::register(&mut Registry::default()),
+        (refusals.clone(), Trigger::new()),
+    );
+    Fixture {
+        task,
+        server,
+        kept: BTreeMap::new(),
+        refusals,
+        _servers: (pods, events),
+    }
+}
+
+/// A guest that runs on node `a` and can be migrated.
+fn instance(name: &str) -> VirtualMachineInstance {
+    serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"},
+        "spec": {"domain": {"devices": {}}, "evictionStrategy": "LiveMigrate"},
+        "status": {
+            "phase": "Running",
+            "nodeName": "a",
+            "conditions": [{"type": "LiveMigratable", "status": "True"}],
+        },
+    }))
+    .unwrap()
+}
+
+/// The response to a request that marks an instance.
+fn marked(request: &ReceivedRequest, name: &str) -> Value {
+    let mut marked = json!(instance(name));
+    for part in ["evacuationNodeName", "evacuation"] {
+        marked["status"][part] = request.body["status"][part].clone();
+    }
+    marked["metadata"]["resourceVersion"] = json!("2");
+    marked
+}
+
+fn mark_path(name: &str) -> String {
+    format!("/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/{name}/status")
+}
+
+const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations";
+
+impl Fixture {
+    /// Makes and executes one plan, whose requests `served` responds to.
+    async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<()> {
+        let mut pause = Duration::ZERO;
+        let (result, ()) = tokio::join!(
+            self.task.reconcile(&mut self.kept, false, &mut pause),
+            served(&mut self.server)
+        );
+        result.map(drop)
+    }
+
+    /// Marks the guest `name`, which is the only one without a mark.
+    async fn mark(&mut self, name: &str) {
+        let done = self.reconcile(async |server| {
+            let request = server.next_request().await;
+            assert_eq!(
+                (&request.method, request.path()),
+                (&Method::PATCH, mark_path(name).as_str())
+            );
+            assert_eq!(request.body["metadata"]["resourceVersion"], "1");
+            let response = marked(&request, name);
+            request.with(&response);
+        });
+        done.await.unwrap();
+    }
+
+    fn is_refused(&self, name: &str) -> bool {
+        self.refusals
+            .of(&RefusedStep::Drain(Key::namespaced("shop", name)))
+            .is_some()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn guest_of_a_tainted_node_is_marked_and_then_migrated_once() {
+    let mut fixture = fixture(&["web"]);
+    fixture.mark("web").await;
+    let created = fixture.reconcile(async |server| {
+        let request = server.next_request().await;
+        assert_eq!((&request.method, request.path()), (&Method::POST, MIGRATIONS));
+        assert_eq!(request.body["spec"]["vmiName"], "web");
+        let mut migration = request.body.clone();
+        migration["metadata"]["uid"] = json!("m");
+        request.with(&migration);
+    });
+    created.await.unwrap();
+    // The watch has shown neither the mark nor the migration yet.
+    let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
+    nothing.await.unwrap();
+}
+
+/// What each failed write leads to: an error that requeues the drain, a recorded refusal, or nothing.
+const FAILURES: [(u16, &str, bool, bool); 6] = [
+    (403, "Forbidden", false, true),
+    (422, "Invalid", false, true),
+    (404, "NotFound", false, false),
+    (409, "Conflict", true, false),
+    (429, "TooManyRequests", true, false),
+    (500, "InternalError", true, false),
+];
+
+#[tokio::test(start_paused = true)]
+async fn failed_mark_of_one_guest_holds_up_no_other() {
+    for (code, reason, fails, refused) in FAILURES {
+        let mut fixture = fixture(&["db", "web"]);
+        let result = fixture.reconcile(async |server| {
+            for _ in 0..2 {
+                let request = server.next_request().await;
+                if request.path() == mark_path("db") {
+                    request.refuse(code, reason);
+                } else {
+                    assert_eq!(request.path(), mark_path("web"));
+                    let response = marked(&request, "web");
+                    request.with(&response);
+                }
+            }
+        });
+        assert_eq!(result.await.is_err(), fails, "{code}");
+        assert_eq!(
+            (fixture.is_refused("db"), fixture.is_refused("web")),
+            (refused, false),
+            "{code}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_migration_of_one_guest_holds_up_no_other() {
+    for (code, reason, fails, refused) in FAILURES {
+        let mut fixture = fixture(&["db", "web"]);
+        let marks = fixture.reconcile(async |server| {
+            for _ in 0..2 {
+                let request = server.next_request().await;
+                let name = if request.path() == mark_path("db") { "db" } else { "web" };
+                let response = marked(&request, name);
+                request.with(&response);
+            }
+        });
+        marks.await.unwrap();
+        let result = fixture.reconcile(async |server| {
+            for _ in 0..2 {
+                let request = server.next_request().await;
+                assert_eq!((&request.method, request.path()), (&Method::POST, MIGRATIONS));
+                if request.body["spec"]["vmiName"] == "db" {
+                    request.refuse(code, reason);
+                } else {
+                    let migration = request.body.clone();
+                    request.with(&migration);
+                }
+            }
+        });
+        assert_eq!(result.await.is_err(), fails, "{code}");
+        assert_eq!(
+            (fixture.is_refused("db"), fixture.is_refused("web")),
+            (refused, false),
+            "{code}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_step_waits_for_its_back_off() {
+    let mut fixture = fixture(&["web"]);
+    let step = RefusedStep::Drain(Key::namespaced("shop", "web"));
+    // In an hour, as the wall clock is not paused.
+    let later = clock::now().checked_add(Duration::from_secs(3600)).unwrap();
+    fixture.refusals.note(step.clone(), "exceeded quota", later);
+    let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
+    nothing.await.unwrap();
+    assert!(fixture.is_refused("web"));
+    fixture.refusals.forget(&step);
+    fixture.mark("web").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn migration_whose_response_was_lost_is_found_by_its_name() {
+    let mut fixture = fixture(&["web"]);
+    fixture.mark("web").await;
+    let mut created = Value::Null;
+    {
+        // The API server has created it, and this process no longer leads.
+        let mut pause = Duration::ZERO;
+        let interrupted = fixture.task.reconcile(&mut fixture.kept, false, &mut pause);
+        let served = async {
+            let request = fixture.server.next_request().await;
+            created = request.body.clone();
+            request.lose()
+        };
+        tokio::select! {
+            _ = interrupted => panic!("there is no response"),
+            lost = async { let lost = served.await; tokio::task::yield_now().await; lost } => drop(lost),
+        }
+    }
+    let name = created["metadata"]["name"].as_str().unwrap().to_owned();
+    let repeated = fixture.reconcile(async |server| {
+        let request = server.next_request().await;
+        assert_eq!(
+            request.body["metadata"]["name"],
+            json!(name),
+            "the same attempt has the same name"
+        );
+        request.refuse(409, "AlreadyExists");
+        let read = server.next_request().await;
+        assert_eq!(
+            (&read.method, read.path()),
+            (&Method::GET, format!("{MIGRATIONS}/{name}").as_str())
+        );
+        read.with(&created);
+    });
+    repeated.await.unwrap();
+    let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
+    nothing.await.unwrap();
+}
+
+#[test]
+fn migrations_of_one_node_follow_each_other() {
+    let migrate = |name: &str, node: &str| Step::Migrate {
+        namespace: "shop".into(),
+        name: name.into(),
+        node: node.into(),
+        priority: MigrationPriority::SystemCritical,
+        order: 0,
+    };
+    let unmark = |name: &str| Step::Unmark {
+        namespace: "shop".into(),
+        name: name.into(),
+    };
+    let steps = [
+        unmark("u"),
+        migrate("a", "one"),
+        migrate("b", "two"),
+        unmark("v"),
+        migrate("c", "one"),
+        migrate("d", "two"),
+        migrate("e", "one"),
+    ];
+    let names: Vec<Vec<&str>> = chains(steps.iter())
+        .iter()
+        .map(|chain| chain.iter().map(|step| step.instance().1).collect())
+        .collect();
+    let expected: [&[&str]; 4] = [&["u"], &["a", "c", "e"], &["b", "d"], &["v"]];
+    assert_eq!(names, expected);
+}
