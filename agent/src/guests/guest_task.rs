@@ -612,3 +612,6 @@ fn described(state: GuestState, known: &mut Known, host: &Host, instance: &Virtu
         credentials: known.credentials.result(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,443 @@
+//! A guest's task between an in-memory libvirt and a fake API server.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use drydock_core::mask::MaskedModels;
+use drydock_host::{
+    domain::StoppedDetail,
+    fake::{guest::FakeLibvirt, tcg_node},
+    libvirt::LibvirtError,
+};
+use drydock_runtime::{
+    EventMetrics, Events, Process, Reporter,
+    fake::{ApiServer, ReceivedRequest, api_server},
+};
+use http::Method;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    guests::{Gates, Host, LauncherPods},
+    metrics::Metrics,
+};
+
+const POD: &str = "0a";
+const DOMAIN: &str = "shop_web";
+const STATUS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web/status";
+const GATE: &str = "/api/v1/namespaces/shop/pods/virt-launcher-web/status";
+
+/// Everything around the task: what the API server stores, and the guest's libvirt.
+struct Around {
+    server: ApiServer,
+    libvirt: FakeLibvirt,
+    seen: watch::Sender<Seen>,
+    stored: Value,
+}
+
+struct Fixture {
+    task: GuestTask,
+    around: Around,
+    kubelet: PathBuf,
+    // Ends their connections when it is dropped.
+    _others: (ApiServer, mpsc::Sender<GuestRequest>),
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.kubelet).unwrap();
+    }
+}
+
+/// The VMI with this status.
+fn instance(status: &Value) -> Value {
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"namespace": "shop", "name": "web", "uid": "u", "resourceVersion": "1"},
+        "spec": {"domain": {"devices": {}, "memory": {"guest": "64Mi"}}},
+        "status": status,
+    })
+}
+
+fn scheduled() -> Value {
+    json!({"phase": "Scheduled", "nodeName": "a", "activePods": {POD: "a"}})
+}
+
+fn running() -> Value {
+    json!({"phase": "Running", "nodeName": "a", "activePods": {POD: "a"}})
+}
+
+fn pod() -> Value {
+    json!({
+        "metadata": {"namespace": "shop", "name": "virt-launcher-web", "uid": POD, "resourceVersion": "1"},
+        "spec": {"containers": [], "nodeName": "a"},
+        "status": {"phase": "Running"},
+    })
+}
+
+/// A task of a VMI with this status, in the libvirt of its pod.
+fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
+    let kubelet = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-guest-XXXXXX")).unwrap();
+    let ((client, server), (for_events, events)) = (api_server(), api_server());
+    let stored = instance(status);
+    let pod: Pod = serde_json::from_value(pod()).unwrap();
+    let host = Host::of(&tcg_node(), &[].into(), &MaskedModels::default()).unwrap();
+    let (seen, receiver) = watch::channel(Seen {
+        instance: Arc::new(serde_json::from_value(stored.clone()).unwrap()),
+        pod_uid: Some(POD.into()),
+        pod: Some(Arc::new(pod.clone())),
+        host: Arc::new(host),
+        node_deleted: None,
+    });
+    let reporter = Reporter {
+        component: "test",
+        instance: "test".into(),
+    };
+    let metrics = Metrics::default();
+    let shared = Shared {
+        gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
+        client,
+        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
+        metrics,
+        kubelet: kubelet.clone(),
+        node: "a".into(),
+    };
+    let (requests, received) = mpsc::channel(1);
+    Fixture {
+        task: GuestTask::new(shared, receiver, received),
+        around: Around {
+            server,
+            libvirt,
+            seen,
+            stored,
+        },
+        kubelet,
+        _others: (events, requests),
+    }
+}
+
+impl Fixture {
+    /// Follows the guest over a new connection until `test` has ended. Returns how following ended, if it did before.
+    async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<Then, Trouble>> {
+        let (handle, events) = self.around.libvirt.connect(DOMAIN).await.unwrap();
+        let folder = PodFolder::new(&self.kubelet, POD, RUN_VOLUME).unwrap();
+        let ready = Ready::default();
+        let mut end = None;
+        let attending = async {
+            end = Some(self.task.attend(&handle, events, &ready, &folder, POD).await);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = attending => {}
+            () = test(&mut self.around) => {}
+        }
+        end
+    }
+}
+
+impl Around {
+    /// Stores the next write, and returns its path with what it changes.
+    async fn next(&mut self) -> (String, Value) {
+        let request = self.server.next_request().await;
+        assert_eq!(request.method, Method::PATCH);
+        let (path, status) = (request.path().to_owned(), request.body["status"].clone());
+        self.store(request);
+        (path, status)
+    }
+
+    fn store(&mut self, request: ReceivedRequest) {
+        let changed = request.body["status"].as_object().unwrap().clone();
+        if request.path() == GATE {
+            let mut stored = pod();
+            stored["metadata"]["resourceVersion"] = json!("2");
+            stored["status"]["conditions"] = changed["conditions"].clone();
+            return request.with(&stored);
+        }
+        assert_eq!(request.path(), STATUS);
+        assert_eq!(
+            request.body["metadata"]["resourceVersion"],
+            self.stored["metadata"]["resourceVersion"]
+        );
+        self.stored["status"].as_object_mut().unwrap().extend(changed);
+        let version: u64 = self.stored["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        self.stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+        request.with(&self.stored);
+    }
+
+    /// Lets the task take the last responses in. It writes nothing that it has written.
+    async fn idle(&mut self) {
+        assert!(self.server.is_left_alone_for(Duration::from_millis(100)).await);
+    }
+
+    /// Stores writes until the gate is set; returns whether it is open.
+    async fn gate(&mut self) -> bool {
+        loop {
+            if let (path, status) = self.next().await
+                && path == GATE
+            {
+                return status["conditions"][0]["status"] == "True";
+            }
+        }
+    }
+
+    /// Stores writes until there is a report; returns it.
+    async fn report(&mut self) -> Value {
+        loop {
+            if let (path, status) = self.next().await
+                && path == STATUS
+            {
+                return status;
+            }
+        }
+    }
+}
+
+/// A libvirt in which the guest was started before.
+async fn started() -> FakeLibvirt {
+    let libvirt = FakeLibvirt::default();
+    let (handle, _events) = libvirt.connect(DOMAIN).await.unwrap();
+    handle.define("<domain/>").await.unwrap();
+    handle.create(Start::Running).await.unwrap();
+    libvirt
+}
+
+const STARTED: [&str; 2] = ["define", "create"];
+
+#[tokio::test]
+async fn guest_is_started_once_and_reported_running() {
+    let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
+    let end = fixture.attend(async |around| {
+        assert!(around.gate().await);
+        if around.stored["status"]["phase"] != "Running" {
+            around.report().await;
+        }
+        assert_eq!(around.stored["status"]["phase"], "Running");
+        assert!(around.libvirt.definition().unwrap().contains("<name>shop_web</name>"));
+        around.idle().await;
+    });
+    assert!(end.await.is_none());
+    // The connection is lost, and the watch still shows the instance as it was before it ran.
+    let end = fixture.attend(async |around| {
+        around.idle().await;
+    });
+    assert!(end.await.is_none());
+    assert_eq!(fixture.around.libvirt.calls(), STARTED);
+}
+
+#[tokio::test]
+async fn running_guest_is_adopted_by_the_next_agent() {
+    for status in [scheduled(), running()] {
+        let mut fixture = fixture(&status, started().await);
+        let end = fixture.attend(async |around| {
+            assert!(around.gate().await);
+            if around.stored["metadata"]["resourceVersion"] == "1" {
+                around.report().await;
+            }
+            assert_eq!(around.stored["status"]["phase"], "Running");
+        });
+        assert!(end.await.is_none());
+        assert_eq!(fixture.around.libvirt.calls(), STARTED, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn guest_that_ends_is_not_started_again() {
+    for (event, reason) in [
+        (StoppedDetail::Crashed, ShutOffReason::Crashed),
+        (StoppedDetail::Shutdown, ShutOffReason::Shutdown),
+        (StoppedDetail::Failed, ShutOffReason::Failed),
+    ] {
+        let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
+        let end = fixture.attend(async |around| {
+            assert!(around.gate().await);
+            around.libvirt.guest_ends(event, reason);
+            assert!(!around.gate().await, "no traffic goes to it");
+            // Its pod's end decides on the final phase.
+            assert_ne!(around.stored["status"]["phase"], "Failed");
+        });
+        assert!(end.await.is_none());
+        assert_eq!(fixture.around.libvirt.calls(), STARTED, "{reason:?}");
+    }
+}
+
+#[tokio::test]
+async fn instance_that_ran_before_is_not_started_in_an_empty_libvirt() {
+    let mut fixture = fixture(&running(), FakeLibvirt::default());
+    let end = fixture.attend(async |around| {
+        around.idle().await;
+    });
+    assert!(end.await.is_none());
+    assert_eq!(fixture.around.libvirt.calls(), [""; 0]);
+}
+
+#[test]
+fn guest_starts_only_where_it_has_never_run() {
+    let deleted = json!("2026-01-01T00:00:00Z");
+    let with = |status: &Value, part: &str, value: &Value| {
+        let mut status = status.clone();
+        status[part] = value.clone();
+        status
+    };
+    for (status, instance_deleted, pod_deleted, expected) in [
+        (scheduled(), false, false, true),
+        (with(&scheduled(), "phase", &json!("Scheduling")), false, false, true),
+        (running(), false, false, false),
+        (with(&running(), "phase", &json!("Failed")), false, false, false),
+        (
+            with(&scheduled(), "drydock", &json!({"endedPods": [POD]})),
+            false,
+            false,
+            false,
+        ),
+        (
+            with(&scheduled(), "drydock", &json!({"endedPods": ["another"]})),
+            false,
+            false,
+            true,
+        ),
+        (scheduled(), true, false, false),
+        (scheduled(), false, true, false),
+    ] {
+        let (mut instance, mut pod) = (instance(&status), pod());
+        if instance_deleted {
+            instance["metadata"]["deletionTimestamp"] = deleted.clone();
+        }
+        if pod_deleted {
+            pod["metadata"]["deletionTimestamp"] = deleted.clone();
+        }
+        let starts = may_start(
+            &serde_json::from_value(instance).unwrap(),
+            &serde_json::from_value(pod).unwrap(),
+        );
+        assert_eq!(starts, expected, "{status} {instance_deleted} {pod_deleted}");
+    }
+}
+
+#[tokio::test]
+async fn failed_report_is_repeated_and_the_guest_runs_on() {
+    for (code, reason) in [
+        (403, "Forbidden"),
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+    ] {
+        let mut fixture = fixture(&running(), started().await);
+        let end = fixture.attend(async |around| {
+            loop {
+                let request = around.server.next_request().await;
+                if request.path() == STATUS {
+                    break request.refuse(code, reason);
+                }
+                around.store(request);
+            }
+            let status = around.report().await;
+            assert_eq!(status["phase"], "Running", "{code}");
+        });
+        assert!(end.await.is_none());
+        assert_eq!(fixture.around.libvirt.calls(), STARTED, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn failed_gate_is_repeated_and_delays_no_report() {
+    for (code, reason) in [(409, "Conflict"), (500, "InternalError")] {
+        let mut fixture = fixture(&running(), started().await);
+        let end = fixture.attend(async |around| {
+            loop {
+                let request = around.server.next_request().await;
+                if request.path() == GATE {
+                    break request.refuse(code, reason);
+                }
+                around.store(request);
+            }
+            if around.stored["metadata"]["resourceVersion"] == "1" {
+                around.report().await;
+            }
+            assert!(around.gate().await, "{code}");
+        });
+        assert!(end.await.is_none());
+    }
+}
+
+#[tokio::test]
+async fn guest_outlives_its_libvirtd() {
+    let mut fixture = fixture(&running(), started().await);
+    let end = fixture.attend(async |around| {
+        assert!(around.gate().await);
+        if around.stored["metadata"]["resourceVersion"] == "1" {
+            around.report().await;
+        }
+        around.libvirt.daemon_ends();
+        around.idle().await;
+    });
+    assert!(matches!(end.await, Some(Ok(Then::Again))));
+    let end = fixture.attend(async |around| {
+        around.idle().await;
+    });
+    assert!(end.await.is_none());
+    assert_eq!(fixture.around.libvirt.calls(), STARTED);
+}
+
+#[tokio::test]
+async fn another_pod_or_a_deleted_node_ends_the_connection() {
+    let changes: [fn(&mut Seen); 3] = [
+        |seen| seen.pod_uid = Some("0b".into()),
+        |seen| seen.pod = None,
+        |seen| seen.node_deleted = Some(clock::Instant::now()),
+    ];
+    for change in changes {
+        let mut fixture = fixture(&running(), started().await);
+        let end = fixture.attend(async |around| {
+            assert!(around.gate().await);
+            if around.stored["metadata"]["resourceVersion"] == "1" {
+                around.report().await;
+            }
+            around.seen.send_modify(change);
+            around.idle().await;
+        });
+        assert!(matches!(end.await, Some(Ok(Then::Again))));
+        assert_eq!(fixture.around.libvirt.calls(), STARTED);
+    }
+}
+
+#[tokio::test]
+async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
+    let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
+    let (handle, _events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
+    fixture.around.libvirt.refuse_next(LibvirtError {
+        call: "define",
+        // libvirt's VIR_ERR_XML_ERROR and VIR_FROM_QEMU.
+        code: 27,
+        domain: 10,
+        message: "XML error".into(),
+    });
+    let instance = fixture.task.instance();
+    let trouble = fixture
+        .task
+        .start(&handle, &instance, &Ready::default())
+        .await
+        .unwrap_err();
+    assert!(matches!(trouble, Trouble::Call(_)), "{trouble:?}");
+    let ((), status) = tokio::join!(fixture.task.complain(&trouble, true), fixture.around.report());
+    let ready = &status["conditions"][0];
+    assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("False")));
+    assert!(ready["message"].as_str().unwrap().contains("XML error"), "{ready}");
+    // The next attempt.
+    let end = fixture.attend(async |around| {
+        assert!(around.gate().await);
+        if around.stored["status"]["phase"] != "Running" {
+            around.report().await;
+        }
+        let conditions = around.stored["status"]["conditions"].as_array().unwrap();
+        let ready = conditions
+            .iter()
+            .find(|condition| condition["type"] == "Ready")
+            .unwrap();
+        assert_eq!(ready["status"], "True");
+    });
+    assert!(end.await.is_none());
+    assert_eq!(fixture.around.libvirt.calls(), ["define", "define", "create"]);
+}
