@@ -38,7 +38,7 @@ from embedded.progress import Progress
 
 from . import cluster, faults, previous, python, rust, style
 from .outcome import Outcome
-from .runner import interrupt
+from .runner import REPOSITORY, interrupt
 
 Suite = Callable[[argparse.Namespace, Progress], Outcome]
 

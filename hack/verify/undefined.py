@@ -1,0 +1,30 @@
+"""Names in Python files that nothing defines: they fail only when their line runs.
+
+    file ──▶ tables of symbols ──▶ global names that are read ──▶ those that neither the module nor Python defines
+"""
+
+from __future__ import annotations
+
+import builtins
+import symtable
+from collections.abc import Iterator
+
+# What Python defines in each module.
+_OF_MODULES = {"__doc__", "__file__", "__name__", "__package__", "__spec__"}
+
+
+def names(text: str) -> list[str]:
+    """The names that a module reads and that are defined nowhere, in order."""
+    top = symtable.symtable(text, "module", "exec")
+    defined = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    defined |= {table.get_name() for table in top.get_children()} | set(dir(builtins)) | _OF_MODULES
+    return sorted(set(_read(top)) - defined)
+
+
+def _read(table: symtable.SymbolTable) -> Iterator[str]:
+    is_module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or is_module):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _read(child)
