@@ -9,6 +9,8 @@
 //! The tasks execute the steps of [`drydock_core::migration::source`] and [`drydock_core::migration::target`]. After
 //! a restart, they recover their state from the object, from libvirt, and from the tunnel.
 
+#[cfg(test)]
+mod fixture;
 mod progress;
 mod seen;
 mod source_task;

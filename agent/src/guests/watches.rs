@@ -82,7 +82,7 @@ impl LauncherPods {
 
     /// Creates a cache with these pods.
     #[cfg(test)]
-    pub(super) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
+    pub(crate) fn filled(pods: impl IntoIterator<Item = Pod>) -> Self {
         Self::default().showing(pods)
     }
 

@@ -475,3 +475,6 @@ async fn moved(moving: &mut JoinSet<Result<(), CallError>>) -> Option<Result<(),
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

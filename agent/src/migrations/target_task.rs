@@ -508,3 +508,6 @@ fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
         domain: seen::domain_of(migration),
     }
 }
+
+#[cfg(test)]
+mod tests;

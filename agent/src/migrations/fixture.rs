@@ -1,0 +1,307 @@
+//! What surrounds one side of a migration in tests: a fake API server, an in-memory libvirt, and a tunnel that does as
+//! it is called.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
+use drydock_core::mask::MaskedModels;
+use drydock_host::fake::{guest::FakeLibvirt, tcg_node};
+use drydock_runtime::{
+    EventMetrics, Events, Process, Reporter,
+    fake::{ApiServer, ReceivedRequest, api_server},
+};
+use futures::{SinkExt, StreamExt};
+use http::Method;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::{Notify, watch},
+    task::JoinSet,
+};
+use tokio_util::codec::{Framed, LinesCodec};
+
+use super::Seen;
+use crate::{
+    guests::{Gates, Host, LauncherPods, Shared},
+    metrics::Metrics,
+    tunnel::{
+        local::{Call, CallResult, LINE, Prepared, Reply, Request, Role, ServerMessage, SessionState},
+        tunnels::Tunnels,
+    },
+};
+
+pub(super) const UID: &str = "m";
+pub(super) const DOMAIN: &str = "shop_web";
+const STATUS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/move/status";
+
+/// The tunnel of this node. Clones share it.
+#[derive(Clone, Default)]
+pub(super) struct FakeTunnel {
+    sessions: Arc<Mutex<Vec<SessionState>>>,
+    calls: Arc<Mutex<Vec<Call>>>,
+    refuses: Arc<Mutex<bool>>,
+    changed: Arc<Notify>,
+}
+
+impl FakeTunnel {
+    /// Serves one agent.
+    async fn serve(self, stream: UnixStream) {
+        let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
+        loop {
+            let sessions = ServerMessage::Sessions(self.sessions.lock().unwrap().clone());
+            lines.send(serde_json::to_string(&sessions).unwrap()).await.unwrap();
+            tokio::select! {
+                () = self.changed.notified() => {}
+                line = lines.next() => {
+                    let Some(Ok(line)) = line else { return };
+                    let Request { id, call } = serde_json::from_str(&line).unwrap();
+                    let result = self.carry_out(call);
+                    let sessions = ServerMessage::Sessions(self.sessions.lock().unwrap().clone());
+                    for message in [sessions, ServerMessage::Response { id, result }] {
+                        lines.send(serde_json::to_string(&message).unwrap()).await.unwrap();
+                    }
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, call: Call) -> CallResult {
+        self.calls.lock().unwrap().push(call.clone());
+        if *self.refuses.lock().unwrap() {
+            return CallResult::Refused {
+                reason: "Draining".into(),
+                message: "the tunnel is about to end".into(),
+            };
+        }
+        let mut sessions = self.sessions.lock().unwrap();
+        match call {
+            Call::Prepare(spec) => {
+                if sessions.is_empty() {
+                    sessions.push(SessionState {
+                        migration: spec.migration,
+                        role: spec.role,
+                        pod_uid: spec.pod_uid,
+                        domain: spec.domain,
+                        paired: false,
+                        connected: false,
+                        peer_version: None,
+                        sent: 0,
+                        received: 0,
+                        reply: Reply::None,
+                        released: None,
+                        acknowledged: false,
+                        resumed: false,
+                        trouble: None,
+                        ended: None,
+                        holds_last_call: true,
+                    });
+                }
+                return CallResult::Prepared(Prepared {
+                    fingerprint: "0f".repeat(32),
+                    address: "10.0.0.1:8444".into(),
+                });
+            }
+            Call::Pair { .. } => sessions.iter_mut().for_each(|session| session.paired = true),
+            Call::Release { proof, .. } => sessions.iter_mut().for_each(|session| session.released = Some(proof)),
+            Call::Close { .. } => sessions.clear(),
+            Call::KeepPaused { .. } => {}
+        }
+        CallResult::Done {}
+    }
+
+    /// Changes the state of the session, as the other side or libvirt does.
+    pub(super) fn change(&self, change: impl FnOnce(&mut SessionState)) {
+        change(&mut self.sessions.lock().unwrap()[0]);
+        self.changed.notify_one();
+    }
+
+    /// Refuses the calls from now on, or no longer.
+    pub(super) fn refuse(&self, refuses: bool) {
+        *self.refuses.lock().unwrap() = refuses;
+    }
+
+    /// Returns the names of the calls so far. One that is repeated until its effect is seen counts once.
+    pub(super) fn calls(&self) -> Vec<&'static str> {
+        let calls = self.calls.lock().unwrap();
+        let mut names: Vec<_> = calls
+            .iter()
+            .map(|call| match call {
+                Call::Prepare(_) => "prepare",
+                Call::Pair { .. } => "pair",
+                Call::KeepPaused { .. } => "keepPaused",
+                Call::Release { .. } => "release",
+                Call::Close { .. } => "close",
+            })
+            .collect();
+        names.dedup();
+        names
+    }
+}
+
+/// What the API server stores, the guest's libvirt on this side, and the node's tunnel.
+pub(super) struct Around {
+    pub(super) server: ApiServer,
+    pub(super) libvirt: FakeLibvirt,
+    pub(super) tunnel: FakeTunnel,
+    pub(super) seen: watch::Sender<Seen>,
+    stored: Value,
+}
+
+/// The parameters of a task, and what surrounds it.
+pub(super) struct Fixture {
+    pub(super) shared: Shared,
+    pub(super) tunnels: Tunnels,
+    pub(super) receiver: watch::Receiver<Seen>,
+    pub(super) around: Around,
+    folder: PathBuf,
+    process: Process,
+    // End their connections when they are dropped.
+    _events: ApiServer,
+    _serving: JoinSet<()>,
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.process.stop();
+        fs::remove_dir_all(&self.folder).unwrap();
+    }
+}
+
+/// One side of a migration whose sides are known, with these parts of its status.
+pub(super) async fn fixture(status: &Value, role: Role) -> Fixture {
+    let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-side-XXXXXX")).unwrap();
+    let tunnel = FakeTunnel::default();
+    let listener = UnixListener::bind(folder.join("own.sock")).unwrap();
+    let mut serving = JoinSet::new();
+    let served = tunnel.clone();
+    serving.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            served.clone().serve(stream).await;
+        }
+    });
+    let process = Process::new();
+    let tunnels = Tunnels::follow(&folder, "own", &process).unwrap();
+    let mut sessions = tunnels.sessions();
+    sessions
+        .wait_for(|known| known.own.is_some() && known.is_complete)
+        .await
+        .unwrap();
+    let ((client, server), (for_events, events)) = (api_server(), api_server());
+    let stored = migration(status);
+    let pod_uid = if role == Role::Source { "0a" } else { "0b" };
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"namespace": "shop", "name": format!("virt-launcher-{pod_uid}"), "uid": pod_uid, "resourceVersion": "1"},
+        "status": {"phase": "Running"},
+    }))
+    .unwrap();
+    let host = Host::of(&tcg_node(), &[].into(), &MaskedModels::default()).unwrap();
+    let (seen, receiver) = watch::channel(Seen {
+        migration: Arc::new(serde_json::from_value(stored.clone()).unwrap()),
+        pod: Some(Arc::new(pod.clone())),
+        host: Arc::new(host),
+    });
+    let reporter = Reporter {
+        component: "test",
+        instance: "test".into(),
+    };
+    let metrics = Metrics::default();
+    let shared = Shared {
+        gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
+        client,
+        events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
+        metrics,
+        kubelet: folder.clone(),
+        node: "a".into(),
+    };
+    Fixture {
+        shared,
+        tunnels,
+        receiver,
+        around: Around {
+            server,
+            libvirt: FakeLibvirt::default(),
+            tunnel,
+            seen,
+            stored,
+        },
+        folder,
+        process,
+        _events: events,
+        _serving: serving,
+    }
+}
+
+/// The migration of `web` from node `a` to node `b`, with these parts of its status.
+fn migration(status: &Value) -> Value {
+    let mut migration = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+        "metadata": {"namespace": "shop", "name": "move", "uid": UID, "resourceVersion": "1"},
+        "spec": {"vmiName": "web"},
+        "status": {
+            "phase": "PreparingTarget",
+            "source": {"node": "a", "pod": "virt-launcher-0a", "podUID": "0a"},
+            "target": {"node": "b", "pod": "virt-launcher-0b", "podUID": "0b"},
+            "guest": {"instanceUID": "u", "cpu": {"model": "Nehalem"}, "virtType": "qemu"},
+        },
+    });
+    merge(&mut migration["status"], status);
+    migration
+}
+
+/// Merges objects in depth; any other value replaces.
+fn merge(into: &mut Value, from: &Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
+impl Around {
+    /// Returns the migration as stored.
+    pub(super) fn stored(&self) -> VirtualMachineInstanceMigration {
+        serde_json::from_value(self.stored.clone()).unwrap()
+    }
+
+    /// Changes the stored status, and has the watch show it.
+    pub(super) fn update(&mut self, status: &Value) {
+        merge(&mut self.stored["status"], status);
+        self.count_up();
+        let stored = Arc::new(self.stored());
+        self.seen.send_modify(|seen| seen.migration = stored);
+    }
+
+    fn count_up(&mut self) {
+        let version: u64 = self.stored["metadata"]["resourceVersion"]
+            .as_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        self.stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+    }
+
+    /// Returns the next request, which writes the status of the migration.
+    pub(super) async fn write(&mut self) -> ReceivedRequest {
+        let request = self.server.next_request().await;
+        assert_eq!((&request.method, request.path()), (&Method::PATCH, STATUS));
+        request
+    }
+
+    /// Stores the next write, and returns what it reports of `side`. The watch does not show it.
+    pub(super) async fn report(&mut self, side: &str) -> Value {
+        let request = self.write().await;
+        merge(&mut self.stored["status"], &request.body["status"]);
+        self.count_up();
+        let reported = request.body["status"][side].clone();
+        request.with(&self.stored);
+        reported
+    }
+}

@@ -1,0 +1,245 @@
+//! The source of a migration between an in-memory libvirt, a fake API server and a fake tunnel.
+
+use drydock_core::migration::hand_over::Proof;
+use drydock_host::{
+    domain::{JobOperation, Start},
+    fake::migration::migration_job,
+};
+use serde_json::{Value, json};
+
+use super::{
+    super::fixture::{Around, DOMAIN, Fixture, fixture},
+    *,
+};
+use crate::tunnel::local::Reply;
+
+/// The task of the source, connected to the libvirt in which its guest runs.
+struct Source {
+    task: SourceTask,
+    guest: Guest,
+    fixture: Fixture,
+}
+
+/// A source whose target has reported that it is prepared.
+async fn source(status: &Value, read_status: bool) -> Source {
+    let fixture = fixture(status, Role::Source).await;
+    let task = SourceTask::new(
+        fixture.shared.clone(),
+        fixture.tunnels.clone(),
+        fixture.receiver.clone(),
+        read_status,
+    );
+    let (handle, events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
+    handle.define("<domain/>").await.unwrap();
+    handle.create(Start::Running).await.unwrap();
+    Source {
+        task,
+        guest: Guest { handle, events },
+        fixture,
+    }
+}
+
+fn prepared() -> Value {
+    json!({"target": {"state": "Prepared", "fingerprint": "0b".repeat(32), "address": "10.0.0.2:8444"}})
+}
+
+impl Source {
+    /// Reconciles once, while `served` responds to its requests.
+    async fn reconcile<T>(&mut self, served: impl AsyncFnOnce(&mut Around) -> T) -> (Result<(), Trouble>, T) {
+        let around = &mut self.fixture.around;
+        let (result, served) = tokio::join!(self.task.reconcile(Some(&mut self.guest)), served(around));
+        (result.map(drop), served)
+    }
+
+    /// Reconciles once; the task writes nothing.
+    async fn reconcile_without_writes(&mut self) -> Result<(), Trouble> {
+        let server = &mut self.fixture.around.server;
+        tokio::select! {
+            biased;
+            result = self.task.reconcile(Some(&mut self.guest)) => result.map(drop),
+            request = server.next_request() => panic!("wrote {}", request.body),
+        }
+    }
+
+    /// Reconciles until the guest's migration has begun.
+    async fn begin(&mut self) {
+        let (result, report) = self.reconcile(async |around| around.report("source").await).await;
+        result.unwrap();
+        assert_eq!(report["state"], "Migrating");
+        self.fixture.around.libvirt.migrations_begun(1).await;
+        self.fixture
+            .around
+            .libvirt
+            .set_job(migration_job(JobOperation::OutgoingMigration));
+    }
+
+    /// Has the task take in the events so far.
+    async fn take_in(&mut self) {
+        while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(100), self.guest.events.recv()).await {
+            self.task.take_in(&event);
+        }
+    }
+
+    fn calls(&self) -> Vec<&'static str> {
+        self.fixture.around.tunnel.calls()
+    }
+}
+
+#[tokio::test]
+async fn guest_moves_once_its_target_is_prepared() {
+    let mut source = source(&json!({}), false).await;
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.calls(), ["prepare"], "the tunnel is prepared meanwhile");
+    source.fixture.around.update(&prepared());
+    source.begin().await;
+    assert_eq!(source.calls(), ["prepare", "pair", "prepare"]);
+    let migrations = source.fixture.around.libvirt.migrations();
+    assert_eq!(migrations.len(), 1);
+    assert!(
+        migrations[0].destination.contains("unix"),
+        "{}",
+        migrations[0].destination
+    );
+    // The watch has not shown the report yet, and the job runs.
+    source.task.monitor = None;
+    let before = source.fixture.around.libvirt.migrations().len();
+    let server = &mut source.fixture.around.server;
+    tokio::select! {
+        result = source.task.reconcile(Some(&mut source.guest)) => drop(result.unwrap()),
+        // Its progress.
+        request = server.next_request() => assert!(request.body["status"]["source"]["progress"].is_object()),
+    }
+    assert_eq!(source.fixture.around.libvirt.migrations().len(), before);
+}
+
+#[tokio::test]
+async fn libvirt_is_called_only_after_the_report_is_stored() {
+    for (code, reason) in [
+        (403, "Forbidden"),
+        (409, "Conflict"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+    ] {
+        let mut source = source(&prepared(), false).await;
+        let (result, ()) = source
+            .reconcile(async |around| around.write().await.refuse(code, reason))
+            .await;
+        assert!(matches!(result, Err(Trouble::Api(_))), "{code}");
+        assert!(source.fixture.around.libvirt.migrations().is_empty(), "{code}");
+        source.begin().await;
+        assert_eq!(source.fixture.around.libvirt.migrations().len(), 1, "{code}");
+    }
+}
+
+#[tokio::test]
+async fn migration_that_an_earlier_process_began_is_not_begun_again() {
+    let mut source = source(&prepared(), true).await;
+    let (result, report) = source
+        .reconcile(async |around| {
+            let read = around.server.next_request().await;
+            assert_eq!(read.method, "GET");
+            let mut now = json!(around.stored());
+            now["status"]["source"]["state"] = json!("Migrating");
+            now["metadata"]["resourceVersion"] = json!("2");
+            read.with(&now);
+            around.report("source").await
+        })
+        .await;
+    result.unwrap();
+    // Neither a job nor a session is left of it: the guest runs on here.
+    assert_eq!(
+        (&report["state"], &report["reason"]),
+        (&json!("Stayed"), &json!("MigrationEnded"))
+    );
+    assert!(source.fixture.around.libvirt.migrations().is_empty());
+}
+
+#[tokio::test]
+async fn guest_is_released_only_after_the_reply_was_consumed() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.fixture.around.libvirt.guest_leaves();
+    source.take_in().await;
+    source.reconcile_without_writes().await.unwrap();
+    assert!(!source.calls().contains(&"release"), "{:?}", source.calls());
+    let mut sessions = source.fixture.tunnels.sessions();
+    sessions.borrow_and_update();
+    source
+        .fixture
+        .around
+        .tunnel
+        .change(|session| session.reply = Reply::Consumed);
+    sessions
+        .wait_for(|known| {
+            known
+                .sessions
+                .values()
+                .all(|session| session.state.reply == Reply::Consumed)
+        })
+        .await
+        .unwrap();
+    let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+    result.unwrap();
+    assert_eq!(report["state"], "Released");
+}
+
+#[tokio::test]
+async fn guest_that_has_left_is_released_and_reported_stopped() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.fixture.around.libvirt.guest_leaves();
+    source.fixture.around.libvirt.guest_has_left();
+    source.take_in().await;
+    let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+    result.unwrap();
+    assert_eq!(report["state"], "Stopped");
+    assert!(source.calls().contains(&"release"), "{:?}", source.calls());
+    let released = source
+        .fixture
+        .tunnels
+        .session("m")
+        .and_then(|session| session.state.released);
+    assert_eq!(released, Some(Proof::SourceStopped));
+    assert!(!source.fixture.around.libvirt.calls().contains(&"destroy"));
+}
+
+#[tokio::test]
+async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source
+        .fixture
+        .around
+        .libvirt
+        .migration_fails("unable to connect to the target");
+    let result = moved(&mut source.task.moving).await;
+    source.task.end_call(result);
+    // The session is closed first, so that nothing of it arrives later.
+    source.reconcile_without_writes().await.unwrap();
+    assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
+    let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+    result.unwrap();
+    assert_eq!(
+        (&report["state"], &report["reason"]),
+        (&json!("Stayed"), &json!(LIBVIRT_GAVE_UP))
+    );
+    assert!(
+        report["message"].as_str().unwrap().contains("unable to connect"),
+        "{report}"
+    );
+    assert!(matches!(source.fixture.around.libvirt.state(), Some(State::Running(_))));
+}
+
+#[tokio::test]
+async fn deleted_migration_aborts_the_job() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    let abort = json!({"abort": {"reason": "Deleted", "message": "it was deleted"}});
+    source.fixture.around.update(&abort);
+    source.reconcile_without_writes().await.unwrap();
+    assert!(
+        source.fixture.around.libvirt.calls().contains(&"abort job"),
+        "{:?}",
+        source.fixture.around.libvirt.calls()
+    );
+}
