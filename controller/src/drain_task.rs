@@ -209,6 +209,9 @@ impl DrainTask {
     }
 
     /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.
+    ///
+    /// # Errors
+    /// The first error of a request to the API server, after the other nodes were previewed.
     async fn preview(&self) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let mut requested = BTreeSet::new();
@@ -227,6 +230,7 @@ impl DrainTask {
                 concerned.push(Arc::clone(hypervisor));
             }
         });
+        let mut result = Ok(());
         for hypervisor in concerned {
             let name = hypervisor.name_any();
             let lines = requested.contains(&name).then(|| {
@@ -235,9 +239,9 @@ impl DrainTask {
                 lines.push(note);
                 lines
             });
-            self.reports.preview(&hypervisor, lines, clock::now()).await?;
+            result = result.and(self.reports.preview(&hypervisor, lines, clock::now()).await);
         }
-        Ok(())
+        result
     }
 
     /// Returns the nodes that are being drained, were being drained, or have marked guests.

@@ -98,7 +98,7 @@ impl InForceTask {
         loop {
             let now = clock::now();
             let mut wake = None;
-            match self.judge_all(now, &term).await {
+            match self.judge_all(now, || term.is_valid()).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
                     warn!(error = %chain(&error), "the status of a HyperConverged could not be written");
@@ -113,7 +113,11 @@ impl InForceTask {
         }
     }
 
-    async fn judge_all(&self, now: Timestamp, term: &Term) -> kube::Result<()> {
+    /// Writes the status of each object that has changed, as long as `may_write`.
+    ///
+    /// # Errors
+    /// The first error of a request to the API server, after the other objects were reported.
+    async fn judge_all(&self, now: Timestamp, may_write: impl Fn() -> bool) -> kube::Result<()> {
         let objects = self.hyperconvergeds.all();
         let hypervisors = self.hypervisors.all();
         self.metrics
@@ -121,6 +125,7 @@ impl InForceTask {
             .set(i64::try_from(hypervisors.len()).unwrap_or(i64::MAX));
         let references: Vec<Reference> = objects.iter().map(reference).collect();
         let choice = choose(&references, &self.namespaces);
+        let mut result = Ok(());
         for (index, object) in objects.iter().enumerate() {
             let nodes = hypervisors.iter().map(|hypervisor| {
                 let record = hypervisor
@@ -173,11 +178,12 @@ impl InForceTask {
                 nodes_in_force: Some(found.following),
                 nodes: Some(found.nodes),
             };
-            if status != before && term.is_valid() {
-                self.report(object, &status).await?;
+            if status != before && may_write() {
+                // One object that cannot be reported holds up no other.
+                result = result.and(self.report(object, &status).await);
             }
         }
-        Ok(())
+        result
     }
 
     async fn report(&self, object: &HyperConverged, status: &HyperConvergedStatus) -> kube::Result<()> {
@@ -208,3 +214,6 @@ fn reference(object: &Arc<HyperConverged>) -> Reference {
         revision: object.metadata.generation.unwrap_or_default().to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

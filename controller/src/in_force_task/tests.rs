@@ -1,0 +1,123 @@
+//! The reports on HyperConvergeds against a fake API server.
+
+use drydock_runtime::{
+    fake::{ApiServer, ReceivedRequest, api_server},
+    lease::Candidacy,
+};
+use http::Method;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// A task over these HyperConvergeds and a node that follows the first, and the API server that its requests reach.
+fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
+    let ((client, server), (for_lease, _)) = (api_server(), api_server());
+    let process = Process::new();
+    let candidacy = Candidacy {
+        namespace: "drydock".into(),
+        name: "drydock-controller".into(),
+        identity: "test".into(),
+        labels: BTreeMap::new(),
+        field_manager: "drydock-controller",
+    };
+    let hypervisor: Hypervisor = serde_json::from_value(json!({
+        "metadata": {"name": "a"},
+        "spec": {},
+        "status": {"configuration": {"objects": [
+            {"kind": KIND, "namespace": "one", "name": "hc", "revision": "1"},
+        ]}},
+    }))
+    .unwrap();
+    let objects = objects
+        .iter()
+        .map(|object| serde_json::from_value(object.clone()).unwrap());
+    let task = InForceTask {
+        client,
+        hyperconvergeds: Cache::filled(objects),
+        hypervisors: Cache::filled([hypervisor]),
+        namespaces: vec!["one".into(), "two".into()],
+        configuration: ConfigurationInForce::default(),
+        changed: Trigger::new(),
+        leadership: Leadership::stand(&process, for_lease, candidacy, Trigger::new()),
+        metrics: Metrics::default(),
+        process,
+    };
+    (task, server)
+}
+
+fn hyperconverged(namespace: &str) -> Value {
+    json!({
+        "apiVersion": "hco.kubevirt.io/v1beta1", "kind": KIND,
+        "metadata": {"namespace": namespace, "name": "hc", "uid": namespace, "generation": 1},
+        "spec": {},
+    })
+}
+
+fn path(namespace: &str) -> String {
+    format!("/apis/hco.kubevirt.io/v1beta1/namespaces/{namespace}/hyperconvergeds/hc/status")
+}
+
+/// Responds with the object as it is then.
+fn accept(request: ReceivedRequest) {
+    let mut stored = request.body.clone();
+    stored["spec"] = json!({});
+    request.with(&stored);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_namespace_is_in_force_and_others_report_it() {
+    let (task, mut server) = task(&[hyperconverged("two"), hyperconverged("one")]);
+    let served = async {
+        let mut statuses = BTreeMap::new();
+        for _ in 0..2 {
+            let request = server.next_request().await;
+            assert_eq!(request.method, Method::PATCH);
+            statuses.insert(request.path().to_owned(), request.body["status"].clone());
+            accept(request);
+        }
+        statuses
+    };
+    let (result, statuses) = tokio::join!(task.judge_all(clock::now(), || true), served);
+    result.unwrap();
+    let one = &statuses[&path("one")];
+    assert_eq!(
+        (&one["conditions"][0]["status"], &one["nodesInForce"]),
+        (&json!("True"), &json!(1))
+    );
+    assert_eq!(statuses[&path("two")]["conditions"][0]["status"], "False");
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_cannot_be_reported_holds_up_no_other() {
+    for (code, reason, fails) in [
+        (403, "Forbidden", true),
+        (404, "NotFound", false),
+        (409, "Conflict", true),
+        (429, "TooManyRequests", true),
+        (500, "InternalError", true),
+    ] {
+        for failing in ["one", "two"] {
+            let (task, mut server) = task(&[hyperconverged("one"), hyperconverged("two")]);
+            let served = async {
+                for _ in 0..2 {
+                    let request = server.next_request().await;
+                    if request.path() == path(failing) {
+                        request.refuse(code, reason);
+                    } else {
+                        accept(request);
+                    }
+                }
+            };
+            let (result, ()) = tokio::join!(task.judge_all(clock::now(), || true), served);
+            assert_eq!(result.is_err(), fails, "{code} {failing}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn process_that_no_longer_leads_writes_nothing() {
+    let (task, mut server) = task(&[hyperconverged("one"), hyperconverged("two")]);
+    task.judge_all(clock::now(), || false).await.unwrap();
+    assert!(server.is_left_alone().await);
+}
