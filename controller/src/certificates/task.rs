@@ -238,15 +238,17 @@ impl CertificatesTask {
             }
             Some(Action::Publish(bundle)) => {
                 let namespace = &self.place.namespace;
-                publish(&self.client, &self.mutating.all(), namespace, &bundle)
+                // A place that refuses the bundle holds up no other.
+                let mutating = publish(&self.client, &self.mutating.all(), namespace, &bundle)
                     .await
-                    .map_err(failed("the bundle of the mutating webhooks"))?;
-                publish(&self.client, &self.all_validating(), namespace, &bundle)
+                    .map_err(failed("the bundle of the mutating webhooks"));
+                let validating = publish(&self.client, &self.all_validating(), namespace, &bundle)
                     .await
-                    .map_err(failed("the bundle of the validating webhooks"))?;
-                publish_to_api_services(&self.client, &self.all_api_services(), namespace, &bundle)
+                    .map_err(failed("the bundle of the validating webhooks"));
+                let api_services = publish_to_api_services(&self.client, &self.all_api_services(), namespace, &bundle)
                     .await
-                    .map_err(failed("the bundle of the APIServices"))?;
+                    .map_err(failed("the bundle of the APIServices"));
+                mutating.and(validating).and(api_services)?;
             }
         }
         Ok(next.wake)

@@ -72,6 +72,9 @@ impl TrustAnchors for ValidatingWebhookConfiguration {
 ///
 /// A strategic merge patch of the named webhooks alone: what `kubectl apply` wrote stays as it is,
 /// and what is written here stays when it is applied again, since manifests do not name the field.
+///
+/// # Errors
+/// The first error of a request to the API server, after the other objects were patched.
 pub(super) async fn publish<K>(
     client: &Client,
     objects: &[impl AsRef<K>],
@@ -87,14 +90,15 @@ where
         field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
         ..PatchParams::default()
     };
+    let mut result = Ok(());
     for object in objects {
         let object = object.as_ref();
         if let Some(patch) = object.patch(namespace, bundle) {
-            api.patch(&object.name_any(), &parameters, &Patch::Strategic(patch))
-                .await?;
+            let (name, patch) = (object.name_any(), Patch::Strategic(patch));
+            result = result.and(api.patch(&name, &parameters, &patch).await.map(drop));
         }
     }
-    Ok(())
+    result
 }
 
 /// The bundle of an APIService, empty where it has none; `None` if the service is not ours in `namespace`.
@@ -114,6 +118,9 @@ pub(crate) fn is_served_by(object: &APIService, namespace: &str) -> bool {
 /// Puts a bundle into our APIServices among these that have another.
 ///
 /// A merge patch of the one field, as for webhooks: what `kubectl apply` wrote stays as it is.
+///
+/// # Errors
+/// The first error of a request to the API server, after the other objects were patched.
 pub(super) async fn publish_to_api_services(
     client: &Client,
     objects: &[impl AsRef<APIService>],
@@ -125,6 +132,7 @@ pub(super) async fn publish_to_api_services(
         field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
         ..PatchParams::default()
     };
+    let mut result = Ok(());
     for object in objects {
         let object = object.as_ref();
         if bundle_of(object, namespace).is_some_and(|held| held != bundle) {
@@ -132,10 +140,11 @@ pub(super) async fn publish_to_api_services(
                 "metadata": {"resourceVersion": object.resource_version()},
                 "spec": {"caBundle": ByteString(bundle.to_vec())},
             });
-            api.patch(&object.name_any(), &parameters, &Patch::Merge(patch)).await?;
+            let (name, patch) = (object.name_any(), Patch::Merge(patch));
+            result = result.and(api.patch(&name, &parameters, &patch).await.map(drop));
         }
     }
-    Ok(())
+    result
 }
 
 #[cfg(test)]
@@ -202,6 +211,25 @@ mod tests {
             "webhooks": [ours("a.drydock.dev", None), ours("b.drydock.dev", Some("bundle")), foreign],
         });
         serde_json::from_value(object).unwrap()
+    }
+
+    #[tokio::test]
+    async fn object_that_refuses_the_bundle_holds_up_no_other() {
+        let (mut first, second) = (configuration(), configuration());
+        first.metadata.name = Some("refusing".into());
+        let objects = [std::sync::Arc::new(first), std::sync::Arc::new(second)];
+        let (client, mut server) = api_server();
+        let serve = async {
+            let refused = server.next_request().await;
+            assert!(refused.path().ends_with("/refusing"), "{}", refused.path());
+            refused.refuse(403, "Forbidden");
+            let patched = server.next_request().await;
+            assert!(patched.path().ends_with(CONFIGURATION), "{}", patched.path());
+            patched.with(&json!(objects[1]));
+        };
+        let publish = publish(&client, &objects, "drydock", b"new");
+        let (published, ()) = tokio::join!(publish, serve);
+        assert!(published.is_err());
     }
 
     #[test]
