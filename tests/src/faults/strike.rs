@@ -44,6 +44,8 @@ const QEMU: &str = "qemu-system-x86";
 pub struct Process {
     /// The pid in the node's pid namespace.
     pub pid: u32,
+    /// The pid of its parent.
+    parent: u32,
     /// The command line.
     pub cmdline: String,
     /// The cgroups, which contain the UID of the pod.
@@ -58,7 +60,8 @@ impl Cluster {
     pub fn processes(&self, node: &str, name: &str) -> Result<Vec<Process>> {
         let script = format!(
             "for comm in $(grep -lxs '{name}' /proc/[0-9]*/comm); do of=${{comm%/comm}}; \
-             echo \"${{of#/proc/}}\t$(tr '\\0' ' ' <$of/cmdline)\t$(tr '\\n' ' ' <$of/cgroup)\"; done 2>/dev/null; true"
+             parent=$(sed -n 's/^PPid:[[:space:]]*//p' $of/status); \
+             echo \"${{of#/proc/}}\t$parent\t$(tr '\\0' ' ' <$of/cmdline)\t$(tr '\\n' ' ' <$of/cgroup)\"; done 2>/dev/null; true"
         );
         let listed = self.on_node(node, &script)?;
         Ok(listed.lines().filter_map(process).collect())
@@ -74,7 +77,8 @@ impl Cluster {
         Ok(all.iter().filter(|process| process.cmdline.contains(&guest)).count())
     }
 
-    /// Returns the node and the pid of the process of a name in a pod.
+    /// Returns the node and the pid of the process of a name in a pod, not of its children: a launcher runs itself to
+    /// prepare disks.
     ///
     /// # Errors
     /// If it does not appear, or there are several.
@@ -85,7 +89,9 @@ impl Cluster {
         let what = format!("{name} {arg} in {}", pod.name_any());
         let pid = until_some(&what, || async {
             let mut all = self.processes(&node, name)?;
-            all.retain(|process| process.groups.contains(&uid) && process.cmdline.contains(arg));
+            all.retain(|process| process.groups.contains(&uid));
+            let mut all = without_children(all);
+            all.retain(|process| process.cmdline.contains(arg));
             ensure!(all.len() < 2, "{what}: {all:?}");
             Ok(all.first().map(|process| process.pid))
         })
@@ -134,11 +140,19 @@ fn inside_launcher(pid: u32, script: &str) -> String {
     )
 }
 
+/// Removes the processes whose parent is in the list, too.
+fn without_children(mut all: Vec<Process>) -> Vec<Process> {
+    let pids: Vec<u32> = all.iter().map(|process| process.pid).collect();
+    all.retain(|process| !pids.contains(&process.parent));
+    all
+}
+
 /// Parses a line of [`Cluster::processes`].
 fn process(line: &str) -> Option<Process> {
     let mut parts = line.split('\t');
     Some(Process {
         pid: parts.next()?.parse().ok()?,
+        parent: parts.next()?.parse().ok()?,
         cmdline: parts.next()?.to_owned(),
         groups: parts.next()?.to_owned(),
     })
@@ -455,11 +469,27 @@ mod tests {
 
     #[test]
     fn process_is_identified_by_command_line_and_pod() {
-        let found = process("412\tdrydock-agent tunnel \t3:cpu:/x/pod1f-2/ab 1:name=/x");
+        let found = process("412\t7\tdrydock-agent tunnel \t3:cpu:/x/pod1f-2/ab 1:name=/x");
         let found = found.expect("a process");
-        assert_eq!((found.pid, found.cmdline.as_str()), (412, "drydock-agent tunnel "));
+        assert_eq!(
+            (found.pid, found.parent, found.cmdline.as_str()),
+            (412, 7, "drydock-agent tunnel ")
+        );
         assert!(found.groups.contains("pod1f-2"));
         assert_eq!(process("no process"), None);
+    }
+
+    #[test]
+    fn launcher_that_runs_itself_is_one_process() {
+        let lines = [
+            "20\t9\tdrydock-launcher \tx",
+            "33\t20\tdrydock-launcher --root / prepare \tx",
+        ];
+        let all = without_children(lines.iter().filter_map(|line| process(line)).collect());
+        assert_eq!(all.iter().map(|process| process.pid).collect::<Vec<_>>(), [20]);
+        let apart = ["20\t9\tdrydock-agent run \tx", "21\t9\tdrydock-agent tunnel \tx"];
+        let all = without_children(apart.iter().filter_map(|line| process(line)).collect());
+        assert_eq!(all.len(), 2);
     }
 
     #[test]
