@@ -253,7 +253,9 @@ impl PrivateLibvirtd {
 
     /// Sends a signal unless libvirtd has ended, because then its pid may belong to another process.
     fn signal(&self, signal: Signal) {
-        if self.lock().is_none() {
+        // Held during the call: the keeper reaps the process, and so frees its pid, under this lock.
+        let end = self.lock();
+        if end.is_none() {
             let _ = kill(self.pid, signal);
         }
     }
