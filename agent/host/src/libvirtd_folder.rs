@@ -38,9 +38,7 @@ impl Folder {
             path: mkdtemp(&scratch.join(format!("{PREFIX}XXXXXX")))?,
             _lock: None,
         };
-        let lock = File::create(folder.path.join(LOCK))?;
-        lock.lock()?;
-        folder._lock = Some(lock);
+        folder._lock = Some(lock(&folder.path)?);
         let own = |path: &Path| match account {
             Some(account) => chown(path, Some(account.uid), Some(account.gid)),
             None => Ok(()),
@@ -67,6 +65,16 @@ impl Drop for Folder {
     }
 }
 
+/// Creates the lock file of a folder. It is locked before it has its name, since another process takes a folder whose
+/// lock is free for a stale one.
+fn lock(folder: &Path) -> io::Result<File> {
+    let unnamed = folder.join("lock.new");
+    let lock = File::create(&unnamed)?;
+    lock.lock()?;
+    fs::rename(unnamed, folder.join(LOCK))?;
+    Ok(lock)
+}
+
 /// Removes a folder and its content.
 fn remove(folder: &Path) {
     if let Err(error) = fs::remove_dir_all(folder) {
@@ -83,12 +91,17 @@ fn clear_stale(scratch: &Path) {
             && entry
                 .metadata()
                 .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw());
-        if is_ours && File::open(path.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok()) {
+        if is_ours && is_stale(&path) {
             tracing::info!(folder = %path.display(), "clearing away what a killed inspection has left");
             descendants::end_at_home(&path.join("home"), LEFT_BEHIND);
             remove(&path);
         }
     }
+}
+
+/// Returns whether the process that owned a folder has ended.
+fn is_stale(folder: &Path) -> bool {
+    File::open(folder.join(LOCK)).is_ok_and(|lock| lock.try_lock().is_ok())
 }
 
 /// Returns the last relevant lines of libvirtd's log, joined into one line.
@@ -115,7 +128,40 @@ pub(crate) fn last_errors(log: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+
+    #[test]
+    fn lock_file_is_never_seen_unlocked() {
+        let scratch = mkdtemp(&std::env::temp_dir().join("drydock-scratch-XXXXXX")).unwrap();
+        let folders: Vec<PathBuf> = (0..500).map(|number| scratch.join(number.to_string())).collect();
+        folders.iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        let current = AtomicUsize::new(0);
+        let seen_unlocked = std::thread::scope(|scope| {
+            let observer = scope.spawn(|| {
+                let mut count = 0;
+                while let Some(folder) = folders.get(current.load(Ordering::Relaxed)) {
+                    count += usize::from(is_stale(folder));
+                }
+                count
+            });
+            // They stay locked until the other thread has ended.
+            let locks: Vec<File> = folders
+                .iter()
+                .map(|folder| {
+                    let lock = lock(folder).unwrap();
+                    current.fetch_add(1, Ordering::Relaxed);
+                    lock
+                })
+                .collect();
+            let count = observer.join().unwrap();
+            drop(locks);
+            count
+        });
+        fs::remove_dir_all(scratch).unwrap();
+        assert_eq!(seen_unlocked, 0);
+    }
 
     #[test]
     fn last_errors_are_preferred_to_other_lines() {
