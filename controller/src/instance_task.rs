@@ -111,7 +111,6 @@ impl InstanceTask {
         }
     }
 
-    /// Waits until the caches are synced.
     /// Reconciles instances while this process leads, until `process` stops.
     pub(crate) async fn run(
         self,

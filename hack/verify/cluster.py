@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from embedded import build
 from embedded import cluster as clusters
