@@ -202,15 +202,21 @@ impl Reconciler for MaintenanceTask {
         self.keep(node, all.iter().any(|(_, _, object)| holds_node(object)));
         let objects: Vec<&NodeMaintenance> = all.iter().map(|(_, _, object)| object).collect();
         let holder = conflicts::holder(&objects);
+        let mut failed = None;
         for (index, (group, key, _)) in all.iter().enumerate() {
-            wake = match self.see_to(node, *group, key, holder != Some(index)).await? {
-                Requeue::OnChange => wake,
-                Requeue::At(at) => wake.or_at(Some(at)),
-            };
+            // A maintenance whose request fails holds up no other.
+            match self.see_to(node, *group, key, holder != Some(index)).await {
+                Ok(Requeue::OnChange) => {}
+                Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
         // Last, since the maintenances do not wait for it.
-        let settled = self.leases.settle_reservation(node, &shown, clock::now()).await?;
-        Ok(wake.or_at(settled))
+        let settled = self.leases.settle_reservation(node, &shown, clock::now()).await;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(wake.or_at(settled?)),
+        }
     }
 }
 

@@ -1,6 +1,90 @@
+use std::collections::BTreeSet;
+
+use drydock_runtime::{
+    EventMetrics, Readiness, Reporter, WatchMetrics,
+    fake::{ApiServer, api_server},
+};
+use http::Method;
 use serde_json::{Value, json};
 
 use super::{status_writer::changed, *};
+
+/// The resource names of both groups.
+const GROUPS: [&str; 2] = ["nodemaintenance.medik8s.io", "nodemaintenance.kubevirt.io"];
+
+/// A maintenance of node `n` that nothing has been done for.
+fn new_maintenance(name: &str) -> NodeMaintenance {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": name, "resourceVersion": "1"},
+        "spec": {"nodeName": "n"},
+    }))
+    .unwrap()
+}
+
+/// A task over node `n`, which maintenances of both groups name, and the API server that its requests reach.
+fn fixture() -> (MaintenanceTask, ApiServer) {
+    let (client, server) = api_server();
+    let process = Process::new();
+    let watches = Watches::new(&process, &Readiness::new(), &WatchMetrics::default());
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": "n", "uid": "n"}})).unwrap();
+    let places = Places {
+        leases: "drydock".into(),
+        kubevirt_leases: "drydock".into(),
+        own: "drydock".into(),
+    };
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let task = MaintenanceTask::new(
+        client.clone(),
+        &watches,
+        Maintenances::filled(Group::ALL.map(|group| (group, new_maintenance("update")))),
+        Nodes::filled(&client, [node]),
+        NodePods::start(&client, &watches, |_| ()),
+        &places,
+        Events::start(&process, client, reporter, &EventMetrics::default()),
+        &MaintenanceQueues::new(&WorkQueueMetrics::default()),
+    );
+    (task, server)
+}
+
+/// Serves the API server until the task writes nothing more: watches stay silent, nothing is found, and each write of a
+/// maintenance is refused. Returns the groups of those.
+async fn refused_groups(task: &MaintenanceTask, server: &mut ApiServer) -> BTreeSet<&'static str> {
+    let mut refused = BTreeSet::new();
+    // Without a response, a watch waits instead of starting again.
+    let mut silent = Vec::new();
+    let key = Key::cluster("n");
+    let reconciled = task.reconcile(&key);
+    tokio::pin!(reconciled);
+    loop {
+        let request = tokio::select! {
+            result = &mut reconciled => {
+                result.expect_err("its writes were refused");
+                return refused;
+            }
+            request = server.next_request() => request,
+        };
+        let group = GROUPS
+            .into_iter()
+            .find(|group| request.path().contains(&format!("/{group}/")));
+        if request.query().contains("watch=") {
+            silent.push(request.lose());
+        } else if let (Some(group), true) = (group, request.method == Method::PATCH) {
+            refused.insert(group);
+            request.refuse(500, "InternalError");
+        } else {
+            request.refuse(404, "NotFound");
+        }
+    }
+}
+
+#[tokio::test]
+async fn refused_maintenance_does_not_hold_up_the_other_groups() {
+    let (task, mut server) = fixture();
+    assert_eq!(refused_groups(&task, &mut server).await, BTreeSet::from(GROUPS));
+}
 
 #[test]
 fn a_status_patch_has_what_changes_and_null_for_what_is_gone() {
