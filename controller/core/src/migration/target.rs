@@ -130,10 +130,10 @@ fn running(view: &TargetView) -> Vec<TargetStep> {
 }
 
 /// Returns whether the source is about to report that the guest runs here. Its tunnel learns that from this one, and
-/// its agent reports it together with its own end, for which the migration waits anyway: one write instead of two.
+/// its agent reports it together with its own end, for which the migration waits anyway: one write instead of two. This
+/// tunnel may not have recorded yet that it has resumed the guest.
 fn is_about_to_be_reported(view: &TargetView) -> bool {
-    let is_taken_over = matches!(view.tunnel, TargetTunnel::Open { taken_over: true, .. });
-    is_taken_over
+    matches!(view.tunnel, TargetTunnel::Open { .. })
         && view.record.source == Some(SourceState::Migrating)
         && !view.record.source_gone
         && !view.source_is_late

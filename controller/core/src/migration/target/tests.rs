@@ -339,7 +339,12 @@ fn target_leaves_hand_over_report_to_source() {
                 report,
             ),
             ("its node is gone", |v| v.record.source_gone = true, report),
-            ("the tunnel has not told it", |v| v.tunnel = RELEASED, report),
+            (
+                "the tunnel has not recorded it yet",
+                |v| v.tunnel = RELEASED,
+                &[Do::Show],
+            ),
+            ("released after the tunnel was read", |v| v.tunnel = PAIRED, &[Do::Show]),
             ("the tunnel is lost", |v| v.tunnel = TargetTunnel::Missing, report),
             ("the tunnel is down", |v| v.tunnel = TargetTunnel::Unknown, report),
             ("it has failed", |v| v.record.phase = Some(P::Failed), &[]),
