@@ -13,6 +13,7 @@ mod metrics;
 mod observe;
 mod slot_scheduler;
 mod status_writer;
+mod trimming;
 
 use std::{
     collections::BTreeMap,
@@ -52,6 +53,7 @@ use execution::{Execution, Next};
 pub(crate) use metrics::SlotMetrics;
 use observe::{Gathered, detail, may_be_over_by, reason};
 use slot_scheduler::SlotScheduler;
+use trimming::Trimming;
 
 /// How many migrations are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
@@ -74,6 +76,7 @@ pub(crate) struct MigrationTask {
     /// pod.
     placed: Mutex<BTreeMap<String, Timestamp>>,
     refusals: Refusals,
+    trimming: Trimming,
     work: WorkQueue,
 }
 
@@ -99,6 +102,7 @@ impl MigrationTask {
             turns: SlotScheduler::default(),
             placed: Mutex::default(),
             refusals,
+            trimming: Trimming::new(),
             work,
         }
     }
@@ -122,15 +126,24 @@ impl MigrationTask {
                 }
             }
         };
+        let trimming = async {
+            loop {
+                for migration in self.trimming.quiet().await {
+                    self.work.add(migration);
+                }
+            }
+        };
         tokio::join!(
             reconciler::run(&self, &self.work, &stopping, leadership),
             stopping.run_until_cancelled(sweeping),
+            stopping.run_until_cancelled(trimming),
         );
     }
 
     /// Begins a term. Reads the granted slots from the API server, since caches may lag behind the grants of the last
     /// leader.
     async fn begin(&self) {
+        self.trimming.active();
         tokio::join!(
             self.migrations.wait_until_synced(),
             self.instances.wait_until_synced(),
@@ -221,6 +234,8 @@ impl Reconciler for MigrationTask {
                 return Ok(Requeue::OnChange);
             }
             lock(&self.placed).remove(&uid);
+        } else {
+            self.trimming.active();
         }
         let freed = over && self.turns.finished(&uid);
         if self.turns.observe(&uid, self.entry(&migration)) || freed {

@@ -21,9 +21,6 @@ use tracing::info;
 use super::MigrationTask;
 use crate::migrations::instance_of;
 
-/// How many ended migrations are kept per instance. The same as in KubeVirt.
-const KEPT: usize = 5;
-
 impl MigrationTask {
     /// Writes the controller's part of the status, if the migration has not changed since it was read.
     pub(super) async fn write(
@@ -100,7 +97,7 @@ impl MigrationTask {
         }
     }
 
-    /// Deletes the oldest ended migrations of an instance and keeps the newest [`KEPT`].
+    /// Deletes the oldest ended migrations of an instance, as many as are due.
     pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
         let mut ended: Vec<_> = self
             .migrations
@@ -109,8 +106,7 @@ impl MigrationTask {
             .filter(|other| other.uid() == migration.uid() || Record::of(other).is_over())
             .collect();
         ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
-        let surplus = ended.len().saturating_sub(KEPT);
-        for old in ended.iter().take(surplus) {
+        for old in ended.iter().take(self.trimming.due(key, ended.len())) {
             self.delete(&Key::of(old.as_ref()), old).await?;
         }
         Ok(())

@@ -39,6 +39,11 @@ fn instance() -> VirtualMachineInstance {
 
 /// Returns the task with this migration of a running instance, its API server, and the API server for its events.
 fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
+    task_of(std::slice::from_ref(migration), pods)
+}
+
+/// As [`task`], with several migrations of the instance.
+fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, recorded) = api_server();
     let reporter = Reporter {
@@ -50,7 +55,11 @@ fn task(migration: &Value, pods: Vec<Pod>) -> (MigrationTask, ApiServer, ApiServ
     let launchers = Launchers::filled(&client, pods, nodes, Budgets::filled(&client, []));
     let task = MigrationTask::new(
         client,
-        Migrations::filled([serde_json::from_value(migration.clone()).unwrap()]),
+        Migrations::filled(
+            migrations
+                .iter()
+                .map(|migration| serde_json::from_value(migration.clone()).unwrap()),
+        ),
         Instances::filled([instance()]),
         launchers,
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
@@ -220,4 +229,38 @@ async fn stuck_target_pod_is_explained_by_its_events() {
         (&condition["reason"], &condition["message"]),
         (&json!("FailedMount"), &json!("secret \"key\" not found"))
     );
+}
+
+/// A migration of the instance that has ended, the one with this number.
+fn ended(number: usize) -> Value {
+    let mut ended = migration();
+    ended["metadata"]["name"] = json!(format!("m{number}"));
+    ended["metadata"]["uid"] = json!(format!("uid-m{number}"));
+    ended["metadata"]["creationTimestamp"] = json!(format!("2026-01-01T00:00:{number:02}Z"));
+    ended["status"] = json!({"phase": "Succeeded"});
+    ended
+}
+
+#[tokio::test(start_paused = true)]
+async fn oldest_migrations_are_deleted_when_no_other_changes() {
+    let all: Vec<Value> = (1..=7).map(ended).collect();
+    let (task, mut server, _recorded) = task_of(&all, vec![]);
+    let newest = Key::namespaced("shop", "m7");
+    assert_eq!(task.reconcile(&newest).await.unwrap(), Requeue::OnChange);
+    assert!(server.is_left_alone_for(Duration::from_secs(1)).await);
+
+    assert_eq!(task.trimming.quiet().await, [newest.clone()].into());
+    let mut deleted = Vec::new();
+    let served = async {
+        for _ in 0..2 {
+            let request = server.next_request().await;
+            assert_eq!(request.method, Method::DELETE);
+            deleted.push(request.path().rsplit_once('/').unwrap().1.to_owned());
+            let number = deleted.len();
+            request.with(&ended(number));
+        }
+    };
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&newest).await }, served);
+    assert_eq!(reconciled.unwrap(), Requeue::OnChange);
+    assert_eq!(deleted, ["m1", "m2"]);
 }

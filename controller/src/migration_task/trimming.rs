@@ -1,0 +1,140 @@
+//! When ended migrations beyond those that are kept are deleted.
+//!
+//! ```text
+//!  ended ─▶ waits ─┬─ no migration has changed for QUIET ─────────┬─▶ oldest deleted
+//!                  └─ its instance has twice as many as are kept ─┘
+//! ```
+//!
+//! A deletion takes two requests, because of the finalizer. While guests leave a node, these requests would compete
+//! with those that move the guests.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drydock_runtime::{Key, Trigger, clock};
+
+/// How many ended migrations are kept per instance. The same as in KubeVirt.
+const KEPT: usize = 5;
+/// How long no unfinished migration may have changed before ended ones are deleted: longer than the pauses of a drain.
+const QUIET: Duration = Duration::from_secs(15);
+
+/// The ended migrations whose instances may have too many.
+#[derive(Debug)]
+pub(super) struct Trimming {
+    state: Mutex<State>,
+    changed: Trigger,
+}
+
+#[derive(Debug)]
+struct State {
+    /// When an unfinished migration was last reconciled.
+    active_at: clock::Instant,
+    waiting: BTreeSet<Key>,
+}
+
+impl Trimming {
+    pub(super) fn new() -> Self {
+        let state = State {
+            active_at: clock::Instant::now(),
+            waiting: BTreeSet::new(),
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Trigger::new(),
+        }
+    }
+
+    /// Records that a migration is unfinished.
+    pub(super) fn active(&self) {
+        self.lock().active_at = clock::Instant::now();
+    }
+
+    /// Returns how many of the `ended` migrations of an instance are to be deleted now. If some have to wait, `migration`
+    /// is due again when it is quiet.
+    pub(super) fn due(&self, migration: &Key, ended: usize) -> usize {
+        let mut state = self.lock();
+        let (now, later) = surplus(ended, state.active_at.elapsed() >= QUIET);
+        if later > 0 && state.waiting.insert(migration.clone()) {
+            self.changed.notify();
+        }
+        now
+    }
+
+    /// Waits until it is quiet and returns the migrations that have waited for it, at least one.
+    pub(super) async fn quiet(&self) -> BTreeSet<Key> {
+        loop {
+            let until = {
+                let mut state = self.lock();
+                let until = state.active_at + QUIET;
+                if state.waiting.is_empty() {
+                    None
+                } else if until <= clock::Instant::now() {
+                    return std::mem::take(&mut state.waiting);
+                } else {
+                    Some(until)
+                }
+            };
+            match until {
+                Some(until) => clock::sleep_until_instant(Some(until)).await,
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns how many of an instance's ended migrations are deleted now, and how many once it is quiet.
+fn surplus(ended: usize, quiet: bool) -> (usize, usize) {
+    let surplus = ended.saturating_sub(KEPT);
+    if quiet || surplus >= KEPT {
+        (surplus, 0)
+    } else {
+        (0, surplus)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_are_kept_and_up_to_nine_until_it_is_quiet() {
+        for (ended, quiet, expected) in [
+            (0, true, (0, 0)),
+            (5, true, (0, 0)),
+            (6, true, (1, 0)),
+            (14, true, (9, 0)),
+            (5, false, (0, 0)),
+            (6, false, (0, 1)),
+            (9, false, (0, 4)),
+            (10, false, (5, 0)),
+        ] {
+            assert_eq!(surplus(ended, quiet), expected, "{ended} {quiet}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn surplus_waits_until_no_migration_has_changed_for_a_while() {
+        let trimming = Trimming::new();
+        let [one, other] = ["one", "other"].map(|name| Key::namespaced("shop", name));
+        let begun = clock::Instant::now();
+        let active = async {
+            for _ in 0..3 {
+                clock::sleep_until_instant(Some(clock::Instant::now() + QUIET / 2)).await;
+                trimming.active();
+            }
+            assert_eq!(trimming.due(&one, 5), 0);
+            assert_eq!(trimming.due(&other, 7), 0);
+        };
+        let (waited, ()) = tokio::join!(trimming.quiet(), active);
+        assert_eq!(waited, BTreeSet::from([other.clone()]));
+        assert_eq!(begun.elapsed(), QUIET / 2 * 3 + QUIET);
+        assert_eq!(trimming.due(&other, 7), 2, "it is quiet now");
+    }
+}
