@@ -205,7 +205,10 @@ impl DrainTask {
             failed = failed.or(reported);
             self.preview().await?;
         }
-        failed.map_or(Ok(wake.into_iter().chain(evaluated_again).min()), Err)
+        let now = clock::now();
+        let reported = reports.iter().filter_map(Report::node_reports_from);
+        let reported = reported.filter(|at| *at > now).min();
+        failed.map_or(Ok([wake, evaluated_again, reported].into_iter().flatten().min()), Err)
     }
 
     /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.

@@ -18,7 +18,7 @@ pub mod hypervisor {
 
 /// Conditions of a Node, as KEP-5683 names them.
 pub mod node {
-    /// The node is being drained.
+    /// The node is being drained, and has been for about four seconds.
     pub const DRAIN_IN_PROGRESS: &str = "DrainInProgress";
     /// No drainable workload is left on the node: it is safe to power off.
     pub const DRAINED: &str = "Drained";

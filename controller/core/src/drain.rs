@@ -58,6 +58,9 @@ pub const MAINTENANCE_TAINT: &str = "medik8s.io/drain";
 /// An eviction without other request belongs to a cordon of its node that is observed within this time. `kubectl drain`
 /// cordons before it evicts, but the watches for both are not synchronized.
 pub const CORDON_SEEN_WITHIN: Duration = Duration::from_secs(10);
+/// A drain that is over within this time is reported by the Hypervisor alone: every kubelet, scheduler and controller
+/// watches Nodes. Times of drains are in whole seconds, so it is between three seconds and four.
+const SHORT: Duration = Duration::from_secs(4);
 /// At most this many guests are listed by name in `status.drain.remaining`.
 const MAX_GUESTS_LISTED: usize = 100;
 
@@ -219,6 +222,14 @@ pub struct Report {
     pub in_progress: bool,
     /// Whether it is safe to power the node off.
     pub drained: node::Drained,
+}
+
+impl Report {
+    /// Returns from when on the Node reports that it is being drained, if it is.
+    pub fn node_reports_from(&self) -> Option<Timestamp> {
+        let drain = self.drain.as_ref().filter(|_| self.in_progress)?;
+        drain.started_at.0.checked_add(SHORT).ok()
+    }
 }
 
 /// One step of a plan.

@@ -152,7 +152,7 @@ impl Reports {
         let before = self.with(&report.node, |last| standing(&last.conditions, &version, || own(node)));
         let silent = !report.in_progress && report.drained == Drained::NotRequested && before.is_empty();
         let wanted = wanted(&before, report, now);
-        if silent || wanted == before {
+        if silent || wanted == before || is_early(&before, report, now) {
             return Ok(());
         }
         let apply = json!({
@@ -217,6 +217,18 @@ fn own(node: &Node) -> Vec<NodeCondition> {
         .collect();
     own.sort_by(|one, other| one.type_.cmp(&other.type_));
     own
+}
+
+/// Returns whether a change is only that a drain has begun, which the Node does not report yet. That it is not safe to
+/// power the node off any more is reported at once.
+fn is_early(before: &[NodeCondition], report: &Report, now: Timestamp) -> bool {
+    let was = |type_| {
+        before
+            .iter()
+            .any(|condition| condition.type_ == type_ && condition.status == Status::True.as_str())
+    };
+    let begins = !was(DRAIN_IN_PROGRESS) && report.node_reports_from().is_some_and(|from| now < from);
+    begins && was(DRAINED) == (report.drained.status() == Status::True)
 }
 
 /// Returns the desired conditions. Their transition time changes only with their status.

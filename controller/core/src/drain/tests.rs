@@ -617,6 +617,17 @@ fn drain_status_is_reported_from_start_to_end() {
 }
 
 #[test]
+fn node_reports_a_drain_that_lasts() {
+    let web = marked("web", "Cordon");
+    let plan = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()));
+    let started = plan.reports[0].drain.as_ref().unwrap().started_at.0;
+    let due = started + super::SHORT;
+    assert_eq!(plan.reports[0].node_reports_from(), Some(due));
+    let over = planned(&[node(CORDONED, Vec::new())]);
+    assert_eq!(over.reports[0].node_reports_from(), None);
+}
+
+#[test]
 fn an_estimate_comes_with_the_first_measurement() {
     let guests: Vec<_> = (0..4).map(|index| marked(&format!("g{index}"), "Cordon")).collect();
     let mut rate = Rate::default();

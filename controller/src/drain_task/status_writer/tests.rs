@@ -30,6 +30,42 @@ fn times_change_with_the_status_alone() {
 }
 
 #[test]
+fn begin_of_a_drain_is_reported_once_it_lasts() {
+    let drain: DrainStatus = serde_json::from_value(json!({
+        "startedAt": at(10).to_string(), "total": 1, "left": 1, "moving": 1, "waiting": 0, "blocked": 0, "shuttingDown": 0,
+    })).unwrap();
+    let begun = |drained| Report {
+        drain: Some(drain.clone()),
+        ..report(true, drained)
+    };
+    let [idle, left] = [Drained::NotRequested, Drained::GuestsLeft(1)];
+    let shown = |before: &Report| wanted(&[], before, at(0));
+    let empty = shown(&report(false, Drained::Yes));
+    for (case, before, report, now, expected) in [
+        (
+            "has just begun",
+            &shown(&report(false, idle)),
+            begun(left),
+            at(11),
+            true,
+        ),
+        ("first drain ever", &vec![], begun(left), at(11), true),
+        ("lasts", &shown(&report(false, idle)), begun(left), at(14), false),
+        ("is reported already", &shown(&begun(idle)), begun(left), at(11), false),
+        ("was safe to power off", &empty, begun(left), at(11), false),
+        (
+            "is over",
+            &shown(&begun(left)),
+            report(false, Drained::PodsLeft(1)),
+            at(11),
+            false,
+        ),
+    ] {
+        assert_eq!(is_early(before, &report, now), expected, "{case}");
+    }
+}
+
+#[test]
 fn only_what_is_reported_here_is_read() {
     let node: Node = serde_json::from_value(json!({"status": {"conditions": [
         {"type": "Ready", "status": "True"}, {"type": "Drained", "status": "True"}, {"type": "DrainInProgress", "status": "False"},
