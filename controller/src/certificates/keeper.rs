@@ -158,7 +158,7 @@ impl Keeper {
         choice.wake
     }
 
-    /// What the leader does next.
+    /// Returns the leader's next action.
     pub(super) fn next(&self, now: Timestamp) -> Result<Next, MakeError> {
         let facts = Facts {
             held: self.contents.as_ref().map(|contents| &contents.held),

@@ -4,10 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use drydock_api::HyperConverged;
 use drydock_core::configuration::Configuration;
-use drydock_runtime::{
-    Backoff, Cache, Key, Process, Trigger, Watch, Watches, chain, clock,
-    lease::{Leadership, Term},
-};
+use drydock_runtime::{Backoff, Cache, Key, Process, Trigger, Watch, Watches, chain, clock, lease::Leadership};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -55,7 +52,7 @@ pub(crate) struct CertificatesTask {
     process: Process,
 }
 
-/// What the leader could not do.
+/// Why a step of the leader failed.
 #[derive(Debug, Error)]
 enum Failure {
     #[error(transparent)]
@@ -65,7 +62,7 @@ enum Failure {
 }
 
 impl Failure {
-    /// Somebody else was quicker, which the watch will show.
+    /// Returns whether another writer was faster; the watch shows its change.
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
     }
@@ -145,7 +142,8 @@ impl CertificatesTask {
             let mut wake = self.evaluate(now);
             let term = self.leadership.term();
             if let Some(term) = &term {
-                let again = match stopping.run_until_cancelled(self.lead(now, term)).await {
+                let leading = self.lead(now, || term.is_valid());
+                let again = match stopping.run_until_cancelled(leading).await {
                     None => return,
                     Some(Ok(again)) => {
                         backoff.reset();
@@ -221,10 +219,11 @@ impl CertificatesTask {
         self.secret.get(&Key::namespaced(&self.place.namespace, SECRET))
     }
 
-    /// Takes the next step, if there is one. Returns when to reconcile again; the watch shows what was written.
-    async fn lead(&self, now: Timestamp, term: &Term) -> Result<Option<Timestamp>, Failure> {
+    /// Takes the next step, if there is one and this replica `leads`. Returns when to reconcile again; the watch shows
+    /// the written objects.
+    async fn lead(&self, now: Timestamp, leads: impl Fn() -> bool) -> Result<Option<Timestamp>, Failure> {
         let next = self.keeper.next(now)?;
-        if !term.is_valid() {
+        if !leads() {
             return Ok(None);
         }
         let failed = |what| move |source| Failure::Write { what, source };
@@ -254,3 +253,6 @@ impl CertificatesTask {
         Ok(next.wake)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,253 @@
+//! Certificates against a fake API server: what becomes of each write.
+
+use std::{collections::BTreeMap, pin::pin};
+
+use drydock_runtime::{
+    Readiness,
+    fake::{ApiServer, ReceivedRequest, api_server},
+    lease::Candidacy,
+};
+use http::Method;
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+
+use super::{super::BUNDLE, *};
+
+const SECRETS: &str = "/api/v1/namespaces/drydock/secrets";
+const HOLDER: &str = "drydock-controller-0";
+
+struct Fixture {
+    task: CertificatesTask,
+    served: ServedCertificate,
+    server: ApiServer,
+    lease_server: ApiServer,
+}
+
+/// A replica that sees this Secret, a webhook configuration of each kind and an APIService without bundles.
+fn fixture(secret: Option<Value>) -> Fixture {
+    let ((client, server), (for_lease, lease_server)) = (api_server(), api_server());
+    let process = Process::new();
+    let candidacy = Candidacy {
+        namespace: "drydock".into(),
+        name: "drydock-controller".into(),
+        identity: HOLDER.into(),
+        labels: BTreeMap::new(),
+        field_manager: "drydock-controller",
+    };
+    let metrics = CertificateMetrics::default();
+    let (lifetimes, last_good) = in_force(&[], &[], None);
+    let names = vec![format!("{SERVICE}.drydock.svc")];
+    let served = ServedCertificate::new(Readiness::new().handle(SECRET));
+    let keeper = Keeper::new(SECRET, names, lifetimes, served.clone(), metrics.clone());
+    let task = CertificatesTask {
+        secrets: Api::namespaced(client.clone(), "drydock"),
+        secret: Cache::filled(secret.map(|secret| serde_json::from_value(secret).unwrap())),
+        mutating: Cache::filled([serde_json::from_value(webhooks()).unwrap()]),
+        validating: Cache::filled([serde_json::from_value(webhooks()).unwrap()]),
+        removal: Cache::filled([]),
+        api_services: vec![Cache::filled([serde_json::from_value(api_service()).unwrap()])],
+        hyperconvergeds: Cache::filled([]),
+        client,
+        keeper,
+        place: Place {
+            namespace: "drydock".into(),
+            configuration_namespaces: Vec::new(),
+        },
+        last_good,
+        changed: Trigger::new(),
+        leadership: Leadership::stand(&process, for_lease, candidacy, Trigger::new()),
+        metrics,
+        process,
+    };
+    Fixture {
+        task,
+        served,
+        server,
+        lease_server,
+    }
+}
+
+fn webhooks() -> Value {
+    let client = json!({"service": {"name": SERVICE, "namespace": "drydock"}});
+    json!({
+        "metadata": {"name": CONFIGURATION, "resourceVersion": "3"},
+        "webhooks": [{"name": "a.drydock.dev", "clientConfig": client, "admissionReviewVersions": ["v1"], "sideEffects": "None"}],
+    })
+}
+
+fn api_service() -> Value {
+    json!({
+        "metadata": {"name": API_SERVICES[0], "resourceVersion": "3"},
+        "spec": {"groupPriorityMinimum": 1000, "versionPriority": 15, "service": {"name": SERVICE, "namespace": "drydock"}},
+    })
+}
+
+/// Accepts the creation of the Secret. Returns the Secret.
+fn create(request: ReceivedRequest) -> Value {
+    assert_eq!((&request.method, request.path()), (&Method::POST, SECRETS));
+    let mut secret = request.body.clone();
+    secret["metadata"]["namespace"] = json!("drydock");
+    secret["metadata"]["resourceVersion"] = json!("7");
+    request.with(&secret);
+    secret
+}
+
+/// Returns the Secret that a leader creates.
+async fn created_secret() -> Value {
+    let Fixture {
+        mut task, mut server, ..
+    } = fixture(None);
+    task.evaluate(clock::now());
+    let (led, secret) = tokio::join!(task.lead(clock::now(), || true), async {
+        create(server.next_request().await)
+    });
+    led.unwrap();
+    secret
+}
+
+/// Elects the replica, and responds to each of its renewals.
+async fn elect(mut server: ApiServer) {
+    let mut lease = json!({
+        "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": "1"},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 15, "leaseTransitions": 2},
+    });
+    loop {
+        let request = server.next_request().await;
+        if request.method != Method::GET {
+            lease["spec"]["holderIdentity"] = json!(HOLDER);
+            lease["metadata"]["resourceVersion"] = json!("2");
+        }
+        request.with(&lease);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bundle_of_a_created_secret_is_published_everywhere() {
+    let secret = created_secret().await;
+    let Fixture {
+        mut task, mut server, ..
+    } = fixture(Some(secret.clone()));
+    task.evaluate(clock::now());
+    let served = async {
+        let mut published = Vec::new();
+        for object in [webhooks(), webhooks(), api_service()] {
+            let request = server.next_request().await;
+            assert_eq!(request.method, Method::PATCH);
+            let body = &request.body;
+            let bundle = [&body["webhooks"][0]["clientConfig"], &body["spec"]].map(|part| part["caBundle"].clone());
+            published.push((request.path().to_owned(), bundle));
+            request.with(&object);
+        }
+        published
+    };
+    let (led, published) = tokio::join!(task.lead(clock::now(), || true), served);
+    led.unwrap();
+    let bundle = &secret["data"][BUNDLE];
+    let expected = [
+        ("mutatingwebhookconfigurations/drydock", [bundle.clone(), Value::Null]),
+        ("validatingwebhookconfigurations/drydock", [bundle.clone(), Value::Null]),
+        ("apiservices/v1.subresources.kubevirt.io", [Value::Null, bundle.clone()]),
+    ];
+    for ((path, published), (suffix, expected)) in published.iter().zip(&expected) {
+        assert!(path.ends_with(suffix), "{path}");
+        assert_eq!(published, expected, "{path}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_publication_does_not_hold_up_the_others() {
+    let secret = created_secret().await;
+    let Fixture {
+        mut task, mut server, ..
+    } = fixture(Some(secret));
+    task.evaluate(clock::now());
+    let served = async {
+        server.next_request().await.refuse(403, "Forbidden");
+        server.next_request().await.with(&webhooks());
+        server.next_request().await.with(&api_service());
+    };
+    let (led, ()) = tokio::join!(task.lead(clock::now(), || true), served);
+    let failure = led.unwrap_err();
+    assert_eq!(
+        failure.to_string(),
+        "could not write the bundle of the mutating webhooks"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn unusable_secret_is_replaced_at_the_observed_version() {
+    let held = json!({
+        "metadata": {"name": SECRET, "namespace": "drydock", "resourceVersion": "5"},
+        "data": {"tls.crt": ByteString(b"no certificate".to_vec())},
+    });
+    let Fixture {
+        mut task, mut server, ..
+    } = fixture(Some(held));
+    task.evaluate(clock::now());
+    let (led, written) = tokio::join!(task.lead(clock::now(), || true), async {
+        let request = server.next_request().await;
+        assert_eq!(
+            (&request.method, request.path()),
+            (&Method::PUT, format!("{SECRETS}/{SECRET}").as_str())
+        );
+        let written = request.body.clone();
+        request.with(&written);
+        written
+    });
+    led.unwrap();
+    assert_eq!(written["metadata"]["resourceVersion"], "5");
+    assert!(written["data"][BUNDLE].is_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn replica_that_does_not_lead_writes_nothing() {
+    let Fixture {
+        mut task, mut server, ..
+    } = fixture(None);
+    task.evaluate(clock::now());
+    task.lead(clock::now(), || false).await.unwrap();
+    assert!(server.is_left_alone().await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificate_of_the_secret_is_served_without_leading() {
+    let secret = created_secret().await;
+    let Fixture { mut task, served, .. } = fixture(Some(secret));
+    assert!(served.current().is_none());
+    task.evaluate(clock::now());
+    assert!(served.current().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
+    let Fixture {
+        task,
+        mut server,
+        lease_server,
+        ..
+    } = fixture(None);
+    let (failures, process) = (task.metrics.failures.clone(), task.process.clone());
+    let served = async {
+        for (code, reason, failed) in [
+            (500, "InternalError", 1),
+            (409, "Conflict", 1),
+            (429, "TooManyRequests", 2),
+        ] {
+            let request = server.next_request().await;
+            assert_eq!((&request.method, request.path()), (&Method::POST, SECRETS));
+            request.refuse(code, reason);
+            // The next attempt, or its refusal, comes after the back-off.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert_eq!(failures.get(), failed, "{code}");
+        }
+        create(server.next_request().await);
+        process.stop();
+    };
+    let mut elected = pin!(elect(lease_server));
+    let running = async { tokio::join!(task.run(), served) };
+    tokio::select! {
+        _ = running => {}
+        () = &mut elected => {}
+    }
+    assert_eq!(failures.get(), 2);
+}
