@@ -49,6 +49,19 @@ impl Caches {
         }
     }
 
+    /// Creates caches with these objects.
+    #[cfg(test)]
+    pub(crate) fn filled(name: &str, node: Option<PartialObjectMeta<Node>>, hypervisor: Option<Hypervisor>) -> Self {
+        Self {
+            name: Key::cluster(name),
+            changed: Trigger::new(),
+            nodes: Cache::filled(node),
+            hypervisors: Cache::filled(hypervisor),
+            config_maps: Cache::filled([]),
+            hyperconvergeds: Cache::filled([]),
+        }
+    }
+
     /// Waits until the caches are synced.
     pub(crate) async fn synced(&self) {
         tokio::join!(

@@ -539,3 +539,6 @@ fn node_for_guests(folder: &Path, device: &str) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
