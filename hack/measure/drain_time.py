@@ -5,6 +5,9 @@
 A drainer asks for one pod after the other to be evicted and asks again five seconds after each refusal, so that a drain
 can take much longer than what it waits for. Drains and migrations by hand take turns; what is moved by hand stands still
 meanwhile.
+
+Four guests keep two processors busy: what others than Drydock spend (QEMU, libvirt, kubelets, containerd, the API server) is a
+time that no drain of them can go below on that machine.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .guests import Guest, in_pod, instances
 from .migration_time import SETTLE, requested
 from .movers import Kind, move
 from .pods import wait_until
+from .processors import Spent
 from .raw_migration import ByHand
 
 COUNTS = (1, 4)
@@ -49,6 +53,7 @@ class Drains:
 
     walls: list[float] = field(default_factory=list)
     ideals: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
     requested: list[list[Request]] = field(default_factory=list)
 
 
@@ -130,9 +135,11 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
         pod = median(pods, count)
         here, there = there, here
         for turn in range(samples):
+            before = Spent.so_far()
             since, begun = datetime.now(timezone.utc), time.monotonic()
             made.kubectl("drain", here, *DRAIN, timeout=200)
             found.walls.append(time.monotonic() - begun)
+            found.others.append(Spent.so_far().others_since(before))
             wait_until(time.monotonic() + SETTLE)
             found.requested.append(list(requested(made, since)))
             made.kubectl("uncordon", here)
@@ -171,6 +178,8 @@ def _figures(count: int, found: Drains, samples: int, progress: Progress) -> Ite
     yield Figure(f"{name}.wall vs kubevirt", wall, "s", KUBEVIRT_WALL[count], None, least=min(found.walls))
     over = min(one - TIMES * other for one, other in zip(found.walls, found.ideals))
     yield Figure(f"{name}.wall over {TIMES} × ideal", wall - TIMES * ideal, "s", ideal, MORE, least=over)
+    others = median(found.others, samples)
+    yield Figure(f"{name}.processor time besides Drydock's vs wall", others, "s", wall, None, least=min(found.others))
     progress.note(f"requests of the last drain: {split(found.requested[-1])}")
     counts = [len(each) / count for each in found.requested]
     reference = KUBEVIRT_REQUESTS[count] / count
