@@ -46,6 +46,8 @@ impl Guest {
             call: self.call,
             tunnel: self.source_tunnel,
             stood_still: false,
+            // It does not wait for acknowledgements.
+            target_is_late: true,
         }
     }
 

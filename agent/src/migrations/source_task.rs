@@ -51,6 +51,9 @@ use crate::{
 
 /// Interval at which a guest that moves is measured.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
+/// Time after which the target's acknowledgement is late. A tunnel sends it within milliseconds after it has resumed the
+/// guest.
+const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(500);
 /// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.
@@ -74,6 +77,8 @@ pub(super) struct SourceTask {
     stood_still: bool,
     /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried.
     left: bool,
+    /// When the guest was first observed to have left.
+    left_since: Option<clock::Instant>,
     /// Whether nothing of the guest's pod is left, without an observed end.
     gone: bool,
     /// Whether it has been logged that libvirt cannot be reached.
@@ -131,6 +136,7 @@ impl SourceTask {
             failure: None,
             stood_still: false,
             left: false,
+            left_since: None,
             gone: false,
             unreachable: false,
             keep_paused: None,
@@ -229,6 +235,7 @@ impl SourceTask {
             DomainEvent::Lifecycle(Lifecycle::Resumed(_) | Lifecycle::Started(_)) => {
                 self.stood_still = false;
                 self.left = false;
+                self.left_since = None;
             }
             _ => {}
         }
@@ -303,6 +310,7 @@ impl SourceTask {
                 call: self.call,
                 tunnel,
                 stood_still: self.stood_still,
+                target_is_late: self.target_is_late_in(domain).is_zero(),
             };
             let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
@@ -322,7 +330,10 @@ impl SourceTask {
             let Some(first) = steps.first().copied() else {
                 let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
                 let silent = domain == SourceDomain::Unknown && by_pod.is_none();
-                return Ok((moves || silent).then_some(MEASURED_EVERY));
+                let late_in = self.target_is_late_in(domain);
+                let waits = domain == SourceDomain::Left && !late_in.is_zero();
+                let recheck = (moves || silent).then_some(MEASURED_EVERY);
+                return Ok(waits.then_some(late_in).or(recheck));
             };
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
@@ -333,6 +344,16 @@ impl SourceTask {
             }
         }
         Ok(Some(MEASURED_EVERY))
+    }
+
+    /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first
+    /// observed to have left.
+    fn target_is_late_in(&mut self, domain: SourceDomain) -> Duration {
+        if domain != SourceDomain::Left {
+            return TARGET_IS_LATE_AFTER;
+        }
+        let since = self.left_since.get_or_insert_with(clock::Instant::now);
+        TARGET_IS_LATE_AFTER.saturating_sub(since.elapsed())
     }
 
     async fn execute(

@@ -11,7 +11,7 @@ use super::{
     super::fixture::{Around, DOMAIN, Fixture, fixture},
     *,
 };
-use crate::tunnel::local::Reply;
+use crate::tunnel::local::{Reply, SessionState};
 
 /// The task of the source, connected to the libvirt in which its guest runs.
 struct Source {
@@ -78,6 +78,22 @@ impl Source {
         while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(100), self.guest.events.recv()).await {
             self.task.take_in(&event);
         }
+    }
+
+    /// Changes the session of this side's tunnel, and waits until the task can read it.
+    async fn change_session(&mut self, change: impl Fn(&mut SessionState)) {
+        let mut sessions = self.fixture.tunnels.sessions();
+        self.fixture.around.tunnel.change(&change);
+        sessions
+            .wait_for(|known| {
+                known.sessions.values().all(|session| {
+                    let mut changed = session.state.clone();
+                    change(&mut changed);
+                    changed == session.state
+                })
+            })
+            .await
+            .unwrap();
     }
 
     fn calls(&self) -> Vec<&'static str> {
@@ -162,25 +178,40 @@ async fn guest_is_released_only_after_the_reply_was_consumed() {
     source.take_in().await;
     source.reconcile_without_writes().await.unwrap();
     assert!(!source.calls().contains(&"release"), "{:?}", source.calls());
-    let mut sessions = source.fixture.tunnels.sessions();
-    sessions.borrow_and_update();
-    source
-        .fixture
-        .around
-        .tunnel
-        .change(|session| session.reply = Reply::Consumed);
-    sessions
-        .wait_for(|known| {
-            known
-                .sessions
-                .values()
-                .all(|session| session.state.reply == Reply::Consumed)
-        })
-        .await
-        .unwrap();
+    source.change_session(|session| session.reply = Reply::Consumed).await;
     let (result, report) = source.reconcile(async |around| around.report("source").await).await;
     result.unwrap();
     assert_eq!(report["state"], "Released");
+}
+
+/// A source whose guest has left, and whose tunnel has released it to the target.
+async fn released_source() -> Source {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.fixture.around.libvirt.guest_leaves();
+    source.fixture.around.libvirt.guest_has_left();
+    source.take_in().await;
+    source.change_session(|session| session.reply = Reply::Consumed).await;
+    source
+}
+
+#[tokio::test]
+async fn source_reports_the_hand_over_once_it_is_acknowledged() {
+    let mut source = released_source().await;
+    source.reconcile_without_writes().await.unwrap();
+    source.change_session(|session| session.acknowledged = true).await;
+    let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+    result.unwrap();
+    assert_eq!(report["state"], "HandedOver");
+}
+
+#[tokio::test]
+async fn source_does_not_wait_for_a_late_acknowledgement() {
+    let mut source = released_source().await;
+    source.task.left_since = clock::Instant::now().checked_sub(TARGET_IS_LATE_AFTER);
+    let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+    result.unwrap();
+    assert_eq!(report["state"], "Stopped");
 }
 
 #[tokio::test]

@@ -219,6 +219,7 @@ mod tests {
                     SourceTunnel::Missing
                 },
                 stood_still: flag,
+                target_is_late: late,
             };
             prop_assert_eq!(source::step(&source), []);
             let target = TargetView {

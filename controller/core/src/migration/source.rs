@@ -23,7 +23,8 @@
 //!   object, never to resume it.
 //!
 //! If the tunnel reports that the target has taken over before libvirt has stopped the guest here, the source reports
-//! both facts in one state, `HandedOver` instead of `Stopped`.
+//! both facts in one state, `HandedOver` instead of `Stopped`. If libvirt was faster, the source waits for that report of
+//! the tunnel for a moment ([`SourceView::target_is_late`]).
 //!
 //! A guest that was switched to post-copy can never resume here either, so it is `Released` at once. Its source QEMU is
 //! left alone until the target has reported `Running`, which it does once all of the guest is there.
@@ -118,6 +119,8 @@ pub struct SourceView {
     pub tunnel: SourceTunnel,
     /// This process has seen every domain event since the guest was paused for the hand-over, and no resume event.
     pub stood_still: bool,
+    /// The guest has left, but the target has not acknowledged that within the agent's `TARGET_IS_LATE_AFTER`.
+    pub target_is_late: bool,
 }
 
 impl SourceView {
@@ -198,6 +201,9 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
     if view.record.source == Some(SourceState::Stopped) {
         return release(view, proof);
     }
+    if is_about_to_be_acknowledged(view) {
+        return Vec::new();
+    }
     let stopped = if has_handed_over(view) {
         SourceState::HandedOver
     } else {
@@ -213,6 +219,21 @@ fn gone(view: &SourceView, proof: Proof) -> Vec<SourceStep> {
 fn has_handed_over(view: &SourceView) -> bool {
     view.record.source == Some(SourceState::Migrating)
         && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. })
+}
+
+/// Returns whether this tunnel has released the guest and the target's acknowledgement is on its way. The target leaves
+/// the report to this side meanwhile: one write instead of two.
+fn is_about_to_be_acknowledged(view: &SourceView) -> bool {
+    let is_released = matches!(
+        view.tunnel,
+        SourceTunnel::Open {
+            reply_read: true,
+            acknowledged: false,
+            ..
+        }
+    );
+    let has_left = view.domain == SourceDomain::Left && view.record.source == Some(SourceState::Migrating);
+    is_released && has_left && !view.target_is_late
 }
 
 /// Steps when the guest has ended and libvirt does not report that it has left.

@@ -223,15 +223,21 @@ impl Out<'_, '_> {
                     call: world.source.call,
                     tunnel: world.source.tunnel,
                     stood_still: world.source.stood_still,
+                    target_is_late: false,
                 };
-                for record in unknown_records(view.record) {
-                    assert_eq!(source::step(&SourceView { record, ..view }), []);
+                // Both cases are possible at any time: it is unknown how long the source has waited for the
+                // acknowledgement.
+                for target_is_late in [false, true] {
+                    let view = SourceView { target_is_late, ..view };
+                    for record in unknown_records(view.record) {
+                        assert_eq!(source::step(&SourceView { record, ..view }), []);
+                    }
+                    let steps = Mutant::source(self.how.mutant, &view, source::step);
+                    self.happens(Event::SourceReconciles, |w| {
+                        w.source.read = None;
+                        fill(&mut w.source.todo, &steps);
+                    });
                 }
-                let steps = Mutant::source(self.how.mutant, &view, source::step);
-                self.happens(Event::SourceReconciles, |w| {
-                    w.source.read = None;
-                    fill(&mut w.source.todo, &steps);
-                });
             }
         }
     }

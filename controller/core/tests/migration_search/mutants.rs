@@ -19,6 +19,8 @@ pub(crate) enum Mutant {
     HandsOverWhatHasNotLeft,
     /// The target waits for its source's report for ever, even if the source's node is gone.
     WaitsForItsSource,
+    /// The source waits for its target's acknowledgement for ever.
+    WaitsForItsTarget,
     /// The source resumes its guest although it has released it.
     ResumesWhatItLetGo,
     /// The source resumes its guest when no job is running, whatever the target has.
@@ -76,11 +78,12 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All mutants.
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 31] = [
         Self::ReleasesWithoutProof,
         Self::HandsOverUnacknowledged,
         Self::HandsOverWhatHasNotLeft,
         Self::WaitsForItsSource,
+        Self::WaitsForItsTarget,
         Self::ResumesWhatItLetGo,
         Self::ResumesIgnoringTheTarget,
         Self::StaysWithoutClosing,
@@ -139,6 +142,10 @@ impl Mutant {
         let still = view.domain == SourceDomain::Leaving;
         let moving = view.record.source == Some(SourceState::Migrating);
         match mutant {
+            Some(Self::WaitsForItsTarget) => step(&SourceView {
+                target_is_late: false,
+                ..*view
+            }),
             Some(Self::DestroysWhatIsToFollow) if view.domain == SourceDomain::PostCopy => vec![SourceStep::Destroy],
             Some(Self::ReleasesWithoutProof) if still && open && moving => {
                 vec![SourceStep::Release(Proof::SourceGone)]

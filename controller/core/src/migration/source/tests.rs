@@ -44,6 +44,7 @@ fn named() -> SourceView {
         call: Call::Unknown,
         tunnel: SourceTunnel::Missing,
         stood_still: false,
+        target_is_late: false,
     }
 }
 
@@ -226,9 +227,14 @@ fn source_reports_stop_before_release() {
                 &[Do::Report(S::Stopped), Do::Release(Proof::SourceStopped)],
             ),
             (
-                "stopped, as the target knows",
-                |v| (v.domain, v.tunnel) = (D::Left, READ),
+                "stopped, and the acknowledgement is late",
+                |v| (v.domain, v.tunnel, v.target_is_late) = (D::Left, READ, true),
                 &[Do::Report(S::Stopped)],
+            ),
+            (
+                "stopped, and the target is about to acknowledge",
+                |v| (v.domain, v.tunnel) = (D::Left, READ),
+                &[],
             ),
             (
                 "stopped, and the target has taken it over",
@@ -584,8 +590,9 @@ prop_compose! {
         call in select(vec![Call::Unknown, Call::Due, Call::Pending, Call::Failed, Call::Succeeded]),
         tunnel in tunnel(),
         stood_still in any::<bool>(),
+        target_is_late in any::<bool>(),
     ) -> SourceView {
-        SourceView { record, domain, job, call, tunnel, stood_still }
+        SourceView { record, domain, job, call, tunnel, stood_still, target_is_late }
     }
 }
 
