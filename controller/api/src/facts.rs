@@ -25,13 +25,13 @@ pub struct NodeFacts {
     pub architecture: String,
     /// Release of the running kernel.
     pub kernel: String,
-    /// What the processor says of itself.
+    /// What the processor reports about itself.
     pub cpu: CpuFacts,
     /// Whether KVM can be used, and why not.
     pub kvm: KvmFacts,
     /// Real-time tasks may use the whole CPU (`kernel.sched_rt_runtime_us` is -1).
     pub real_time: bool,
-    /// What libvirt and QEMU say a guest can get; absent if they could not be asked.
+    /// What a guest can get according to libvirt and QEMU; absent if they could not be queried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtualization: Option<VirtualizationFacts>,
 }
@@ -87,7 +87,7 @@ pub struct CpuFacts {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct CpuidTsc {
-    /// Frequency in Hz where cpuid tells it (leaf 0x15, or a hypervisor's leaf 0x40000010).
+    /// Frequency in Hz where cpuid reports it (leaf 0x15, or a hypervisor's leaf 0x40000010).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub frequency_hz: Option<u64>,
     /// Runs at one rate in all power states.
@@ -110,7 +110,7 @@ pub struct KvmFacts {
     pub hyperv: Vec<String>,
 }
 
-/// Whether KVM can run guests here; everything but `Usable` says why not.
+/// Whether KVM can run guests here; every value but `Usable` is a reason why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum KvmState {
     /// Opened for reading and writing, and libvirt finds usable CPU models with it.
@@ -156,19 +156,19 @@ impl VirtType {
     }
 }
 
-/// What libvirt and QEMU say.
+/// What libvirt and QEMU report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualizationFacts {
     /// How the guests run that these facts describe.
     pub virt_type: VirtType,
-    /// The machine type that was asked about.
+    /// The machine type of the query.
     pub machine: String,
     /// libvirt's version.
     pub libvirt_version: String,
     /// QEMU's version.
     pub qemu_version: String,
-    /// Vendor of the CPU as libvirt names it (`Intel`, `AMD`, `IBM`); empty if it says none.
+    /// Vendor of the CPU as libvirt names it (`Intel`, `AMD`, `IBM`); empty if it names none.
     pub vendor: String,
     /// What a guest with `host-model` gets; absent where libvirt does not support it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -186,12 +186,12 @@ pub struct VirtualizationFacts {
     /// Machine types of the native architecture, aliases included.
     pub machine_types: Arc<Vec<MachineType>>,
     /// Whether a guest can have the host's own CPU without the features that cannot be migrated
-    /// (`on` in libvirt's `hostPassthroughMigratable`). Absent if libvirt does not say, and in the facts
+    /// (`on` in libvirt's `hostPassthroughMigratable`). Absent if libvirt does not report it, and in the facts
     /// of agents that did not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_passthrough_migratable: Option<bool>,
     /// Most bits of a physical address that a guest can have (`maxphysaddr` of the host model). Absent if
-    /// libvirt does not say, and in the facts of agents that did not read it.
+    /// libvirt does not report it, and in the facts of agents that did not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub physical_address_bits: Option<u32>,
     /// The host's time stamp counter as libvirt measured it.
@@ -248,7 +248,7 @@ pub enum Usable {
     Yes,
     /// A guest cannot.
     No,
-    /// libvirt cannot tell; KubeVirt's rule counts it as usable. So does a value of a later version.
+    /// libvirt does not know; KubeVirt's rule counts it as usable. So does a value of a later version.
     #[default]
     #[serde(other)]
     Unknown,
@@ -292,7 +292,7 @@ pub struct Topology {
     pub numa_cells: u32,
 }
 
-/// Confidential computing as libvirt tells.
+/// Confidential computing as libvirt reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ConfidentialFacts {
@@ -321,7 +321,7 @@ pub struct SevFacts {
     pub max_es_guests: u32,
 }
 
-/// What the answers depend on: if a part changes, the host is inspected again.
+/// What the facts depend on: if a part changes, the host is inspected again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Fingerprint(pub BTreeMap<String, String>);

@@ -38,7 +38,7 @@ pub struct HyperConvergedSpec {
     /// How virtual machines are live migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live_migration_config: Option<LiveMigrationConfig>,
-    /// What happens to a virtual machine that does not say so itself when its node is drained.
+    /// What happens to a virtual machine without a strategy of its own when its node is drained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction_strategy: Option<EvictionStrategy>,
     /// CPU model of virtual machines that name none.
@@ -184,7 +184,7 @@ pub struct CertLifetime {
     pub renew_before: Option<String>,
 }
 
-/// What the controller says of the object.
+/// What the controller reports about the object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HyperConvergedStatus {

@@ -74,7 +74,7 @@ pub struct HypervisorStatus {
     /// How the node is being emptied of virtual machines. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<DrainStatus>,
-    /// What emptying the node would do, while its Node asks for that. Written by the controller.
+    /// What emptying the node would do, while its Node requests a preview. Written by the controller.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain_preview: Option<DrainPreview>,
 }
@@ -89,11 +89,11 @@ pub struct AgentEndpoint {
     pub certificate_fingerprint: String,
 }
 
-/// What emptying a node of virtual machines would do, though nobody has asked for it.
+/// What emptying a node of virtual machines would do, without a request to empty it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainPreview {
-    /// Since when it says what it says.
+    /// Since when the lines are as they are.
     pub since: Time,
     /// How many would move, be shut down and block; when the last would have moved; then each of them.
     pub lines: Vec<String>,
@@ -103,7 +103,7 @@ pub struct DrainPreview {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DrainStatus {
-    /// Who asks for it.
+    /// The requesters.
     #[serde(default)]
     pub requested_by: Vec<DrainRequest>,
     /// When it began.
@@ -111,7 +111,7 @@ pub struct DrainStatus {
     /// When nothing was left.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<Time>,
-    /// When nothing will be left, as far as it can be told from what was measured.
+    /// When nothing will be left, estimated from measured migrations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimated_end: Option<Time>,
     /// Virtual machines that were to go since it began.
@@ -126,7 +126,7 @@ pub struct DrainStatus {
     pub blocked: u32,
     /// Of these, those that are being shut down, or will be once they are evicted.
     pub shutting_down: u32,
-    /// Those that are still here, those that are blocked first; at most a hundred are told.
+    /// Those that are still here, those that are blocked first; at most a hundred are listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remaining: Vec<RemainingGuest>,
 }

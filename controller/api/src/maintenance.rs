@@ -292,7 +292,7 @@ pub struct PendingPod {
     pub pending_since: Option<Time>,
     /// Why it has not left, in one CamelCase word.
     pub reason: String,
-    /// What the API server said last when it was to be evicted, if it refused.
+    /// The message with which the API server last refused its eviction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_answer: Option<String>,
     /// What does not let it go.

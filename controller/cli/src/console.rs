@@ -93,7 +93,7 @@ struct Shared {
     store: Store,
     guests: Arc<Guests>,
     read_only: bool,
-    /// Open pages, and requests that are being answered.
+    /// Open pages, and requests in progress.
     active: AtomicUsize,
     /// When a request or an open page last ended.
     last: watch::Sender<Instant>,
@@ -131,7 +131,7 @@ pub(crate) async fn serve(
     cluster: Cluster,
     out: &mut dyn Write,
 ) -> Result<Exit, Failure> {
-    // Credentials that need a terminal are asked for before there is a page.
+    // Credentials that need a terminal are read before there is a page.
     let nodes = Api::<Node>::all(client.clone());
     match nodes.list_metadata(&ListParams::default().limit(1)).await {
         Ok(_) => {}
@@ -192,7 +192,7 @@ impl Local {
     }
 }
 
-/// A request that is being answered, or a page that is open.
+/// A request in progress, or an open page.
 struct Active(Arc<Shared>);
 
 impl Active {

@@ -1,4 +1,4 @@
-//! Reads the objects that a question is answered from.
+//! Reads the objects that a report is made from.
 
 use std::{fmt::Debug, sync::Arc};
 
@@ -46,7 +46,7 @@ where
     }
 }
 
-/// Reads objects without which there is no answer.
+/// Reads objects without which there is no report.
 async fn needed<K>(client: &Client, resource: &'static str) -> Result<Vec<K>, Failure>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
@@ -58,7 +58,7 @@ where
     })
 }
 
-/// Reads objects without which the answer is less certain; returns what cannot be read beside them.
+/// Reads objects without which the report is less certain; returns what cannot be read beside them.
 pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<Unread>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,

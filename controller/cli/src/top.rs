@@ -63,7 +63,7 @@ pub(crate) async fn print(
     again(client, options, lines, screen, out).await
 }
 
-/// Returns the table that was asked for.
+/// Returns the requested table.
 fn listing(options: &Top, snapshot: &Snapshot, now: Timestamp) -> Result<Listing, Failure> {
     let mut listing = match options.table {
         Table::Nodes => nodes::listing(&nodes::rows(snapshot), now),

@@ -5,7 +5,7 @@
 //!  what could not be read ─┘                                          └─▶ JSON
 //! ```
 //!
-//! - [`snapshot`]: the objects that a question is answered from, and those that could not be read.
+//! - [`snapshot`]: the objects that a report is made from, and those that could not be read.
 //! - [`plan`]: what draining nodes would do.
 //! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot; the same of a node, a CPU model and a migration.

@@ -47,7 +47,7 @@ pub enum State {
     Empty,
     /// It does not take guests.
     NotUsable,
-    /// Nothing is heard of it.
+    /// Its kubelet reports nothing.
     Unknown,
 }
 

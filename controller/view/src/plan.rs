@@ -129,7 +129,7 @@ pub struct Room {
     pub lost: Option<String>,
 }
 
-/// What a question is about that cannot be answered.
+/// There is no node of this name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchNode(pub String);
 

@@ -1,4 +1,4 @@
-//! The objects that a question is answered from.
+//! The objects that a report is made from.
 
 use std::{
     borrow::Cow,

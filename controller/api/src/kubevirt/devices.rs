@@ -41,7 +41,7 @@ pub struct Devices {
     /// A watchdog, which acts when the guest does not respond to it in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
-    /// A sound card, whose output nobody hears.
+    /// A sound card, whose output is discarded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sound: Option<Sound>,
 }

@@ -18,7 +18,7 @@ pub struct Domain {
     /// Memory that the guest sees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// What the pod asks of its node. The guest's memory is requested on top of Drydock's overhead
+    /// What the pod requests of its node. The guest's memory is requested on top of Drydock's overhead
     /// if `memory.guest` is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resources: Option<Resources>,
@@ -133,7 +133,7 @@ pub struct Memory {
     pub guest: Option<Amount>,
 }
 
-/// What the pod asks of its node.
+/// What the pod requests of its node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -118,7 +118,7 @@ pub enum StartStrategy {
     Paused,
 }
 
-/// A question to the guest that tells whether it is well.
+/// A check of whether the guest is well.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

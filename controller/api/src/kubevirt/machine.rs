@@ -125,7 +125,7 @@ pub struct VirtualMachineStatus {
     /// Failures to start that follow each other.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_failure: Option<StartFailure>,
-    /// What it was asked to do and has not done yet.
+    /// Requests that it has not carried out yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state_change_requests: Vec<StateChangeRequest>,
     /// The generation that its instance was made of.
@@ -155,7 +155,7 @@ pub struct StartFailure {
     pub retry_after_timestamp: Option<Timestamp>,
 }
 
-/// Something that a virtual machine was asked to do.
+/// A request to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StateChangeRequest {
@@ -177,7 +177,7 @@ impl StateChangeRequest {
     }
 }
 
-/// What a virtual machine can be asked to do.
+/// The kinds of requests to a virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum StateChange {
     /// Run.

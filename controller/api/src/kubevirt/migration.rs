@@ -44,7 +44,7 @@ pub struct VirtualMachineInstanceMigrationSpec {
     /// The instance that moves, in the same namespace.
     #[schemars(length(min = 1, max = 253))]
     pub vmi_name: String,
-    /// Labels that the target must have, beside those that the instance asks for.
+    /// Labels that the target must have, beside those that the instance requires.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub added_node_selector: BTreeMap<String, String>,
     /// How urgent it is beside others that wait. Only Drydock's controller may set it.
@@ -66,7 +66,7 @@ pub enum MigrationPriority {
 
 /// What is reported of a migration.
 ///
-/// The controller writes all of it but what the two sides say: the agent of `source.node` writes
+/// The controller writes all of it but the reports of the two sides: the agent of `source.node` writes
 /// `source`, that of `target.node` writes `target`, each without the fields that name node and pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
@@ -272,7 +272,7 @@ pub struct MigrationSource {
     /// How far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<SourceState>,
-    /// Why it is so, in one CamelCase word, where there is something to say.
+    /// Why, in one CamelCase word, where a reason is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The same for people.
@@ -307,7 +307,7 @@ pub enum SourceState {
     Released,
     /// The guest has left, and nothing of it runs here any more.
     Stopped,
-    /// The same, and the target's tunnel has said that it has taken the guest over: both that the source has
+    /// The same, and the target's tunnel has reported that it has taken the guest over: both that the source has
     /// [`Self::Stopped`] and that the target is [`TargetState::Running`], in one word.
     HandedOver,
     /// The guest runs here and does not move any more.
@@ -373,7 +373,7 @@ pub struct MigrationTarget {
     /// How far it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<TargetState>,
-    /// Why it is so, in one CamelCase word, where there is something to say.
+    /// Why, in one CamelCase word, where a reason is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The same for people.
@@ -529,7 +529,7 @@ pub struct MigrationState {
     /// Why not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure_reason: Option<String>,
-    /// It was asked to be given up.
+    /// It was canceled on request.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub abort_requested: bool,
     /// What became of that: `Aborting`, `Succeeded` or `Failed`.

@@ -25,7 +25,7 @@ pub struct VirtualMachineInstanceStatus {
     /// Where it is between its start and its end.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// Why, in one CamelCase word, where there is something to say.
+    /// Why, in one CamelCase word, where a reason is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// When it first reached each phase.
@@ -45,7 +45,7 @@ pub struct VirtualMachineInstanceStatus {
     /// Network interfaces with their addresses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<InterfaceStatus>,
-    /// The guest's operating system, as its agent says.
+    /// The guest's operating system, as its agent reports it.
     #[serde(rename = "guestOSInfo", skip_serializing_if = "GuestOsInfo::is_empty")]
     pub guest_os_info: GuestOsInfo,
     /// `frozen` while its file systems are frozen.
@@ -162,7 +162,7 @@ pub struct InterfaceStatus {
     /// Its name in the guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface_name: Option<String>,
-    /// Who says so: `domain`, `guest-agent`.
+    /// The source of the addresses: `domain`, `guest-agent`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info_source: Option<String>,
 }
@@ -327,7 +327,7 @@ pub struct FailedMigration {
     pub outdated: bool,
 }
 
-/// What asks for a node to be emptied of virtual machines.
+/// What requests that a node is emptied of virtual machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum DrainRequest {
     /// A NodeMaintenance of the node.
@@ -396,7 +396,7 @@ pub struct DrydockStatus {
 pub struct ImageRecord {
     /// Name of the volume.
     pub name: String,
-    /// Which image it is, by digest: as the manifest names it, or as the node's kubelet says. Absent until that is
+    /// Which image it is, by digest: as the manifest names it, or as the node's kubelet reports it. Absent until that is
     /// known, and where images have no digest, as those that were put on nodes without a registry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,

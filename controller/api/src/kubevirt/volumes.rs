@@ -39,7 +39,7 @@ pub struct Volume {
     /// The files of a Secret, as they are when the guest starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<SecretVolume>,
-    /// Answers for Windows' set-up.
+    /// Settings of an unattended set-up of Windows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sysprep: Option<SysprepVolume>,
     /// A token of a service account, as it is when the guest starts or arrives in a pod.
@@ -342,7 +342,7 @@ pub struct ResourceFieldRef {
     pub divisor: Option<Amount>,
 }
 
-/// Answers for Windows' set-up: a ConfigMap or a Secret with the file Autounattend.xml or Unattend.xml.
+/// Settings of an unattended set-up of Windows: a ConfigMap or a Secret with the file Autounattend.xml or Unattend.xml.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]

@@ -22,7 +22,7 @@
 //! | threat | why it fails |
 //! |---|---|
 //! | a form or an image of another site, with the token that the proxy adds (CSRF) | it cannot set the header; `Sec-Fetch-Site`, `Origin` and `Content-Type` refuse it too |
-//! | a script of another site that sets the header | its browser asks first, with OPTIONS, which is refused and has no header that would allow it |
+//! | a script of another site that sets the header | its browser sends OPTIONS first, which is refused and has no header that would allow it |
 //! | a link or the sign-in of a proxy, which lead here from another site | only the document, which is the same for everybody and has no data, is served to a navigation |
 //! | another site shows the console in a frame, and its user clicks | `frame-ancestors 'none'` |
 //! | a site of the same domain with another port or host | another origin: `Origin` and `Sec-Fetch-Site: same-site` are refused |

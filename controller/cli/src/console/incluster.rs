@@ -68,7 +68,7 @@ const LEAVE: Duration = Duration::from_secs(4);
 const HSTS: HeaderValue = HeaderValue::from_static("max-age=31536000");
 const COMPONENT: &str = "drydock-console";
 
-/// Serves the console until the process is told to stop.
+/// Serves the console until the process has to stop.
 pub(crate) fn run(options: Listening) -> ExitCode {
     let start = Start {
         component: COMPONENT,

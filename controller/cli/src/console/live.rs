@@ -122,7 +122,7 @@ impl Open {
             update.announce = Some(&page.announcement);
             self.announced = Some((page.announcement.clone(), Instant::now()));
         }
-        // It cannot fail: an update has strings and numbers only. One without a change says that the console is there.
+        // It cannot fail: an update has strings and numbers only. One without a change shows that the console is there.
         let line = serde_json::to_string(&update).unwrap_or_default();
         self.shown = Some(page);
         line

@@ -23,7 +23,7 @@ const LENGTH: usize = 32;
 #[error("the system has no random numbers")]
 pub(super) struct NoRandom;
 
-/// Keys that are valid. Only their digests are kept, so the time of a lookup does not tell how much of a guess is right.
+/// Keys that are valid. Only their digests are kept, so the time of a lookup does not reveal how much of a guess is right.
 #[derive(Debug, Default)]
 pub(super) struct Sessions(Mutex<Keys>);
 

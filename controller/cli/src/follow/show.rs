@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::course::Course;
 use crate::{arguments::CourseOutput, failure::Failure, output, screen::Screen};
 
-/// Time without a change after which a line says what a drain waits for.
+/// Time without a change after which a line shows what a drain waits for.
 const SILENCE: Duration = Duration::from_secs(30);
 /// A block is drawn at most this often after changes.
 const DRAW_EVERY: Duration = Duration::from_millis(250);

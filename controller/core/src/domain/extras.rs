@@ -20,7 +20,7 @@ fn watchdog(watchdog: &Watchdog) -> Element {
         .child(pci::WATCHDOG.element())
 }
 
-/// The sound goes nowhere: a pod has no sound device, and VNC viewers hear nothing.
+/// The sound goes nowhere: a pod has no sound device, and VNC viewers receive none.
 fn sound(sound: &Sound) -> [Element; 2] {
     let model = sound.model.unwrap_or_default();
     [

@@ -41,7 +41,7 @@ pub enum Lease {
 pub struct NodeExplanation {
     /// Its row in the table of all nodes.
     pub row: NodeRow,
-    /// Why no new guest would start there that asks for nothing special, each the predicate of a sentence about the node.
+    /// Why no new guest without special requirements would start there, each the predicate of a sentence about the node.
     pub refuses: Vec<String>,
     /// Its agent, in words.
     pub agent: String,
@@ -119,7 +119,7 @@ pub fn node(snapshot: &Snapshot, name: &str, lease: &Lease) -> Option<NodeExplan
     })
 }
 
-/// Returns why a guest that asks for nothing special would not start on a node.
+/// Returns why a guest without special requirements would not start on a node.
 fn refuses(world: &World<'_>, view: &NodeView<'_>) -> Vec<String> {
     let architecture = view.labels.and_then(|labels| labels.get("kubernetes.io/arch"));
     let spec = VirtualMachineInstanceSpec {

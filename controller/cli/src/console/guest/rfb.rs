@@ -400,7 +400,7 @@ fn skip(length: u32) -> Next {
     if length == 0 { Next::Message } else { Next::Skip(length) }
 }
 
-/// Reads 16 bits. Each element is as long as [`Rfb::length`] says.
+/// Reads 16 bits. Each element is as long as [`Rfb::length`] returns.
 fn short(input: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([input[at], input[at + 1]])
 }

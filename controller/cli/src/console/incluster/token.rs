@@ -72,7 +72,7 @@ impl Token {
         bytes
     }
 
-    /// Returns until when it says itself to be valid, if it is a JSON Web Token (RFC 7519). Nothing is decided by it: it is
+    /// Returns the end of its validity according to itself, if it is a JSON Web Token (RFC 7519). Nothing is decided by it: it is
     /// for people whose token the API server has refused.
     pub(super) fn expiry(&self) -> Option<Timestamp> {
         #[derive(Deserialize)]

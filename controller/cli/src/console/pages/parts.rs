@@ -197,7 +197,7 @@ pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
     );
 }
 
-/// A question whose answer is one button.
+/// A confirmation by one button.
 pub(super) struct Question<'a> {
     /// The identity of the form.
     pub(super) id: &'a str,

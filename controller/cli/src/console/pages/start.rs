@@ -1,4 +1,4 @@
-//! The dialog that starts maintenance: it shows what would happen before it asks for a confirmation.
+//! The dialog that starts maintenance: it shows what would happen before it requires a confirmation.
 
 use drydock_view::plan::{DrainPlan, GuestPlan, NoSuchNode, NodePlan, Verdicts, plan};
 use drydock_view::text::{bytes, seconds};
