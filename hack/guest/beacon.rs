@@ -37,7 +37,7 @@ fn boot() -> String {
 }
 
 /// Calls `send` with a numbered line at each interval, for ever. A standstill
-/// makes one line late and says so; missed times are not caught up in a burst.
+/// makes one line late, which it reports; missed times are not caught up in a burst.
 fn pace(every: Duration, mut send: impl FnMut(&str)) -> ! {
     let begin = Instant::now();
     let (boot, booted) = (boot(), uptime());

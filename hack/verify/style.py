@@ -212,6 +212,26 @@ def speech_texts(text: str) -> list[str]:
     return [one for one in texts if " " in one and (SPEECH - {"word", "words"}) & {word.lower() for word in _SPEECH_WORD.findall(one)}]
 
 
+# Words with other meanings in comments: a word of memory or of a command line, and to look something up.
+_OTHER_MEANINGS = frozenset("word words look looks looked looking".split())
+
+_COMMENT = re.compile(r"^\s*//[/!]?(.*)$", re.MULTILINE)
+
+# Files whose comments show a wire format that has such a word, and which.
+COMMENTS_ALLOWED = {"agent/src/tunnel/local.rs": {"answer"}}
+
+
+def speech_comments(text: str) -> list[str]:
+    """Lines of comments in Rust code that have a verb of speech."""
+    lines = (found[1].strip() for found in _COMMENT.finditer(text))
+    return [line for line in lines if (SPEECH - _OTHER_MEANINGS) & {word.lower() for word in _SPEECH_WORD.findall(line)}]
+
+
+def _speech_comments(path: str, text: str) -> list[str]:
+    allowed = COMMENTS_ALLOWED.get(path, set())
+    return [f"{path}: {line}" for line in speech_comments(text) if not allowed & set(_SPEECH_WORD.findall(line))]
+
+
 def _speech(path: str, text: str) -> list[str]:
     allowed = {name for beginning, names, _ in SPEECH_ALLOWED if path.startswith(beginning) for name in names}
     names = python_names(text) if path.endswith(".py") else rust_names(text)
@@ -297,6 +317,12 @@ def _conventions() -> dict[str, list[str]]:
         if name.endswith(".rs") and not _TEST_FILES.search(name)
         for message in speech_texts((REPOSITORY / name).read_text())
     ]
+    comments = [
+        line
+        for name in tracked.split()
+        if name.endswith(".rs")
+        for line in _speech_comments(name, (REPOSITORY / name).read_text())
+    ]
     long = [
         line
         for name in tracked.split()
@@ -322,6 +348,7 @@ def _conventions() -> dict[str, list[str]]:
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,
+        "comments in Rust have no verbs of speech": comments,
         "files import each other in no cycle": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],

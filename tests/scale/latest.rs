@@ -26,7 +26,7 @@ use tokio::sync::{broadcast, watch};
 
 use crate::door::Door;
 
-/// So many changes may be unheard before somebody loses one, which ends the process.
+/// How many changes may be unread before a reader loses one, which ends the process.
 const CHANGES_BUFFERED: usize = 1 << 17;
 
 /// Objects of one kind by UID.

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!  cpuid / cpuinfo ─┐
-//!  kernel          ─┼─► NodeFacts ◄── libvirt_answers ◄── domain_capabilities, baseline,
+//!  kernel          ─┼─► NodeFacts ◄── libvirt_probe ◄──── domain_capabilities, baseline,
 //!  kvm, hyperv     ─┘                      ▲              capabilities (pure parsers)
 //!                                          │
 //!                        libvirt (client) ─┴─ private_libvirtd (started per inspection)

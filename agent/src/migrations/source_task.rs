@@ -328,12 +328,7 @@ impl SourceTask {
             }
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
-                let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
-                let silent = domain == SourceDomain::Unknown && by_pod.is_none();
-                let late_in = self.target_is_late_in(domain);
-                let waits = domain == SourceDomain::Left && !late_in.is_zero();
-                let recheck = (moves || silent).then_some(MEASURED_EVERY);
-                return Ok(waits.then_some(late_in).or(recheck));
+                return Ok(self.recheck_in(domain, job, by_pod.is_some()));
             };
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
@@ -344,6 +339,17 @@ impl SourceTask {
             }
         }
         Ok(Some(MEASURED_EVERY))
+    }
+
+    /// Returns when to reconcile again without an event, while nothing is to be done.
+    fn recheck_in(&mut self, domain: SourceDomain, job: Job, pod_has_ended: bool) -> Option<Duration> {
+        let late_in = self.target_is_late_in(domain);
+        if domain == SourceDomain::Left && !late_in.is_zero() {
+            return Some(late_in);
+        }
+        let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
+        let silent = domain == SourceDomain::Unknown && !pod_has_ended;
+        (moves || silent).then_some(MEASURED_EVERY)
     }
 
     /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first

@@ -13,6 +13,7 @@ from verify.style import (
     python_names,
     rust_names,
     speech_names,
+    speech_comments,
     speech_texts,
 )
 
@@ -65,6 +66,16 @@ mod tests {
 '''
         self.assertEqual(speech_texts(source), ["nobody answered in time"])
         self.assertEqual(speech_texts('fn f() { "the last word of \\"it\\"" }'), [])
+
+    def test_comments_have_no_verbs_of_speech(self) -> None:
+        source = """
+            /// What it says.
+            fn f() { // a comment behind code is not read
+                //! The last word, looked up.
+                let url = "http://said";
+            }
+"""
+        self.assertEqual(speech_comments(source), ["What it says."])
 
     def test_functions_with_a_line_too_many_are_found(self) -> None:
         def function(header: str, lines: int, indentation: str = "") -> str:

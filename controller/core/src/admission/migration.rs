@@ -1,7 +1,7 @@
 //! What a VirtualMachineInstanceMigration may request, and when.
 //!
 //! ```text
-//!  manifest ─▶ prepared() ─▶ check(), review_asker() ─▶ review_instance(), review_in_flight()
+//!  manifest ─▶ prepared() ─▶ check(), review_requester() ─▶ review_instance(), review_in_flight()
 //!              label, finalizer     its own fields            the state of the cluster
 //! ```
 
