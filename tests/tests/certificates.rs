@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -36,10 +37,10 @@ const RENEWALS_AFTER_RESTART: usize = 5;
 /// At this renewal a migration begins, which lasts for more than one.
 const MIGRATION: usize = 20;
 
-/// CAs valid for 20 seconds and certificates valid for 10, each renewed at half of its lifetime. Migrations are slow.
+/// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime. Migrations are slow.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
                          kubevirt-hyperconverged\n  namespace: drydock\nspec:\n  certConfig:\n    ca: {duration: 20s, \
-                         renewBefore: 10s}\n    server: {duration: 10s, renewBefore: 5s}\n  \
+                         renewBefore: 16s}\n    server: {duration: 10s, renewBefore: 8s}\n  \
                          liveMigrationConfig: {bandwidthPerMigration: 3Mi, completionTimeoutPerGiB: 0, progressTimeout: 0}\n";
 
 fn machine() -> Result<DynamicObject> {
@@ -97,6 +98,9 @@ impl Streams {
     }
 }
 
+/// Pause between admissions: without it, they take a processor from what else runs.
+const BETWEEN_ADMISSIONS: Duration = Duration::from_millis(20);
+
 /// Creates machines by dry run in an endless loop; returns only with an error.
 async fn keep_creating(machines: &Api<DynamicObject>, admitted: &AtomicU64) -> Result<()> {
     let parameters = PostParams {
@@ -109,6 +113,7 @@ async fn keep_creating(machines: &Api<DynamicObject>, admitted: &AtomicU64) -> R
         let created = machines.create(&parameters, &machine).await;
         created.with_context(|| format!("after {before} admissions"))?;
         admitted.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(BETWEEN_ADMISSIONS).await;
     }
 }
 
