@@ -37,24 +37,18 @@ struct Held {
 }
 
 impl ConfigurationInForce {
-    /// Starts watching. The built-in configuration is in force until the resolver runs; it also runs when `changed` is
-    /// notified, because nodes may have other CPU models.
+    /// Starts watching the legacy objects. The built-in configuration is in force until the resolver runs, and it runs
+    /// when `changed` is notified: a HyperConverged has changed, or nodes may have other CPU models.
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
+        hyperconvergeds: Cache<HyperConverged>,
         namespaces: Vec<String>,
         changed: Trigger,
     ) -> (Self, Resolver) {
         let config_maps = Watch::<ConfigMap>::all(client.clone(), "legacy configuration")
             .fields(format!("metadata.name={CONFIG_MAP}"))
             .prune(|map| map.binary_data = None)
-            .wakes(&changed);
-        let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "configuration in full")
-            .optional()
-            .prune(|object| {
-                object.status = None;
-                object.spec.other.clear();
-            })
             .wakes(&changed);
         let (read, resolved) = watch::channel(false);
         let in_force = Self {
@@ -63,7 +57,7 @@ impl ConfigurationInForce {
         };
         let resolver = Resolver {
             config_maps: watches.start(config_maps),
-            hyperconvergeds: watches.start(hyperconvergeds),
+            hyperconvergeds,
             namespaces,
             in_force: in_force.clone(),
             read,

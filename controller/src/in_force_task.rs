@@ -12,7 +12,7 @@ use drydock_core::{
     in_force::judge,
 };
 use drydock_runtime::{
-    Backoff, Cache, Process, Trigger, Watch, Watches, chain, clock,
+    Backoff, Cache, Process, Trigger, chain, clock,
     lease::{Leadership, Term},
 };
 use jiff::Timestamp;
@@ -40,14 +40,14 @@ pub(crate) struct InForceTask {
 }
 
 impl InForceTask {
-    /// Starts watching. `changed` is also notified of each change of the configuration in force.
+    /// Creates the task over these caches. `changed` is notified when one of them or the configuration in force changes.
     #[expect(
         clippy::too_many_arguments,
         reason = "the parts of the process are put together in one place"
     )]
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        (hyperconvergeds, hypervisors): (Cache<HyperConverged>, Cache<Hypervisor>),
         namespaces: Vec<String>,
         configuration: ConfigurationInForce,
         leadership: Leadership,
@@ -55,21 +55,9 @@ impl InForceTask {
         metrics: Metrics,
         process: Process,
     ) -> Self {
-        let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "configuration")
-            .prune(|object| object.spec = drydock_api::HyperConvergedSpec::default())
-            .wakes(&changed);
-        let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors")
-            .prune(|hypervisor| {
-                let configuration = hypervisor.status.take().and_then(|status| status.configuration);
-                hypervisor.status = Some(drydock_api::HypervisorStatus {
-                    configuration,
-                    ..Default::default()
-                });
-            })
-            .wakes(&changed);
         Self {
-            hyperconvergeds: watches.start(hyperconvergeds),
-            hypervisors: watches.start(hypervisors),
+            hyperconvergeds,
+            hypervisors,
             client,
             namespaces,
             configuration,

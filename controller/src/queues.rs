@@ -37,10 +37,12 @@ pub(crate) struct Queues {
     pub(crate) drains: Trigger,
     /// Notified when the spread of the controller's replicas has to be reconciled.
     pub(crate) replicas: Trigger,
-    /// Notified when the default CPU model has to be chosen again.
-    pub(crate) default_model: Trigger,
+    /// Notified when the configuration has to be resolved, and the default CPU model chosen again.
+    pub(crate) configuration: Trigger,
     /// Notified when the status of the configuration has to be reconciled.
     pub(crate) configuration_status: Trigger,
+    /// Notified when the certificates have to be reconciled.
+    pub(crate) certificates: Trigger,
     /// Changes when a held eviction may be granted.
     held_evictions: Arc<watch::Sender<u64>>,
 }
@@ -62,8 +64,9 @@ impl Queues {
             all_pdbs: Trigger::new(),
             drains: Trigger::new(),
             replicas: Trigger::new(),
-            default_model: Trigger::new(),
+            configuration: Trigger::new(),
             configuration_status: Trigger::new(),
+            certificates: Trigger::new(),
             held_evictions: Arc::new(watch::Sender::new(0)),
         }
     }
@@ -83,8 +86,9 @@ impl Queues {
                 Route::AllPdbs => self.all_pdbs.notify(),
                 Route::Drains => self.drains.notify(),
                 Route::Replicas => self.replicas.notify(),
-                Route::DefaultModel => self.default_model.notify(),
+                Route::Configuration => self.configuration.notify(),
                 Route::ConfigurationStatus => self.configuration_status.notify(),
+                Route::Certificates => self.certificates.notify(),
                 Route::HeldEvictions => self
                     .held_evictions
                     .send_modify(|number| *number = number.wrapping_add(1)),

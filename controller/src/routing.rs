@@ -11,11 +11,13 @@
 //!  PDB of an instance   itself                                            held evictions
 //!  other PDB            the PDBs of its namespace                         drains
 //!  maintenance          its node
-//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, default CPU model
+//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, default CPU model,
+//!                                                                         status of the configuration
 //!  pod on a node        the node's maintenances                           drains
 //!  agent's liveness                                                       sweeps
 //!  configuration                                                          sweeps, all PDBs, drains, held evictions,
 //!                                                                         its status
+//!  HyperConverged                                                         configuration and its status, certificates
 //! ```
 //!
 //! A sweep reconciles all unfinished instances, or all migrations that wait for a node. A rule of the cluster, such as a
@@ -60,10 +62,12 @@ pub(crate) enum Route {
     Drains,
     /// The spread of the controller's own replicas over nodes.
     Replicas,
-    /// The CPU model of virtual machines that name none.
-    DefaultModel,
+    /// The configuration in force, and the CPU model of virtual machines that name none.
+    Configuration,
     /// The status of the configuration in force.
     ConfigurationStatus,
+    /// The certificates, whose lifetimes are configured.
+    Certificates,
     /// The evictions that are held until a guest has moved.
     HeldEvictions,
 }
@@ -138,7 +142,8 @@ pub(crate) fn of_node(node: &str, is_in_maintenance: bool) -> Vec<Route> {
         Route::WaitingMigrations,
         Route::Drains,
         Route::Replicas,
-        Route::DefaultModel,
+        Route::Configuration,
+        Route::ConfigurationStatus,
     ];
     if is_in_maintenance {
         routes.push(Route::Maintenance(Key::cluster(node)));
@@ -171,6 +176,11 @@ pub(crate) fn of_configuration() -> Vec<Route> {
         Route::HeldEvictions,
         Route::ConfigurationStatus,
     ]
+}
+
+/// Returns the routes of a changed HyperConverged, of which one has the configuration.
+pub(crate) fn of_hyperconverged() -> Vec<Route> {
+    vec![Route::Configuration, Route::ConfigurationStatus, Route::Certificates]
 }
 
 #[cfg(test)]

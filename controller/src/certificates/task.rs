@@ -78,12 +78,13 @@ impl fmt::Debug for CertificatesTask {
 
 impl CertificatesTask {
     /// Starts watching. `removal` has the configuration that the controller creates itself; `changed` is notified of its
-    /// changes.
+    /// changes and of those of `hyperconvergeds`.
     #[expect(clippy::too_many_arguments, reason = "each is a different thing it depends on")]
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         place: Place,
+        hyperconvergeds: Cache<HyperConverged>,
         (removal, changed): (Cache<ValidatingWebhookConfiguration>, Trigger),
         served: ServedCertificate,
         leadership: Leadership,
@@ -96,9 +97,6 @@ impl CertificatesTask {
         let mutating = Watch::<MutatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "mutating webhooks");
         let validating =
             Watch::<ValidatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "validating webhooks");
-        let hyperconvergeds = Watch::<HyperConverged>::all(client.clone(), "lifetimes of certificates")
-            .prune(|object| object.status = None)
-            .wakes(&changed);
         let api_services = API_SERVICES.map(|name| {
             let watch =
                 Watch::<APIService>::one(client.clone(), name, "APIServices").prune(|object| object.status = None);
@@ -113,7 +111,7 @@ impl CertificatesTask {
             validating: watches.start(validating.wakes(&changed)),
             removal,
             api_services: api_services.into(),
-            hyperconvergeds: watches.start(hyperconvergeds),
+            hyperconvergeds,
             client,
             keeper: Keeper::new(SECRET, names, lifetimes, served, metrics.clone()),
             place,

@@ -216,6 +216,18 @@ fn node_concerns_its_maintenance_only_if_it_has_one() {
 }
 
 #[test]
+fn status_of_the_configuration_follows_nodes_and_objects() {
+    for routes in [of_node("a", false), of_hyperconverged(), of_configuration()] {
+        assert!(routes.contains(&Route::ConfigurationStatus), "{routes:?}");
+    }
+    assert!(of_hyperconverged().contains(&Route::Certificates));
+    assert!(
+        !of_configuration().contains(&Route::Configuration),
+        "it would resolve itself again"
+    );
+}
+
+#[test]
 fn configuration_concerns_what_an_eviction_does() {
     let routes = of_configuration();
     for route in [

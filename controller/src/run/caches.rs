@@ -1,6 +1,7 @@
 //! The caches that several parts share. Each passes its changes through [`routing`] to the queues.
 
-use drydock_api::kubevirt::VirtualMachine;
+use drydock_api::{HyperConverged, kubevirt::VirtualMachine};
+use drydock_runtime::{Cache, Watch};
 
 use super::Context;
 use crate::{
@@ -13,6 +14,7 @@ use crate::{
 
 /// The shared caches.
 pub(super) struct Caches {
+    pub(super) hyperconvergeds: Cache<HyperConverged>,
     pub(super) configuration: ConfigurationInForce,
     pub(super) migrations: Migrations,
     pub(super) instances: Instances,
@@ -32,11 +34,13 @@ impl Caches {
     pub(super) fn start(context: &Context, queues: &Queues) -> Self {
         let Context { client, watches, .. } = context;
         let router = || queues.clone();
+        let hyperconvergeds = hyperconvergeds(context, queues);
         let (configuration, resolver) = ConfigurationInForce::start(
             client,
             watches,
+            hyperconvergeds.clone(),
             context.args.configuration_namespaces.clone(),
-            queues.default_model.clone(),
+            queues.configuration.clone(),
         );
         let migrations = migrations(context, queues);
         let instances = instances(context, queues, &migrations);
@@ -88,6 +92,7 @@ impl Caches {
         let rate = MigrationRate::new(instances.clone(), migrations.clone());
         let previewer = Previewer::new(instances.clone(), migrations.clone(), launchers.clone(), rate.clone());
         Self {
+            hyperconvergeds,
             configuration,
             migrations,
             instances,
@@ -115,6 +120,15 @@ impl Caches {
             context.telemetry.held_evictions.clone(),
         )
     }
+}
+
+fn hyperconvergeds(context: &Context, queues: &Queues) -> Cache<HyperConverged> {
+    let queue = queues.clone();
+    let watch = Watch::<HyperConverged>::all(context.client.clone(), "configuration")
+        .optional()
+        .prune(|object| object.spec.other.clear())
+        .on_change(move |_| queue.follow(routing::of_hyperconverged()));
+    context.watches.start(watch)
 }
 
 fn migrations(context: &Context, queues: &Queues) -> Migrations {

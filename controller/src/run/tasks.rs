@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 
 use drydock_core::migration::deadlines::Deadlines;
-use drydock_runtime::Trigger;
 
 use super::{Context, caches::Caches};
 use crate::{
@@ -61,8 +60,8 @@ pub(super) fn spawn(
     spawn_guests(context, &caches, queues);
     spawn_migrations(context, &caches, queues);
     spawn_nodes(context, &caches, queues);
+    spawn_installation(context, &caches, certificate, queues);
     spawn_maintenances(context, caches, queues);
-    spawn_installation(context, certificate);
 }
 
 /// Machines, instances and their PDBs.
@@ -165,7 +164,7 @@ fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
     context.spawn("observing agents' Leases", liveness.run());
     let in_force = InForceTask::new(
         context.client.clone(),
-        &context.watches,
+        (caches.hyperconvergeds.clone(), caches.nodes.hypervisors.clone()),
         context.args.configuration_namespaces.clone(),
         caches.configuration.clone(),
         leadership.clone(),
@@ -216,7 +215,7 @@ fn spawn_maintenances(context: &Context, caches: Caches, queues: &Queues) {
 }
 
 /// Certificates, and the protection of Drydock's own objects.
-fn spawn_installation(context: &Context, certificate: ServedCertificate) {
+fn spawn_installation(context: &Context, caches: &Caches, certificate: ServedCertificate, queues: &Queues) {
     let Context {
         args,
         process,
@@ -226,12 +225,11 @@ fn spawn_installation(context: &Context, certificate: ServedCertificate) {
         telemetry,
         ..
     } = context;
-    let changed = Trigger::new();
     let removal = RemovalTask::new(
         client.clone(),
         watches,
         args.namespace.clone(),
-        &changed,
+        &queues.certificates,
         leadership.clone(),
         process.clone(),
     );
@@ -250,7 +248,8 @@ fn spawn_installation(context: &Context, certificate: ServedCertificate) {
         client.clone(),
         watches,
         place,
-        (removal.shown(), changed),
+        caches.hyperconvergeds.clone(),
+        (removal.shown(), queues.certificates.clone()),
         certificate,
         leadership.clone(),
         telemetry.certificates.clone(),
