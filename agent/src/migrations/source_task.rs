@@ -52,8 +52,8 @@ use crate::{
 /// Interval at which a guest that moves is measured.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Time after which the target's acknowledgement is late. A tunnel sends it within milliseconds after it has resumed the
-/// guest.
-const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(500);
+/// guest. Short, because a guest whose tunnel cannot release it stands still for this long.
+const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(100);
 /// Pause after a failure: first and maximum.
 const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.

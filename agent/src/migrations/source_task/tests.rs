@@ -221,6 +221,7 @@ async fn guest_that_has_left_is_released_and_reported_stopped() {
     source.fixture.around.libvirt.guest_leaves();
     source.fixture.around.libvirt.guest_has_left();
     source.take_in().await;
+    source.task.left_since = clock::Instant::now().checked_sub(TARGET_IS_LATE_AFTER);
     let (result, report) = source.reconcile(async |around| around.report("source").await).await;
     result.unwrap();
     assert_eq!(report["state"], "Stopped");

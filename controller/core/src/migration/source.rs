@@ -221,19 +221,19 @@ fn has_handed_over(view: &SourceView) -> bool {
         && matches!(view.tunnel, SourceTunnel::Open { acknowledged: true, .. })
 }
 
-/// Returns whether this tunnel has released the guest and the target's acknowledgement is on its way. The target leaves
-/// the report to this side meanwhile: one write instead of two.
+/// Returns whether this tunnel is about to release the guest or has done so, and the target's acknowledgement is on its
+/// way. The target leaves the report to this side meanwhile: one write instead of two.
 fn is_about_to_be_acknowledged(view: &SourceView) -> bool {
-    let is_released = matches!(
+    let is_carried = matches!(
         view.tunnel,
         SourceTunnel::Open {
-            reply_read: true,
+            paired: true,
             acknowledged: false,
             ..
         }
     );
     let has_left = view.domain == SourceDomain::Left && view.record.source == Some(SourceState::Migrating);
-    is_released && has_left && !view.target_is_late
+    is_carried && has_left && !view.target_is_late
 }
 
 /// Steps when the guest has ended and libvirt does not report that it has left.

@@ -222,9 +222,14 @@ fn source_reports_stop_before_release() {
             ),
             ("given up in time", |v| v.record.deleted = true, &[Do::Abort]),
             (
-                "stopped",
-                |v| v.domain = D::Left,
+                "stopped, and this tunnel did not see why",
+                |v| (v.domain, v.target_is_late) = (D::Left, true),
                 &[Do::Report(S::Stopped), Do::Release(Proof::SourceStopped)],
+            ),
+            (
+                "stopped, and this tunnel is about to see why",
+                |v| v.domain = D::Left,
+                &[],
             ),
             (
                 "stopped, and the acknowledgement is late",
