@@ -108,9 +108,9 @@ def missing_tests(text: str, known: set[str]) -> list[str]:
 def _missing_tests() -> dict[str, list[str]]:
     # Metrics have names as long as those of tests.
     known = {name for name, _ in removal.TESTS} | reference.metric_names()
-    for file in REPOSITORY.rglob("*.rs"):
-        if "target" not in file.relative_to(REPOSITORY).parts:
-            known.update(re.findall(r"\bfn ([a-z0-9_]+)", file.read_text(errors="replace")))
+    tracked, _ = command(["git", "ls-files", "*.rs"], quiet=True)
+    for source in tracked.split():
+        known.update(re.findall(r"\bfn ([a-z0-9_]+)", (REPOSITORY / source).read_text(errors="replace")))
     for file in browser.TESTS.glob("test_*.py"):
         known.update(re.findall(r"\bdef (test_[a-z0-9_]+)", file.read_text()))
     found = []
