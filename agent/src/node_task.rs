@@ -486,12 +486,13 @@ impl NodeTask {
 
     /// Reports that the node no longer accepts virtual machines, unless another agent is about to take over.
     async fn farewell(&mut self) {
-        // Before the lock is released: the next agent registers as soon as it has it.
-        if let Some(plugin) = self.plugin.take() {
-            plugin.close().await;
-        }
+        // Before the lock is released: the next agent registers as soon as it has it. The plugin last, because the kubelet
+        // has no shares from then on.
         if let Some(profiles) = &self.profiles {
             profiles.close().await;
+        }
+        if let Some(plugin) = self.plugin.take() {
+            plugin.close().await;
         }
         let Some(lock) = &self.lock else { return };
         match lock.nobody_waits() {

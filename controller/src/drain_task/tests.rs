@@ -95,14 +95,14 @@ fn mark_path(name: &str) -> String {
 const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations";
 
 impl Fixture {
-    /// Makes and executes one plan, whose requests `served` responds to.
-    async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<()> {
+    /// Makes and executes one plan, whose requests `served` responds to. Returns when the next plan is due.
+    async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<Option<jiff::Timestamp>> {
         let mut pause = Duration::ZERO;
         let (result, ()) = tokio::join!(
             self.task.reconcile(&mut self.kept, false, &mut pause),
             served(&mut self.server)
         );
-        result.map(drop)
+        result
     }
 
     /// Marks the guest `name`, which is the only one without a mark.
@@ -142,7 +142,10 @@ async fn guest_of_a_tainted_node_is_marked_and_then_migrated_once() {
     created.await.unwrap();
     // The watch has shown neither the mark nor the migration yet.
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
-    nothing.await.unwrap();
+    let wake = nothing.await.unwrap();
+    // The Node is to report a drain that lasts.
+    let lasts = clock::now() + Duration::from_secs(4);
+    assert!(wake.is_some_and(|wake| wake <= lasts), "{wake:?}");
 }
 
 /// What each failed write leads to: an error that requeues the drain, a recorded refusal, or nothing.
