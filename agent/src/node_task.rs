@@ -463,14 +463,13 @@ impl NodeTask {
         } in events
         {
             info!(reason, "{message}");
-            self.events.publish(drydock_runtime::Event {
-                regarding: node_reference(&self.args.node_name, node.uid()),
-                related: None,
-                severity: if warning { Severity::Warning } else { Severity::Normal },
-                reason: reason.into(),
-                action: "Inspect".into(),
-                note: message,
-            });
+            self.events.publish(drydock_runtime::Event::new(
+                node_reference(&self.args.node_name, node.uid()),
+                "Inspect",
+                if warning { Severity::Warning } else { Severity::Normal },
+                reason,
+                message,
+            ));
         }
     }
 

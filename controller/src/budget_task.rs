@@ -5,15 +5,18 @@
 //!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
 //! ```
 
-use drydock_api::kubevirt::VirtualMachineInstance;
+use std::sync::Arc;
+
+use drydock_api::{hyperconverged::EvictionStrategy, kubevirt::VirtualMachineInstance};
 use drydock_core::eviction::{
     budget::{instance_of, is_ours},
-    budgets::{Guarded, Observed, conflict, is_news, plan},
+    budgets::{Guarded, Observed, Plan, conflict, is_news, plan},
 };
 use drydock_runtime::{Change, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership};
+use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
-    Api, Client, ResourceExt,
+    Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
@@ -22,8 +25,9 @@ use crate::{
     budgets::MADE_COUNTS_FOR,
     instances::Instances,
     launchers::Launchers,
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
+    requests::api_of,
 };
 
 /// How many instances are reconciled concurrently.
@@ -68,29 +72,48 @@ impl BudgetTask {
     }
 }
 
-impl Reconciler for BudgetTask {
-    async fn all(&self) -> Vec<Key> {
-        tokio::join!(self.instances.wait_until_synced(), self.launchers.wait_until_synced());
-        self.instances.keys()
-    }
+/// An instance, and the PDBs of its pods.
+pub(crate) struct Observation {
+    now: Timestamp,
+    instance: Arc<VirtualMachineInstance>,
+    strategy: EvictionStrategy,
+    pods: Vec<Guarded>,
+}
 
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
+impl Reconciler for BudgetTask {
+    type Observed = Observation;
+    type Plan = Plan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
         // The PDBs of a deleted instance are deleted with its pods.
         let Some(instance) = self.instances.get(key) else {
-            return Ok(Requeue::OnChange);
+            return Ok(None);
         };
-        let (budgets, now) = (&self.launchers.budgets, clock::now());
+        let budgets = &self.launchers.budgets;
         let pods = self.launchers.of(&instance).into_iter().map(|pod| Guarded {
             own: budgets.of(&pod),
             foreign: budgets.conflicting(&pod),
             pod,
         });
-        let plan = plan(&Observed {
-            now,
-            instance: &instance,
+        Ok(Some(Observation {
+            now: clock::now(),
+            pods: pods.collect(),
             strategy: self.launchers.eviction_strategy(&instance),
-            pods: &pods.collect::<Vec<_>>(),
-        });
+            instance,
+        }))
+    }
+
+    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
+        plan(&Observed {
+            now: observed.now,
+            instance: &observed.instance,
+            strategy: observed.strategy,
+            pods: &observed.pods,
+        })
+    }
+
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+        let (budgets, instance, now) = (&self.launchers.budgets, &observed.instance, observed.now);
         for budget in &plan.delete {
             budgets.delete(budget).await?;
         }
@@ -102,26 +125,30 @@ impl Reconciler for BudgetTask {
             }
         }
         let complaint = refused.as_deref();
-        let conflict = conflict(&instance, plan.foreign.as_deref(), complaint, now);
-        if is_news(&instance, conflict.as_ref()) {
+        let conflict = conflict(instance, plan.foreign.as_deref(), complaint, now);
+        if is_news(instance, conflict.as_ref()) {
             let status = match &conflict {
                 Some(conflict) => json!({"conditions": [conflict]}),
                 None => json!({}),
             };
-            self.patch_status(key, &instance, status).await?;
+            self.patch_status(key, instance, status).await?;
         }
-        match refused {
+        if let Some(message) = refused {
             // The status of the instance reports the reason; the queue retries with back-off.
-            Some(message) => Err(ReconcileError::Refused {
-                step: "creation of its PDB",
-                message,
-            }),
-            None => {
-                // By then the watch shows the created PDBs, or they are created again.
-                let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
-                Ok(Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten()))
-            }
+            let step = "creation of its PDB";
+            return Err(ReconcileError::Refused { step, message });
         }
+        // By then the watch shows the created PDBs, or they are created again.
+        let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
+        let requeue = Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten());
+        Ok(Next::Requeue(requeue))
+    }
+}
+
+impl Queued for BudgetTask {
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(self.instances.wait_until_synced(), self.launchers.wait_until_synced());
+        self.instances.keys()
     }
 
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
@@ -143,10 +170,7 @@ impl BudgetTask {
             "status": status,
         });
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        let api = Api::<VirtualMachineInstance>::namespaced(
-            self.client.clone(),
-            key.namespace.as_deref().unwrap_or_default(),
-        );
+        let api = api_of::<VirtualMachineInstance>(&self.client, key);
         match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
             // The instance was deleted, or replaced by another one.
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),

@@ -18,10 +18,9 @@ use k8s_openapi::api::{
     core::v1::Pod,
     policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
 };
-use kube::{
-    Api, Client, ResourceExt,
-    api::{DeleteParams, PostParams, Preconditions},
-};
+use kube::{Api, Client, ResourceExt, api::PostParams};
+
+use crate::requests::deleting;
 
 /// How long a PDB created here counts as existing although the watch does not show it: longer than a watch lags
 /// behind.
@@ -163,13 +162,7 @@ impl Budgets {
         if lock(&self.deleted).contains(&uid) {
             return Ok(());
         }
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting(Some(uid.clone()));
         match self.api(budget).delete(&budget.name_any(), &parameters).await {
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             result => result.map(drop)?,

@@ -39,7 +39,7 @@ use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 use tracing::{info, warn};
@@ -51,6 +51,7 @@ use crate::{
     migrations::Migrations,
     node_pods::{Kept, NodePods},
     refusals::{Refusals, RefusedStep},
+    requests::{api_of, deleting},
 };
 use circumstances::Circumstances;
 use evacuations::{Evacuation, Outcome};
@@ -472,13 +473,7 @@ impl DrainTask {
     }
 
     async fn call_off(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<()> {
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(uid.into()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting(Some(uid.into()));
         let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), namespace);
         api.delete(name, &parameters).await?;
         info!(
@@ -503,22 +498,16 @@ impl DrainTask {
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn migrations_in(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
-        self.events.publish(Event {
-            regarding: instance.object_ref(&()),
-            related: None,
-            severity,
-            reason: reason.into(),
-            action: "Evacuate".into(),
-            note: note.into(),
-        });
+        self.events
+            .publish(Event::new(instance.object_ref(&()), "Evacuate", severity, reason, note));
     }
 }
 

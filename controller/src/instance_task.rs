@@ -17,10 +17,11 @@ use drydock_api::{
     kubevirt::{
         Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceStatus,
         names::{BY_DRYDOCK, EVICTION_IN_PROGRESS, FINALIZER, NODE_NAME},
+        status::VolumeStatus,
     },
 };
 use drydock_core::{
-    instance::{Moving, NodeState, Observed, Step, may_be_obsolete, plan},
+    instance::{Moving, NodeState, Observed, Plan, Step, may_be_obsolete, plan},
     launcher_pod::pending::Pending,
     migration::{
         observed::Facts,
@@ -46,8 +47,9 @@ use crate::{
     liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
+    requests::{api_of, patching, with_finalizer, without_finalizer},
 };
 
 /// How many instances are reconciled concurrently.
@@ -159,7 +161,119 @@ impl InstanceTask {
     }
 }
 
+/// An instance, and what its plan depends on.
+pub(crate) struct Observation {
+    now: Timestamp,
+    instance: VirtualMachineInstance,
+    pods: Vec<Arc<Pod>>,
+    /// Whether the API server itself has listed the pods.
+    confirmed: bool,
+    migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
+    node: NodeState,
+    other_nodes: Vec<(String, NodeState)>,
+    silent: bool,
+    claims: Vec<VolumeStatus>,
+    unmounted: Vec<(String, String)>,
+    pending: Pending,
+    misfit: Option<String>,
+    targets: Option<Targets>,
+    requirements_digest: Option<String>,
+    /// Why the API server refused to create its pod.
+    failed_create: Option<String>,
+}
+
+impl Observation {
+    fn view(&self) -> Observed<'_> {
+        let mut view = Observed {
+            now: self.now,
+            instance: &self.instance,
+            silent: self.silent,
+            pods: &self.pods,
+            confirmed: self.confirmed,
+            node: self.node,
+            other_nodes: &self.other_nodes,
+            moving: Moving::default(),
+            claims: &self.claims,
+            misfit: self.misfit.as_deref(),
+            targets: self.targets.as_ref(),
+            requirements_digest: self.requirements_digest.as_deref(),
+            failed_create: self.failed_create.as_deref(),
+            unmounted: &self.unmounted,
+            warning: self.pending.hindrance.as_ref().filter(|_| self.pending.wants_events),
+        };
+        view.moving = moving(view, &self.migrations);
+        view
+    }
+}
+
 impl Reconciler for InstanceTask {
+    type Observed = Observation;
+    type Plan = Plan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+        let Some(instance) = self.instances.objects.newest(key) else {
+            self.probed_pods.forget(key);
+            return Ok(None);
+        };
+        let pods = self.launchers.of(&instance);
+        let status = instance.status.as_ref();
+        let here = status.and_then(|status| status.node_name.as_deref());
+        let (node, other_nodes) = self.states(&instance, here, &pods).await?;
+        let now = clock::now();
+        let mut observed = Observation {
+            now,
+            silent: here.is_some_and(|node| self.silent_agents.contains(node)),
+            confirmed: false,
+            migrations: self.migrations.of_instance(key),
+            node,
+            other_nodes,
+            claims: self.launchers.claims_of(&instance),
+            unmounted: self.launchers.unmounted(&pods),
+            pending: self.pending(&instance, &pods, now).await,
+            misfit: None,
+            targets: None,
+            requirements_digest: may_be_obsolete(&pods).then(|| self.launchers.requirements_digest(&instance)),
+            failed_create: None,
+            instance,
+            pods,
+        };
+        let moved_to = observed.view().moving.moved_to;
+        (observed.misfit, observed.targets) = self.fit(&observed.instance, &observed.pods, moved_to);
+        Ok(Some(observed))
+    }
+
+    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
+        plan(&observed.view())
+    }
+
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+        if plan.confirm {
+            observed.pods = self.launchers.list(&observed.instance).await?;
+            observed.confirmed = true;
+            return Ok(Next::Plan);
+        }
+        if observed.failed_create.is_none() {
+            if !plan.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
+                self.probed_pods.forget(key);
+            }
+            observed.failed_create = self.take_steps(key, &observed.instance, &plan.steps).await?;
+            if observed.failed_create.is_some() {
+                return Ok(Next::Plan);
+            }
+        }
+        if let Some(wanted) = &plan.status {
+            self.write_status(key, &observed.instance, wanted).await?;
+        }
+        if let Some(message) = observed.failed_create.take() {
+            // By now the status reports the refusal; the queue retries with back-off.
+            let step = "creation of its pod";
+            return Err(ReconcileError::Refused { step, message });
+        }
+        Ok(Next::Requeue(Requeue::OnChange.or_at(observed.pending.wake)))
+    }
+}
+
+impl Queued for InstanceTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.instances.wait_until_synced(),
@@ -167,74 +281,6 @@ impl Reconciler for InstanceTask {
             self.launchers.wait_until_synced()
         );
         self.instances.keys()
-    }
-
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
-        let Some(instance) = self.instances.objects.newest(key) else {
-            self.probed_pods.forget(key);
-            return Ok(Requeue::OnChange);
-        };
-        let pods = self.launchers.of(&instance);
-        let status = instance.status.as_ref();
-        let here = status.and_then(|status| status.node_name.as_deref());
-        let (node, other_nodes) = self.states(&instance, here, &pods).await?;
-        let claims = self.launchers.claims_of(&instance);
-        let unmounted = self.launchers.unmounted(&pods);
-        let migrations = self.migrations.of_instance(key);
-        let now = clock::now();
-        let pending = self.pending(&instance, &pods, now).await;
-        let mut observed = Observed {
-            now,
-            instance: &instance,
-            silent: here.is_some_and(|node| self.silent_agents.contains(node)),
-            pods: &pods,
-            confirmed: false,
-            node,
-            other_nodes: &other_nodes,
-            moving: Moving::default(),
-            claims: &claims,
-            misfit: None,
-            targets: None,
-            requirements_digest: None,
-            failed_create: None,
-            unmounted: &unmounted,
-            warning: pending.hindrance.as_ref().filter(|_| pending.wants_events),
-        };
-        observed.moving = moving(observed, &migrations);
-        let (misfit, targets) = self.fit(&instance, &pods, observed.moving.moved_to);
-        observed.misfit = misfit.as_deref();
-        observed.targets = targets.as_ref();
-        let digest = may_be_obsolete(&pods).then(|| self.launchers.requirements_digest(&instance));
-        observed.requirements_digest = digest.as_deref();
-        let mut todo = plan(&observed);
-        let listed;
-        if todo.confirm {
-            listed = self.launchers.list(&instance).await?;
-            observed.pods = &listed;
-            observed.confirmed = true;
-            observed.moving = moving(observed, &migrations);
-            todo = plan(&observed);
-        }
-        if !todo.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
-            self.probed_pods.forget(key);
-        }
-        let failure = self.execute(key, &instance, &todo.steps).await?;
-        if let Some(failure) = &failure {
-            observed.failed_create = Some(failure);
-            todo = plan(&observed);
-        }
-        if let Some(wanted) = &todo.status {
-            self.write_status(key, &instance, wanted).await?;
-        }
-        // By now the status reports the failure; the queue retries with back-off.
-        let wake = Requeue::OnChange.or_at(pending.wake);
-        match failure {
-            None => Ok(wake),
-            Some(message) => Err(ReconcileError::Refused {
-                step: "creation of its pod",
-                message,
-            }),
-        }
     }
 
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
@@ -278,7 +324,7 @@ impl InstanceTask {
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     /// Returns why no node can take an instance whose pod has no node and, for a running instance, whether another
@@ -322,8 +368,8 @@ impl InstanceTask {
         (None, Some(targets))
     }
 
-    /// Executes the steps. Returns why the pod could not be created, if it could not.
-    async fn execute(
+    /// Executes the steps. Returns the message of the API server if it refuses to create the pod.
+    async fn take_steps(
         &self,
         key: &Key,
         instance: &VirtualMachineInstance,
@@ -382,21 +428,16 @@ impl InstanceTask {
     ) -> kube::Result<()> {
         // Applies to this object, not to another one of its name.
         patch["metadata"]["uid"] = json!(instance.uid());
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         let stored = self
             .api(key)
-            .patch(&instance.name_any(), &parameters, &Patch::Merge(patch))
+            .patch(&instance.name_any(), &patching(), &Patch::Merge(patch))
             .await?;
         self.instances.objects.remember(key, stored);
         Ok(())
     }
 
     async fn add_finalizer(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let mut finalizers = instance.finalizers().to_vec();
-        finalizers.push(FINALIZER.into());
+        let finalizers = with_finalizer(instance, FINALIZER);
         let version = instance.resource_version();
         let mut patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
         // Admission has set defaults for what the manifest leaves open, unless the webhook could not be reached.
@@ -408,8 +449,7 @@ impl InstanceTask {
     }
 
     async fn remove_finalizer(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let mut finalizers = instance.finalizers().to_vec();
-        finalizers.retain(|name| name != FINALIZER);
+        let finalizers = without_finalizer(instance, FINALIZER);
         let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": instance.resource_version()}});
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
@@ -521,14 +561,9 @@ impl InstanceTask {
     }
 
     fn record_event(&self, instance: &VirtualMachineInstance, severity: Severity, reason: &'static str, note: &str) {
-        self.events.publish(Event {
-            regarding: instance.object_ref(&()),
-            related: None,
-            severity,
-            reason: reason.into(),
-            action: "Reconcile".into(),
-            note: note.into(),
-        });
+        let regarding = instance.object_ref(&());
+        self.events
+            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
     }
 }
 

@@ -7,7 +7,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use drydock_api::CONTROLLER_FIELD_MANAGER;
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
     VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceSpec,
@@ -44,6 +43,7 @@ use crate::{
     mount_failures::MountFailures,
     nodes::{NodePair, Nodes},
     pods_by_owner::{PodsByOwner, controls, owner},
+    requests::patching,
     reserved_nodes::ReservedNodes,
     rooms::Rooms,
 };
@@ -512,10 +512,7 @@ impl Launchers {
         containers: &[EphemeralContainer],
     ) -> kube::Result<()> {
         let patch = json!({"metadata": {"uid": uid}, "spec": {"ephemeralContainers": containers}});
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
+        let parameters = patching();
         let api = self.api(instance);
         api.patch_ephemeral_containers(name, &parameters, &Patch::Strategic(patch))
             .await?;

@@ -8,7 +8,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
     labels::{FALSE, SCHEDULABLE, TRUE},
     leases::{NODE_LEASE_NAMESPACE, STALE_AFTER},
     node_reference,
@@ -26,12 +25,12 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{PartialObjectMeta, Patch, PatchParams},
+    api::{PartialObjectMeta, Patch},
 };
 use serde_json::json;
 use tracing::{info, warn};
 
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, requests::patching};
 
 /// The parts of a Lease that change with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
@@ -201,27 +200,25 @@ impl LivenessTask {
                 continue;
             }
             let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
-            let parameters = PatchParams {
-                field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-                ..PatchParams::default()
-            };
+            let parameters = patching();
             match self.api.patch_metadata(name, &parameters, &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => continue,
                 result => result?,
             };
             info!(node = name, "agent unresponsive, node takes no virtual machines");
             self.metrics.became_unresponsive.inc();
-            self.events.publish(Event {
-                regarding: node_reference(name, node.uid()),
-                related: None,
-                severity: Severity::Warning,
-                reason: NODE_UNRESPONSIVE.into(),
-                action: "Watch".into(),
-                note: format!(
-                    "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
-                    STALE_AFTER.as_secs()
-                ),
-            });
+            let note = format!(
+                "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
+                STALE_AFTER.as_secs()
+            );
+            let regarding = node_reference(name, node.uid());
+            self.events.publish(Event::new(
+                regarding,
+                "Watch",
+                Severity::Warning,
+                NODE_UNRESPONSIVE,
+                note,
+            ));
         }
         Ok(())
     }

@@ -4,18 +4,21 @@
 //!  machines, instances, migrations ─▶ key of the machine ─▶ reconcile ─▶ plan ─▶ status, then instance, event
 //! ```
 
+use std::sync::Arc;
+
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
 };
-use drydock_core::machine::{self, Deletion, Observed, Plan, plan};
+use drydock_core::machine::{Deletion, Observed, Plan, plan};
 use drydock_runtime::{
     Change, Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
     lease::Leadership,
 };
+use jiff::Timestamp;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 use tracing::info;
@@ -24,8 +27,9 @@ use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::Instances,
     migrations::Migrations,
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
+    requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
 };
 
 /// How many machines are reconciled concurrently.
@@ -80,7 +84,107 @@ impl MachineTask {
     }
 }
 
+/// A machine, and what its plan depends on.
+pub(crate) struct Observation {
+    now: Timestamp,
+    machine: VirtualMachine,
+    instance: Option<Arc<VirtualMachineInstance>>,
+    /// Whether the API server itself has returned the instance.
+    confirmed: bool,
+    migrating: bool,
+    /// Why the API server refused to create the instance.
+    failed_create: Option<String>,
+}
+
 impl Reconciler for MachineTask {
+    type Observed = Observation;
+    type Plan = Plan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+        let Some(machine) = self.machines.newest(key) else {
+            return Ok(None);
+        };
+        let instance = self.instances.get(key);
+        let uid = instance
+            .as_ref()
+            .and_then(|instance| instance.uid())
+            .unwrap_or_default();
+        if self.instances.is_deleted(&uid) {
+            // The watch is about to show that.
+            return Ok(None);
+        }
+        Ok(Some(Observation {
+            now: clock::now(),
+            machine,
+            instance,
+            confirmed: false,
+            migrating: self.migrations.is_moving(key),
+            failed_create: None,
+        }))
+    }
+
+    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
+        plan(&Observed {
+            now: observed.now,
+            machine: &observed.machine,
+            instance: observed.instance.as_deref(),
+            confirmed: observed.confirmed,
+            migrating: observed.migrating,
+            failed_create: observed.failed_create.as_deref(),
+        })
+    }
+
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+        if plan.confirm {
+            observed.instance = self.instance_api(key).get_opt(&key.name).await?.map(Arc::new);
+            observed.confirmed = true;
+            return Ok(Next::Plan);
+        }
+        let machine = &mut observed.machine;
+        if let Some(message) = observed.failed_create.take() {
+            self.record_events(machine, &plan);
+            if let Some(status) = &plan.status {
+                self.write_status(key, machine, status).await?;
+            }
+            // The machine's status reports the reason by now; the queue retries with back-off.
+            let step = "creation of its instance";
+            return Err(ReconcileError::Refused { step, message });
+        }
+        if plan.add_finalizer {
+            let finalizers = with_finalizer(machine, VM_FINALIZER);
+            self.write_finalizers(key, machine, &finalizers).await?;
+        }
+        if let Some(status) = &plan.status {
+            self.write_status(key, machine, status).await?;
+        }
+        self.record_events(machine, &plan);
+        if plan.run {
+            self.run_always(key, machine).await?;
+        }
+        if let Some(deletion) = &plan.delete {
+            self.delete(key, machine, deletion).await?;
+        }
+        if let Some(instance) = &plan.create
+            && let Some(refusal) = self.create(key, machine, instance).await?
+        {
+            // What the API server refuses is for people to read.
+            (observed.instance, observed.confirmed) = (None, true);
+            observed.failed_create = Some(refusal);
+            return Ok(Next::Plan);
+        }
+        if plan.remove_finalizer {
+            let finalizers = without_finalizer(machine, VM_FINALIZER);
+            match self.write_finalizers(key, machine, &finalizers).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                result => result?,
+            }
+            self.machines.forget(key);
+        }
+        Ok(Next::Requeue(Requeue::OnChange.or_at(plan.wake)))
+    }
+}
+
+impl Queued for MachineTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.machines.shown().wait_until_synced(),
@@ -90,113 +194,18 @@ impl Reconciler for MachineTask {
         self.machines.shown().keys()
     }
 
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
-        let Some(mut machine) = self.machines.newest(key) else {
-            return Ok(Requeue::OnChange);
-        };
-        let shown = self.instances.get(key);
-        let uid = shown.as_ref().and_then(|instance| instance.uid()).unwrap_or_default();
-        if self.instances.is_deleted(&uid) {
-            // The watch is about to show that.
-            return Ok(Requeue::OnChange);
-        }
-        let (now, migrating) = (clock::now(), self.migrations.is_moving(key));
-        let seen = |instance, confirmed| Observed {
-            now,
-            machine: &machine,
-            instance,
-            confirmed,
-            migrating,
-            failed_create: None,
-        };
-        let mut todo = plan(&seen(shown.as_deref(), false));
-        if todo.confirm {
-            let live = self.instance_api(key).get_opt(&key.name).await?;
-            todo = plan(&seen(live.as_ref(), true));
-        }
-        let wake = Requeue::OnChange.or_at(todo.wake);
-        let Some(failure) = self.execute(key, &mut machine, &todo).await? else {
-            return Ok(wake);
-        };
-        let failed_plan = plan(&Observed {
-            now,
-            machine: &machine,
-            instance: None,
-            confirmed: true,
-            migrating,
-            failed_create: Some(&failure),
-        });
-        self.notify_all(&machine, &failed_plan);
-        if let Some(status) = &failed_plan.status {
-            self.write_status(key, &mut machine, status).await?;
-        }
-        // The machine's status reports the reason by now; the queue retries with back-off.
-        Err(ReconcileError::Refused {
-            step: "creation of its instance",
-            message: failure,
-        })
-    }
-
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Instance(key.clone())))
     }
 }
 
 impl MachineTask {
-    /// Does what is planned, and keeps `machine` as the API server has it. Returns why the instance
-    /// could not be made, if it could not.
-    async fn execute(
-        &self,
-        key: &Key,
-        machine: &mut VirtualMachine,
-        todo: &Plan,
-    ) -> Result<Option<String>, ReconcileError> {
-        if todo.add_finalizer {
-            let mut finalizers = machine.finalizers().to_vec();
-            finalizers.push(VM_FINALIZER.into());
-            self.write_finalizers(key, machine, &finalizers).await?;
-        }
-        if let Some(status) = &todo.status {
-            self.write_status(key, machine, status).await?;
-        }
-        self.notify_all(machine, todo);
-        if todo.run {
-            self.run_always(key, machine).await?;
-        }
-        if let Some(deletion) = &todo.delete {
-            self.delete(key, machine, deletion).await?;
-        }
-        if let Some(instance) = &todo.create {
-            match self.create(key, machine, instance).await {
-                Ok(()) => {}
-                // What the API server refuses is for people to read; anything else is tried again.
-                Err(kube::Error::Api(status)) if is_refusal(&status) => return Ok(Some(status.message)),
-                Err(source) => {
-                    return Err(ReconcileError::Failed {
-                        step: "creation of its instance",
-                        source,
-                    });
-                }
-            }
-        }
-        if todo.remove_finalizer {
-            let mut finalizers = machine.finalizers().to_vec();
-            finalizers.retain(|name| name != VM_FINALIZER);
-            match self.write_finalizers(key, machine, &finalizers).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                result => result?,
-            }
-            self.machines.forget(key);
-        }
-        Ok(None)
-    }
-
     fn api(&self, key: &Key) -> Api<VirtualMachine> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     /// Replaces the finalizers, if the machine is unchanged since it was observed.
@@ -211,13 +220,9 @@ impl MachineTask {
             "resourceVersion": machine.resource_version(),
             "finalizers": finalizers,
         }});
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         let stored = self
             .api(key)
-            .patch(&key.name, &parameters, &Patch::Merge(patch))
+            .patch(&key.name, &patching(), &Patch::Merge(patch))
             .await?;
         self.remember(key, machine, stored);
         Ok(())
@@ -234,12 +239,8 @@ impl MachineTask {
             "metadata": {"uid": machine.uid(), "resourceVersion": machine.resource_version()},
             "spec": spec,
         });
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         let api = self.api(key);
-        let stored = api.patch(&key.name, &parameters, &Patch::Merge(patch)).await?;
+        let stored = api.patch(&key.name, &patching(), &Patch::Merge(patch)).await?;
         self.remember(key, machine, stored);
         Ok(())
     }
@@ -277,13 +278,7 @@ impl MachineTask {
     }
 
     async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(deletion.uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting(Some(deletion.uid.clone()));
         match self.instance_api(key).delete(&key.name, &parameters).await {
             Ok(_) => {
                 let why = deletion.why.as_str();
@@ -302,12 +297,14 @@ impl MachineTask {
         }
     }
 
-    async fn create(&self, key: &Key, machine: &VirtualMachine, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PostParams::default()
-        };
-        match self.instance_api(key).create(&parameters, instance).await {
+    /// Creates the instance. Returns the message of the API server if it refuses that.
+    async fn create(
+        &self,
+        key: &Key,
+        machine: &VirtualMachine,
+        instance: &VirtualMachineInstance,
+    ) -> Result<Option<String>, ReconcileError> {
+        match self.instance_api(key).create(&writing(), instance).await {
             Ok(made) => {
                 info!(vm = %key, "instance created");
                 self.instances.made(made);
@@ -316,38 +313,33 @@ impl MachineTask {
                     key.name
                 );
                 self.record_event(machine, Severity::Normal, "SuccessfulCreate", note);
-                Ok(())
+                Ok(None)
             }
             // The watch is about to show it, whoever it belongs to.
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            Err(error) => Err(error),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
+            Err(kube::Error::Api(status)) if is_refusal(&status) => Ok(Some(status.message)),
+            Err(source) => Err(ReconcileError::Failed {
+                step: "creation of its instance",
+                source,
+            }),
         }
     }
 
-    fn notify_all(&self, machine: &VirtualMachine, todo: &Plan) {
-        for event in &todo.events {
-            self.record_event(machine, severity(event), event.reason, event.message.clone());
+    fn record_events(&self, machine: &VirtualMachine, plan: &Plan) {
+        for event in &plan.events {
+            self.record_event(
+                machine,
+                Severity::of(event.warning),
+                event.reason,
+                event.message.clone(),
+            );
         }
     }
 
     fn record_event(&self, machine: &VirtualMachine, severity: Severity, reason: &'static str, note: String) {
-        self.events.publish(Event {
-            regarding: machine.object_ref(&()),
-            related: None,
-            severity,
-            reason: reason.into(),
-            action: "Reconcile".into(),
-            note,
-        });
-    }
-}
-
-/// How bad an event of a plan is.
-pub(crate) fn severity(event: &machine::Event) -> Severity {
-    if event.warning {
-        Severity::Warning
-    } else {
-        Severity::Normal
+        let regarding = machine.object_ref(&());
+        self.events
+            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
     }
 }
 

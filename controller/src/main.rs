@@ -33,6 +33,7 @@ mod refusals;
 mod removal_task;
 mod replica_set_task;
 mod replicas_task;
+mod requests;
 mod reserved_nodes;
 mod rooms;
 mod routing;

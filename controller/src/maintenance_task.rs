@@ -36,6 +36,7 @@ use drydock_core::maintenance::{
 use drydock_runtime::{
     Event, Events, Key, Process, Requeue, Severity, Watches, WorkQueue, WorkQueueMetrics, clock, lease::Leadership,
 };
+use jiff::Timestamp;
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, Pod},
@@ -52,14 +53,12 @@ use crate::{
     maintenances::Maintenances,
     node_pods::{Kept, NodePods},
     nodes::Nodes,
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Queued, ReconcileError, Reconciler},
+    requests::{with_finalizer, without_finalizer},
 };
 
 /// How many nodes are reconciled concurrently. A reconcile only waits for the API server.
 const MAX_CONCURRENT_RECONCILES: usize = 128;
-/// Maximum number of actions in one reconcile; there are never more than a dozen to do.
-const STEPS: usize = 40;
-
 /// The namespaces of Leases.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
@@ -105,6 +104,7 @@ impl Done {
 }
 
 /// A node's Lease during one reconcile, including writes that the watch shows only later.
+#[derive(Default)]
 struct LeaseSeen {
     lease: Option<Lease>,
     failure: Option<String>,
@@ -176,7 +176,87 @@ impl MaintenanceTask {
     }
 }
 
+/// The maintenances of a node.
+pub(crate) struct OfNode {
+    shown: Vec<(Group, Arc<NodeMaintenance>)>,
+    /// Including writes that the watches do not show yet.
+    newest: Vec<(Group, Key, NodeMaintenance)>,
+}
+
+/// What is to be done for a node.
+pub(crate) struct NodePlan {
+    /// Whether its pods have to be watched.
+    needs_pods: bool,
+    /// Its maintenances, and whether another one holds the node.
+    maintenances: Vec<(Group, Key, bool)>,
+}
+
 impl Reconciler for MaintenanceTask {
+    type Observed = OfNode;
+    type Plan = NodePlan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<OfNode>, ReconcileError> {
+        let shown = self.maintenances.of_node(&key.name);
+        let newest = shown.iter().filter_map(|(group, object)| {
+            let key = Key::of(object.as_ref());
+            let newest = self.maintenances.of_group(*group).newest(&key)?;
+            Some((*group, key, newest))
+        });
+        Ok(Some(OfNode {
+            newest: newest.collect(),
+            shown,
+        }))
+    }
+
+    fn plan(&self, _: &Key, observed: &OfNode) -> NodePlan {
+        let objects: Vec<&NodeMaintenance> = observed.newest.iter().map(|(_, _, object)| object).collect();
+        let holder = conflicts::holder(&objects);
+        let maintenances = observed.newest.iter().enumerate();
+        NodePlan {
+            needs_pods: objects.iter().any(|object| holds_node(object)),
+            maintenances: maintenances
+                .map(|(index, (group, key, _))| (*group, key.clone(), holder != Some(index)))
+                .collect(),
+        }
+    }
+
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut OfNode,
+        plan: NodePlan,
+    ) -> Result<reconciler::Next, ReconcileError> {
+        let node = &*key.name;
+        self.keep(node, plan.needs_pods);
+        let mut wake = Requeue::OnChange;
+        let mut failed = None;
+        for (group, key, has_rival) in plan.maintenances {
+            let maintenance = Maintenance {
+                task: self,
+                node,
+                group,
+                has_rival,
+            };
+            // A maintenance whose request fails holds up no other.
+            match maintenance.reconcile(&key).await {
+                Ok(Requeue::OnChange) => {}
+                Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        // Last, since the maintenances do not wait for it.
+        let settled = self
+            .leases
+            .settle_reservation(node, &observed.shown, clock::now())
+            .await;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(reconciler::Next::Requeue(wake.or_at(settled?))),
+        }
+    }
+}
+
+impl Queued for MaintenanceTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.maintenances.wait_until_synced(),
@@ -186,36 +266,120 @@ impl Reconciler for MaintenanceTask {
         let nodes = self.maintenances.nodes();
         nodes.iter().map(|node| Key::cluster(node)).collect()
     }
+}
 
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
-        let node = &*key.name;
-        let shown = self.maintenances.of_node(node);
-        let mut wake = Requeue::OnChange;
-        let all: Vec<(Group, Key, NodeMaintenance)> = shown
-            .iter()
-            .filter_map(|(group, object)| {
-                let key = Key::of(object.as_ref());
-                let newest = self.maintenances.of_group(*group).newest(&key)?;
-                Some((*group, key, newest))
-            })
-            .collect();
-        self.keep(node, all.iter().any(|(_, _, object)| holds_node(object)));
-        let objects: Vec<&NodeMaintenance> = all.iter().map(|(_, _, object)| object).collect();
-        let holder = conflicts::holder(&objects);
-        let mut failed = None;
-        for (index, (group, key, _)) in all.iter().enumerate() {
-            // A maintenance whose request fails holds up no other.
-            match self.see_to(node, *group, key, holder != Some(index)).await {
-                Ok(Requeue::OnChange) => {}
-                Ok(Requeue::At(at)) => wake = wake.or_at(Some(at)),
-                Err(error) => failed = failed.or(Some(error)),
-            }
+/// Reconciles one maintenance: one action after the other, until none is due.
+struct Maintenance<'a> {
+    task: &'a MaintenanceTask,
+    node: &'a str,
+    group: Group,
+    has_rival: bool,
+}
+
+/// A maintenance, and what its next action depends on.
+struct Observation {
+    now: Timestamp,
+    object: NodeMaintenance,
+    node: Option<Node>,
+    pods: Option<Vec<Arc<Pod>>>,
+    /// Namespace and name of the DaemonSets of these pods that no longer exist.
+    gone: HashSet<(String, String)>,
+    lease: LeaseSeen,
+}
+
+impl Maintenance<'_> {
+    /// Observes the maintenance again; `lease` includes writes that the watch does not show yet.
+    async fn observe_with(&self, key: &Key, lease: LeaseSeen) -> Result<Option<Observation>, ReconcileError> {
+        let task = self.task;
+        let Some(object) = task.maintenances.of_group(self.group).newest(key) else {
+            return Ok(None);
+        };
+        let node = task.node(self.node).await?;
+        let pods = task.pods.of(self.node);
+        if let Some(pods) = &pods {
+            task.evictions.keep_only(self.node, pods);
         }
-        // Last, since the maintenances do not wait for it.
-        let settled = self.leases.settle_reservation(node, &shown, clock::now()).await;
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(wake.or_at(settled?)),
+        let gone = task.gone_daemon_sets(pods.as_deref().unwrap_or_default()).await?;
+        Ok(Some(Observation {
+            now: clock::now(),
+            object,
+            node,
+            pods,
+            gone,
+            lease,
+        }))
+    }
+}
+
+impl Reconciler for Maintenance<'_> {
+    type Observed = Observation;
+    type Plan = Turn;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+        let lease = LeaseSeen {
+            lease: self.task.leases.of_node(self.group, self.node).await?,
+            failure: None,
+        };
+        self.observe_with(key, lease).await
+    }
+
+    fn plan(&self, _: &Key, observed: &Observation) -> Turn {
+        let task = self.task;
+        next(&Seen {
+            now: observed.now,
+            group: self.group,
+            object: &observed.object,
+            node: observed.node.as_ref(),
+            lease: observed.lease.lease.as_ref(),
+            lease_failure: observed.lease.failure.as_deref(),
+            has_rival: self.has_rival,
+            pods: observed.pods.as_deref(),
+            pods_are_current: task.pods.is_clear(self.node),
+            known: Known {
+                daemon_set_is_gone: &|namespace, name| observed.gone.contains(&(namespace.to_owned(), name.to_owned())),
+                budgets: &task.surroundings.budgets(),
+            },
+            attempts: &|uid| task.evictions.attempt(uid),
+        })
+    }
+
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut Observation,
+        turn: Turn,
+    ) -> Result<reconciler::Next, ReconcileError> {
+        let (task, group) = (self.task, self.group);
+        let Turn { next, events, wake } = turn;
+        let rests = matches!(next, Next::Wait | Next::Evict(..));
+        let is_last = next == Next::RemoveFinalizer;
+        let done = task.act(group, key, observed, next).await?;
+        let requeue = match done {
+            // An action that failed because objects have changed is planned again, without an event.
+            Done::Changed => None,
+            Done::Gone => Some(Requeue::OnChange),
+            Done::Yes => {
+                task.record_events(group, &observed.object, observed.node.as_ref(), &events);
+                if is_last {
+                    task.forget(group, key);
+                    Some(Requeue::OnChange)
+                } else {
+                    rests.then(|| {
+                        task.log_overdue(group, key);
+                        Requeue::OnChange.or_at(wake)
+                    })
+                }
+            }
+        };
+        if let Some(requeue) = requeue {
+            return Ok(reconciler::Next::Requeue(requeue));
+        }
+        match self.observe_with(key, std::mem::take(&mut observed.lease)).await? {
+            Some(again) => {
+                *observed = again;
+                Ok(reconciler::Next::Plan)
+            }
+            None => Ok(reconciler::Next::Requeue(Requeue::OnChange)),
         }
     }
 }
@@ -236,88 +400,11 @@ impl MaintenanceTask {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes one action after the other for one maintenance, until none is due.
-    async fn see_to(
-        &self,
-        node_name: &str,
-        group: Group,
-        key: &Key,
-        has_rival: bool,
-    ) -> Result<Requeue, ReconcileError> {
-        let mut lease = LeaseSeen {
-            lease: self.leases.of_node(group, node_name).await?,
-            failure: None,
-        };
-        for _ in 0..STEPS {
-            let Some(object) = self.maintenances.of_group(group).newest(key) else {
-                return Ok(Requeue::OnChange);
-            };
-            let node = self.node(node_name).await?;
-            let pods = self.pods.of(node_name);
-            let gone = self.gone_daemon_sets(pods.as_deref().unwrap_or_default()).await?;
-            let turn = self.plan(group, &object, node.as_ref(), &lease, pods.as_deref(), &gone, has_rival);
-            let Turn { next, events, wake } = turn;
-            let rests = matches!(next, Next::Wait | Next::Evict(..));
-            let is_last = next == Next::RemoveFinalizer;
-            let done = self
-                .execute(group, key, &object, node.as_ref(), &mut lease, next)
-                .await?;
-            match done {
-                // An action that failed because objects have changed is planned again, without an event.
-                Done::Changed => {}
-                Done::Gone => return Ok(Requeue::OnChange),
-                Done::Yes => {
-                    self.record_event(group, &object, node.as_ref(), &events);
-                    if is_last {
-                        self.overdue
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .remove(&(group, key.clone()));
-                        self.maintenances.of_group(group).forget(key);
-                        return Ok(Requeue::OnChange);
-                    }
-                    if rests {
-                        self.log_overdue(group, key);
-                        return Ok(Requeue::OnChange.or_at(wake));
-                    }
-                }
-            }
-        }
-        Err(ReconcileError::Unsettled("its maintenance does not come to rest"))
-    }
-
-    /// Plans the next action from the current state.
-    #[expect(clippy::too_many_arguments, reason = "each is a different thing that is known")]
-    fn plan(
-        &self,
-        group: Group,
-        object: &NodeMaintenance,
-        node: Option<&Node>,
-        lease: &LeaseSeen,
-        pods: Option<&[Arc<Pod>]>,
-        gone: &HashSet<(String, String)>,
-        has_rival: bool,
-    ) -> Turn {
-        let node_name = &object.spec.node_name;
-        if let Some(pods) = pods {
-            self.evictions.keep_only(node_name, pods);
-        }
-        next(&Seen {
-            now: clock::now(),
-            group,
-            object,
-            node,
-            lease: lease.lease.as_ref(),
-            lease_failure: lease.failure.as_deref(),
-            has_rival,
-            pods,
-            pods_are_current: self.pods.is_clear(node_name),
-            known: Known {
-                daemon_set_is_gone: &|namespace, name| gone.contains(&(namespace.to_owned(), name.to_owned())),
-                budgets: &self.surroundings.budgets(),
-            },
-            attempts: &|uid| self.evictions.attempt(uid),
-        })
+    /// Forgets a maintenance that is over.
+    fn forget(&self, group: Group, key: &Key) {
+        let mut overdue = self.overdue.lock().unwrap_or_else(PoisonError::into_inner);
+        overdue.remove(&(group, key.clone()));
+        self.maintenances.of_group(group).forget(key);
     }
 
     /// Logs once that a node is not empty although its evictions began a while ago, with the message of the
@@ -368,15 +455,16 @@ impl MaintenanceTask {
     }
 
     /// Executes one action.
-    async fn execute(
+    async fn act(
         &self,
         group: Group,
         key: &Key,
-        object: &NodeMaintenance,
-        node: Option<&Node>,
-        lease: &mut LeaseSeen,
+        observed: &mut Observation,
         next: Next,
     ) -> Result<Done, ReconcileError> {
+        let Observation {
+            object, node, lease, ..
+        } = observed;
         match next {
             Next::Wait => Ok(Done::Yes),
             Next::Evict(targets, status) => {
@@ -387,13 +475,11 @@ impl MaintenanceTask {
                 }
             }
             Next::AddFinalizer => {
-                let mut finalizers = object.finalizers().to_vec();
-                finalizers.push(FINALIZER.into());
+                let finalizers = with_finalizer(object, FINALIZER);
                 self.write_finalizers(group, key, object, &finalizers).await
             }
             Next::RemoveFinalizer => {
-                let mut finalizers = object.finalizers().to_vec();
-                finalizers.retain(|name| name != FINALIZER);
+                let finalizers = without_finalizer(object, FINALIZER);
                 let done = self.write_finalizers(group, key, object, &finalizers).await?;
                 if done == Done::Yes {
                     info!(maintenance = %key, group = group.as_str(), node = object.spec.node_name, "a maintenance is over");
@@ -471,25 +557,21 @@ impl MaintenanceTask {
         Api::all_with(self.client.clone(), &group)
     }
 
-    fn record_event(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[MaintenanceEvent]) {
+    fn record_events(&self, group: Group, object: &NodeMaintenance, node: Option<&Node>, events: &[MaintenanceEvent]) {
         for event in events {
             let regarding = if event.on_node {
                 node_reference(&object.spec.node_name, node.and_then(ResourceExt::uid))
             } else {
                 object.object_ref(&group)
             };
-            self.events.publish(Event {
+            let severity = Severity::of(event.warning);
+            self.events.publish(Event::new(
                 regarding,
-                related: None,
-                severity: if event.warning {
-                    Severity::Warning
-                } else {
-                    Severity::Normal
-                },
-                reason: event.reason.into(),
-                action: "Maintain".into(),
-                note: event.message.clone(),
-            });
+                "Maintain",
+                severity,
+                event.reason,
+                &event.message,
+            ));
         }
     }
 }

@@ -46,10 +46,11 @@ use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
     migrations::{Migrations, instance_of},
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
+    requests::api_of,
 };
-use execution::{Execution, Next};
+use execution::{After, Execution};
 pub(crate) use metrics::SlotMetrics;
 use observe::{Gathered, detail, may_be_over_by, reason};
 use slot_scheduler::SlotScheduler;
@@ -60,8 +61,6 @@ pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
 /// whole seconds, so it is between two seconds and three.
 const STATUS_COALESCE: Duration = Duration::from_secs(3);
-/// Maximum number of steps in one reconcile: more than there are phases.
-const STEPS: usize = 12;
 
 /// Reconciles all migrations.
 pub(crate) struct MigrationTask {
@@ -203,36 +202,39 @@ impl MigrationTask {
     }
 }
 
-impl Reconciler for MigrationTask {
-    async fn all(&self) -> Vec<Key> {
-        self.begin().await;
-        let mut keys = Vec::new();
-        self.migrations.for_each(|key, _| keys.push(key.clone()));
-        keys
-    }
+/// A migration, what its plan depends on, and what this reconcile has executed so far.
+pub(crate) struct Observation {
+    now: Timestamp,
+    migration: VirtualMachineInstanceMigration,
+    gathered: Gathered,
+    execution: Execution,
+}
 
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
+/// What is to be done for a migration.
+pub(crate) enum Plan {
+    /// It has ended, and its instance no longer exists: delete it.
+    Delete,
+    /// Execute these steps.
+    Steps(Vec<ClusterStep>),
+}
+
+impl Reconciler for MigrationTask {
+    type Observed = Observation;
+    type Plan = Plan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
         let Some(migration) = self.migrations.objects.newest(key) else {
-            self.turns.missing(&format!(
-                "{}/{}",
-                key.namespace.as_deref().unwrap_or_default(),
-                key.name
-            ));
+            self.turns.missing(&key.to_string());
             self.turn();
             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
-            return Ok(Requeue::OnChange);
+            return Ok(None);
         };
         let now = clock::now();
-        let mut gathered = self.gather(key, &migration, now).await?;
+        let gathered = self.gather(key, &migration, now).await?;
         let uid = migration.uid().unwrap_or_default();
         let record = Record::of(&migration);
         let over = record.is_over();
         if over {
-            let goes = migration.metadata.deletion_timestamp.is_some();
-            if gathered.instance.is_none() && gathered.instance_confirmed && !goes {
-                self.delete(key, &migration).await?;
-                return Ok(Requeue::OnChange);
-            }
             lock(&self.placed).remove(&uid);
         } else {
             self.trimming.active();
@@ -247,23 +249,55 @@ impl Reconciler for MigrationTask {
         // A newer version has written a part that this one cannot read, and continues with it. This one could not
         // write the part back as it is.
         if record.is_unknown() {
-            return Ok(Requeue::OnChange);
+            return Ok(None);
         }
         let made = self.placed(&uid, &gathered.pods, &migration, now);
-        let mut execution = Execution::new(record, &gathered, made);
-        for _ in 0..STEPS {
-            let facts = gathered.facts(&migration, &self.turns, &uid, now);
-            let steps = step(&execution.observed(view(&facts)));
-            match self
-                .execute(key, &migration, &mut gathered, &mut execution, steps, now)
-                .await?
-            {
-                Next::Observe => {}
-                Next::Write => break,
-                Next::Deleted => return Ok(Requeue::OnChange),
-            }
+        Ok(Some(Observation {
+            now,
+            execution: Execution::new(record, &gathered, made),
+            migration,
+            gathered,
+        }))
+    }
+
+    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
+        let Observation {
+            now,
+            migration,
+            gathered,
+            execution,
+        } = observed;
+        let goes = migration.metadata.deletion_timestamp.is_some();
+        if execution.record.is_over() && gathered.instance_confirmed && gathered.instance.is_none() && !goes {
+            return Plan::Delete;
         }
-        self.finish(key, &migration, gathered, execution, now).await
+        let uid = migration.metadata.uid.as_deref().unwrap_or_default();
+        let facts = gathered.facts(migration, &self.turns, uid, *now);
+        Plan::Steps(step(&execution.observed(view(&facts))))
+    }
+
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+        let steps = match plan {
+            Plan::Delete => {
+                self.delete(key, &observed.migration).await?;
+                return Ok(Next::Requeue(Requeue::OnChange));
+            }
+            Plan::Steps(steps) => steps,
+        };
+        match self.take_steps(key, observed, steps).await? {
+            After::Plan => Ok(Next::Plan),
+            After::Write => self.finish(key, observed).await.map(Next::Requeue),
+            After::Deleted => Ok(Next::Requeue(Requeue::OnChange)),
+        }
+    }
+}
+
+impl Queued for MigrationTask {
+    async fn all(&self) -> Vec<Key> {
+        self.begin().await;
+        let mut keys = Vec::new();
+        self.migrations.for_each(|key, _| keys.push(key.clone()));
+        keys
     }
 }
 
@@ -272,35 +306,38 @@ impl MigrationTask {
     ///
     /// # Errors
     /// If a request to the API server fails.
-    async fn execute(
+    async fn take_steps(
         &self,
         key: &Key,
-        migration: &VirtualMachineInstanceMigration,
-        gathered: &mut Gathered,
-        execution: &mut Execution,
+        observed: &mut Observation,
         steps: Vec<ClusterStep>,
-        now: Timestamp,
-    ) -> Result<Next, ReconcileError> {
-        let mut next = Next::Write;
+    ) -> Result<After, ReconcileError> {
+        let Observation {
+            now,
+            migration,
+            gathered,
+            execution,
+        } = observed;
+        let mut after = After::Write;
         for step in steps {
             match step {
                 ClusterStep::Confirm => {
                     let Some(instance) = &gathered.instance else { break };
                     gathered.pods = self.launchers.list(instance).await?;
                     gathered.pods_confirmed = true;
-                    next = Next::Observe;
+                    after = After::Plan;
                 }
                 ClusterStep::CreatePod => {
                     let Some(instance) = &gathered.instance else { break };
                     match self.create_pod(migration, instance).await {
                         Ok(()) => {
-                            execution.made = Some(now);
-                            lock(&self.placed).insert(migration.uid().unwrap_or_default(), now);
+                            execution.made = Some(*now);
+                            lock(&self.placed).insert(migration.uid().unwrap_or_default(), *now);
                             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
-                            next = Next::Observe;
+                            after = After::Plan;
                         }
                         Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                            self.refused(key, migration, &status, now);
+                            self.refused(key, migration, &status, *now);
                         }
                         // It keeps its place, and its status still reports that it is queued.
                         Err(source) => {
@@ -319,7 +356,7 @@ impl MigrationTask {
                         };
                         execution.change.sides = Some(sides);
                     }
-                    next = execution.enter(phase);
+                    after = execution.enter(phase);
                 }
                 ClusterStep::Fail(failure) => {
                     execution.record.phase = Some(MigrationPhase::Failed);
@@ -332,55 +369,51 @@ impl MigrationTask {
                 ClusterStep::RecordSourceGone => execution.change.source_gone = true,
                 ClusterStep::RemoveFinalizer => {
                     self.remove_finalizer(key, migration).await?;
-                    return Ok(Next::Deleted);
+                    return Ok(After::Deleted);
                 }
             }
         }
-        Ok(next)
+        Ok(after)
     }
 
     /// Writes the status after the last step. Returns when to reconcile again.
     ///
     /// # Errors
     /// If a request to the API server fails, or the target pod could not be created.
-    async fn finish(
-        &self,
-        key: &Key,
-        migration: &VirtualMachineInstanceMigration,
-        gathered: Gathered,
-        execution: Execution,
-        now: Timestamp,
-    ) -> Result<Requeue, ReconcileError> {
-        let Execution {
-            record,
-            mut change,
-            made,
-            failed,
-        } = execution;
+    async fn finish(&self, key: &Key, observed: &mut Observation) -> Result<Requeue, ReconcileError> {
+        let Observation {
+            now,
+            migration,
+            gathered,
+            execution,
+        } = observed;
+        let (now, record, made) = (*now, execution.record, execution.made);
+        let change = &mut execution.change;
         let uid = migration.uid().unwrap_or_default();
         let refused = self.refused_step(key);
         let text = refused.as_ref().map(|refused| refused.message.as_str());
-        change.waiting = self.waiting(&uid, &record, text, &gathered);
-        if let Some(at) = may_be_over_by(migration, &change, made, &gathered.pods, now) {
+        change.waiting = self.waiting(&uid, &record, text, gathered);
+        if let Some(at) = may_be_over_by(migration, change, made, &gathered.pods, now) {
             return Ok(Requeue::At(at));
         }
-        self.write(key, migration, &change, now).await?;
+        self.write(key, migration, change, now).await?;
         if record.is_over() {
             self.turns.finished(&uid);
             self.turn();
             self.forget_old(key, migration).await?;
         }
-        if let Some(error) = failed {
+        if let Some(error) = execution.failed.take() {
             return Err(error);
         }
-        let pending = gathered.deadline.filter(|deadline| !deadline.has_passed(now));
+        let deadline = gathered.deadline.as_ref().filter(|deadline| !deadline.has_passed(now));
         let retry = refused.map(|refused| refused.again_at).filter(|at| now < *at);
         let another_pod = gathered
             .rejected
+            .as_ref()
             .map(|rejected| rejected.again_at)
             .filter(|at| now < *at);
         Ok(Requeue::OnChange
-            .or_at(pending.map(|deadline| deadline.at))
+            .or_at(deadline.map(|deadline| deadline.at))
             .or_at(gathered.pending.wake)
             .or_at(another_pod)
             .or_at(retry))
@@ -484,7 +517,7 @@ impl MigrationTask {
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstanceMigration> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn record_event(
@@ -494,14 +527,9 @@ impl MigrationTask {
         reason: &'static str,
         note: &str,
     ) {
-        self.events.publish(Event {
-            regarding: migration.object_ref(&()),
-            related: None,
-            severity,
-            reason: reason.into(),
-            action: "Migrate".into(),
-            note: note.into(),
-        });
+        let regarding = migration.object_ref(&());
+        self.events
+            .publish(Event::new(regarding, "Migrate", severity, reason, note));
     }
 }
 

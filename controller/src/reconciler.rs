@@ -1,10 +1,12 @@
 //! The shape of the reconcilers that have a work queue.
 //!
 //! ```text
-//!  key ──▶ observe ──▶ plan ──▶ execute ──▶ Ok(Requeue)
-//!          caches,     core     steps,  └─▶ Err ┬ conflict: another writer was faster; requeued for its change
-//!          requests             status          ├ refusal:  recorded in `Refusals`; back-off of the work queue
-//!                                               └ others:   back-off of the work queue
+//!           ┌────────── Next::Plan ◀──────────┐
+//!           ▼                                 │
+//!  key ──▶ observe ──▶ plan ──▶ execute ──────┴─▶ Next::Requeue
+//!          caches,     rules    requests,     └─▶ Err ┬ conflict: another writer was faster; requeued for its change
+//!          requests    of core  status                ├ refusal:  recorded in `Refusals`; back-off of the work queue
+//!                                                     └ others:   back-off of the work queue
 //! ```
 
 use std::{future::Future, time::Duration};
@@ -17,6 +19,9 @@ use crate::refusals::{Refusals, RefusedStep};
 /// How long a reconcile that met a conflict waits for the change of the other writer. The watch shows it within
 /// milliseconds, unless it interrupts.
 const CONFLICT_DELAY: Duration = Duration::from_secs(1);
+/// Maximum number of plans in one reconcile. The longest sequences are those of a maintenance, a dozen actions, of which
+/// each may meet a conflict.
+const MAX_PLANS: usize = 40;
 
 /// Why an object could not be reconciled.
 #[derive(Debug, Error)]
@@ -59,16 +64,69 @@ impl ReconcileError {
     }
 }
 
-/// Reconciles objects, one at a time for each key.
+/// What follows the execution of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// The observation was extended or the objects have changed: plan again.
+    Plan,
+    /// Nothing more is to be done now.
+    Requeue(Requeue),
+}
+
+/// Reconciles an object in three steps, of which only the first and the last send requests.
 pub(crate) trait Reconciler: Sync {
-    /// Waits until the caches have synced, and returns the keys of all objects.
-    fn all(&self) -> impl Future<Output = Vec<Key>> + Send;
+    /// What a plan depends on.
+    type Observed: Send + Sync;
+    /// What is to be done.
+    type Plan: Send;
+
+    /// Observes the object of a key and what surrounds it; `None` if nothing is to be done, such as for an object that
+    /// no longer exists.
+    ///
+    /// # Errors
+    /// If a request to the API server fails.
+    fn observe(&self, key: &Key) -> impl Future<Output = Result<Option<Self::Observed>, ReconcileError>> + Send;
+
+    /// Returns what is to be done. It only applies the rules of `core` to what was observed.
+    fn plan(&self, key: &Key, observed: &Self::Observed) -> Self::Plan;
+
+    /// Executes a plan, and updates `observed` with what it has found or changed.
+    ///
+    /// # Errors
+    /// If a request to the API server fails; it is safe to reconcile again.
+    fn execute(
+        &self,
+        key: &Key,
+        observed: &mut Self::Observed,
+        plan: Self::Plan,
+    ) -> impl Future<Output = Result<Next, ReconcileError>> + Send;
 
     /// Reconciles one object. The future may be dropped at any `await`.
     ///
     /// # Errors
-    /// If a request to the API server fails; it is safe to reconcile again.
-    fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Requeue, ReconcileError>> + Send;
+    /// If a request to the API server fails, or the object is never settled; it is safe to reconcile again.
+    fn reconcile(&self, key: &Key) -> impl Future<Output = Result<Requeue, ReconcileError>> + Send {
+        async move {
+            let Some(mut observed) = self.observe(key).await? else {
+                return Ok(Requeue::OnChange);
+            };
+            for _ in 0..MAX_PLANS {
+                let plan = self.plan(key, &observed);
+                if let Next::Requeue(requeue) = self.execute(key, &mut observed, plan).await? {
+                    return Ok(requeue);
+                }
+            }
+            Err(ReconcileError::Unsettled(
+                "each executed plan is followed by another one",
+            ))
+        }
+    }
+}
+
+/// A reconciler with a work queue.
+pub(crate) trait Queued: Reconciler {
+    /// Waits until the caches have synced, and returns the keys of all objects.
+    fn all(&self) -> impl Future<Output = Vec<Key>> + Send;
 
     /// Returns the step of an object whose refusals [`run`] records, and where.
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
@@ -79,7 +137,7 @@ pub(crate) trait Reconciler: Sync {
 
 /// Reconciles the keys of `work` during each leadership term of this process, until `stopping`.
 pub(crate) async fn run(
-    reconciler: &impl Reconciler,
+    reconciler: &impl Queued,
     work: &WorkQueue,
     stopping: &CancellationToken,
     leadership: Leadership,
@@ -90,7 +148,7 @@ pub(crate) async fn run(
 }
 
 /// Reconciles one object, records a refusal, and waits for the other writer after a conflict.
-pub(crate) async fn reconcile(reconciler: &impl Reconciler, key: &Key) -> Result<Requeue, ReconcileError> {
+pub(crate) async fn reconcile(reconciler: &impl Queued, key: &Key) -> Result<Requeue, ReconcileError> {
     let result = reconciler.reconcile(key).await;
     if let Some((refusals, step)) = reconciler.refusable(key) {
         match result.as_ref().err().and_then(ReconcileError::refusal) {
@@ -113,19 +171,45 @@ mod tests {
 
     use super::*;
 
-    /// Each reconcile ends with the next of these results.
+    /// Each execution ends with the next of these results.
     struct Scripted {
-        results: Mutex<Vec<Result<Requeue, ReconcileError>>>,
+        results: Mutex<Vec<Result<Next, ReconcileError>>>,
         refusals: Refusals,
     }
 
+    impl Scripted {
+        fn new(results: impl IntoIterator<Item = Result<Next, ReconcileError>>) -> Self {
+            Self {
+                results: Mutex::new(results.into_iter().collect()),
+                refusals: Refusals::default(),
+            }
+        }
+    }
+
     impl Reconciler for Scripted {
-        async fn all(&self) -> Vec<Key> {
-            vec![key()]
+        /// The number of executed plans.
+        type Observed = usize;
+        /// Whether it is the first plan.
+        type Plan = bool;
+
+        async fn observe(&self, observed: &Key) -> Result<Option<usize>, ReconcileError> {
+            Ok((*observed == key()).then_some(0))
         }
 
-        async fn reconcile(&self, _: &Key) -> Result<Requeue, ReconcileError> {
+        fn plan(&self, _: &Key, observed: &usize) -> bool {
+            *observed == 0
+        }
+
+        async fn execute(&self, _: &Key, observed: &mut usize, is_first: bool) -> Result<Next, ReconcileError> {
+            assert_eq!(is_first, *observed == 0);
+            *observed += 1;
             self.results.lock().unwrap().remove(0)
+        }
+    }
+
+    impl Queued for Scripted {
+        async fn all(&self) -> Vec<Key> {
+            vec![key()]
         }
 
         fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
@@ -168,7 +252,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn conflicts_wait_for_the_change_and_other_errors_back_off() {
         for (result, expected) in [
-            (Ok(Requeue::OnChange), "on change"),
+            (Ok(Next::Requeue(Requeue::OnChange)), "on change"),
             (Err(response(409, "Conflict").into()), "at a time"),
             (Err(response(409, "AlreadyExists").into()), "error"),
             (Err(response(429, "TooManyRequests").into()), "error"),
@@ -179,10 +263,7 @@ mod tests {
             (Err(ReconcileError::Unsettled("caches differ")), "error"),
         ] {
             let shown = format!("{result:?}");
-            let scripted = Scripted {
-                results: Mutex::new(vec![result]),
-                refusals: Refusals::default(),
-            };
+            let scripted = Scripted::new([result]);
             assert_eq!(kind(&reconcile(&scripted, &key()).await), expected, "{shown}");
         }
     }
@@ -191,13 +272,13 @@ mod tests {
     async fn refusal_is_recorded_until_a_reconcile_ends_otherwise() {
         let refusals = Refusals::default();
         for after in [
-            Ok(Requeue::OnChange),
+            Ok(Next::Requeue(Requeue::OnChange)),
             Err(response(409, "Conflict").into()),
             Err(failed(response(500, "InternalError"))),
         ] {
             let scripted = Scripted {
-                results: Mutex::new(vec![Err(refused()), after]),
                 refusals: refusals.clone(),
+                ..Scripted::new([Err(refused()), after])
             };
             let step = RefusedStep::Pod(key());
             assert!(reconcile(&scripted, &key()).await.is_err());
@@ -209,5 +290,19 @@ mod tests {
             let _ = reconcile(&scripted, &key()).await;
             assert_eq!(refusals.of(&step), None);
         }
+    }
+
+    #[tokio::test]
+    async fn plans_follow_each_other_until_one_requeues() {
+        let requeue = Next::Requeue(Requeue::OnChange);
+        let scripted = Scripted::new([Ok(Next::Plan), Ok(Next::Plan), Ok(requeue)]);
+        assert_eq!(scripted.reconcile(&key()).await.unwrap(), Requeue::OnChange);
+        assert!(scripted.results.lock().unwrap().is_empty());
+        // Nothing is planned for an object that does not exist.
+        let absent = Key::namespaced("shop", "absent");
+        assert_eq!(scripted.reconcile(&absent).await.unwrap(), Requeue::OnChange);
+        let endless = Scripted::new((0..MAX_PLANS).map(|_| Ok(Next::Plan)));
+        let unsettled = endless.reconcile(&key()).await;
+        assert!(matches!(unsettled, Err(ReconcileError::Unsettled(_))), "{unsettled:?}");
     }
 }

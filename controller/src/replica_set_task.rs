@@ -18,9 +18,10 @@ use drydock_runtime::{
     lease::Leadership,
 };
 use futures::future::join_all;
+use jiff::Timestamp;
 use kube::{
     Api, Client, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 use tracing::info;
@@ -28,9 +29,9 @@ use tracing::info;
 use crate::{
     assume_cache::{AssumeCache, prune_annotations},
     instances::{Instances, controller},
-    machine_task::severity,
-    reconciler::{self, ReconcileError, Reconciler},
+    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
+    requests::{api_of, deleting, patching, writing},
 };
 
 /// How many replica sets are reconciled concurrently.
@@ -91,7 +92,86 @@ impl ReplicaSetTask {
     }
 }
 
+/// A replica set, and what its plan depends on.
+pub(crate) struct Observation {
+    now: Timestamp,
+    set: VirtualMachineInstanceReplicaSet,
+    instances: Vec<Arc<VirtualMachineInstance>>,
+    /// Whether the API server itself has returned the set and its instances.
+    confirmed: bool,
+    /// The request that the API server has refused.
+    failure: Option<Failure>,
+}
+
 impl Reconciler for ReplicaSetTask {
+    type Observed = Observation;
+    type Plan = Plan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+        let Some(set) = self.sets.newest(key) else {
+            return Ok(None);
+        };
+        Ok(Some(Observation {
+            now: clock::now(),
+            instances: self.instances.of_set(&set.uid().unwrap_or_default()),
+            set,
+            confirmed: false,
+            failure: None,
+        }))
+    }
+
+    fn plan(&self, key: &Key, observed: &Observation) -> Plan {
+        plan(&Observed {
+            now: observed.now,
+            set: &observed.set,
+            instances: &observed.instances,
+            is_deleted: &|uid| self.instances.is_deleted(uid),
+            is_taken: &|name| self.instances.get(&beside(key, name)).is_some(),
+            confirmed: observed.confirmed,
+            failure: observed.failure.as_ref(),
+        })
+    }
+
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+        if plan.confirm {
+            let Some(found) = self.as_they_are(key, &observed.set).await? else {
+                // The watch is about to show the deletion.
+                return Ok(Next::Requeue(Requeue::OnChange));
+            };
+            (observed.set, observed.instances) = found;
+            observed.confirmed = true;
+            return Ok(Next::Plan);
+        }
+        let result = match &observed.failure {
+            Some(failure) => Err(Outcome::Refused(failure.message.clone())),
+            None => match self.change_instances(key, &observed.set, &plan).await {
+                Err((tried, Outcome::Refused(message))) => {
+                    // The status also reports the failure; its numbers are still those that were observed.
+                    observed.failure = Some(Failure { tried, message });
+                    return Ok(Next::Plan);
+                }
+                result => result.map_err(|(_, outcome)| outcome),
+            },
+        };
+        if let Some(status) = &plan.status {
+            self.write_status(key, &observed.set, &json!(status)).await?;
+        }
+        for event in &plan.events {
+            let severity = Severity::of(event.warning);
+            self.record_event(&observed.set, severity, event.reason, event.message.clone());
+        }
+        match result {
+            Ok(()) | Err(Outcome::Done) => Ok(Next::Requeue(Requeue::OnChange.or_at(plan.wake))),
+            Err(Outcome::Refused(message)) => {
+                let step = "a change of its instances";
+                Err(ReconcileError::Refused { step, message })
+            }
+            Err(Outcome::Again(error)) => Err(error),
+        }
+    }
+}
+
+impl Queued for ReplicaSetTask {
     async fn all(&self) -> Vec<Key> {
         tokio::join!(
             self.sets.shown().wait_until_synced(),
@@ -100,70 +180,16 @@ impl Reconciler for ReplicaSetTask {
         self.sets.shown().keys()
     }
 
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
-        let Some(mut set) = self.sets.newest(key) else {
-            return Ok(Requeue::OnChange);
-        };
-        let mut instances = self.instances.of_set(&set.uid().unwrap_or_default());
-        let place = |name: &str| Key {
-            namespace: key.namespace.clone(),
-            name: name.into(),
-        };
-        let now = clock::now();
-        let seen = |set: &_, instances: &[_], confirmed, failure: Option<&Failure>| {
-            plan(&Observed {
-                now,
-                set,
-                instances,
-                is_deleted: &|uid| self.instances.is_deleted(uid),
-                is_taken: &|name| self.instances.get(&place(name)).is_some(),
-                confirmed,
-                failure,
-            })
-        };
-        let mut todo = seen(&set, &instances, false, None);
-        let confirmed = todo.confirm;
-        if confirmed {
-            let Some(found) = self.as_they_are(key, &set).await? else {
-                // The watch is about to show the deletion.
-                return Ok(Requeue::OnChange);
-            };
-            (set, instances) = found;
-            todo = seen(&set, &instances, confirmed, None);
-        }
-        let wake = Requeue::OnChange.or_at(todo.wake);
-        let result = self.execute(key, &set, &todo).await;
-        let failure = match &result {
-            Err((tried, Outcome::Refused(message))) => Some(Failure {
-                tried: *tried,
-                message: message.clone(),
-            }),
-            _ => None,
-        };
-        // The status also reports the failure; its numbers are still those that were observed.
-        let failed_plan = if failure.is_some() {
-            seen(&set, &instances, confirmed, failure.as_ref())
-        } else {
-            todo
-        };
-        if let Some(status) = &failed_plan.status {
-            self.write_status(key, &set, &json!(status)).await?;
-        }
-        for event in &failed_plan.events {
-            self.record_event(&set, severity(event), event.reason, event.message.clone());
-        }
-        match result {
-            Ok(()) | Err((_, Outcome::Done)) => Ok(wake),
-            Err((_, Outcome::Refused(message))) => Err(ReconcileError::Refused {
-                step: "a change of its instances",
-                message,
-            }),
-            Err((_, Outcome::Again(error))) => Err(error),
-        }
-    }
-
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Replicas(key.clone())))
+    }
+}
+
+/// Returns the key of the object of this name in the namespace of another one.
+fn beside(key: &Key, name: &str) -> Key {
+    Key {
+        namespace: key.namespace.clone(),
+        name: name.into(),
     }
 }
 
@@ -193,8 +219,8 @@ impl ReplicaSetTask {
         Ok(Some((found, instances)))
     }
 
-    /// Executes the plan up to the first step that fails.
-    async fn execute(
+    /// Releases, deletes and creates instances, up to the first request that fails.
+    async fn change_instances(
         &self,
         key: &Key,
         set: &VirtualMachineInstanceReplicaSet,
@@ -219,19 +245,16 @@ impl ReplicaSetTask {
     }
 
     fn set_api(&self, key: &Key) -> Api<VirtualMachineInstanceReplicaSet> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn instance_api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     /// Removes the set from the owners of an instance.
     async fn release(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> kube::Result<()> {
-        let place = Key {
-            namespace: key.namespace.clone(),
-            name: target.name.as_str().into(),
-        };
+        let place = beside(key, &target.name);
         let Some(instance) = self.instances.get(&place) else {
             return Ok(());
         };
@@ -246,13 +269,9 @@ impl ReplicaSetTask {
             "resourceVersion": instance.resource_version(),
             "ownerReferences": owners,
         }});
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         let api = self.instance_api(key);
         match api
-            .patch_metadata(&target.name, &parameters, &Patch::Merge(patch))
+            .patch_metadata(&target.name, &patching(), &Patch::Merge(patch))
             .await
         {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
@@ -261,17 +280,8 @@ impl ReplicaSetTask {
     }
 
     async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> Outcome {
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(target.uid.clone()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
-        let place = Key {
-            namespace: key.namespace.clone(),
-            name: target.name.as_str().into(),
-        };
+        let parameters = deleting(Some(target.uid.clone()));
+        let place = beside(key, &target.name);
         match self.instance_api(key).delete(&target.name, &parameters).await {
             Ok(_) => {
                 info!(vmirs = %key, vmi = %place, "instance deleted");
@@ -290,15 +300,7 @@ impl ReplicaSetTask {
     }
 
     async fn create(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, name: &str) -> Outcome {
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PostParams::default()
-        };
-        match self
-            .instance_api(key)
-            .create(&parameters, &instance_of(set, name))
-            .await
-        {
+        match self.instance_api(key).create(&writing(), &instance_of(set, name)).await {
             Ok(made) => {
                 info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
                 self.instances.made(made);
@@ -347,14 +349,9 @@ impl ReplicaSetTask {
         reason: &'static str,
         note: String,
     ) {
-        self.events.publish(Event {
-            regarding: set.object_ref(&()),
-            related: None,
-            severity,
-            reason: reason.into(),
-            action: "Reconcile".into(),
-            note,
-        });
+        let regarding = set.object_ref(&());
+        self.events
+            .publish(Event::new(regarding, "Reconcile", severity, reason, note));
     }
 }
 

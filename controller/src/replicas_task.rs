@@ -13,13 +13,10 @@ use drydock_runtime::{
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{DeleteParams, Preconditions},
-};
+use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
-use crate::{nodes::Nodes, rooms::Rooms};
+use crate::{nodes::Nodes, requests::deleting, rooms::Rooms};
 
 /// The controller's pods (`deploy/controller/deployment.yaml`).
 const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
@@ -143,13 +140,7 @@ impl Replicas {
 
     async fn delete(&self, replicas: &[Arc<Pod>], pod: &str, to: &str) {
         let shown = replicas.iter().find(|shown| shown.name_any() == pod);
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: shown.and_then(|pod| pod.uid()),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting(shown.and_then(|pod| pod.uid()));
         match self.pods.delete(pod, &parameters).await {
             Ok(_) => info!(
                 pod,

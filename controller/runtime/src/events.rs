@@ -55,6 +55,11 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// Returns `Warning` if `is_warning`, else `Normal`.
+    pub fn of(is_warning: bool) -> Self {
+        if is_warning { Self::Warning } else { Self::Normal }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -78,6 +83,26 @@ pub struct Event {
     pub action: Cow<'static, str>,
     /// A sentence for users.
     pub note: String,
+}
+
+impl Event {
+    /// Creates an event that involves no second object.
+    pub fn new(
+        regarding: ObjectReference,
+        action: &'static str,
+        severity: Severity,
+        reason: &'static str,
+        note: impl Into<String>,
+    ) -> Self {
+        Self {
+            regarding,
+            related: None,
+            severity,
+            reason: reason.into(),
+            action: action.into(),
+            note: note.into(),
+        }
+    }
 }
 
 /// The reporting controller.

@@ -62,6 +62,7 @@ use crate::{
     migration_rate::MigrationRate,
     migrations::Migrations,
     pods_by_owner::owner,
+    requests::api_of,
 };
 use logged::LoggedRefusals;
 pub(crate) use metrics::HeldEvictions;
@@ -449,11 +450,11 @@ impl Evictions {
     }
 
     fn pods(&self, key: &Key) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 
     fn api(&self, key: &Key) -> Api<VirtualMachineInstance> {
-        Api::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default())
+        api_of(&self.client, key)
     }
 }
 

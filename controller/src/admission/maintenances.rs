@@ -16,16 +16,13 @@ mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
-    maintenance::{Group, NodeMaintenance},
-};
+use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_core::maintenance::{is_over, reservation};
 use drydock_runtime::{Cache, Key, chain, clock};
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, PostParams, Preconditions},
+    api::ListParams,
     core::admission::{AdmissionResponse, Operation},
 };
 use serde_json::Value;
@@ -34,6 +31,7 @@ use tracing::{debug, warn};
 use super::{ReviewRequest, raw};
 use crate::{
     maintenances::Maintenances,
+    requests::{deleting_version, writing},
     webhook_server::{Handlers, handlers::Handler},
 };
 
@@ -209,10 +207,7 @@ impl MaintenanceReview {
 
     /// Reserves a node for an object. Returns the reservation.
     async fn reserve(&self, node: &str, object: &str, request: &str) -> Result<Lease, Refused> {
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PostParams::default()
-        };
+        let parameters = writing();
         for _ in 0..TRIES {
             let now = clock::now();
             let mut wanted = reservation::of(node, object, request, now);
@@ -241,13 +236,7 @@ impl MaintenanceReview {
 
     /// Deletes a reservation that is not needed; if that fails, it expires.
     async fn give_up(&self, reserved: &Lease) {
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: reserved.uid(),
-                resource_version: reserved.resource_version(),
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting_version(reserved.uid(), reserved.resource_version());
         if let Err(error) = self.reservations.delete(&reserved.name_any(), &parameters).await {
             debug!(error = %chain(&error), "a reservation could not be deleted; it expires");
         }

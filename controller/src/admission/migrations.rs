@@ -20,11 +20,11 @@ use drydock_core::admission::{
 };
 use drydock_runtime::{Key, chain};
 use k8s_openapi::NamespaceResourceScope;
-use kube::{Api, Client, Resource};
+use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::{instances::Instances, migrations::Migrations};
+use crate::{instances::Instances, migrations::Migrations, requests::api_of};
 
 /// How long the confirmation may take: well within the time that an API server gives the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
@@ -93,7 +93,7 @@ impl ClusterState {
     where
         K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
-        let api = Api::<K>::namespaced(self.client.clone(), key.namespace.as_deref().unwrap_or_default());
+        let api = api_of::<K>(&self.client, key);
         api.get_opt(&key.name).await
     }
 }

@@ -7,13 +7,11 @@ use k8s_openapi::{
         MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
     },
 };
-use kube::{
-    Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
-};
+use kube::{Api, Client, ResourceExt, api::Patch};
 use serde_json::{Value, json};
 
 use super::SERVICE;
+use crate::requests::patching;
 
 /// A kind whose objects hold bundles.
 pub(super) trait TrustAnchors: ResourceExt {
@@ -86,10 +84,7 @@ where
     K: serde::de::DeserializeOwned + std::fmt::Debug,
 {
     let api = Api::<K>::all(client.clone());
-    let parameters = PatchParams {
-        field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
-        ..PatchParams::default()
-    };
+    let parameters = patching();
     let mut result = Ok(());
     for object in objects {
         let object = object.as_ref();
@@ -128,10 +123,7 @@ pub(super) async fn publish_to_api_services(
     bundle: &[u8],
 ) -> kube::Result<()> {
     let api = Api::<APIService>::all(client.clone());
-    let parameters = PatchParams {
-        field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
-        ..PatchParams::default()
-    };
+    let parameters = patching();
     let mut result = Ok(());
     for object in objects {
         let object = object.as_ref();

@@ -1,20 +1,15 @@
 //! How the Secret is written.
 
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, api::ObjectMeta};
 
 use super::keeper::Data;
+use crate::requests::writing;
 
 /// Writes the Secret of this name, if it is still as it was `seen`: made if it was not there, replaced if it was.
 /// The API server refuses (409) if it has changed since.
 pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
-    let parameters = PostParams {
-        field_manager: Some(drydock_api::CONTROLLER_FIELD_MANAGER.into()),
-        ..PostParams::default()
-    };
+    let parameters = writing();
     match seen {
         None => {
             let secret = Secret {

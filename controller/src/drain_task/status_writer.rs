@@ -190,14 +190,13 @@ impl Reports {
             "nothing is left to be moved: it is safe to switch the node off",
         );
         info!(node = name, "{note}");
-        self.events.publish(Event {
-            regarding: node_reference(&name, node.uid()),
-            related: None,
-            severity: Severity::Normal,
-            reason: "NodeDrained".into(),
-            action: "Drain".into(),
-            note: note.into(),
-        });
+        self.events.publish(Event::new(
+            node_reference(&name, node.uid()),
+            "Drain",
+            Severity::Normal,
+            "NodeDrained",
+            note,
+        ));
     }
 
     fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {

@@ -24,7 +24,7 @@ use serde_json::Value;
 use tracing::{debug, info};
 
 use super::MaintenanceQueues;
-use crate::reconciler::{ReconcileError, Reconciler};
+use crate::reconciler::{Next, Queued, ReconcileError, Reconciler};
 
 /// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
@@ -118,6 +118,35 @@ impl Evictions {
 }
 
 impl Reconciler for Evictions {
+    type Observed = Vec<(Target, Attempt)>;
+    type Plan = Vec<Target>;
+
+    /// Returns the evictions of pods of this name.
+    async fn observe(&self, key: &Key) -> Result<Option<Self::Observed>, ReconcileError> {
+        let entries = self.lock();
+        let of_name = entries.values().filter(|entry| {
+            *entry.target.name == *key.name && key.namespace.as_deref() == Some(entry.target.namespace.as_str())
+        });
+        let observed = of_name.map(|entry| (entry.target.clone(), entry.attempt.clone()));
+        Ok(Some(observed.collect()))
+    }
+
+    /// Returns the pods whose eviction is pending.
+    fn plan(&self, _: &Key, observed: &Self::Observed) -> Vec<Target> {
+        let pending = observed.iter().filter(|(_, attempt)| attempt.in_flight);
+        pending.map(|(target, _)| target.clone()).collect()
+    }
+
+    async fn execute(&self, _: &Key, _: &mut Self::Observed, targets: Vec<Target>) -> Result<Next, ReconcileError> {
+        for target in targets {
+            let result = self.evict(&target).await;
+            self.record(&target, result);
+        }
+        Ok(Next::Requeue(Requeue::OnChange))
+    }
+}
+
+impl Queued for Evictions {
     /// A process that leads again repeats the requests that were in progress when it was interrupted.
     async fn all(&self) -> Vec<Key> {
         let entries = self.lock();
@@ -125,24 +154,6 @@ impl Reconciler for Evictions {
         in_flight
             .map(|entry| Key::namespaced(&entry.target.namespace, &entry.target.name))
             .collect()
-    }
-
-    /// Requests the pending evictions of pods of this name.
-    async fn reconcile(&self, key: &Key) -> Result<Requeue, ReconcileError> {
-        let targets: Vec<Target> = {
-            let entries = self.lock();
-            let of_name = entries.values().filter(|entry| {
-                entry.attempt.in_flight
-                    && *entry.target.name == *key.name
-                    && key.namespace.as_deref() == Some(entry.target.namespace.as_str())
-            });
-            of_name.map(|entry| entry.target.clone()).collect()
-        };
-        for target in targets {
-            let result = self.evict(&target).await;
-            self.record(&target, result);
-        }
-        Ok(Requeue::OnChange)
     }
 }
 

@@ -1,9 +1,6 @@
 //! Leases of nodes in maintenance, and reservations of nodes for maintenances that are being created.
 
-use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
-    maintenance::{Group, NodeMaintenance, RESERVATION},
-};
+use drydock_api::maintenance::{Group, NodeMaintenance, RESERVATION};
 use drydock_core::maintenance::{
     lease::{self, LeaseWrite},
     reservation,
@@ -11,13 +8,11 @@ use drydock_core::maintenance::{
 use drydock_runtime::{Cache, Key, Watch, Watches, WorkQueue};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::{
-    Api, Client, ResourceExt,
-    api::{DeleteParams, PostParams, Preconditions},
-};
+use kube::{Api, Client, ResourceExt};
 use std::sync::Arc;
 
 use super::Places;
+use crate::requests::{deleting_version, writing};
 
 /// The Leases that maintenances need.
 pub(super) struct Leases {
@@ -100,10 +95,7 @@ impl Leases {
     /// # Errors
     /// If the API server does not respond.
     pub(super) async fn write(&self, group: Group, write: &LeaseWrite) -> kube::Result<Written> {
-        let parameters = PostParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PostParams::default()
-        };
+        let parameters = writing();
         let name = write.lease.name_any();
         let written = if write.exists {
             self.api(group).replace(&name, &parameters, &write.lease).await
@@ -162,13 +154,7 @@ impl Leases {
 
 /// Deletes a Lease, if it has not changed since it was read. Returns false if it has.
 async fn delete(api: &Api<Lease>, lease: &Lease) -> kube::Result<bool> {
-    let parameters = DeleteParams {
-        preconditions: Some(Preconditions {
-            uid: lease.uid(),
-            resource_version: lease.resource_version(),
-        }),
-        ..DeleteParams::default()
-    };
+    let parameters = deleting_version(lease.uid(), lease.resource_version());
     match api.delete(&lease.name_any(), &parameters).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),

@@ -1,9 +1,6 @@
 //! Writes to maintenances and to their nodes.
 
-use drydock_api::{
-    CONTROLLER_FIELD_MANAGER,
-    maintenance::{FIELD_MANAGER, Group, NodeMaintenance, NodeMaintenanceStatus},
-};
+use drydock_api::maintenance::{FIELD_MANAGER, Group, NodeMaintenance, NodeMaintenanceStatus};
 use drydock_core::maintenance::node::{self, Stage};
 use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Node;
@@ -15,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tracing::{debug, info};
 
 use super::{Done, MaintenanceTask};
-use crate::reconciler::ReconcileError;
+use crate::{reconciler::ReconcileError, requests::patching};
 
 impl MaintenanceTask {
     /// Writes the finalizers.
@@ -31,7 +28,10 @@ impl MaintenanceTask {
             "resourceVersion": object.resource_version(),
             "finalizers": finalizers,
         }});
-        let patched = self.api(group).patch(&key.name, &merging(), &Patch::Merge(patch)).await;
+        let patched = self
+            .api(group)
+            .patch(&key.name, &patching(), &Patch::Merge(patch))
+            .await;
         self.took(group, key, patched).await
     }
 
@@ -49,7 +49,7 @@ impl MaintenanceTask {
             "status": changed(&json!(before), &json!(status)),
         });
         let api = self.api(group);
-        let patched = api.patch_status(&key.name, &merging(), &Patch::Merge(patch)).await;
+        let patched = api.patch_status(&key.name, &patching(), &Patch::Merge(patch)).await;
         let done = self.took(group, key, patched).await?;
         if done == Done::Yes {
             log(key, group, object, &before, status);
@@ -84,7 +84,7 @@ impl MaintenanceTask {
         patch["metadata"]["resourceVersion"] = json!(node.resource_version());
         patch["metadata"]["uid"] = json!(node.uid());
         let name = node.name_any();
-        let (done, newest) = match self.node_api.patch(&name, &merging(), &Patch::Merge(patch)).await {
+        let (done, newest) = match self.node_api.patch(&name, &patching(), &Patch::Merge(patch)).await {
             Ok(written) => (Done::Yes, Some(written)),
             Err(kube::Error::Api(status)) if status.is_conflict() => {
                 (Done::Changed, self.node_api.get_opt(&name).await?)
@@ -114,13 +114,6 @@ impl MaintenanceTask {
             .await?;
         self.nodes.nodes.remember(&Key::cluster(node), written);
         Ok(())
-    }
-}
-
-fn merging() -> PatchParams {
-    PatchParams {
-        field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-        ..PatchParams::default()
     }
 }
 

@@ -13,9 +13,9 @@ use crate::reconciler::ReconcileError;
 
 /// What follows a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// The state has changed: observe it and plan again.
-    Observe,
+pub(super) enum After {
+    /// The state has changed: plan again.
+    Plan,
     /// Write the status.
     Write,
     /// The migration is deleted.
@@ -59,7 +59,7 @@ impl Execution {
     }
 
     /// Enters a phase.
-    pub(super) fn enter(&mut self, phase: MigrationPhase) -> Next {
+    pub(super) fn enter(&mut self, phase: MigrationPhase) -> After {
         if phase == MigrationPhase::Succeeded {
             // Phases that were over within a moment were not written by themselves.
             let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
@@ -71,8 +71,8 @@ impl Execution {
         self.change.enter.push(phase);
         match phase {
             // Both sides act on the written phase, so it is written before anything else is read.
-            MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed => Next::Write,
-            _ => Next::Observe,
+            MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed => After::Write,
+            _ => After::Plan,
         }
     }
 }

@@ -24,10 +24,10 @@ use drydock_core::{
 use drydock_runtime::Key;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 
 use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
-use crate::{migrations::instance_of, nodes::NodePair};
+use crate::{migrations::instance_of, nodes::NodePair, requests::api_of};
 
 /// The observed state of one migration.
 pub(super) struct Gathered {
@@ -56,10 +56,7 @@ impl MigrationTask {
         let mut instance = self.instances.get(&instance_key);
         let mut instance_confirmed = false;
         if instance.is_none() {
-            let api = Api::<VirtualMachineInstance>::namespaced(
-                self.client.clone(),
-                key.namespace.as_deref().unwrap_or_default(),
-            );
+            let api = api_of::<VirtualMachineInstance>(&self.client, key);
             instance = api.get_opt(&instance_key.name).await?.map(Arc::new);
             instance_confirmed = instance.is_none();
         }

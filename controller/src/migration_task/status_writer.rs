@@ -13,13 +13,16 @@ use drydock_runtime::{Key, Severity};
 use jiff::Timestamp;
 use kube::{
     ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    api::{Patch, PatchParams},
 };
 use serde_json::json;
 use tracing::info;
 
 use super::MigrationTask;
-use crate::migrations::instance_of;
+use crate::{
+    migrations::instance_of,
+    requests::{deleting, patching, without_finalizer},
+};
 
 impl MigrationTask {
     /// Writes the controller's part of the status, if the migration has not changed since it was read.
@@ -77,18 +80,13 @@ impl MigrationTask {
         key: &Key,
         migration: &VirtualMachineInstanceMigration,
     ) -> kube::Result<()> {
-        let mut finalizers = migration.finalizers().to_vec();
-        finalizers.retain(|name| name != MIGRATION_FINALIZER);
+        let finalizers = without_finalizer(migration, MIGRATION_FINALIZER);
         let patch = json!({"metadata": {
             "uid": migration.uid(), "finalizers": finalizers, "resourceVersion": migration.resource_version(),
         }});
-        let parameters = PatchParams {
-            field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         let result = self
             .api(key)
-            .patch(&migration.name_any(), &parameters, &Patch::Merge(patch))
+            .patch(&migration.name_any(), &patching(), &Patch::Merge(patch))
             .await;
         self.migrations.objects.forget(key);
         match result {
@@ -118,13 +116,7 @@ impl MigrationTask {
         if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
             return Ok(());
         }
-        let parameters = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: migration.uid(),
-                resource_version: None,
-            }),
-            ..DeleteParams::default()
-        };
+        let parameters = deleting(migration.uid());
         match self.api(key).delete(&migration.name_any(), &parameters).await {
             Ok(stored) => {
                 // It exists until its finalizer is removed.

@@ -1,0 +1,60 @@
+//! The parts that requests of several tasks have in common.
+
+use drydock_api::CONTROLLER_FIELD_MANAGER;
+use drydock_runtime::Key;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, PatchParams, PostParams, Preconditions},
+    core::NamespaceResourceScope,
+};
+
+/// Returns the API of objects in the namespace of a key.
+pub(crate) fn api_of<K>(client: &Client, key: &Key) -> Api<K>
+where
+    K: Resource<Scope = NamespaceResourceScope>,
+    K::DynamicType: Default,
+{
+    Api::namespaced(client.clone(), key.namespace.as_deref().unwrap_or_default())
+}
+
+/// Returns the parameters of a creation or a replacement.
+pub(crate) fn writing() -> PostParams {
+    PostParams {
+        field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+        ..PostParams::default()
+    }
+}
+
+/// Returns the parameters of a merge patch or a JSON patch.
+pub(crate) fn patching() -> PatchParams {
+    PatchParams {
+        field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
+        ..PatchParams::default()
+    }
+}
+
+/// Returns the parameters of a deletion of the object with this UID, not of another object of its name.
+pub(crate) fn deleting(uid: Option<String>) -> DeleteParams {
+    deleting_version(uid, None)
+}
+
+/// Returns the parameters of a deletion of the object with this UID, if it still has this resourceVersion.
+pub(crate) fn deleting_version(uid: Option<String>, resource_version: Option<String>) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions { uid, resource_version }),
+        ..DeleteParams::default()
+    }
+}
+
+/// Returns the finalizers of an object with this one.
+pub(crate) fn with_finalizer(object: &impl ResourceExt, finalizer: &str) -> Vec<String> {
+    let mut finalizers = without_finalizer(object, finalizer);
+    finalizers.push(finalizer.into());
+    finalizers
+}
+
+/// Returns the finalizers of an object without this one.
+pub(crate) fn without_finalizer(object: &impl ResourceExt, finalizer: &str) -> Vec<String> {
+    let others = object.finalizers().iter().filter(|name| *name != finalizer);
+    others.cloned().collect()
+}
