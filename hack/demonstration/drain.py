@@ -1,4 +1,4 @@
-"""Last part of the main job: a node is emptied for maintenance, and says what it waits for."""
+"""Last part of the main job: a node is emptied for maintenance, and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def show(stage: Stage) -> None:
     stage.scene(
         "Its node is emptied",
         """Three virtual machines run on a node, and a pod that a budget guards. The first counts and moves; the second has
-        a disk that only one node may use, so it is shut down and started elsewhere; the third asks for nothing and is shut
-        down. The node says what is left until nothing is, and when it is safe to switch it off.""",
+        a disk that only one node may use, so it is shut down and started elsewhere; the third requests nothing and is shut
+        down. The node reports what is left until nothing is, and when it is safe to switch it off.""",
     )
     here, there = (node.name for node in stage.cluster.nodes)
     for node in (here, there):
@@ -164,7 +164,7 @@ def _settle(stage: Stage) -> None:
 
 
 def _drain(stage: Stage, node: str) -> None:
-    """Empty it by the plugin, which shows what is left; let the guarded pod go once it is said that it blocks."""
+    """Empty it by the plugin, which shows what is left; let the guarded pod go once it is reported to block."""
     begun, released, text = time.monotonic(), False, ""
     print(f"\n$ kubectl drydock drain {node} --reason '{REASON}'", flush=True)
     argv = [stage.plugin_path, "drain", node, "--reason", REASON]
@@ -194,7 +194,7 @@ def _drain(stage: Stage, node: str) -> None:
             condition["type"] == "Drained" and condition["status"] == "True"
             for condition in stage.read("node", node)["status"]["conditions"]  # type: ignore[index]
         ),
-        f"the node was emptied in {time.monotonic() - begun:.1f} s, and says that it is safe to switch it off",
+        f"the node was emptied in {time.monotonic() - begun:.1f} s, and reports that it is safe to switch it off",
     )
 
 

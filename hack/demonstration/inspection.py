@@ -1,4 +1,4 @@
-"""First half of the main job: nodes say truly what guests can have on them, and the scheduler acts on it."""
+"""First half of the main job: nodes report correctly what guests can have on them, and the scheduler acts on it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _cpu_labels(stage: Stage, node: str) -> dict[str, str]:
 def _facts(stage: Stage, node: str) -> None:
     stage.scene(
         "What the nodes can do",
-        """An agent on each node asked the processor, the kernel, and the same libvirt and QEMU that guests will run
+        """An agent on each node queried the processor, the kernel, and the same libvirt and QEMU that guests will run
         with. All of it is in one object for each node.""",
     )
     stage.kubectl("get", "nodes")
@@ -73,8 +73,8 @@ def _facts(stage: Stage, node: str) -> None:
 def _scheduler(stage: Stage, first: str, second: str) -> None:
     stage.scene(
         "The scheduler uses them",
-        f"""{second} is told not to offer AVX2 and AES, as an administrator does to level a mixed cluster. Its labels follow,
-        for the features and for every CPU model that needs one, and pods that want them go to {first}.""",
+        f"""{second} is configured not to offer AVX2 and AES, as an administrator does to level a mixed cluster. Its labels
+        follow, for the features and for every CPU model that needs one, and pods that want them go to {first}.""",
     )
     before = _cpu_labels(stage, second)
     stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features=avx2,aes")
@@ -102,7 +102,7 @@ def _configuration(stage: Stage, node: str) -> None:
     stage.scene(
         "Labels follow the configuration",
         f"""{model} is declared obsolete and Nehalem the minimum: its features need no labels any more, since one label
-        says that a node has all of them.""",
+        shows that a node has all of them.""",
     )
     stage.kubectl("apply", "-f", "-", input=CONFIGURATION.format(model=model, minimum="Nehalem"))
     stage.until(

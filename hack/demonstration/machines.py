@@ -1,4 +1,4 @@
-"""Second part of the main job: virtual machines run in pods, say how they are, and come back."""
+"""Second part of the main job: virtual machines run in pods, report their state, and come back."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _service(stage: Stage) -> None:
     stage.kubectl("apply", "-f", "-", input=SERVICE)
     path = "/api/v1/namespaces/default/services/lasting:80/proxy/healthz"
     stage.until(
-        "the guest to answer",
+        "the guest to respond",
         lambda: "ok" in stage.cluster.kubectl("get", "--raw", path, check=False),
         "a Service led to the guest",
     )
@@ -151,13 +151,13 @@ def _comes_back(stage: Stage) -> None:
 def _fits_nowhere(stage: Stage) -> None:
     stage.scene(
         "Why it does not start",
-        f"An instance asks for {FEATURE}, which guests can have on neither node. It says so, node by node and in words.",
+        f"An instance requires {FEATURE}, which guests can have on neither node. It reports this, node by node, in words.",
     )
     stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name="picky", cpu=REQUIRED))
     stage.until(
         "the reason",
         lambda: "message" in _condition(_instance(stage, "picky"), "PodScheduled"),
-        "an instance said why no node can take it",
+        "an instance reported why no node can take it",
     )
     message = '-o=jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}'
     stage.kubectl("get", "vmi", "picky", message)

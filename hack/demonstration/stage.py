@@ -37,7 +37,7 @@ def plugin(progress: Progress) -> str:
 
 
 class Stage:
-    """Says what is done, does it with kubectl and virtctl in plain sight, and waits with live progress."""
+    """Prints what is done, does it with kubectl and virtctl in plain sight, and waits with live progress."""
 
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
@@ -123,7 +123,7 @@ class Stage:
         self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
 
     def read(self, *arguments: str) -> dict[str, object]:
-        """An object as the API server has it, without showing the question."""
+        """Return an object as the API server has it, without showing the request."""
         return json.loads(self.cluster.kubectl("get", *arguments, "-o", "json"))
 
     def labels(self, node: str) -> dict[str, str]:

@@ -110,7 +110,7 @@ def _signal(word: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     every = argparse.ArgumentParser(add_help=False)
-    every.add_argument("-v", "--verbose", action="store_true", help="say more")
+    every.add_argument("-v", "--verbose", action="store_true", help="print more")
     named = argparse.ArgumentParser(add_help=False, parents=[every])
     named.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster (default {DEFAULT_NAME})")
 

@@ -37,7 +37,7 @@ class Bringup:
         self.nodes = [Node(layout, node, programs) for node in layout.nodes]
         # Whether the API server was down, so that its clients may be backing off.
         self.api_was_down = False
-        # When this run started which part: what is older says nothing about it.
+        # When this run started each part: older reports do not describe it.
         self.started: dict[str, float] = {}
 
     def run(self) -> None:
@@ -112,7 +112,7 @@ class Bringup:
         registry = self.control.registry
         self._ensure(registry)
         base = f"http://{self.layout.registry}/v2/"
-        waiting.until(lambda: health.responses(base), "the registry answers", 30, [registry])
+        waiting.until(lambda: health.responses(base), "the registry responds", 30, [registry])
         _, _, path = SANDBOX_IMAGE.partition("/")
         repository, _, tag = path.partition(":")
         content = Path(self.programs["pause"]).read_bytes()
@@ -146,7 +146,7 @@ class Bringup:
         self._ensure(node.kube_proxy)
 
     def await_nodes(self, nodes: list[Node]) -> None:
-        """Until the API server says Ready and services are routed."""
+        """Wait until the API server reports the nodes as Ready and services are routed."""
         processes = [process for node in nodes for process in node.processes()]
         with self.progress.step(f"nodes {', '.join(node.name for node in nodes)} Ready"):
             waiting.until(
@@ -214,7 +214,7 @@ def up(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> La
 
 
 def describe(layout: Layout, programs: Programs) -> None:
-    """Write `cluster.json`, which says to other programs where everything is."""
+    """Write `cluster.json`, from which other programs read where everything is."""
     nodes = [Node(layout, node, programs) for node in layout.nodes]
     document = {
         "name": layout.name,
@@ -256,7 +256,7 @@ def _pod_uids(response: bytes) -> set[str]:
 
 
 def _listens(node: Node) -> bool:
-    """Whether containerd takes connections, asked through the node's own root."""
+    """Return whether containerd takes connections, tried through the node's own root."""
     pid = node.machine.pid()
     if pid is None:
         return False

@@ -156,7 +156,7 @@ class Programs:
 
 
 def ensure(progress: Progress | None = None) -> Programs:
-    """Build what is not there yet, and say where everything is."""
+    """Build what is not there yet, and return where everything is."""
     chosen = kubernetes_module()
     modules = [replace(module, name=chosen) if module.name == "kubernetes" else module for module in MODULES]
     return _built(modules, progress or Progress())

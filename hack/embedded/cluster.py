@@ -20,7 +20,7 @@ from .progress import Progress
 
 
 class Cluster:
-    """A cluster that exists: ask it, run things in it, break and mend its parts."""
+    """A cluster that exists: query it, run things in it, break and mend its parts."""
 
     def __init__(self, layout: Layout, progress: Progress | None = None) -> None:
         self.layout = layout

@@ -47,5 +47,5 @@ def succeeds(*argv: str) -> bool:
 
 
 def last_lines(text: str, count: int = 20) -> str:
-    """The end of what a command said."""
+    """Return the end of a command's output."""
     return "\n".join(text.rstrip().splitlines()[-count:])

@@ -20,7 +20,7 @@ GARBAGE = {"GOGC": "400", "GOMEMLIMIT": "8GiB"}
 
 
 def audit_policy() -> dict[str, object]:
-    """Every request of Drydock's own service accounts, and no other; what is said of migrations in full."""
+    """Return the policy to log all requests of Drydock's own service accounts only; migrations' status patches in full."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Failure(Exception):
-    """Something a person can act on: what failed, and the last it said."""
+    """An error that a person can act on: what failed, and the end of its output."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Questions to running parts, answered with yes or no."""
+"""Checks of running parts, with yes or no as the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMEOUT = 3.0
 
 
 def responses(url: str, ca: Path | None = None, client: Path | None = None) -> bool:
-    """Whether a GET of the URL succeeds; proxies of the environment are not asked."""
+    """Return whether a GET of the URL succeeds; proxies of the environment are not used."""
     return get(url, ca, client) is not None
 
 

@@ -1,10 +1,10 @@
-"""A command that is asked to end takes away what it made, as one that is interrupted does."""
+"""A command that is terminated takes away what it made, as one that is interrupted does."""
 
 from __future__ import annotations
 
 import signal
 
-# What shells tell of a command that ended by SIGINT.
+# The exit code that shells report for a command that ended by SIGINT.
 EXIT_CODE = 130
 
 

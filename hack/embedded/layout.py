@@ -205,7 +205,7 @@ def choose_index(taken: Iterable[int], networks: Iterable[str]) -> int:
     """The first index that no cluster has and whose ranges no route covers.
 
     `networks` are the destinations of the host's routes. A default route covers
-    everything and so says nothing.
+    everything and so is ignored.
     """
     used = set(taken)
     routed = [ipaddress.ip_network(network, strict=False) for network in networks]

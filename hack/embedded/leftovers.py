@@ -37,7 +37,7 @@ class Inventory:
 
 
 def take() -> Inventory:
-    """Look at the whole machine; other clusters should not come or go meanwhile."""
+    """Take the inventory of the whole machine; other clusters should not come or go meanwhile."""
     return Inventory(
         processes=frozenset(_processes()),
         mounts=frozenset(

@@ -67,7 +67,7 @@ no_sync = true
 
 
 def mirror_config(registry: str) -> str:
-    """The cluster's registry stands for all others, and nothing else is asked."""
+    """Return the configuration by which the cluster's registry stands for all others, and no other is queried."""
     return f"""\
 server = "http://{registry}"
 

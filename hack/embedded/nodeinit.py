@@ -104,7 +104,7 @@ def _furnish_var(spec: NodeSpec, shared: int, kept: dict[str, int]) -> None:
 
 
 def _furnish_dev(spec: NodeSpec) -> None:
-    """A /dev with the machine's devices, but KVM only if it was asked for."""
+    """Make a /dev with the machine's devices, but KVM only if it was requested."""
     _mount("-t", "tmpfs", "-o", "mode=755,size=16m", "dev", _folder("/run/dev"))
     _copy_devices("/dev", "/run/dev", hidden=set() if spec.kvm else {_KVM})
     for name in ("pts", "shm", "mqueue"):

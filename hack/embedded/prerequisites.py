@@ -146,9 +146,9 @@ def _apt(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def _services_stay_off() -> Iterator[None]:
-    """Packages bring daemons; nobody asked for them to run.
+    """Keep the daemons that packages bring from starting: nobody requested that.
 
-    Debian's maintainer scripts ask this file first. One that is already there is
+    Debian's maintainer scripts query this file first. One that is already there is
     somebody's decision and stays.
     """
     if _POLICY.exists() and _POLICY.read_text() != _POLICY_TEXT:

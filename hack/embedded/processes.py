@@ -176,7 +176,7 @@ class Process:
                 start_new_session=True,
                 umask=0o022,
             )
-        # The pid file must be there before anyone asks whether it runs, and the program, by whose name a stray is known.
+        # The pid file must be there before anyone checks whether it runs, and the program, by whose name a stray is known.
         deadline = time.monotonic() + 10
         while self.tracked_pid() != child.pid or _announces(child.pid):
             if child.poll() is not None:
@@ -196,7 +196,7 @@ class Process:
         return True
 
     def strays(self) -> list[int]:
-        """Processes of this part, asked while the pid file knows of none.
+        """Return the processes of this part; for use while the pid file names none.
 
         Children inherit the marks (containerd's shims must outlive it), so only
         those count that run the part's own program.

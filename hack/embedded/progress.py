@@ -33,7 +33,7 @@ class Progress:
 
     @contextmanager
     def step(self, text: str, announce: bool = False) -> Iterator[None]:
-        """Time a step; `announce` says so beforehand too, for the long ones."""
+        """Time a step; `announce` prints it beforehand too, for the long ones."""
         begun = time.monotonic()
         if announce:
             self.note(f"{text} ...")

@@ -38,7 +38,7 @@ def find(name: str) -> Layout:
 
 
 def reserve(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
-    """Settle a cluster's settings: the old ones, with what was asked for now."""
+    """Settle a cluster's settings: the old ones, with those requested now."""
     check_name(name)
     if nodes is not None and not 0 <= nodes <= MAX_NODES:
         raise Failure(f"--nodes {nodes}: from 0 to {MAX_NODES}")

@@ -112,7 +112,7 @@ def _must(method: str, url: str, body: bytes, kind: str = "") -> Mapping[str, st
 def _request(
     method: str, url: str, body: bytes | None = None, kind: str = "", accept: str = ""
 ) -> Mapping[str, str] | None:
-    """The answer's headers, or None if the registry has no such thing."""
+    """Return the response's headers, or None if the registry has no such thing."""
     request = urllib.request.Request(url, data=body, method=method)
     if kind:
         request.add_header("Content-Type", kind)

@@ -60,7 +60,7 @@ def check(cluster: Cluster, progress: Progress) -> int:
 
 
 class Bench:
-    """What the checks share: the cluster, and ways to ask it."""
+    """The common parts of all checks: the cluster, and ways to query it."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -93,7 +93,7 @@ class Bench:
         return self.kubectl("get", "pod", pod, "--output=jsonpath={.status.podIP}")
 
     def fetch_from(self, pod: str, address: str, port: int) -> str:
-        """What a web server says to a pod, asked without the C library's resolver.
+        """Return a web server's response to a pod that requests it without the C library's resolver.
 
         That resolver needs files which a static program in an empty image lacks.
         """
@@ -158,7 +158,7 @@ def image_volume(bench: Bench) -> None:
 def pod_to_api(bench: Bench) -> None:
     """A pod reaches the API server at its service address."""
     for number in range(len(bench.nodes)):
-        # Only the API server answers plain HTTP with this complaint.
+        # Only the API server responds to plain HTTP with this error.
         printed = bench.fetch_from(bench.web(number), KUBERNETES_SERVICE, 443)
         assert "HTTPS server" in printed, printed
 
@@ -221,7 +221,7 @@ def host_paths(bench: Bench) -> None:
 
 
 def kvm_visibility(bench: Bench) -> None:
-    """/dev/kvm is seen by privileged pods only if it was asked for."""
+    """/dev/kvm is seen by privileged pods only if it was requested."""
     wanted = bench.cluster.layout.settings.kvm and Path("/dev/kvm").exists()
     for node in bench.nodes:
         devices = bench.run_to_end(selftestpods.privileged_read_of_dev(node)).split()

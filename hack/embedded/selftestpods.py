@@ -36,7 +36,7 @@ def pod(name: str, node: str, script: str, container: Object | None = None, **sp
 
 
 def web(node: str) -> Object:
-    """A web server that answers with its node's name."""
+    """Return a pod with a web server that responds with its node's name."""
     script = 'mkdir /w && echo "$NODE" > /w/index.html && echo "serving on $NODE" && '
     probe = {"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1}
     container: Object = {"readinessProbe": probe, "ports": [{"containerPort": 8080}]}

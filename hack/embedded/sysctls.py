@@ -15,7 +15,7 @@ from .errors import Failure
 
 ROOT = Path("/proc/sys")
 
-# Modules that nothing loads by itself, and what tells that they are there.
+# Modules that nothing loads by itself, and the paths that show that they are there.
 _MODULES = {"br_netfilter": Path("/proc/sys/net/bridge"), "overlay": Path("/sys/module/overlay")}
 
 WANTED = {"net/ipv4/ip_forward": "1"}

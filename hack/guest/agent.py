@@ -1,4 +1,4 @@
-"""Packs Debian's QEMU guest agent, with the libraries it needs, for guests that are asked to run it.
+"""Packs Debian's QEMU guest agent, with the libraries it needs, for guests that are configured to run it.
 
 The guest has no C library of its own, so that they all go into one folder with the loader that finds them there.
 """
@@ -34,7 +34,7 @@ NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]|Requesting program interpreter: .*/(.
 
 
 def needed(program: Path) -> set[str]:
-    """Return the names of the libraries that a program or library asks for, the loader among them."""
+    """Return the names of the libraries that a program or library requires, the loader among them."""
     printed = subprocess.run(
         ["readelf", "--wide", "--dynamic", "--program-headers", str(program)], capture_output=True, text=True, check=True
     ).stdout
@@ -42,7 +42,7 @@ def needed(program: Path) -> set[str]:
 
 
 def closure(unpacked: Path) -> dict[str, Path]:
-    """Return the files of the agent by the names under which they are asked for."""
+    """Return the files of the agent by the names under which they are requested."""
     there = {path.name: path for path in sorted(unpacked.rglob("*")) if path.is_file()}
     found: dict[str, Path] = {}
     wanted = {PROGRAM}

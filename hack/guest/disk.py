@@ -171,7 +171,7 @@ def _compress(root: Path, archive: Path, scratch: Path) -> None:
 def _compile(target: Path, scratch: Path) -> None:
     """Compile the guest's one program so that it needs no library."""
     command = ["rustc", "--edition=2021", "-O", "-Cpanic=abort", "-Cstrip=symbols"]
-    # A relative path, as the compiler puts what it is told into the program.
+    # A relative path, as the compiler writes the path that it is given into the program.
     command += ["-Ctarget-feature=+crt-static", "-o", str(target), "beacon.rs"]
     run(command, log=scratch / "rustc.log", what="compiling beacon.rs", cwd=SOURCES)
 

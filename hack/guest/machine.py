@@ -89,7 +89,7 @@ class Machine:
         self.console.sendall(text.encode())
 
     def command(self, name: str, **arguments: Any) -> Any:
-        """Give the monitor a command and return its answer."""
+        """Send the monitor a command and return its response."""
         if not self._greeted:
             self._monitor.readline()
             self._greeted = True

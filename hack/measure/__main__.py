@@ -3,7 +3,7 @@
   inspect   the node agent: inspection, labels, what it costs when idle (about 30 minutes)
   vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
   migration live migration against virsh, and the tunnel against socat (about 20 minutes)
-  drain     `kubectl drain` against its ideal, and how evictions are answered (about 15 minutes)
+  drain     `kubectl drain` against its ideal, and the responses to evictions (about 15 minutes)
   streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
   console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
   plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 10 minutes)
@@ -12,7 +12,7 @@
   all       everything
 
 Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
-tool measured in the same run, or a number of KubeVirt's that its name says; `value` is a median, `least` the smallest
+tool measured in the same run, or a number of KubeVirt's that its name states; `value` is a median, `least` the smallest
 sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
 A cluster of its own is brought up and taken away again; those of `console`, `plans` and `scale` have no nodes but played ones.
 """

@@ -22,7 +22,7 @@ def measured(commit: str, arguments: Sequence[str], now: Sequence[Figure], progr
     target = folder_of(whole) / "target"
     argv = [str(tree / "hack" / "bench"), *arguments]
     with progress.step(f"hack/bench {' '.join(arguments)} of {whole[:7]}", announce=True):
-        # Its exit code says whether it keeps its own budgets.
+        # Its exit code reports whether it keeps its own budgets.
         done = subprocess.run(
             argv,
             cwd=tree,

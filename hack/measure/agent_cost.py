@@ -68,7 +68,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
 
 
 def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Figure]:
-    """What the agent of one node asked of the API server in the window, by the server's audit log."""
+    """Count the requests of one node's agent to the API server in the window, by the server's audit log."""
     pod = pod_of(made, "drydock-agent", node)
     lease, watch, other = 0, 0, Counter[str]()
     for request in requests(made, since, until):

@@ -25,7 +25,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 def send(connection: http.client.HTTPConnection, method: str, path: str, body: Any, kind: str = "application/json") -> Any:
-    """One of several requests over a connection; its answer as read from JSON."""
+    """Send one of several requests over a connection; return its response as read from JSON."""
     connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
     response = connection.getresponse()
     text = response.read()
@@ -52,7 +52,7 @@ class Api:
         return http.client.HTTPSConnection(self._address, context=self._context, timeout=timeout)
 
     def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """One request; its answer as read from JSON."""
+        """Send one request; return its response as read from JSON."""
         connection = self.connect()
         try:
             data = None if body is None else json.dumps(body)

@@ -1,4 +1,4 @@
-"""What agents and controller asked of the API server, by the server's audit log."""
+"""Requests of agents and controller to the API server, by the server's audit log."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
        ▲                └──watch──▶ this process: when a change could be known
        └── a change, and the time until the page has it
 
-The plugin's start is measured beside kubectl's, both against a port of this process that answers nothing.
+The plugin's start is measured beside kubectl's, both against a port of this process that never responds.
 """
 
 from __future__ import annotations

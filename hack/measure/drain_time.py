@@ -1,8 +1,8 @@
-"""How long `kubectl drain` takes beside what it cannot do without, and what it asks of the API server.
+"""How long `kubectl drain` takes beside what it cannot do without, and its requests to the API server.
 
     ideal = start of a pod to go to + the same migrations by virsh, as many at a time
 
-A drainer asks for one pod after the other to be evicted and asks again five seconds after each refusal, so that a drain
+A drainer requests the eviction of one pod after the other, and again five seconds after each refusal, so that a drain
 can take much longer than what it waits for. Drains and migrations by hand take turns; what is moved by hand stands still
 meanwhile.
 
@@ -34,7 +34,7 @@ from .processors import Spent
 from .raw_migration import ByHand
 
 COUNTS = (1, 4)
-# What Drydock moves off one node at a time, unless it is told otherwise.
+# Guests that Drydock moves off one node at a time by default.
 AT_ONCE = 2
 # KubeVirt v1.9 on a machine like this: seconds of a drain, and requests of its components.
 KUBEVIRT_WALL = {1: 10.2, 4: 15.3}

@@ -1,7 +1,7 @@
 """What an agent's memory has of virtual machines on other nodes: nothing, however many there are.
 
 The objects belong to a node that does not exist. The controller would make pods for them, so it is sent away; and as its
-webhooks, without which none can be made, do not answer then, they are told not to look into this namespace.
+webhooks, without which none can be made, do not respond then, they are configured to exclude this namespace.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _without_controller(made: Cluster, api: Api) -> Iterator[None]:
 
 
 def selectors(configuration: dict[str, Any]) -> list[dict[str, Any]]:
-    """Which namespaces each webhook of a configuration looks into."""
+    """Return the namespace selector of each webhook of a configuration."""
     return [webhook.get("namespaceSelector", {}) for webhook in configuration["webhooks"]]
 
 

@@ -1,6 +1,6 @@
-"""How long the webhook takes to answer an eviction that it has answered before, and what it asks for that.
+"""How long the webhook takes to respond to an eviction to which it has responded before, and its requests for that.
 
-The webhook is asked as the API server asks it, two hundred times a second, over connections that are kept. What is not
+The webhook is called as the API server calls it, two hundred times a second, over connections that are kept. What is not
 its own work is measured by a path that nobody serves, over the same connections at the same rate. (Nobody reads what is
 sent to it, after which the server would end the connection: nothing is.)
 """
@@ -34,7 +34,7 @@ from .pods import wait_until
 PER_SECOND = 200
 CLIENTS = 4
 SECONDS = 2
-# An event that is repeated is counted on its object once a minute: that of earlier drains is no answer to an eviction.
+# An event that is repeated is counted on its object once a minute: that of earlier drains is no response to an eviction.
 SERIES = 65
 P99 = 0.005
 PORT = 8443
@@ -79,7 +79,7 @@ def refused(api: Api, pod: str) -> None:
 def _figures(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Figure]:
     webhook = Webhook(api)
     responded, bare = [], []
-    with progress.step("what was said again in drains before is counted"):
+    with progress.step("repeated events of earlier drains are counted"):
         wait_until(time.monotonic() + SERIES)
     since = datetime.now(timezone.utc)
     for _ in range(SAMPLES):
@@ -125,7 +125,7 @@ def review(pod: str) -> dict[str, Any]:
 
 
 def is_refused(status: int, body: bytes) -> bool:
-    """An answer of the webhook that asks for patience."""
+    """Return whether a response of the webhook refuses the eviction for now (429)."""
     if status != 200:
         return False
     response = json.loads(body)["response"]
@@ -149,7 +149,7 @@ class Webhook:
         self._address = (running[0]["status"]["podIP"], PORT)
 
     def send_request(self, path: str, body: bytes, expected: Expected) -> list[float]:
-        """Seconds that each of many questions took to be answered, as is expected."""
+        """Return the seconds from each of many requests to its response, which must be as expected."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             rounds = pool.map(lambda client: self._client(client, path, body, expected), range(CLIENTS))
             return [took for of_client in rounds for took in of_client]

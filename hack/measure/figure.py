@@ -16,8 +16,8 @@ class Figure:
     """A value, what it is compared with, and whether it keeps its budget.
 
     `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be; without one the
-    figure is told and not judged. `least` is the smallest sample, which a busy machine disturbs less than the median, and
-    `load` how many processes of the machine wanted to run when it was measured.
+    figure is reported and not judged. `least` is the smallest sample, which a busy machine disturbs less than the median,
+    and `load` how many processes of the machine wanted to run when it was measured.
     """
 
     name: str

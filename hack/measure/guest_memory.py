@@ -99,7 +99,7 @@ def parse(text: str) -> Beside:
     for part in text.split("process ")[1:]:
         name = part.split("\n", 1)[0]
         kib = {key: int(value) for key, value in re.findall(r"^(\w+):\s+(\d+) kB$", part, re.MULTILINE)}
-        # A process that has ended in between says nothing any more.
+        # A process that has ended in between has no values any more.
         beside.pss[name] += kib.get("Pss", 0) / 1024
         beside.anonymous[name] += kib.get("RssAnon", 0) / 1024
     return beside

@@ -132,7 +132,7 @@ def run_folder(made: Cluster, pod: dict[str, Any]) -> Path:
 
 
 def printed(line: str) -> tuple[datetime, str | None]:
-    """Of a line of a pod's log with its time: when it came, and what the guest said unless it is the launcher's own."""
+    """Return the time of a line of a pod's log, and the guest's output in it unless the line is the launcher's own."""
     at, _, text = line.rstrip("\n").partition(" ")
     output = text.removeprefix("guest: ") if text.startswith("guest: ") else None
     return datetime.fromisoformat(at.replace("Z", "+00:00")), output

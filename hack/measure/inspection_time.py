@@ -1,4 +1,4 @@
-"""How long an inspection takes, against starting libvirtd and asking virsh the same."""
+"""How long an inspection takes, against starting libvirtd and querying the same by virsh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a migration takes beside libvirt's own work, and what it asks of the API server; the same by virsh.
+"""How long a migration takes beside libvirt's own work, and its requests to the API server; the same by virsh.
 
     created ─▶ pod of the target starts ─▶ job of libvirt ─▶ Succeeded
                └ Kubernetes               └ libvirt, QEMU      the rest is Drydock's
@@ -112,7 +112,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
 
 
 def requested(made: Cluster, since: datetime) -> Iterator[Request]:
-    """What Drydock has asked of the API server for a migration: all but leases and the renewal of watches."""
+    """Yield Drydock's requests to the API server for a migration: all but leases and the renewal of watches."""
     for request in requests(made, since, datetime.now(timezone.utc)):
         if request.resource != "leases" and request.verb != "watch":
             yield request

@@ -19,7 +19,7 @@ from .standstill import Tick, ticks
 
 MIGRATIONS = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstancemigrations"
 FINAL = ("Succeeded", "Failed")
-# Ticks around a migration say how regular they are without one.
+# Ticks around a migration show how regular they are without one.
 AROUND = 1.0
 SILENCE = 30
 

@@ -56,7 +56,7 @@ FINAL = ("Succeeded", "Failed")
 
 @dataclass
 class Played:
-    """A random cluster, the node of it that is drained, and what the plan says of it."""
+    """A random cluster, the node of it that is drained, and the content of its plan."""
 
     number: int
     nodes: list[str]
@@ -225,7 +225,7 @@ def _plan(made: Cluster, api: Api, program: str, cluster: Played) -> None:
     here = Counter(_node(one) for one in _instances(api).values())
     cluster.drained = max(cluster.nodes, key=lambda name: here[name])
     argv = [program, "plan", cluster.drained, "-o", "json", "--kubeconfig", str(made.kubeconfig)]
-    # The exit code says what the plan says.
+    # The exit code only repeats the result that is in the plan.
     result = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
     try:
         plan = json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""Drydock's pods and what /proc says of their processes."""
+"""Drydock's pods, and their processes as /proc shows them."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ printf %s "$1" > {FOLDER}/tmp/domain.xml
 {VIRSH} start "$2" > /dev/null
 """
 
-# A libvirt that has just begun asks its QEMU what it can do, which takes as long as a small migration. Drydock's agent
-# has it do so before, when it asks whether the guest fits.
+# A libvirt that has just begun queries its QEMU's capabilities, which takes as long as a small migration. Drydock's agent
+# has it do so before, when it checks whether the guest fits.
 ACQUAINT = f"{VIRSH} domcapabilities > /dev/null"
 
 # $1: the domain, $2: the disks to copy, if any, $3: how. Prints when it began and when it was over.
@@ -132,7 +132,7 @@ class ByHand:
         return ByVirsh(when.began, when.ended, job, found)
 
     def hurry(self) -> Times:
-        """The same, without a look at anything: the next may begin at once. The pod that it came from stays."""
+        """Do the same without inspecting anything: the next may begin at once. The pod that it came from stays."""
         return self._migrate()[0]
 
     def leave(self) -> None:
@@ -182,7 +182,7 @@ class ByHand:
 def times(output: str, now: float) -> tuple[float, float]:
     """When virsh began and when it was over, by what the script printed until now.
 
-    The launcher ends with its guest, and the script with the launcher: it may not get to say that it is over.
+    The launcher ends with its guest, and the script with the launcher: it may not get to print when it was over.
     """
     lines = output.splitlines()
     numbers = [float(line) for line in lines if re.fullmatch(r"\d+\.\d+", line)]
@@ -209,7 +209,7 @@ def lone_pod(like: dict[str, Any], name: str, node: str, identity: str) -> dict[
 
 
 def processors_group(text: str, root: Path = GROUPS) -> Path:
-    """The control group that shares processors out, in cgroup v1 or v2, by what the kernel says of a process."""
+    """Return the control group that shares processors out, in cgroup v1 or v2, by the kernel's list of a process."""
     groups = [line.split(":", 2) for line in text.splitlines()]
     for _, controllers, path in groups:
         if "cpu" in controllers.split(","):
@@ -219,7 +219,7 @@ def processors_group(text: str, root: Path = GROUPS) -> Path:
 
 
 def variable(pod: dict[str, Any]) -> str:
-    """What a launcher was told of its guest."""
+    """Return the description of its guest that a launcher received."""
     (value,) = (entry["value"] for entry in pod["spec"]["containers"][0]["env"] if entry["name"] == VARIABLE)
     return value
 

@@ -4,7 +4,7 @@
     FROM/migration/memory.sock  ──▶ TO/migration/memory.sock
     FROM/migration/disks.sock   ──▶ TO/migration/disks.sock
 
-It says `listening` once it does, and ends with its standard input. Both pods are on this machine: nothing is encrypted,
+It prints `listening` once it does, and ends with its standard input. Both pods are on this machine: nothing is encrypted,
 and no network is between them.
 """
 

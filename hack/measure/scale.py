@@ -1,7 +1,7 @@
 """Drains of a large simulated cluster: how well slots are used, what the controller needs, and one stuck node among many.
 
-What is measured on one machine beside etcd, API server, scheduler and the simulator says what Drydock's controller lets
-happen when they share its processors; the figures' `load` tells how busy these were.
+A measurement on one machine beside etcd, API server, scheduler and the simulator shows what Drydock's controller lets
+happen when they share its processors; the figures' `load` shows how busy these were.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LIMITS = Limits(cluster=100, source=2, target=2)
 TAINT = {"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}
 MAINTENANCES = "/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances"
 SETTLE = 15
-# A controller that has nothing left to do asks for less than so much in a second. Once all machines run there is still
-# to be written where each could move to, and what its image is.
+# A controller that has nothing left to do sends fewer than so many requests in a second. Once all machines run there is
+# still to be written where each could move to, and what its image is.
 QUIET, PATIENCE = 1.0, 1800
 CLIENTS = 8
 # What the controller may have in memory with so many nodes and machines.
@@ -89,7 +89,7 @@ def _settle(simulation: Simulation) -> None:
         if simulation.requested() - requested < QUIET * SETTLE:
             return
         if time.monotonic() > patience:
-            raise Failure(f"the controller still asks for more than {QUIET} things in a second after {PATIENCE} s")
+            raise Failure(f"the controller still sends more than {QUIET} requests in a second after {PATIENCE} s")
 
 
 def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
@@ -181,7 +181,7 @@ def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
 def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[float, tuple[float, float]]:
     """Put nodes into maintenance, and give them back once those that are awaited are empty.
 
-    Returns the seconds until they were, and when the last node was cordoned: since the first maintenance was asked for,
+    Returns the seconds until they were, and when the last node was cordoned: since the first maintenance was requested,
     and, of all nodes the longest, since its own was there.
     """
     names = set(nodes)
@@ -251,7 +251,7 @@ def _machines(api: Api) -> Counter[str]:
 
 
 def _until_drained(api: Api, nodes: Sequence[str]) -> None:
-    """Until the conditions of these nodes say that nothing is to leave them any more."""
+    """Wait until the conditions of these nodes report that nothing is to leave them any more."""
     for node in nodes:
         path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}"
         with api.watching(path) as watch:

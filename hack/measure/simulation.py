@@ -107,13 +107,13 @@ class Simulation:
         return self.response(response, patience)
 
     def response(self, kind: str, patience: float) -> dict[str, Any]:
-        """What the simulator says next of this kind."""
+        """Return the simulator's next response of this kind."""
         end = time.monotonic() + patience
         while True:
             try:
                 line = self._responses.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
-                raise Failure(f"the simulator has not said {kind!r} within {patience} s; see {self._folder}") from None
+                raise Failure(f"the simulator has not reported {kind!r} within {patience} s; see {self._folder}") from None
             if line["kind"] == "over":
                 raise Failure(f"the simulator has ended; see {self._folder}")
             if line["kind"] == kind:
@@ -249,7 +249,7 @@ class Simulation:
             if "created" in printed:
                 return
             if time.monotonic() > end:
-                raise Failure("the controller's webhooks do not answer", printed)
+                raise Failure("the controller's webhooks do not respond", printed)
             time.sleep(0.5)
 
     def _end(self) -> None:

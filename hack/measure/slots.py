@@ -1,7 +1,7 @@
 """Slots of migrations: who held one when, by the API server's audit log, and how well they were used.
 
 A migration holds a slot from the instant at which the controller's write of `PreparingTarget`, which names both
-sides, is received, until its write of a final phase has been answered. That is longer than the controller itself counts,
+sides, is received, until the response to its write of a final phase. That is longer than the controller itself counts,
 so a limit that is kept by these intervals is kept.
 
 The lower bound of the time in which migrations of known durations can be carried out is the largest of
@@ -99,7 +99,7 @@ def read(log: Path, since: float) -> list[Held]:
 
 
 def most_at_once(slots: Sequence[Held], of: Callable[[Held], str]) -> int:
-    """The most slots that were held at one instant by migrations for which `of` says the same."""
+    """Return the most slots that were held at one instant by migrations for which `of` returns the same."""
     # Where one is freed at the very instant at which another is taken, both count.
     changes = sorted([(slot.taken, 0, slot) for slot in slots] + [(slot.freed, 1, slot) for slot in slots], key=lambda c: c[:2])
     now: dict[str, int] = defaultdict(int)
@@ -154,8 +154,8 @@ def without_delay(moves: Sequence[tuple[str, str, float]], limits: Limits) -> fl
 def until_next(slots: Sequence[Held], began: dict[str, float], limits: Limits) -> list[float]:
     """Seconds from each instant at which a slot of a source was freed until the next guest of that source moved.
 
-    `began` says when the guest of each migration began to move. A source's n-th slot to be freed is for the migration that
-    begins n + slots of a source: as many begin before any is freed.
+    `began` holds the time at which the guest of each migration began to move. A source's n-th slot to be freed is for the
+    migration that begins n + slots of a source: as many begin before any is freed.
     """
     by_source: dict[str, list[Held]] = defaultdict(list)
     for slot in slots:

@@ -47,7 +47,7 @@ def longest_gap(found: list[Tick]) -> float:
     Fails if a number is missing, comes twice, or the guest has booted anew.
     """
     if len(found) < 2:
-        raise Failure(f"{len(found)} ticks say nothing")
+        raise Failure(f"{len(found)} ticks are too few to measure a standstill")
     longest = 0.0
     for one, other in zip(found, found[1:]):
         if (other.number, other.boot) != (one.number + 1, one.boot):

@@ -21,7 +21,7 @@ TEST = "instance_task::sweep_tests::change_of_a_node_with_100_000_instances"
 # Optimized as the released program is, but for what takes minutes and changes little.
 PROFILE = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
 MOST_SECONDS = 3600
-# Seconds for which nothing else of the controller may run: Leases are renewed and webhooks answered by the same thread.
+# Seconds for which nothing else of the controller may run: the same thread renews Leases and responds to webhooks.
 BLOCKED = 0.05
 
 

@@ -36,7 +36,7 @@ class Tunnel:
         self._connection: socket.socket | None = None
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Ask it to do something; its answer."""
+        """Send it a call, and return the result."""
         if self._connection is None:
             self._connection = self._connect()
         self._connection.sendall(json.dumps({"id": 1, "call": call}).encode() + b"\n")

@@ -2,7 +2,7 @@
 
 What did not change is not built again. Images land as OCI archives in
 <cache>/images/NAME.oci.tar; images.json beside them maps every name to its
-digest. The cache is /var/cache/drydock unless DRYDOCK_CACHE says otherwise.
+digest. The cache is /var/cache/drydock unless DRYDOCK_CACHE names another.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Build, archive and push what was asked for."""
+    """Build, archive and push the requested images."""
     if os.geteuid():
         raise Failure("images are put together in chroots and mounts of their own: run this as root")
     folder = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")) / "images"

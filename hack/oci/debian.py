@@ -1,7 +1,7 @@
 """Debian packages and roots, from whatever mirror this machine itself uses.
 
 Nothing here names a host. The mirror, its keys and the way to reach it are
-those of this machine's apt, with the release replaced by the one asked for.
+those of this machine's apt, with the release replaced by the requested one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from oci.progress import Failure, run
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-# Settings that say how to reach a mirror; everything else of this machine's
+# Settings that define how to reach a mirror; everything else of this machine's
 # apt (hooks, recommends, languages) is no business of an image.
 REACHING = re.compile(
     r'^(Acquire::(?:https?::(?:[^"\s]*::)?(?:Proxy|Verify-Peer|Verify-Host|CaInfo|Timeout|Pipeline-Depth)'

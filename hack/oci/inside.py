@@ -20,7 +20,7 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 def mount(*arguments: str | Path) -> None:
-    """Mount, or end with what mount(8) said."""
+    """Mount, or end with the error message of mount(8)."""
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 

@@ -36,7 +36,7 @@ def epoch() -> int:
 
 @dataclass(frozen=True)
 class Layer:
-    """A finished layer: what a manifest and a configuration say of it, and its bytes."""
+    """A finished layer: its entries in a manifest and a configuration, and its bytes."""
 
     media_type: str
     digest: str

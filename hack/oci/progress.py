@@ -24,7 +24,7 @@ def note(text: str) -> None:
 
 @contextlib.contextmanager
 def step(text: str, long: bool = False) -> Iterator[None]:
-    """Announce a part of the work, and say how long it took when it is done.
+    """Announce a part of the work, and report how long it took when it is done.
 
     Into a log the announcement goes only for what may take minutes.
     """
@@ -60,7 +60,7 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> None:
-    """Run a command with its output in a log; fail with what it said last."""
+    """Run a command with its output in a log; fail with the end of that output."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         try:

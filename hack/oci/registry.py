@@ -18,7 +18,7 @@ SECONDS = 120
 
 
 class Registry:
-    """One registry that speaks plain HTTP, as a cluster's own does."""
+    """One registry that serves plain HTTP, as a cluster's own does."""
 
     def __init__(self, address: str) -> None:
         self.base = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"

@@ -1,1 +1,1 @@
-"""Records what real libvirts say, as test data."""
+"""Records the responses of real libvirts, as test data."""

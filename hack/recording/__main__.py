@@ -1,8 +1,8 @@
-"""hack/record-domcapabilities FOLDER: records what real libvirts say of this machine.
+"""hack/record-domcapabilities FOLDER: records what real libvirts report about this machine.
 
 For the libvirt and QEMU of several Debian releases, each in a root of its own:
 domain capabilities and CPU baselines of the machine types that nodes use, and
-the host's capabilities, as virsh prints them. A question that libvirt refuses
+the host's capabilities, as virsh prints them. A request that libvirt refuses
 (a baseline on an architecture without host-model) leaves no file.
 """
 
@@ -33,7 +33,7 @@ def main() -> int:
         for release in RELEASES:
             root = root_of(release, cache)
             for refusal in record(release, root, options.folder / release.suite, cache / "logs"):
-                note(f"        not answered: {refusal}")
+                note(f"        refused: {refusal}")
     except Failure as failure:
         print(f"hack/record-domcapabilities: {failure}", file=sys.stderr)
         return 1

@@ -21,7 +21,7 @@ class Release:
     suite: str
     # Packages with emulators for foreign architectures.
     emulators: tuple[str, ...]
-    # Architecture, machine type and virt type to ask about.
+    # Architecture, machine type and virt type to query.
     machines: tuple[tuple[str, str, str], ...]
 
 

@@ -1,4 +1,4 @@
-"""Asks the libvirt of a root, run as guests' libvirts run: unprivileged, in session mode."""
+"""Queries the libvirt of a root, run as guests' libvirts run: unprivileged, in session mode."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"
 """
 
-# Runs inside. $1: a folder of its own. A question that is refused leaves its reason in a .error file.
+# Runs inside. $1: a folder of its own. A request that is refused leaves its reason in a .error file.
 REQUEST = r"""
 set -eu
 home=$1
@@ -61,9 +61,9 @@ ask() {{
 
 
 def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
-    """Write what the root's libvirt says into the folder `target`; return what it refused."""
+    """Write the responses of the root's libvirt into the folder `target`; return its refusals."""
     log = logs / f"{release.suite}-session.log"
-    with _folder_in(root) as home, step(f"asking the libvirt of Debian {release.suite}"):
+    with _folder_in(root) as home, step(f"querying the libvirt of Debian {release.suite}"):
         inside = f"/{home.relative_to(root)}"
         nodes = "\n".join(
             f'mknod -m 666 "$root/dev/{name}" c {major} {minor}'
@@ -74,10 +74,10 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
         script = REQUEST.format(wait=WAIT_SECONDS, questions=questions)
         enter = ENTER.format(nodes=nodes, user=USER)
         command = ["unshare", "--mount", "sh", "-c", enter, "enter", str(root), "sh", "-c", script, "ask", inside]
-        run(command, log=log, what=f"asking the libvirt of Debian {release.suite}")
+        run(command, log=log, what=f"querying the libvirt of Debian {release.suite}")
         responses = sorted((home / "out").glob("*.xml")) + sorted((home / "out").glob("*.txt"))
         if not responses:
-            raise Failure(f"the libvirt of Debian {release.suite} answered nothing; its log ends with:\n{tail(log)}")
+            raise Failure(f"the libvirt of Debian {release.suite} returned nothing; its log ends with:\n{tail(log)}")
         target.mkdir(parents=True, exist_ok=True)
         for old in (*target.glob("*.xml"), *target.glob("*.txt")):
             old.unlink()
@@ -90,12 +90,12 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
 
 
 def _questions(release: Release) -> Iterator[list[str]]:
-    """Yield the file for each answer with the arguments of virsh."""
+    """Yield the file for each response with the arguments of virsh."""
     for architecture, machine, virt_type in release.machines:
         name = f"{architecture}-{virt_type}"
         about = ["--arch", architecture, "--machine", machine, "--virttype", virt_type]
         yield [f"{name}.domain-capabilities.xml", "domcapabilities", *about]
-        # Its input is the answer before it.
+        # Its input is the response before it.
         baseline = ["hypervisor-cpu-baseline", "--features", *about, f"{name}.domain-capabilities.xml"]
         yield [f"{name}.baseline.xml", *baseline]
     yield ["capabilities.xml", "capabilities"]

@@ -19,7 +19,7 @@ its results are tests/previous-release.md.
 `--kubernetes VERSION` runs the suites on another minor version of Kubernetes, those with clusters above all; results
 are in tests/kubernetes-versions.md.
 
-The last lines say how many tests passed and failed; the exit code is 1 if any failed.
+The last lines report how many tests passed and failed; the exit code is 1 if any failed.
 """
 
 from __future__ import annotations

@@ -44,13 +44,13 @@ LONGEST = (
 # Seeds are short enough to be typed again.
 SEEDS = 100_000
 
-# Looks at the API servers' records of all that the others did.
+# Inspects the API servers' records of all that the others did.
 LAST = "verbs_used"
 
-# What a failure is told with: most failures are something that is still there, or not there.
+# Kinds that are listed with a failure: most failures are something that is still there, or not there.
 SHOWN = "nodes,vm,vmirs,vmi,vmim,pods,pdb"
 
-# Two to three times what the longest file takes: one that hangs is to be told as such.
+# Two to three times what the longest file takes: one that hangs is to be reported as such.
 MOST_SECONDS = 1500
 
 

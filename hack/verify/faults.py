@@ -82,7 +82,7 @@ def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
         elif reported.get("passed"):
             row = (reported.get("migration", ""), reported.get("guest", ""), reported.get("retry", ""))
         else:
-            row = (f"**failed**: {_short(str(reported.get('error', 'nothing was said')))}", "", "")
+            row = (f"**failed**: {_short(str(reported.get('error', 'nothing was reported')))}", "", "")
         lines.append("| " + " | ".join([case, *map(str, row)]) + " |")
     return "\n".join(lines) + "\n"
 

@@ -35,7 +35,7 @@ class Outcome:
         self.reasons |= other.reasons
 
     def failures(self) -> list[str]:
-        """A line for each failure: what failed, and why as far as the test said."""
+        """Return a line for each failure: what failed, and why as far as the test reported it."""
         return [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in self.failed]
 
 
@@ -103,4 +103,4 @@ def _shortened(words: str) -> str:
 
 def _last_lines(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"

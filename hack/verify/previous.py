@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def table(output: str) -> str:
-    """The table for people, of what libtest says of each test."""
+    """Return the table for people, with the result of each test from libtest's output."""
     lines = [f"The previous release is commit {COMMIT[:7]}.", "", "| test | result |", "|---|---|"]
     for line in output.splitlines():
         words = line.split()

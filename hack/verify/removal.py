@@ -34,7 +34,7 @@ PROTECTED = (
     "namespaces,customresourcedefinitions,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,"
     "deployments,daemonsets"
 )
-# Kinds of the parts that are deleted all the same: no webhook is asked about them.
+# Kinds of the parts that are deleted all the same: no webhook is called for them.
 POLICIES = (
     "validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingwebhookconfigurations,"
     "validatingwebhookconfigurations"
@@ -113,7 +113,7 @@ def run(cluster: str, arguments: argparse.Namespace, progress: Progress) -> Outc
             outcome.failed.append(name)
             outcome.reasons[name] = str(failure)
         else:
-            # Each step needs those before it, also if only this one is asked for.
+            # Each step needs those before it, also if only this one is requested.
             outcome.passed += name in wanted
         if name == wanted[-1]:
             break
@@ -140,7 +140,7 @@ def _start(made: Cluster, name: str) -> None:
 
 
 def _delete_users(made: Cluster) -> None:
-    """What the page says to delete first."""
+    """Delete the objects that the page lists to be deleted first."""
     for kind in IN_USE.split(","):
         made.kubectl("delete", kind, "--all", "--all-namespaces", "--timeout=60s")
 

@@ -1,4 +1,4 @@
-"""Runs a command, shows what it says as it says it, and keeps it."""
+"""Runs a command, shows its output as it comes, and keeps it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def run(
 ) -> tuple[str, int]:
     """Run `argv` in a folder of the repository; return its output, both streams in one, and its exit code.
 
-    What runs longer than `most_seconds` is ended, with all that it began, and says so as its last words.
-    `prefix` tells the lines of commands that run side by side apart.
+    A command that runs longer than `most_seconds` is ended, with all that it began; the last line of output reports that.
+    `prefix` distinguishes the lines of commands that run side by side.
     """
     process = subprocess.Popen(
         argv,
@@ -76,7 +76,7 @@ def run(
 
 
 def interrupt() -> None:
-    """End what other threads run: only the main one hears of an interruption."""
+    """End what other threads run: only the main one receives an interruption."""
     for process in list(_running):
         _signal(process, signal.SIGTERM)
 

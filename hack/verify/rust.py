@@ -17,7 +17,7 @@ from .outcome import Outcome, of_libtest
 from .runner import REPOSITORY
 from .runner import run as command
 
-# Several times what they take: one that hangs is to be told as such.
+# Several times what they take: one that hangs is to be reported as such.
 MOST_SECONDS = 1500
 
 # Many tests wait for guests, so that three programs side by side keep two processors busy.
@@ -26,7 +26,7 @@ AT_ONCE = 3
 # Programs that take longest start first. By their targets' names.
 LONGEST = ("migration_search", "drydock_core", "hand_over", "drydock-controller", "drydock-agent")
 
-# The search of all that can happen to a migration looks at millions of states: only for it, the rules are optimized.
+# The search of all that can happen to a migration visits millions of states: only for it, the rules are optimized.
 # Optimizing them for all takes longer than all their tests.
 SEARCH = "migration_search"
 OPTIMIZED = "profile.dev.package.drydock-core.opt-level=1"
@@ -128,7 +128,7 @@ def tests_by_file(listed: str) -> dict[str, tuple[str, ...]]:
 
 
 def programs(messages: str) -> list[Program]:
-    """What cargo says it has made of tests."""
+    """Return the programs of tests that cargo reports as built."""
     found = []
     for line in messages.splitlines():
         if not line.startswith("{"):

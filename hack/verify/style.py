@@ -1,8 +1,9 @@
-"""What can be told without running anything."""
+"""Static checks of sources and documents."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import os
 import re
@@ -135,7 +136,7 @@ def _missing_paths() -> dict[str, list[str]]:
     return {"files that documents name exist": found}
 
 
-# A name that says subject, condition and result, and still fits into a line of output.
+# A name that states subject, condition and result, and still fits into a line of output.
 TEST_NAME = 60
 
 _TESTS = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:async\s+)?fn (\w+)|\bdef test_(\w+)")
@@ -147,7 +148,7 @@ def long_test_names(text: str) -> list[str]:
     return [name for name in names if len(name) > TEST_NAME]
 
 
-# Verbs of speech as names for state and I/O: they say nothing about what is sent, read, reported or polled, and a search
+# Verbs of speech as names for state and I/O: they do not show what is sent, read, reported or polled, and a search
 # for one of them finds everything.
 SPEECH = frozenset(
     """
@@ -221,15 +222,30 @@ _COMMENT = re.compile(r"^\s*//[/!]?(.*)$", re.MULTILINE)
 COMMENTS_ALLOWED = {"agent/src/tunnel/local.rs": {"answer"}}
 
 
-def speech_comments(text: str) -> list[str]:
-    """Lines of comments in Rust code that have a verb of speech."""
-    lines = (found[1].strip() for found in _COMMENT.finditer(text))
+def rust_comments(text: str) -> list[str]:
+    """The lines of comments in Rust code."""
+    return [found[1].strip() for found in _COMMENT.finditer(text)]
+
+
+def python_comments(text: str) -> list[str]:
+    """The lines of comments and docstrings in Python code."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    lines = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines += (ast.get_docstring(node) or "").splitlines()
+    return lines
+
+
+def speech_comments(lines: Iterable[str]) -> list[str]:
+    """The lines that have a verb of speech."""
     return [line for line in lines if (SPEECH - _OTHER_MEANINGS) & {word.lower() for word in _SPEECH_WORD.findall(line)}]
 
 
 def _speech_comments(path: str, text: str) -> list[str]:
     allowed = COMMENTS_ALLOWED.get(path, set())
-    return [f"{path}: {line}" for line in speech_comments(text) if not allowed & set(_SPEECH_WORD.findall(line))]
+    lines = python_comments(text) if path.endswith(".py") else rust_comments(text)
+    return [f"{path}: {line}" for line in speech_comments(lines) if not allowed & set(_SPEECH_WORD.findall(line))]
 
 
 def _speech(path: str, text: str) -> list[str]:
@@ -264,7 +280,7 @@ def _long_functions(path: str, text: str) -> list[str]:
     return [f"{path}: {name}: {length} lines" for name, length in long_functions(text)]
 
 
-# What a README can hold for somebody who looks for the first time.
+# What a README can hold for somebody who reads it for the first time.
 README_BYTES = 6 * 1024
 
 # The one crate that holds `unsafe` denies it where the others forbid it.
@@ -319,8 +335,7 @@ def _conventions() -> dict[str, list[str]]:
     ]
     comments = [
         line
-        for name in tracked.split()
-        if name.endswith(".rs")
+        for name in sources.split()
         for line in _speech_comments(name, (REPOSITORY / name).read_text())
     ]
     long = [
@@ -348,7 +363,7 @@ def _conventions() -> dict[str, list[str]]:
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,
-        "comments in Rust have no verbs of speech": comments,
+        "comments have no verbs of speech": comments,
         "files import each other in no cycle": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],

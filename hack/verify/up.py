@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="hack/up", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="say more")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print more")
     parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster (default %(default)s)")
     parser.add_argument("--nodes", type=int, help="how many worker nodes (default 2; 0: a control plane alone)")
     parser.add_argument(

@@ -21,7 +21,7 @@ class Maintenance(Case):
         # "Click the Options menu at the end of the node and select Start Maintenance."
         page.get_by_label(f"Options menu for {node}").click()
         page.locator(f"[id='menu/{node}']").get_by_role("button", name="Start Maintenance").click()
-        # "Click Start Maintenance in the confirmation window", which says before that what will happen.
+        # "Click Start Maintenance in the confirmation window", which shows before that what will happen.
         window = page.get_by_role("dialog", name=f"Start Maintenance on {node}")
         expect(window).to_contain_text("1 virtual machine moves")
         window.get_by_text("1 virtual machine moves").click()
@@ -73,7 +73,7 @@ class Maintenance(Case):
         expect(page.locator("#head")).to_contain_text("Blocked")
         row = page.locator(f"tr[id='guest/{NAMESPACE}/stuck']")
         expect(row).to_contain_text("no other node can take it")
-        # What the window has said.
+        # What the window has shown.
         kubectl(*remedy.split()[1:])
         expect(page.locator("#head")).to_contain_text("safe to switch off")
 

@@ -76,7 +76,7 @@ def labels(arguments: argparse.Namespace) -> dict[str, str]:
     if minimum <= supported:
         put("cpu-minimum.node.drydock.dev", minimum_name)
 
-    # name -> versioned name, for every model that says whether it is usable
+    # name -> versioned name, for every model that states whether it is usable
     version: dict[str, str] = {}
     usable: set[str] = set()
     for element in domain.find("cpu").iter("model"):

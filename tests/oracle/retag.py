@@ -41,7 +41,7 @@ def garbage() -> bytes:
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Do what the command line requests."""
     registry, repository, what, *names = sys.argv[1:]
     if what == "like":
         like(f"http://{registry}/v2/{repository}", *names)

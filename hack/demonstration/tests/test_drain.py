@@ -1,4 +1,4 @@
-"""What the audience is told of a node that is being emptied."""
+"""The narration for a node that is being emptied."""
 
 import unittest
 

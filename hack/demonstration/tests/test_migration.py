@@ -1,4 +1,4 @@
-"""What the audience is told of a guest that moves."""
+"""The narration for a guest that moves."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""What a command does that is asked to end."""
+"""Clean-up of a command that is terminated."""
 
 from __future__ import annotations
 

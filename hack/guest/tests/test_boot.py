@@ -1,4 +1,4 @@
-"""Boots the guest's disk under emulation and looks at what its console says.
+"""Boots the guest's disk under emulation and checks the output of its console.
 
 Needs what hack/images needs, and QEMU; the disk is built if it is not there.
 """

@@ -1,4 +1,4 @@
-"""How webhooks are told not to look into a namespace, and to look where they did before."""
+"""How webhooks are configured to exclude a namespace, and to have their former selectors again."""
 
 import unittest
 

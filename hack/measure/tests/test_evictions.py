@@ -1,4 +1,4 @@
-"""How evictions are asked for and what is made of the answers."""
+"""How evictions are requested and how the responses are evaluated."""
 
 import json
 import unittest

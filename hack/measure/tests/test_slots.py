@@ -1,4 +1,4 @@
-"""What an audit log says about slots."""
+"""Slots as read from an audit log."""
 
 from __future__ import annotations
 

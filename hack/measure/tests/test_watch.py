@@ -18,7 +18,7 @@ from measure.api import Watch
 
 
 class Loopback:
-    """What a watch asks of an API."""
+    """The part of an API that a watch requires."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -32,7 +32,7 @@ class Loopback:
 
 @contextmanager
 def server(responses: dict[str, list[dict[str, Any]]]) -> Iterator[Loopback]:
-    """Answers a watch from a version with these events, and ends it."""
+    """Respond to a watch from a version with these events, and end it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

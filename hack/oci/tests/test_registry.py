@@ -1,4 +1,4 @@
-"""Pushing to a registry that answers as the distribution API says."""
+"""Pushing to a registry that responds as the distribution API specifies."""
 
 from __future__ import annotations
 

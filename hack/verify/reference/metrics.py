@@ -17,7 +17,7 @@ COMPONENTS = (
     ("The console in the cluster", "controller/cli/src/console", ()),
     ("Every process", "controller/runtime/src", ()),
 )
-# What no declaration of a type tells: labels of metrics that are collected as they are scraped.
+# Labels that no declaration of a type shows: those of metrics that are collected as they are scraped.
 COLLECTED = {
     "drydock_drain_guests_left": ("node",),
     "drydock_drain_guests_blocked": ("node", "reason"),

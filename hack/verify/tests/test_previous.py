@@ -1,4 +1,4 @@
-"""Parts of the previous release: where they come from, and what is told of them."""
+"""Parts of the previous release: where they come from, and the table of their results."""
 
 import json
 import os

@@ -10,7 +10,7 @@ from verify.runner import run
 
 class Run(unittest.TestCase):
     def setUp(self) -> None:
-        # What a failed command said is shown, which would stand between the lines that are counted.
+        # The output of a failed command is shown, and would stand between the lines that are counted.
         self.enterContext(contextlib.redirect_stderr(io.StringIO()))
 
     def test_output_and_exit_code_are_kept(self) -> None:

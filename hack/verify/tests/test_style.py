@@ -1,4 +1,4 @@
-"""What is told without running anything."""
+"""Static checks of sources and documents."""
 
 import unittest
 
@@ -12,6 +12,8 @@ from verify.style import (
     missing_tests,
     python_names,
     rust_names,
+    python_comments,
+    rust_comments,
     speech_names,
     speech_comments,
     speech_texts,
@@ -75,7 +77,20 @@ mod tests {
                 let url = "http://said";
             }
 """
-        self.assertEqual(speech_comments(source), ["What it says."])
+        self.assertEqual(speech_comments(rust_comments(source)), ["What it says."])
+
+    def test_docstrings_and_comments_of_python_are_read(self) -> None:
+        source = '''
+"""The module.
+
+It asks nobody.
+"""
+def f(text="who said it"):
+    """Tell nothing."""
+    g("what it says")  # answered elsewhere
+'''
+        expected = ["answered elsewhere", "It asks nobody.", "Tell nothing."]
+        self.assertEqual(speech_comments(python_comments(source)), expected)
 
     def test_functions_with_a_line_too_many_are_found(self) -> None:
         def function(header: str, lines: int, indentation: str = "") -> str:
