@@ -1,11 +1,13 @@
 //! Connections through libvirt's test driver, which has no daemon and so no relay, and through drivers of the test.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     CallError, Calls, CloseReason, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, PausedReason,
     ResumedDetail, RunningReason, ShutOffReason, Start, StartedDetail, State, StoppedDetail, SuspendedDetail,
-    connection::Connection,
+    connection::Connection, thread::Job,
 };
 
 /// A machine of the test driver with one domain, not shared with other connections.
@@ -136,4 +138,19 @@ async fn each_error_has_its_own_reason() {
     assert_eq!((lost.reason(), lost.is_reply()), ("LibvirtConnectionLost", false));
     assert!(lost.to_string().contains("given up"), "{lost}");
     assert!(CallError::NoDomain.is_reply());
+}
+
+#[tokio::test]
+async fn call_that_is_queued_as_the_connection_ends_fails() {
+    let (guest, mut events) = test_driver().await;
+    // A caller that has a place in the queue and has not put its call there yet.
+    let place = guest.jobs.reserve().await.unwrap();
+    guest.close();
+    assert_eq!(events.recv().await, None);
+    guest.ended().await;
+    let (begun, begins) = oneshot::channel();
+    let (reply_to, _reply) = oneshot::channel();
+    place.send(Job::new("state", None, begun, reply_to, |calls| calls.state()));
+    let begins = timeout(Duration::from_secs(60), begins).await;
+    assert!(begins.expect("the caller waits for ever").is_err());
 }

@@ -107,7 +107,10 @@ pub(crate) fn start(
         }
         // This also ends the relay and completes `DomainHandle::ended`.
         drop(deadline);
-        drop(jobs);
+        // A call may be on its way into the queue, where a receiver that is merely dropped would leave it, and its
+        // caller would wait for ever.
+        jobs.close();
+        while runtime.block_on(jobs.recv()).is_some() {}
     };
     // The kernel keeps fifteen bytes of a thread's name.
     let name: String = domain.chars().take(15).collect();

@@ -492,6 +492,14 @@ fn what_is_over_leaves_nothing_behind() {
                 &[],
             ),
             (
+                "deleted after a success, the source has never reported its end",
+                |v| {
+                    (v.record.deleted, v.record.phase) = (true, Some(P::Succeeded));
+                    (v.record.source, v.record.target) = (Some(S::Migrating), Some(T::Running));
+                },
+                &[Do::RemoveFinalizer],
+            ),
+            (
                 "deleted, the source's node is gone",
                 |v| {
                     (v.record.deleted, v.target_pod) = (true, Pod::Over);
