@@ -12,7 +12,9 @@ use drydock_core::eviction::{
     budget::{instance_of, is_ours},
     budgets::{Guarded, Observed, Plan, conflict, is_news, plan},
 };
-use drydock_runtime::{Change, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership};
+use drydock_runtime::{
+    ASSUMED_FOR, Change, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
@@ -22,7 +24,6 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    budgets::MADE_COUNTS_FOR,
     instances::Instances,
     launchers::Launchers,
     reconciler::{self, Next, Queued, ReconcileError, Reconciler},
@@ -139,7 +140,7 @@ impl Reconciler for BudgetTask {
             return Err(ReconcileError::Refused { step, message });
         }
         // By then the watch shows the created PDBs, or they are created again.
-        let shown = (!plan.create.is_empty()).then(|| now.checked_add(MADE_COUNTS_FOR).ok());
+        let shown = (!plan.create.is_empty()).then(|| now.checked_add(ASSUMED_FOR).ok());
         let requeue = Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten());
         Ok(Next::Requeue(requeue))
     }

@@ -6,14 +6,13 @@
 //! ```
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::HashSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use drydock_api::kubevirt::names::INSTANCE;
-use drydock_core::eviction::budget::{is_holding, is_ours, of, selects};
-use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches, clock};
+use drydock_core::eviction::budget::{goes_with, is_holding, is_ours, of, selects};
+use drydock_runtime::{ASSUMED_FOR, AssumeCache, Change, Index, Key, Listing, Watch, Watches};
 use k8s_openapi::api::{
     core::v1::Pod,
     policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
@@ -22,25 +21,28 @@ use kube::{Api, Client, ResourceExt, api::PostParams};
 
 use crate::requests::deleting;
 
-/// How long a PDB created here counts as existing although the watch does not show it: longer than a watch lags
-/// behind.
-pub(crate) const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
-
 /// PDBs of the cluster. Clones share the cache.
 #[derive(Clone)]
 pub(crate) struct Budgets {
     client: Client,
-    cache: Cache<PodDisruptionBudget>,
-    foreign: Arc<Mutex<Foreign>>,
-    /// UIDs of pods whose PDB was, or is being, created here and is not yet shown by the watch; and since when.
-    made: Arc<Mutex<HashMap<String, clock::Instant>>>,
-    /// UIDs of PDBs that were deleted here and whose deletion the watch has not shown yet.
-    deleted: Arc<Mutex<HashSet<String>>>,
+    cache: AssumeCache<PodDisruptionBudget>,
+    /// PDBs of other owners, by namespace. They are few, while there are as many of ours as pods.
+    foreign: Index<PodDisruptionBudget>,
+    /// UIDs of pods whose PDB is being created.
+    creating: Arc<Mutex<HashSet<String>>>,
 }
 
-/// PDBs of other owners, by namespace. They are few, while there are as many of ours as pods.
-#[derive(Debug, Default)]
-struct Foreign(HashMap<String, BTreeSet<Key>>);
+/// Guard: the PDB of this pod is being created while it lives.
+struct Creating<'a> {
+    pods: &'a Mutex<HashSet<String>>,
+    uid: String,
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        lock(self.pods).remove(&self.uid);
+    }
+}
 
 impl Budgets {
     /// Starts watching; `on_change` is called with each change.
@@ -49,58 +51,34 @@ impl Budgets {
         watches: &Watches,
         on_change: impl FnMut(&Change<PodDisruptionBudget>) + Send + 'static,
     ) -> Self {
-        let foreign = Arc::new(Mutex::new(Foreign::default()));
-        let observing = Arc::clone(&foreign);
-        let (deleted, made) = (
-            Arc::new(Mutex::new(HashSet::new())),
-            Arc::new(Mutex::new(HashMap::new())),
-        );
-        let (gone, shown) = (Arc::clone(&deleted), Arc::clone(&made));
+        let foreign = Index::by(foreign_in);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
             .listing(Listing::Streamed)
-            .prune(prune)
-            .packed()
-            .on_change(move |change| lock(&observing).observe(change))
-            .on_change(move |change| {
-                let Change::Object { old, new, .. } = change else {
-                    return;
-                };
-                let owners = new.iter().flat_map(|new| new.owner_references());
-                for owner in owners {
-                    lock(&shown).remove(&owner.uid);
-                }
-                if let (Some(old), None) = (old, new) {
-                    lock(&gone).remove(&old.uid().unwrap_or_default());
-                }
-            })
-            .on_change(on_change);
+            .packed();
         Self {
             client: client.clone(),
-            cache: watches.start(watch),
+            cache: AssumeCache::start(watches, watch, prune, std::slice::from_ref(&foreign), on_change),
             foreign,
-            made,
-            deleted,
+            creating: Arc::default(),
         }
     }
 
     /// Creates a cache with the given PDBs.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, budgets: impl IntoIterator<Item = PodDisruptionBudget>) -> Self {
-        let cache = Cache::filled(budgets);
-        let mut foreign = Foreign::default();
-        cache.for_each(|key, budget| foreign.insert(key, budget));
+        let foreign = Index::by(foreign_in);
+        let cache = drydock_runtime::Cache::filled(budgets);
         Self {
             client: client.clone(),
-            cache,
-            foreign: Arc::new(Mutex::new(foreign)),
-            made: Arc::default(),
-            deleted: Arc::default(),
+            cache: AssumeCache::of_cache(cache, std::slice::from_ref(&foreign)),
+            foreign,
+            creating: Arc::default(),
         }
     }
 
     /// Waits until the caches are synced.
     pub(crate) async fn wait_until_synced(&self) {
-        self.cache.wait_until_synced().await;
+        self.cache.shown().wait_until_synced().await;
     }
 
     /// Returns the PDB that protects a pod, if it is one of ours.
@@ -110,19 +88,21 @@ impl Budgets {
 
     /// Returns a PDB of another owner that selects a pod.
     pub(crate) fn conflicting(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
-        let foreign = lock(&self.foreign);
-        let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
-        let mut budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
-        budgets.find(|budget| !is_ours(budget) && selects(budget, pod))
+        let budgets = self.foreign_beside(pod);
+        budgets.into_iter().find(|budget| selects(budget, pod))
     }
 
     /// Returns the name of a PDB of another owner that currently allows no eviction of a pod.
     pub(crate) fn holding(&self, pod: &Pod) -> Option<String> {
-        let foreign = lock(&self.foreign);
-        let keys = foreign.0.get(pod.metadata.namespace.as_deref().unwrap_or_default());
-        let budgets = keys.into_iter().flatten().filter_map(|key| self.cache.get(key));
-        let mut holding = budgets.filter(|budget| is_holding(budget, pod));
-        holding.next().map(|budget| budget.name_any())
+        let budgets = self.foreign_beside(pod);
+        let holding = budgets.iter().find(|budget| is_holding(budget, pod));
+        holding.map(|budget| budget.name_any())
+    }
+
+    /// Returns the PDBs of other owners in the namespace of a pod.
+    fn foreign_beside(&self, pod: &Pod) -> Vec<Arc<PodDisruptionBudget>> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        self.cache.by(&self.foreign, namespace)
     }
 
     /// Creates the PDB of a pod, unless it exists.
@@ -132,24 +112,22 @@ impl Budgets {
     pub(crate) async fn create(&self, pod: &Pod) -> kube::Result<()> {
         let Some(budget) = of(pod) else { return Ok(()) };
         let uid = pod.uid().unwrap_or_default();
-        let now = clock::Instant::now();
-        {
-            let mut made = lock(&self.made);
-            made.retain(|_, since| now.duration_since(*since) < MADE_COUNTS_FOR);
-            if made.contains_key(&uid) {
-                return Ok(());
+        let exists = self.of(pod).is_some_and(|budget| goes_with(&budget, pod));
+        if exists || !lock(&self.creating).insert(uid.clone()) {
+            return Ok(());
+        }
+        let _creating = Creating {
+            pods: &self.creating,
+            uid,
+        };
+        match self.api(pod).create(&PostParams::default(), &budget).await {
+            Ok(created) => {
+                self.cache.created(created, ASSUMED_FOR);
+                Ok(())
             }
-            made.insert(uid.clone(), now);
-        }
-        let result = self.api(pod).create(&PostParams::default(), &budget).await;
-        // The watch may have shown it already.
-        if result.is_err() || self.of(pod).is_some() {
-            lock(&self.made).remove(&uid);
-        }
-        match result {
             // If it belongs to an earlier pod of this name, it is deleted with that pod, and the watch reports that.
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            result => result.map(drop),
+            Err(error) => Err(error),
         }
     }
 
@@ -159,7 +137,7 @@ impl Budgets {
     /// If the request to the API server fails.
     pub(crate) async fn delete(&self, budget: &PodDisruptionBudget) -> kube::Result<()> {
         let uid = budget.uid().unwrap_or_default();
-        if lock(&self.deleted).contains(&uid) {
+        if self.cache.is_deleted(&uid) || budget.metadata.deletion_timestamp.is_some() {
             return Ok(());
         }
         let parameters = deleting(Some(uid.clone()));
@@ -167,12 +145,7 @@ impl Budgets {
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             result => result.map(drop)?,
         }
-        lock(&self.deleted).insert(uid.clone());
-        // The watch may have shown it already.
-        let shown = self.cache.get(&Key::of(budget));
-        if shown.is_none_or(|shown| shown.uid().as_ref() != Some(&uid)) {
-            lock(&self.deleted).remove(&uid);
-        }
+        self.cache.deleted(&Key::of(budget), &uid);
         Ok(())
     }
 
@@ -181,39 +154,9 @@ impl Budgets {
     }
 }
 
-impl Foreign {
-    /// Updates the index with a change from the watch.
-    fn observe(&mut self, change: &Change<PodDisruptionBudget>) {
-        let Change::Object { key, old, new } = change else {
-            return;
-        };
-        if let Some(old) = old {
-            self.remove(key, old);
-        }
-        if let Some(new) = new {
-            self.insert(key, new);
-        }
-    }
-
-    fn insert(&mut self, key: &Key, budget: &PodDisruptionBudget) {
-        if !is_ours(budget) {
-            self.0.entry(namespace(key)).or_default().insert(key.clone());
-        }
-    }
-
-    fn remove(&mut self, key: &Key, budget: &PodDisruptionBudget) {
-        let namespace = namespace(key);
-        if let Some(keys) = self.0.get_mut(&namespace).filter(|_| !is_ours(budget)) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.0.remove(&namespace);
-            }
-        }
-    }
-}
-
-fn namespace(key: &Key) -> String {
-    key.namespace.as_deref().unwrap_or_default().to_owned()
+/// Returns the namespace of a PDB of another owner.
+fn foreign_in(budget: &PodDisruptionBudget) -> Option<String> {
+    (!is_ours(budget)).then(|| budget.namespace().unwrap_or_default())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -243,27 +186,26 @@ mod tests {
 
     use super::*;
 
-    fn budget(is_ours: bool) -> Arc<PodDisruptionBudget> {
-        let labels = is_ours.then(|| json!({drydock_api::kubevirt::names::LAUNCHER: "x"}));
-        Arc::new(serde_json::from_value(json!({"metadata": {"labels": labels}})).unwrap())
-    }
-
-    #[test]
-    fn a_name_that_changes_hands_is_found_where_it_belongs() {
-        let mut foreign = Foreign::default();
-        let mut change = |old: Option<bool>, new: Option<bool>| {
-            foreign.observe(&Change::Object {
-                key: Key::namespaced("shop", "b"),
-                old: old.map(budget),
-                new: new.map(budget),
-            });
-            foreign.0.contains_key("shop")
+    #[tokio::test]
+    async fn only_budgets_of_other_owners_are_found_by_their_namespace() {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"namespace": "shop", "name": "p"}})).unwrap();
+        let budget = |name: &str, is_ours: bool| {
+            let labels = is_ours.then(|| json!({drydock_api::kubevirt::names::LAUNCHER: "x"}));
+            let metadata = json!({"namespace": "shop", "name": name, "labels": labels});
+            serde_json::from_value(json!({"metadata": metadata, "spec": {"selector": {}}})).unwrap()
         };
-        assert!(!change(None, Some(true)));
-        assert!(change(Some(true), Some(false)));
-        assert!(!change(Some(false), Some(true)));
-        assert!(change(Some(true), Some(false)));
-        assert!(!change(Some(false), None));
+        let (client, _server) = api_server();
+        let found = |budgets: &Budgets| budgets.conflicting(&pod).map(|budget| budget.name_any());
+        let budgets = Budgets::filled(&client, [budget("a", true), budget("b", false)]);
+        assert_eq!(found(&budgets), Some("b".into()));
+        // The name passes to one of ours.
+        let change = Change::Object {
+            key: Key::namespaced("shop", "b"),
+            old: Some(Arc::new(budget("b", false))),
+            new: Some(Arc::new(budget("b", true))),
+        };
+        budgets.cache.observe(&change);
+        assert_eq!(found(&budgets), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -286,10 +228,10 @@ mod tests {
             request.with(&body);
         });
         made.unwrap();
-        // A PDB that the watch does not show yet is not created again before `MADE_COUNTS_FOR` has passed.
+        // A PDB that the watch does not show yet is not created again before `ASSUMED_FOR` has passed.
         budgets.create(&pod).await.unwrap();
         assert!(server.is_left_alone().await);
-        tokio::time::advance(MADE_COUNTS_FOR).await;
+        tokio::time::advance(ASSUMED_FOR).await;
         let (again, ()) = tokio::join!(budgets.create(&pod), async {
             server.next_request().await.refuse(500, "InternalError");
         });

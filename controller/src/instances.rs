@@ -2,56 +2,60 @@
 //!
 //! A watch lags a moment behind the requests of this process. So a created instance counts as existing until the
 //! watch has shown it, and a deleted one counts as being deleted.
-//!
-//! ```text
-//!  watch ──▶ cache ───────────────┬─▶ keys
-//!    ├─ shown ─▶ indexes ─────────┼─▶ unfinished_after, on_node, marked
-//!    └─ shown ─▶ forgets ─┐       ├─▶ get, of_set
-//!  made(), deleted() ──▶ ours ────┘
-//! ```
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::eviction::{mark, strategy::clear_filled_in};
-use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock::Instant};
+use drydock_runtime::{AssumeCache, Change, Index, Key, Listing, Watch, Watches};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::{Client, ResourceExt};
+use kube::Client;
 
-use crate::assume_cache::{AssumeCache, prune_annotations};
+use crate::pruning::prune_metadata;
 
 /// How long a created instance counts as existing although the watch has not shown it. An instance that was deleted
 /// before the watch could show it would be waited for in vain. Creating it again costs nothing but a response that it
 /// exists.
 const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 
-/// Instances, indexed by the replica set that controls each. Clones share them.
+/// Instances, and the indexes that find them. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
     pub(crate) objects: AssumeCache<VirtualMachineInstance>,
-    ours: Arc<Mutex<Ours>>,
+    indexes: Indexes,
 }
 
-/// What the cache does not contain.
-#[derive(Debug, Default)]
-struct Ours {
-    /// Instances by the UID of the replica set that controls them.
-    of_sets: HashMap<String, BTreeSet<Key>>,
-    /// Created instances that the watch has not shown yet, and until when they count as existing.
-    made: BTreeMap<Key, (Arc<VirtualMachineInstance>, Instant)>,
-    /// Instances by the node that they are on.
-    on_nodes: HashMap<String, BTreeSet<Key>>,
+#[derive(Clone, Debug)]
+struct Indexes {
+    /// By the UID of the replica set that controls an instance.
+    of_sets: Index<VirtualMachineInstance>,
+    /// By the node that an instance is on.
+    on_nodes: Index<VirtualMachineInstance>,
     /// Instances that have not ended.
-    unfinished: BTreeSet<Key>,
+    unfinished: Index<VirtualMachineInstance>,
     /// Instances that are marked to leave a node.
-    marked: BTreeSet<Key>,
-    /// UIDs of deleted instances that the watch still shows as not deleted.
-    deleted: BTreeSet<String>,
+    marked: Index<VirtualMachineInstance>,
+}
+
+impl Indexes {
+    fn new() -> Self {
+        Self {
+            of_sets: Index::by(set_of),
+            on_nodes: Index::by(|instance| node_of(instance).map(str::to_owned)),
+            unfinished: Index::by(|instance| (!has_ended(instance)).then(String::new)),
+            marked: Index::by(|instance| mark::of(instance).map(|_| String::new())),
+        }
+    }
+
+    fn all(&self) -> [Index<VirtualMachineInstance>; 4] {
+        let Self {
+            of_sets,
+            on_nodes,
+            unfinished,
+            marked,
+        } = self.clone();
+        [of_sets, on_nodes, unfinished, marked]
+    }
 }
 
 impl Instances {
@@ -59,39 +63,29 @@ impl Instances {
     pub(crate) fn start(
         client: &Client,
         watches: &Watches,
-        mut on_change: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
+        on_change: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
     ) -> Self {
-        let ours = Arc::new(Mutex::new(Ours::default()));
-        let observed = Arc::clone(&ours);
+        let indexes = Indexes::new();
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .listing(Listing::Streamed)
             .packed();
-        let objects = AssumeCache::start(watches, watch, prune, move |change| {
-            lock(&observed).observe(change);
-            on_change(change);
-        });
-        Self { objects, ours }
+        Self {
+            objects: AssumeCache::start(watches, watch, prune, &indexes.all(), on_change),
+            indexes,
+        }
     }
 
     /// Creates a cache with the given instances.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
-        let objects = AssumeCache::filled_packed(instances);
-        let mut ours = Ours::default();
-        objects.shown().for_each(|key, instance| {
-            ours.observe(&Change::Object {
-                key: key.clone(),
-                old: None,
-                new: Some(Arc::clone(instance)),
-            });
-        });
+        let indexes = Indexes::new();
         Self {
-            objects,
-            ours: Arc::new(Mutex::new(ours)),
+            objects: AssumeCache::of_cache(drydock_runtime::Cache::filled_packed(instances), &indexes.all()),
+            indexes,
         }
     }
 
-    /// Waits until the caches are synced.
+    /// Waits until the cache is synced.
     pub(crate) async fn wait_until_synced(&self) {
         self.objects.shown().wait_until_synced().await;
     }
@@ -104,162 +98,48 @@ impl Instances {
     /// Returns up to `count` instances that have not ended, by namespace and name, those after `last`. A change of nodes
     /// concerns all of these.
     pub(crate) fn unfinished_after(&self, last: Option<&Key>, count: usize) -> Vec<Key> {
-        let ours = lock(&self.ours);
-        let after = last.map_or(Bound::Unbounded, Bound::Excluded);
-        let rest = ours.unfinished.range::<Key, _>((after, Bound::Unbounded));
-        rest.take(count).cloned().collect()
+        self.indexes.unfinished.page("", last, count)
     }
 
     /// Returns the instances of a namespace that have not ended, by name.
     pub(crate) fn unfinished_in(&self, namespace: &str) -> Vec<Key> {
-        let ours = lock(&self.ours);
-        let first = Key::namespaced(namespace, "");
-        let from_first = ours.unfinished.range(first..);
-        from_first
-            .take_while(|key| key.namespace.as_deref() == Some(namespace))
-            .cloned()
-            .collect()
+        self.indexes.unfinished.in_namespace("", namespace)
     }
 
     /// Returns the instance of this name.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
-        self.objects.shown().get(key).or_else(|| lock(&self.ours).made_now(key))
+        self.objects.get(key)
     }
 
     /// Returns the instances that the replica set with this UID controls.
     pub(crate) fn of_set(&self, uid: &str) -> Vec<Arc<VirtualMachineInstance>> {
-        let mut ours = lock(&self.ours);
-        let keys: Vec<Key> = ours.of_sets.get(uid).into_iter().flatten().cloned().collect();
-        keys.iter()
-            .filter_map(|key| self.objects.shown().get(key).or_else(|| ours.made_now(key)))
-            // A name can pass to an instance with another owner.
-            .filter(|instance| controller(instance).is_some_and(|owner| owner.uid == uid))
-            .collect()
+        self.objects.by(&self.indexes.of_sets, uid)
     }
 
     /// Returns the instances that are on this node, or were when they ended.
     pub(crate) fn on_node(&self, node: &str) -> Vec<Key> {
-        let ours = lock(&self.ours);
-        ours.on_nodes.get(node).into_iter().flatten().cloned().collect()
+        self.indexes.on_nodes.keys(node)
     }
 
     /// Returns the instances that are marked to leave a node.
     pub(crate) fn marked(&self) -> Vec<Key> {
-        lock(&self.ours).marked.iter().cloned().collect()
+        self.indexes.marked.keys("")
     }
 
     /// Records that this process has created an instance.
-    pub(crate) fn made(&self, mut instance: VirtualMachineInstance) {
-        prune(&mut instance);
-        let key = Key::of(&instance);
-        let mut ours = lock(&self.ours);
-        // The watch may have shown it already.
-        if self
-            .objects
-            .shown()
-            .get(&key)
-            .is_some_and(|seen| seen.uid() == instance.uid())
-        {
-            return;
-        }
-        ours.index(&key, &instance);
-        ours.made
-            .insert(key, (Arc::new(instance), Instant::now() + SHOWN_WITHIN));
+    pub(crate) fn made(&self, instance: VirtualMachineInstance) {
+        self.objects.created(instance, SHOWN_WITHIN);
     }
 
     /// Records that this process has deleted the instance with this UID.
     pub(crate) fn deleted(&self, key: &Key, uid: &str) {
-        let mut ours = lock(&self.ours);
-        let shown = self.objects.shown().get(key);
-        let is_news = shown.is_some_and(|shown| {
-            shown.metadata.uid.as_deref() == Some(uid) && shown.metadata.deletion_timestamp.is_none()
-        });
-        if is_news || ours.made.contains_key(key) {
-            ours.deleted.insert(uid.into());
-        }
+        self.objects.deleted(key, uid);
     }
 
     /// Returns whether this process has deleted the instance with this UID and the watch does not show that yet.
     pub(crate) fn is_deleted(&self, uid: &str) -> bool {
-        lock(&self.ours).deleted.contains(uid)
+        self.objects.is_deleted(uid)
     }
-}
-
-impl Ours {
-    /// Updates the state with a change from the watch.
-    fn observe(&mut self, change: &Change<VirtualMachineInstance>) {
-        let Change::Object { key, old, new } = change else {
-            return;
-        };
-        self.made.remove(key);
-        for gone in old.iter().chain(new) {
-            let uid = gone.metadata.uid.as_deref().unwrap_or_default();
-            let stays = new.as_ref().is_some_and(|new| {
-                new.metadata.uid.as_deref() == Some(uid) && new.metadata.deletion_timestamp.is_none()
-            });
-            if !stays {
-                self.deleted.remove(uid);
-            }
-        }
-        if let Some(old) = old {
-            self.unindex(key, old);
-        }
-        if let Some(new) = new {
-            self.index(key, new);
-        }
-    }
-
-    fn made_now(&mut self, key: &Key) -> Option<Arc<VirtualMachineInstance>> {
-        let (instance, until) = self.made.get(key)?;
-        if Instant::now() < *until {
-            return Some(Arc::clone(instance));
-        }
-        let (instance, _) = self.made.remove(key)?;
-        self.deleted
-            .remove(instance.metadata.uid.as_deref().unwrap_or_default());
-        self.unindex(key, &instance);
-        None
-    }
-
-    fn index(&mut self, key: &Key, instance: &VirtualMachineInstance) {
-        if let Some(node) = node_of(instance) {
-            self.on_nodes.entry(node.into()).or_default().insert(key.clone());
-        }
-        if !has_ended(instance) {
-            self.unfinished.insert(key.clone());
-        }
-        if mark::of(instance).is_some() {
-            self.marked.insert(key.clone());
-        }
-        if let Some(uid) = set_of(instance) {
-            self.of_sets.entry(uid).or_default().insert(key.clone());
-        }
-    }
-
-    fn unindex(&mut self, key: &Key, instance: &VirtualMachineInstance) {
-        self.unfinished.remove(key);
-        self.marked.remove(key);
-        if let Some(node) = node_of(instance)
-            && let Some(keys) = self.on_nodes.get_mut(node)
-        {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.on_nodes.remove(node);
-            }
-        }
-        if let Some(uid) = set_of(instance)
-            && let Some(keys) = self.of_sets.get_mut(&uid)
-        {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.of_sets.remove(&uid);
-            }
-        }
-    }
-}
-
-fn lock(ours: &Mutex<Ours>) -> MutexGuard<'_, Ours> {
-    ours.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the node that an instance is on.
@@ -304,10 +184,9 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
 
 /// Removes metadata that only its writers use.
 fn prune(instance: &mut VirtualMachineInstance) {
-    instance.metadata.managed_fields = None;
     // This reads an annotation that is removed next.
     clear_filled_in(instance);
-    prune_annotations(&mut instance.metadata.annotations);
+    prune_metadata(&mut instance.metadata);
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use drydock_core::{
     migratable,
     placement::{self, BoundVolume, Moves, Newcomer, NodeView, Requirements, Rules, name_of},
 };
-use drydock_runtime::{Cache, Key, Listing, Watch, Watches, chain, clock};
+use drydock_runtime::{AssumeCache, Cache, Change, Index, Key, Listing, Watch, Watches, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     EphemeralContainer, Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
@@ -37,12 +37,11 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::{
-    assume_cache::AssumeCache,
     budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
+    launcher_owner::{controls, owner, owner_uid},
     mount_failures::MountFailures,
     nodes::{NodePair, Nodes},
-    pods_by_owner::{PodsByOwner, controls, owner},
     requests::patching,
     reserved_nodes::ReservedNodes,
     rooms::Rooms,
@@ -53,7 +52,7 @@ use crate::{
 pub(crate) struct Launchers {
     client: Client,
     pods: Cache<Pod>,
-    by_owner: PodsByOwner,
+    by_owner: Index<Pod>,
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
     mount_failures: MountFailures,
@@ -112,7 +111,7 @@ impl Launchers {
         let on_change = Arc::new(Mutex::new(on_change));
         let enqueue = move |instance| (*on_change.lock().unwrap_or_else(PoisonError::into_inner))(instance);
         let of_mounts = enqueue.clone();
-        let by_owner = PodsByOwner::default();
+        let by_owner = Index::by(owner_uid);
         let index = by_owner.clone();
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
             .listing(Listing::Streamed)
@@ -120,7 +119,10 @@ impl Launchers {
             .prune(prune_pod)
             .packed()
             .on_change(move |change| {
-                if let Some(instance) = index.observe(change) {
+                index.observe(change);
+                if let Change::Object { old, new, .. } = change
+                    && let Some((instance, _)) = new.as_deref().or(old.as_deref()).and_then(owner)
+                {
                     enqueue(instance);
                 }
             });
@@ -165,9 +167,9 @@ impl Launchers {
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, budgets: Budgets) -> Self {
         let pods = Cache::filled(pods);
-        let by_owner = PodsByOwner::default();
+        let by_owner = Index::by(owner_uid);
         pods.for_each(|key, pod| {
-            by_owner.observe(&drydock_runtime::Change::Object {
+            by_owner.observe(&Change::Object {
                 key: key.clone(),
                 old: None,
                 new: Some(Arc::clone(pod)),
@@ -246,7 +248,8 @@ impl Launchers {
 
     /// Returns the pods of an instance from the cache.
     pub(crate) fn of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
-        self.by_owner.of(&instance.uid().unwrap_or_default(), &self.pods)
+        let keys = self.by_owner.keys(&instance.uid().unwrap_or_default());
+        keys.iter().filter_map(|key| self.pods.get(key)).collect()
     }
 
     /// Returns the last kubelet messages about volumes that cannot be mounted into these pods, by the pod's UID.

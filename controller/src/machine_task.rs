@@ -12,8 +12,8 @@ use drydock_api::{
 };
 use drydock_core::machine::{Deletion, Observed, Plan, plan};
 use drydock_runtime::{
-    Change, Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
-    lease::Leadership,
+    AssumeCache, Change, Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock,
+    is_refusal, lease::Leadership,
 };
 use jiff::Timestamp;
 use kube::{
@@ -24,9 +24,9 @@ use serde_json::json;
 use tracing::info;
 
 use crate::{
-    assume_cache::{AssumeCache, prune_annotations},
     instances::Instances,
     migrations::Migrations,
+    pruning::prune_metadata,
     reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
@@ -54,7 +54,7 @@ pub(crate) fn watch_machines(
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
         .listing(Listing::Streamed)
         .packed();
-    AssumeCache::start(watches, machines, prune, on_change)
+    AssumeCache::start(watches, machines, prune, &[], on_change)
 }
 
 impl MachineTask {
@@ -344,8 +344,7 @@ impl MachineTask {
 }
 
 fn prune(machine: &mut VirtualMachine) {
-    machine.metadata.managed_fields = None;
-    prune_annotations(&mut machine.metadata.annotations);
+    prune_metadata(&mut machine.metadata);
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::{
 };
 
 use drydock_api::maintenance::{Group, NodeMaintenance};
-use drydock_runtime::{Change, Key, Watch, Watches};
+use drydock_runtime::{AssumeCache, Change, Key, Watch, Watches};
 use kube::Client;
 
-use crate::assume_cache::{AssumeCache, prune_annotations};
+use crate::pruning::prune_metadata;
 
 /// NodeMaintenances, indexed by the node that each names. Clones share them.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl Maintenances {
                 Group::KubeVirt => "maintenances of KubeVirt's group",
             };
             let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name).optional();
-            AssumeCache::start(watches, watch, prune, move |change| {
+            AssumeCache::start(watches, watch, prune, &[], move |change| {
                 if let Some(node) = observe(&mut lock(&index), group, change) {
                     on_change(&node);
                 }
@@ -127,8 +127,7 @@ fn index_of(group: Group) -> usize {
 
 /// Removes metadata that only its writers use.
 fn prune(object: &mut NodeMaintenance) {
-    object.metadata.managed_fields = None;
-    prune_annotations(&mut object.metadata.annotations);
+    prune_metadata(&mut object.metadata);
 }
 
 #[cfg(test)]

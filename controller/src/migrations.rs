@@ -9,42 +9,48 @@
 mod metrics;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::Record;
-use drydock_runtime::{Change, Key, Listing, Watch, Watches, clock};
-use kube::{Client, ResourceExt};
+use drydock_runtime::{ASSUMED_FOR, AssumeCache, Change, Index, Key, Listing, Watch, Watches};
+use kube::Client;
 
-use crate::assume_cache::{AssumeCache, prune_annotations};
+use crate::pruning::prune_metadata;
 pub(crate) use metrics::MigrationMetrics;
 
-/// How long a migration that this process has created counts although the watch does not show it: longer than a watch
-/// lags behind. A migration that was created and deleted while the watch was broken is never shown.
-const MADE_COUNTS_FOR: Duration = Duration::from_secs(10);
-
-/// Migrations, indexed by the instance that each moves. Clones share them.
+/// Migrations, and the indexes that find them. Clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Migrations {
     pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
-    index: Arc<Mutex<Index>>,
+    indexes: Indexes,
+    /// Migrations that have succeeded since the last query for them.
+    succeeded: Arc<Mutex<BTreeSet<Key>>>,
 }
 
-/// Keys of migrations, by the criteria of queries. Some ended migrations of each instance are kept, so that a large
-/// cluster has very many migrations, of which few matter.
-#[derive(Debug, Default)]
-struct Index {
-    /// By the instance that they move.
-    by_instance: HashMap<Key, BTreeSet<Key>>,
+/// Some ended migrations of each instance are kept, so that a large cluster has very many migrations, of which few
+/// matter.
+#[derive(Clone, Debug)]
+struct Indexes {
+    /// By the instance that a migration moves.
+    by_instance: Index<VirtualMachineInstanceMigration>,
     /// Migrations that are not over.
-    unfinished: BTreeSet<Key>,
-    /// Migrations that have succeeded since the last query for them.
-    succeeded: BTreeSet<Key>,
-    /// By instance, the last migration that this process has created, until the watch shows it, and when that was.
-    made: HashMap<Key, (Arc<VirtualMachineInstanceMigration>, clock::Instant)>,
+    unfinished: Index<VirtualMachineInstanceMigration>,
+}
+
+impl Indexes {
+    fn new() -> Self {
+        Self {
+            by_instance: Index::by(|migration| Some(instance_of(&Key::of(migration), migration).to_string())),
+            unfinished: Index::by(|migration| (!Record::of(migration).is_over()).then(String::new)),
+        }
+    }
+
+    fn all(&self) -> [Index<VirtualMachineInstanceMigration>; 2] {
+        [self.by_instance.clone(), self.unfinished.clone()]
+    }
 }
 
 impl Migrations {
@@ -54,28 +60,38 @@ impl Migrations {
         watches: &Watches,
         mut on_change: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
     ) -> Self {
-        let index = Arc::new(Mutex::new(Index::default()));
-        let observed = Arc::clone(&index);
+        let (indexes, succeeded) = (Indexes::new(), Arc::<Mutex<BTreeSet<Key>>>::default());
+        let observed = Arc::clone(&succeeded);
         let watch =
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(Listing::Streamed);
-        let objects = AssumeCache::start(watches, watch, prune, move |change| {
-            lock(&observed).observe(change);
+        let objects = AssumeCache::start(watches, watch, prune, &indexes.all(), move |change| {
+            observe_success(&mut lock(&observed), change);
             on_change(change);
         });
-        Self { objects, index }
+        Self {
+            objects,
+            indexes,
+            succeeded,
+        }
     }
 
     /// Creates a cache with the given migrations.
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
-        let objects = AssumeCache::filled(migrations);
-        let mut index = Index::default();
-        objects
-            .shown()
-            .for_each(|key, migration| index.add(key, None, migration));
+        let (indexes, mut succeeded) = (Indexes::new(), BTreeSet::new());
+        let objects = AssumeCache::of_cache(drydock_runtime::Cache::filled(migrations), &indexes.all());
+        objects.shown().for_each(|key, migration| {
+            let change = Change::Object {
+                key: key.clone(),
+                old: None,
+                new: Some(Arc::clone(migration)),
+            };
+            observe_success(&mut succeeded, &change);
+        });
         Self {
             objects,
-            index: Arc::new(Mutex::new(index)),
+            indexes,
+            succeeded: Arc::new(Mutex::new(succeeded)),
         }
     }
 
@@ -92,46 +108,24 @@ impl Migrations {
     /// Returns the migrations that move this instance, whatever their phase, by name. A migration that this process
     /// has just created comes last.
     pub(crate) fn of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
-        let index = lock(&self.index);
-        let keys = index.by_instance.get(instance).into_iter().flatten();
-        let shown = keys
-            .filter_map(|key| self.objects.shown().get(key))
-            // A name can pass to a migration of another instance.
-            .filter(|migration| *migration.spec.vmi_name == *instance.name);
-        let made = index.made.get(instance);
-        let made = made.filter(|(_, at)| at.elapsed() < MADE_COUNTS_FOR);
-        shown.chain(made.map(|(migration, _)| Arc::clone(migration))).collect()
+        self.objects.by(&self.indexes.by_instance, &instance.to_string())
     }
 
     /// Remembers a migration that this process has created, or found already created, until the watch shows it:
     /// otherwise a reconcile before that would create another one.
-    pub(crate) fn remember_made(&self, mut migration: VirtualMachineInstanceMigration) {
-        prune(&mut migration);
-        let key = Key::of(&migration);
-        let mut index = lock(&self.index);
-        // Read with the lock held: any later change of the cache is observed after this.
-        let shown = self.objects.shown().get(&key);
-        if shown.is_none_or(|shown| shown.uid() != migration.uid()) {
-            let instance = instance_of(&key, &migration);
-            index
-                .made
-                .insert(instance, (Arc::new(migration), clock::Instant::now()));
-        }
+    pub(crate) fn remember_made(&self, migration: VirtualMachineInstanceMigration) {
+        self.objects.created(migration, ASSUMED_FOR);
     }
 
-    /// Returns the migrations that are not over.
+    /// Returns the migrations that the watch shows and that are not over.
     pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
-        let index = lock(&self.index);
-        index
-            .unfinished
-            .iter()
-            .filter_map(|key| self.objects.shown().get(key))
-            .collect()
+        let keys = self.indexes.unfinished.keys("");
+        keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
     /// Returns the migrations that have succeeded since the last call, or existed when this process started.
     pub(crate) fn take_succeeded(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
-        let keys = std::mem::take(&mut lock(&self.index).succeeded);
+        let keys = std::mem::take(&mut *lock(&self.succeeded));
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
@@ -152,62 +146,23 @@ impl Migrations {
     }
 }
 
-impl Index {
-    /// Updates the index with a change from the watch.
-    fn observe(&mut self, change: &Change<VirtualMachineInstanceMigration>) {
-        let Change::Object { key, old, new } = change else {
-            return;
-        };
-        if let Some(old) = old {
-            self.remove(key, old);
+/// Updates the set of migrations that have succeeded with a change.
+fn observe_success(succeeded: &mut BTreeSet<Key>, change: &Change<VirtualMachineInstanceMigration>) {
+    let Change::Object { key, old, new } = change else {
+        return;
+    };
+    let has_succeeded = |migration: &Arc<_>| Record::of(migration).phase == Some(MigrationPhase::Succeeded);
+    match new {
+        None => _ = succeeded.remove(key),
+        Some(new) if has_succeeded(new) && !old.as_ref().is_some_and(has_succeeded) => {
+            _ = succeeded.insert(key.clone());
         }
-        for migration in old.iter().chain(new) {
-            let instance = instance_of(key, migration);
-            if self
-                .made
-                .get(&instance)
-                .is_some_and(|(made, _)| made.uid() == migration.uid())
-            {
-                self.made.remove(&instance);
-            }
-        }
-        match new {
-            Some(new) => self.add(key, old.as_deref(), new),
-            None => _ = self.succeeded.remove(key),
-        }
-    }
-
-    fn add(
-        &mut self,
-        key: &Key,
-        old: Option<&VirtualMachineInstanceMigration>,
-        migration: &VirtualMachineInstanceMigration,
-    ) {
-        let instance = instance_of(key, migration);
-        self.by_instance.entry(instance).or_default().insert(key.clone());
-        if !Record::of(migration).is_over() {
-            self.unfinished.insert(key.clone());
-        }
-        let has_succeeded = |migration| Record::of(migration).phase == Some(MigrationPhase::Succeeded);
-        if has_succeeded(migration) && !old.is_some_and(has_succeeded) {
-            self.succeeded.insert(key.clone());
-        }
-    }
-
-    fn remove(&mut self, key: &Key, migration: &VirtualMachineInstanceMigration) {
-        self.unfinished.remove(key);
-        let instance = instance_of(key, migration);
-        if let Some(keys) = self.by_instance.get_mut(&instance) {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.by_instance.remove(&instance);
-            }
-        }
+        Some(_) => {}
     }
 }
 
-fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
-    index.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(succeeded: &Mutex<BTreeSet<Key>>) -> MutexGuard<'_, BTreeSet<Key>> {
+    succeeded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the instance that a migration moves.
@@ -258,8 +213,7 @@ fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
 
 /// Removes metadata that only its writers use.
 fn prune(migration: &mut VirtualMachineInstanceMigration) {
-    migration.metadata.managed_fields = None;
-    prune_annotations(&mut migration.metadata.annotations);
+    prune_metadata(&mut migration.metadata);
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ use drydock_core::{
     minimum::Minimum,
     placement::NodeView,
 };
-use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
+use drydock_runtime::{AssumeCache, Cache, Change, Key, Listing, Watch, Watches};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::{assume_cache::AssumeCache, liveness_task::SilentAgents, maintenances::Maintenances};
+use crate::{liveness_task::SilentAgents, maintenances::Maintenances};
 use shared_facts::SharedFacts;
 
 /// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
@@ -78,7 +78,7 @@ impl Nodes {
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
         let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
-        let nodes = AssumeCache::start(watches, nodes, prune_node, move |change| {
+        let nodes = AssumeCache::start(watches, nodes, prune_node, &[], move |change| {
             notify_if_changed(change, without_drain_conditions, &|name: &str| {
                 *lock(&of_nodes) = None;
                 news(name);

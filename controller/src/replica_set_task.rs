@@ -14,7 +14,7 @@ use drydock_core::{
     replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan},
 };
 use drydock_runtime::{
-    Cache, Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
+    AssumeCache, Cache, Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
     lease::Leadership,
 };
 use futures::future::join_all;
@@ -27,8 +27,8 @@ use serde_json::json;
 use tracing::info;
 
 use crate::{
-    assume_cache::{AssumeCache, prune_annotations},
     instances::{Instances, controller},
+    pruning::prune_metadata,
     reconciler::{self, Next, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting, patching, writing},
@@ -73,7 +73,7 @@ impl ReplicaSetTask {
         let queue = work.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
         Self {
-            sets: AssumeCache::start(watches, sets, prune, move |change| queue.apply(change)),
+            sets: AssumeCache::start(watches, sets, prune, &[], move |change| queue.apply(change)),
             client,
             instances,
             events,
@@ -370,8 +370,7 @@ fn first_failure(outcomes: Vec<Outcome>) -> Option<Outcome> {
 }
 
 fn prune(set: &mut VirtualMachineInstanceReplicaSet) {
-    set.metadata.managed_fields = None;
-    prune_annotations(&mut set.metadata.annotations);
+    prune_metadata(&mut set.metadata);
 }
 
 #[cfg(test)]

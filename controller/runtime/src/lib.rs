@@ -7,6 +7,7 @@
 //!                         ├─ Admin::serve                               /livez /readyz /metrics /log-level
 //!                         ├─ connect ─▶ kube::Client                    counted, bounded, no silent retries
 //!                         ├─ Watches::start(Watch) ─▶ Cache, Trigger    cluster state, and change notifications
+//!                         │    └─ Index, AssumeCache                    by a property; with the process's own writes
 //!                         ├─ lease::{LeaseHolder, Leadership}           liveness; leader election
 //!                         ├─ Events::start                              Kubernetes events for users
 //!                         ├─ WorkQueue::run                             reconciles many objects, each one serially
@@ -16,6 +17,7 @@
 //! `examples/idle.rs` is a complete process of this kind.
 
 mod admin;
+mod assume_cache;
 mod cache;
 mod chain;
 mod client;
@@ -25,6 +27,7 @@ pub mod events;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 mod health;
+mod index;
 pub mod lease;
 mod logs;
 pub mod metrics;
@@ -41,12 +44,14 @@ mod watch;
 mod work_queue;
 
 pub use admin::{Admin, AdminError};
+pub use assume_cache::{ASSUMED_FOR, AssumeCache};
 pub use cache::{Cache, Change, Key, Problem, SyncState, Trigger};
 pub use chain::{Chain, chain};
 pub use client::{ClientError, ClientMetrics, ClientOptions, RESPONSE_TIMEOUT, SILENT_FOR, connect};
 pub use duration_flag::{InvalidDuration, parse_duration};
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
+pub use index::Index;
 pub use logs::{LogError, LogFormat, LogHandle, UnknownFormat, UnknownLevel};
 pub use newer::{has_shown, newer};
 pub use process::{Name, Process, ProcessError};

@@ -58,10 +58,10 @@ use tracing::{debug, info, warn};
 use crate::{
     evacuation_requests::{Mark, State},
     instances::{Instances, node_of},
+    launcher_owner::owner,
     launchers::Launchers,
     migration_rate::MigrationRate,
     migrations::Migrations,
-    pods_by_owner::owner,
     requests::api_of,
 };
 use logged::LoggedRefusals;

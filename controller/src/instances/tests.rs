@@ -1,6 +1,7 @@
 use drydock_api::kubevirt;
 use drydock_core::launcher_pod::LAST_APPLIED;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
+use kube::ResourceExt;
 use serde_json::json;
 
 use super::*;
@@ -30,7 +31,7 @@ fn shown(instances: &Instances, old: Option<VirtualMachineInstance>, new: Option
         old: old.map(Arc::new),
         new: new.map(Arc::new),
     };
-    lock(&instances.ours).observe(&change);
+    instances.objects.observe(&change);
 }
 
 fn names(instances: &Instances, set: &str) -> Vec<String> {
@@ -59,28 +60,6 @@ async fn created_object_is_assumed_until_shown_or_expired() {
     assert!(instances.get(&key("a")).is_some());
 }
 
-#[tokio::test]
-async fn deletion_is_assumed_until_watch_shows_it() {
-    let instances = Instances::filled([instance("a", "u1", None)]);
-    instances.deleted(&key("a"), "u1");
-    assert!(instances.is_deleted("u1"));
-    // Other changes of it have no effect.
-    shown(
-        &instances,
-        Some(instance("a", "u1", None)),
-        Some(instance("a", "u1", None)),
-    );
-    assert!(instances.is_deleted("u1"));
-    let mut leaving = instance("a", "u1", None);
-    leaving.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-    shown(&instances, Some(instance("a", "u1", None)), Some(leaving));
-    assert!(!instances.is_deleted("u1"));
-    // There is nothing to remember about an instance that is not shown at all.
-    instances.deleted(&key("x"), "u9");
-    instances.deleted(&key("a"), "u0");
-    assert!(!instances.is_deleted("u9") && !instances.is_deleted("u0"));
-}
-
 #[tokio::test(start_paused = true)]
 async fn unfinished_instances_are_indexed_by_namespace() {
     let in_phase = |namespace: &str, name: &str, phase: Option<&str>| {
@@ -101,20 +80,6 @@ async fn unfinished_instances_are_indexed_by_namespace() {
     let shown_as = |keys: Vec<Key>| keys.iter().map(Key::to_string).collect::<Vec<_>>();
     let all = |instances: &Instances| shown_as(instances.unfinished_after(None, 100));
     assert_eq!(all(&instances), ["a/first", "b/new", "b/running", "b-2/other"]);
-    for (last, count, expected) in [
-        (("a", "first"), 2, &["b/new", "b/running"][..]),
-        (("b", "running"), 2, &["b-2/other"]),
-        // It has ended or was deleted since.
-        (("b", "middle"), 1, &["b/new"]),
-        (("b-2", "other"), 2, &[]),
-    ] {
-        let last = Key::namespaced(last.0, last.1);
-        assert_eq!(
-            shown_as(instances.unfinished_after(Some(&last), count)),
-            expected,
-            "{last}"
-        );
-    }
     assert_eq!(
         instances.unfinished_in("b"),
         [Key::namespaced("b", "new"), Key::namespaced("b", "running")]

@@ -1,3 +1,4 @@
+use drydock_runtime::clock;
 use serde_json::json;
 
 use super::*;
@@ -60,42 +61,26 @@ async fn created_migration_counts_until_shown_or_expired() {
     migrations.remember_made(made("shown"));
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
 
-    let migrations = Migrations::filled([migration("a", "vm1", "Failed")]);
+    let migrations = Migrations::filled([migration("z", "vm1", "Failed")]);
     for shown in [
         change(None, Some(made("1"))),
         // The watch was broken until the migration was deleted.
         change(Some(made("1")), None),
     ] {
         migrations.remember_made(made("1"));
-        assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
+        migrations
+            .objects
+            .observe(&change(None, Some(migration("b", "vm1", "Failed"))));
+        // It comes last. It is another one that the watch has shown.
+        assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["z", "made"]);
         assert!(migrations.of_instance(&key("vm2")).is_empty());
-        let mut index = lock(&migrations.index);
-        index.observe(&change(None, Some(migration("b", "vm1", "Failed"))));
-        assert_eq!(index.made.len(), 1, "it was another that was shown");
-        index.observe(&shown);
-        assert!(index.made.is_empty());
+        assert!(migrations.unfinished().is_empty());
+        migrations.objects.observe(&shown);
+        assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["z"]);
     }
     migrations.remember_made(made("1"));
-    clock::sleep_until_instant(Some(clock::Instant::now() + MADE_COUNTS_FOR)).await;
-    assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a"]);
-}
-
-#[test]
-fn the_index_follows_changes_and_keeps_nothing_of_what_is_gone() {
-    let mut index = Index::default();
-    index.observe(&change(None, Some(migration("a", "vm1", "Pending"))));
-    index.observe(&change(None, Some(migration("b", "vm1", "Pending"))));
-    assert_eq!(index.by_instance[&key("vm1")].len(), 2);
-    // A migration was deleted and recreated for another instance between two lists.
-    index.observe(&change(
-        Some(migration("a", "vm1", "Failed")),
-        Some(migration("a", "vm2", "Pending")),
-    ));
-    assert_eq!(index.by_instance[&key("vm1")].len(), 1);
-    assert_eq!(index.by_instance[&key("vm2")].len(), 1);
-    index.observe(&change(Some(migration("a", "vm2", "Pending")), None));
-    index.observe(&change(Some(migration("b", "vm1", "Pending")), None));
-    assert!(index.by_instance.is_empty() && index.unfinished.is_empty() && index.succeeded.is_empty());
+    clock::sleep_until_instant(Some(clock::Instant::now() + ASSUMED_FOR)).await;
+    assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["z"]);
 }
 
 #[test]
@@ -109,26 +94,22 @@ fn success_is_reported_once_and_unfinished_steps_are_kept() {
     assert_eq!(names(&migrations.take_succeeded()), ["a"]);
     assert_eq!(names(&migrations.take_succeeded()), [""; 0]);
 
-    let mut index = Index::default();
+    let mut succeeded = BTreeSet::new();
     let at = |phase: &str| (!phase.is_empty()).then(|| migration("m", "vm1", phase));
-    for (old, new, unfinished, succeeded) in [
-        ("", "Pending", 1, 0),
-        ("Pending", "Running", 1, 0),
-        ("Running", "Succeeded", 0, 1),
+    for (old, new, expected) in [
+        ("", "Pending", 0),
+        ("Pending", "Running", 0),
+        ("Running", "Succeeded", 1),
     ] {
-        index.observe(&change(at(old), at(new)));
-        assert_eq!(
-            (index.unfinished.len(), index.succeeded.len()),
-            (unfinished, succeeded),
-            "{new}"
-        );
+        observe_success(&mut succeeded, &change(at(old), at(new)));
+        assert_eq!(succeeded.len(), expected, "{new}");
     }
-    index.succeeded.clear();
-    index.observe(&change(at("Succeeded"), at("Succeeded")));
-    assert!(index.succeeded.is_empty(), "it was told");
-    index.observe(&change(at("Running"), at("Succeeded")));
-    index.observe(&change(at("Succeeded"), None));
-    assert!(index.succeeded.is_empty(), "it is gone");
+    succeeded.clear();
+    observe_success(&mut succeeded, &change(at("Succeeded"), at("Succeeded")));
+    assert!(succeeded.is_empty(), "it was reported");
+    observe_success(&mut succeeded, &change(at("Running"), at("Succeeded")));
+    observe_success(&mut succeeded, &change(at("Succeeded"), None));
+    assert!(succeeded.is_empty(), "it is gone");
 }
 
 #[test]

@@ -1,15 +1,14 @@
 //! The caches that several parts share. Each passes its changes through [`routing`] to the queues.
 
 use drydock_api::{HyperConverged, kubevirt::VirtualMachine};
-use drydock_runtime::{Cache, Watch};
+use drydock_runtime::{AssumeCache, Cache, Watch};
 
 use super::Context;
 use crate::{
-    admission::evictions::Evictions, assume_cache::AssumeCache, budgets::Budgets,
-    configuration_in_force::ConfigurationInForce, drain_task::Previewer, instances::Instances, launchers::Launchers,
-    liveness_task::SilentAgents, machine_task::watch_machines, maintenances::Maintenances,
-    migration_rate::MigrationRate, migrations::Migrations, node_pods::NodePods, nodes::Nodes, queues::Queues,
-    rooms::Rooms, routing,
+    admission::evictions::Evictions, budgets::Budgets, configuration_in_force::ConfigurationInForce,
+    drain_task::Previewer, instances::Instances, launchers::Launchers, liveness_task::SilentAgents,
+    machine_task::watch_machines, maintenances::Maintenances, migration_rate::MigrationRate, migrations::Migrations,
+    node_pods::NodePods, nodes::Nodes, queues::Queues, rooms::Rooms, routing,
 };
 
 /// The shared caches.

@@ -1,0 +1,451 @@
+//! Objects of a kind that this process writes: the state that a watch shows, which lags a moment behind, combined
+//! with the API server's responses to this process's writes. kube-scheduler calls this to assume, and to confirm by
+//! the resourceVersion.
+//!
+//! ```text
+//!  watch ──▶ prune ──▶ cache ─────────────▶ shown ──┬─▶ newest   also after a patch
+//!    ├─ drops responses that it has shown ─┐        ├─▶ get      also after a creation
+//!    └─ indexes                            │        └─▶ by       the same, by an index
+//!  response to a patch ────▶ remember ─────┤
+//!  response to a creation ─▶ created ──────┤
+//!  response to a deletion ─▶ deleted ──────┴──────────▶ is_deleted
+//! ```
+
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Debug,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use kube::{Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+
+use crate::{Cache, Change, Index, Key, Watch, Watches, clock::Instant, has_shown, newer};
+
+/// Objects of one kind. Clones share the cache.
+#[derive(Debug)]
+pub struct AssumeCache<K> {
+    cache: Cache<K>,
+    prune: fn(&mut K),
+    indexes: Vec<Index<K>>,
+    assumed: Arc<Mutex<Assumed<K>>>,
+}
+
+/// How long a created object counts as existing although the watch has not shown it, by default: longer than a watch
+/// lags behind. An object that was deleted before the watch could show it is never shown.
+pub const ASSUMED_FOR: Duration = Duration::from_secs(10);
+
+/// The responses to this process's writes that the watch has not shown yet.
+#[derive(Debug)]
+struct Assumed<K> {
+    /// The newest states of patched objects.
+    patched: HashMap<Key, Box<K>>,
+    /// Created objects, and until when they count as existing.
+    created: HashMap<Key, (Arc<K>, Instant)>,
+    /// UIDs of deleted objects.
+    deleted: HashSet<String>,
+}
+
+impl<K> Default for Assumed<K> {
+    fn default() -> Self {
+        Self {
+            patched: HashMap::new(),
+            created: HashMap::new(),
+            deleted: HashSet::new(),
+        }
+    }
+}
+
+impl<K> Clone for AssumeCache<K> {
+    fn clone(&self) -> Self {
+        Self {
+            cache: self.cache.clone(),
+            prune: self.prune,
+            indexes: self.indexes.clone(),
+            assumed: Arc::clone(&self.assumed),
+        }
+    }
+}
+
+impl<K: Resource + Clone> AssumeCache<K> {
+    /// Starts the watch. Responses that a change has shown are dropped, and `indexes` follow the change, before
+    /// `on_change` is called with it. `prune` clears unused fields, both of watched objects and of responses.
+    pub fn start(
+        watches: &Watches,
+        watch: Watch<K>,
+        prune: fn(&mut K),
+        indexes: &[Index<K>],
+        mut on_change: impl FnMut(&Change<K>) + Send + 'static,
+    ) -> Self
+    where
+        K: DeserializeOwned + Debug + Send + Sync + 'static,
+        K::DynamicType: Clone + Debug,
+    {
+        let assumed = Arc::<Mutex<Assumed<K>>>::default();
+        let (observed, followers) = (Arc::clone(&assumed), indexes.to_vec());
+        let watch = watch.prune(prune).on_change(move |change| {
+            lock(&observed).observe(change, &followers);
+            on_change(change);
+        });
+        Self {
+            cache: watches.start(watch),
+            prune,
+            indexes: indexes.to_vec(),
+            assumed,
+        }
+    }
+
+    /// Creates a cache with the given objects, for tests of its readers.
+    pub fn filled(objects: impl IntoIterator<Item = K>) -> Self {
+        Self::of_cache(Cache::filled(objects), &[])
+    }
+
+    /// Creates a cache with the content of another one, for tests of its readers.
+    pub fn of_cache(cache: Cache<K>, indexes: &[Index<K>]) -> Self {
+        cache.for_each(|key, object| {
+            for index in indexes {
+                index.add(key, object);
+            }
+        });
+        Self {
+            cache,
+            prune: |_| {},
+            indexes: indexes.to_vec(),
+            assumed: Arc::default(),
+        }
+    }
+
+    /// Handles a change as that of a watch, for tests of its readers: the cache itself does not change.
+    pub fn observe(&self, change: &Change<K>) {
+        lock(&self.assumed).observe(change, &self.indexes);
+    }
+
+    /// Returns the cache of the watch.
+    pub fn shown(&self) -> &Cache<K> {
+        &self.cache
+    }
+
+    /// Returns the newest known state of an object, including this process's own patches; `None` if the watch shows no
+    /// such object.
+    pub fn newest(&self, key: &Key) -> Option<K> {
+        let watched = self.cache.get(key).map(Arc::unwrap_or_clone);
+        let response = lock(&self.assumed)
+            .patched
+            .get(key)
+            .map(|response| (**response).clone());
+        newer(watched, response)
+    }
+
+    /// Returns an object as the watch shows it, or as this process has created it.
+    pub fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.cache.get(key).or_else(|| self.assumed(key))
+    }
+
+    /// Returns the objects that an index has under this value, those that the watch shows first.
+    pub fn by(&self, index: &Index<K>, value: &str) -> Vec<Arc<K>> {
+        let keys = index.keys(value);
+        let shown = keys.iter().filter_map(|key| self.cache.get(key));
+        let assumed = keys.iter().filter(|key| self.cache.get(key).is_none());
+        shown
+            .chain(assumed.filter_map(|key| self.assumed(key)))
+            // A name can pass to an object with another value.
+            .filter(|object| index.is_found(value, object))
+            .collect()
+    }
+
+    /// Remembers the response to a patch, unless the watch has shown it already, or no longer shows the object that
+    /// was patched.
+    pub fn remember(&self, key: &Key, mut response: K) {
+        (self.prune)(&mut response);
+        let mut assumed = lock(&self.assumed);
+        // Read with the lock held: any later change of the cache is observed after this.
+        if self
+            .cache
+            .get(key)
+            .is_none_or(|watched| has_shown(&*watched, &response))
+        {
+            return;
+        }
+        let patched = &mut assumed.patched;
+        if patched.get(key).is_none_or(|before| !has_shown(&**before, &response)) {
+            patched.insert(key.clone(), Box::new(response));
+        }
+    }
+
+    /// Remembers the response to a creation, at most for `counts_for`, unless the watch has shown the object already.
+    pub fn created(&self, mut response: K, counts_for: Duration) {
+        (self.prune)(&mut response);
+        let key = Key::of(&response);
+        let mut assumed = lock(&self.assumed);
+        // Read with the lock held: any later change of the cache is observed after this.
+        if self.cache.get(&key).is_some_and(|shown| shown.uid() == response.uid()) {
+            return;
+        }
+        for index in &self.indexes {
+            index.add(&key, &response);
+        }
+        let entry = (Arc::new(response), Instant::now() + counts_for);
+        assumed.created.insert(key, entry);
+    }
+
+    /// Remembers that this process has deleted the object with this UID, unless the watch has shown that already.
+    pub fn deleted(&self, key: &Key, uid: &str) {
+        let mut assumed = lock(&self.assumed);
+        // Read with the lock held: any later change of the cache is observed after this.
+        let shown = self.cache.get(key);
+        let is_news = shown
+            .is_some_and(|shown| shown.meta().uid.as_deref() == Some(uid) && shown.meta().deletion_timestamp.is_none());
+        if is_news || assumed.created.contains_key(key) {
+            assumed.deleted.insert(uid.into());
+        }
+    }
+
+    /// Returns whether this process has deleted the object with this UID and the watch does not show that yet.
+    pub fn is_deleted(&self, uid: &str) -> bool {
+        lock(&self.assumed).deleted.contains(uid)
+    }
+
+    /// Drops the response to a patch of an object that is about to be deleted: nothing more is written to it.
+    pub fn forget(&self, key: &Key) {
+        lock(&self.assumed).patched.remove(key);
+    }
+
+    /// Returns an object that this process has created and the watch has not shown yet.
+    fn assumed(&self, key: &Key) -> Option<Arc<K>> {
+        let mut assumed = lock(&self.assumed);
+        let (object, until) = assumed.created.get(key)?;
+        if Instant::now() < *until {
+            return Some(Arc::clone(object));
+        }
+        let (object, _) = assumed.created.remove(key)?;
+        assumed.deleted.remove(object.meta().uid.as_deref().unwrap_or_default());
+        for index in &self.indexes {
+            index.remove(key, &object);
+        }
+        // The watch may have shown another object of this name meanwhile.
+        if let Some(shown) = self.cache.get(key) {
+            for index in &self.indexes {
+                index.add(key, &shown);
+            }
+        }
+        None
+    }
+}
+
+impl<K: Resource> Assumed<K> {
+    /// Drops what a change has shown, and updates the indexes. The cache already contains the change.
+    fn observe(&mut self, change: &Change<K>, indexes: &[Index<K>]) {
+        let Change::Object { key, old, new } = change else {
+            return;
+        };
+        self.confirm_patch(key, old.as_deref(), new.as_deref());
+        self.confirm_deletion(old.as_deref(), new.as_deref());
+        let both = || old.iter().chain(new);
+        let created = self.created.get(key).map(|(created, _)| Arc::clone(created));
+        if let Some(created) = &created
+            && both().any(|object| object.meta().uid == created.meta().uid || is_later(&**object, &**created))
+        {
+            self.created.remove(key);
+            for index in indexes {
+                index.remove(key, created);
+            }
+        }
+        for index in indexes {
+            index.observe(change);
+            // A change of an earlier object of the name takes the key out of what they have in common.
+            if let Some((created, _)) = self.created.get(key) {
+                index.add(key, created);
+            }
+        }
+    }
+
+    fn confirm_patch(&mut self, key: &Key, old: Option<&K>, new: Option<&K>) {
+        let Some(response) = self.patched.get(key) else { return };
+        let is_over = match (new, old) {
+            (Some(new), _) => has_shown(new, &**response),
+            (None, old) => old.is_none_or(|old| old.meta().uid == response.meta().uid),
+        };
+        if is_over {
+            self.patched.remove(key);
+        }
+    }
+
+    fn confirm_deletion(&mut self, old: Option<&K>, new: Option<&K>) {
+        for object in old.into_iter().chain(new) {
+            let uid = object.meta().uid.as_deref().unwrap_or_default();
+            let stays = new
+                .is_some_and(|new| new.meta().uid.as_deref() == Some(uid) && new.meta().deletion_timestamp.is_none());
+            if !stays {
+                self.deleted.remove(uid);
+            }
+        }
+    }
+}
+
+/// Returns whether an object was written after another one of its name.
+fn is_later<K: Resource>(object: &K, other: &K) -> bool {
+    let version = |object: &K| object.meta().resource_version.as_ref()?.parse::<u64>().ok();
+    version(object).is_some_and(|version_of| version(other).is_some_and(|other| other < version_of))
+}
+
+fn lock<K>(assumed: &Mutex<Assumed<K>>) -> MutexGuard<'_, Assumed<K>> {
+    assumed.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn at(version: &str, uid: &str) -> ConfigMap {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some("a".into());
+        object.metadata.resource_version = Some(version.into());
+        object.metadata.uid = Some(uid.into());
+        object
+    }
+
+    fn key() -> Key {
+        Key::cluster("a")
+    }
+
+    fn change(old: Option<ConfigMap>, new: Option<ConfigMap>) -> Change<ConfigMap> {
+        Change::Object {
+            key: key(),
+            old: old.map(Arc::new),
+            new: new.map(Arc::new),
+        }
+    }
+
+    fn version(object: Option<ConfigMap>) -> String {
+        object
+            .and_then(|object| object.metadata.resource_version)
+            .unwrap_or_default()
+    }
+
+    #[test]
+    fn what_was_written_counts_until_the_watch_has_shown_it() {
+        let objects = AssumeCache::filled([at("5", "u")]);
+        let apply = |change| objects.observe(&change);
+        objects.remember(&key(), at("7", "u"));
+        assert_eq!(version(objects.newest(&key())), "7");
+        // Responses may arrive in another order than the writes were made.
+        objects.remember(&key(), at("6", "u"));
+        assert_eq!(version(objects.newest(&key())), "7");
+        apply(change(Some(at("5", "u")), Some(at("6", "u"))));
+        assert_eq!(version(objects.newest(&key())), "7", "it is shown something older");
+        apply(change(Some(at("6", "u")), Some(at("7", "u"))));
+        assert!(lock(&objects.assumed).patched.is_empty());
+        assert_eq!(version(objects.newest(&key())), "5");
+    }
+
+    #[test]
+    fn assumed_objects_are_dropped_once_shown_gone_or_replaced() {
+        // The watch was faster than the response, or the name belongs to another object or to none by now.
+        for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
+            let objects = AssumeCache::filled(shown);
+            objects.remember(&key(), at("7", "u"));
+            assert!(lock(&objects.assumed).patched.is_empty());
+        }
+        let objects = AssumeCache::filled([at("5", "u")]);
+        for (old, new, left) in [
+            (Some(at("3", "before")), None, 1),
+            (Some(at("5", "u")), None, 0),
+            (Some(at("5", "u")), Some(at("9", "new")), 0),
+        ] {
+            objects.remember(&key(), at("7", "u"));
+            objects.observe(&change(old, new));
+            assert_eq!(lock(&objects.assumed).patched.len(), left);
+        }
+        objects.remember(&key(), at("7", "u"));
+        objects.forget(&key());
+        assert!(lock(&objects.assumed).patched.is_empty());
+    }
+
+    #[test]
+    fn api_response_is_pruned_like_watched_objects() {
+        let mut objects = AssumeCache::filled([at("5", "u")]);
+        objects.prune = |object| object.data = None;
+        let mut response = at("7", "u");
+        response.data = Some([("a".to_owned(), "b".to_owned())].into());
+        objects.remember(&key(), response);
+        assert_eq!(objects.newest(&key()), Some(at("7", "u")));
+    }
+
+    /// Objects by the value of their data.
+    fn with_value(name: &str, uid: &str, value: &str) -> ConfigMap {
+        let mut object = at("5", uid);
+        object.metadata.name = Some(name.into());
+        object.data = Some([("value".to_owned(), value.to_owned())].into());
+        object
+    }
+
+    fn names(objects: &[Arc<ConfigMap>]) -> Vec<String> {
+        objects.iter().map(|object| object.name_any()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn created_object_is_found_until_shown_or_expired() {
+        let by_value = Index::by(|object: &ConfigMap| object.data.as_ref()?.get("value").cloned());
+        let cache = Cache::filled([with_value("b", "1", "x")]);
+        let objects = AssumeCache::of_cache(cache, std::slice::from_ref(&by_value));
+        for name in ["a", "c", "d"] {
+            objects.created(with_value(name, name, "x"), ASSUMED_FOR);
+        }
+        // Those that the watch shows are first.
+        assert_eq!(names(&objects.by(&by_value, "x")), ["b", "a", "c", "d"]);
+        let change_of = |name: &str, old: Option<ConfigMap>, new: Option<ConfigMap>| Change::Object {
+            key: Key::cluster(name),
+            old: old.map(Arc::new),
+            new: new.map(Arc::new),
+        };
+        // The watch shows one, and deletes it soon after; and the end of an earlier object of the name of another.
+        objects.observe(&change_of("a", None, Some(with_value("a", "a", "x"))));
+        objects.observe(&change_of("a", Some(with_value("a", "a", "x")), None));
+        objects.observe(&change_of("c", Some(with_value("c", "before", "x")), None));
+        assert_eq!(names(&objects.by(&by_value, "x")), ["b", "c", "d"]);
+        assert!(objects.get(&Key::cluster("a")).is_none() && objects.get(&Key::cluster("c")).is_some());
+        // A later object has its name: it was deleted, which the watch has left out.
+        let mut later = with_value("d", "later", "y");
+        later.metadata.resource_version = Some("9".into());
+        objects.observe(&change_of("d", None, Some(later)));
+        assert_eq!(by_value.keys("x"), ["b", "c"].map(Key::cluster));
+        tokio::time::advance(ASSUMED_FOR).await;
+        assert_eq!(names(&objects.by(&by_value, "x")), ["b"]);
+        assert_eq!(by_value.keys("x"), [Key::cluster("b")]);
+        // The watch was faster than the response.
+        objects.created(with_value("b", "1", "x"), ASSUMED_FOR);
+        assert!(lock(&objects.assumed).created.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deletion_counts_until_the_watch_shows_it() {
+        let objects = AssumeCache::filled([at("5", "u")]);
+        objects.deleted(&key(), "u");
+        objects.observe(&change(Some(at("5", "u")), Some(at("6", "u"))));
+        assert!(objects.is_deleted("u"), "other changes have no effect");
+        let mut leaving = at("7", "u");
+        leaving.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").unwrap();
+        for shown in [
+            change(Some(at("5", "u")), Some(leaving)),
+            change(Some(at("5", "u")), None),
+            change(Some(at("5", "u")), Some(at("9", "new"))),
+        ] {
+            objects.deleted(&key(), "u");
+            objects.observe(&shown);
+            assert!(!objects.is_deleted("u"), "{shown:?}");
+        }
+        // There is nothing to remember about an object that is not shown at all.
+        objects.deleted(&Key::cluster("x"), "x");
+        objects.deleted(&key(), "another");
+        assert!(!objects.is_deleted("x") && !objects.is_deleted("another"));
+        // Nor about a created one that the watch never shows.
+        objects.created(with_value("b", "b", "x"), ASSUMED_FOR);
+        objects.deleted(&Key::cluster("b"), "b");
+        assert!(objects.is_deleted("b"));
+        tokio::time::advance(ASSUMED_FOR).await;
+        assert!(objects.get(&Key::cluster("b")).is_none() && !objects.is_deleted("b"));
+    }
+}
