@@ -6,7 +6,7 @@
     reason = "a test that cannot go on fails where it stands"
 )]
 
-use std::{convert::Infallible, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
 use axum::body::Body as ResponseBody;
 use futures::channel::mpsc;
@@ -14,6 +14,14 @@ use http::{Method, Request, Response, StatusCode};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
 use tower_test::mock::{Handle, SendResponse, pair};
+
+use crate::{
+    Process, Trigger,
+    lease::{Candidacy, Leadership},
+};
+
+/// The identity of a candidate of [`candidate`].
+pub const IDENTITY: &str = "pod-1";
 
 /// How long to wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -36,6 +44,42 @@ pub struct ReceivedRequest {
 
 /// A watch that stays open.
 pub struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
+
+/// Returns a candidate for the controller's Lease, and the API server of its own that decides whether it leads.
+pub fn candidate(process: &Process, released: Trigger) -> (Leadership, ApiServer) {
+    let (client, server) = api_server();
+    let candidacy = Candidacy {
+        namespace: "drydock".into(),
+        name: "drydock-controller".into(),
+        identity: IDENTITY.into(),
+        labels: BTreeMap::from([("app".into(), "drydock".into())]),
+        field_manager: "drydock-controller",
+    };
+    (Leadership::stand(process, client, candidacy, released), server)
+}
+
+/// Returns the Lease of a candidate with this holder and resourceVersion.
+pub fn lease_of(holder: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
+    })
+}
+
+/// Lets a candidate win a Lease that is free.
+pub async fn elect(server: &mut ApiServer) {
+    server.next_request().await.with(&lease_of("", "1"));
+    server.next_request().await.with(&lease_of(IDENTITY, "2"));
+}
+
+/// Lets a candidate win a Lease that is free, and renew it for ever.
+pub async fn keep_elected(mut server: ApiServer) {
+    elect(&mut server).await;
+    loop {
+        server.next_request().await.with(&lease_of(IDENTITY, "2"));
+    }
+}
 
 /// Creates a client and its server.
 pub fn api_server() -> (Client, ApiServer) {

@@ -1,9 +1,6 @@
 //! The reports on HyperConvergeds against a fake API server.
 
-use drydock_runtime::{
-    fake::{ApiServer, ReceivedRequest, api_server},
-    lease::Candidacy,
-};
+use drydock_runtime::fake::{ApiServer, ReceivedRequest, api_server, candidate};
 use http::Method;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -12,15 +9,9 @@ use super::*;
 
 /// A task over these HyperConvergeds and a node that follows the first, and the API server that its requests reach.
 fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
-    let ((client, server), (for_lease, _)) = (api_server(), api_server());
+    let (client, server) = api_server();
     let process = Process::new();
-    let candidacy = Candidacy {
-        namespace: "drydock".into(),
-        name: "drydock-controller".into(),
-        identity: "test".into(),
-        labels: BTreeMap::new(),
-        field_manager: "drydock-controller",
-    };
+    let (leadership, _) = candidate(&process, Trigger::new());
     let hypervisor: Hypervisor = serde_json::from_value(json!({
         "metadata": {"name": "a"},
         "spec": {},
@@ -39,7 +30,7 @@ fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
         namespaces: vec!["one".into(), "two".into()],
         configuration: ConfigurationInForce::default(),
         changed: Trigger::new(),
-        leadership: Leadership::stand(&process, for_lease, candidacy, Trigger::new()),
+        leadership,
         metrics: Metrics::default(),
         process,
     };

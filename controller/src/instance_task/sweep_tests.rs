@@ -1,6 +1,6 @@
 //! What a change of a node costs in a large cluster: every unfinished instance is reconciled.
 
-use std::{cell::Cell, collections::BTreeMap, future::poll_fn, pin::pin, time::Instant};
+use std::{cell::Cell, future::poll_fn, pin::pin, time::Instant};
 
 use drydock_api::{
     Hypervisor,
@@ -8,8 +8,7 @@ use drydock_api::{
 };
 use drydock_runtime::{
     CancellationToken, EventMetrics, Reporter, WorkQueueMetrics,
-    fake::{ApiServer, api_server},
-    lease::Candidacy,
+    fake::{ApiServer, IDENTITY, api_server, candidate, keep_elected},
 };
 use k8s_openapi::api::core::v1::Node;
 use nix::time::{ClockId, clock_gettime};
@@ -19,7 +18,6 @@ use tokio::sync::Notify;
 use super::*;
 use crate::{budgets::Budgets, nodes::Nodes};
 
-const IDENTITY: &str = "measured";
 const NODES: usize = 500;
 const INSTANCES: usize = 100_000;
 /// How often another task of the thread is due.
@@ -148,19 +146,6 @@ async fn longest_delay(over: CancellationToken) -> Duration {
     longest
 }
 
-/// Elects the candidate, and renews its Lease.
-async fn elect(mut server: ApiServer) {
-    let mut holder = "";
-    loop {
-        server.next_request().await.with(&json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": "1"},
-            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
-        }));
-        holder = IDENTITY;
-    }
-}
-
 #[test]
 #[ignore = "a measurement without a verdict, for `hack/bench sweep`"]
 fn change_of_a_node_with_100_000_instances() {
@@ -173,20 +158,13 @@ fn change_of_a_node_with_100_000_instances() {
 }
 
 async fn measure() {
-    let ((client, server), (for_lease, lease_server), (for_events, _)) = (api_server(), api_server(), api_server());
+    let ((client, server), (for_events, _)) = (api_server(), api_server());
     let reporter = Reporter {
         component: "drydock-controller",
         instance: IDENTITY.into(),
     };
-    let candidacy = Candidacy {
-        namespace: "drydock".into(),
-        name: "drydock-controller".into(),
-        identity: IDENTITY.into(),
-        labels: BTreeMap::new(),
-        field_manager: "drydock-controller",
-    };
     let process = Process::new();
-    let leadership = Leadership::stand(&process, for_lease, candidacy, Trigger::new());
+    let (leadership, lease_server) = candidate(&process, Trigger::new());
     let host_model = recorded()["facts"]["virtualization"]["hostModel"].clone();
     let (vms, pods): (Vec<_>, Vec<_>) = (0..INSTANCES).map(|number| running(number, &host_model)).unzip();
     let instances = Instances::filled(vms);
@@ -237,7 +215,7 @@ async fn measure() {
     tokio::select! {
         () = running => panic!("it ends only when the process stops"),
         () = refuse_all(server, &requests) => {}
-        () = elect(lease_server) => {}
+        () = keep_elected(lease_server) => {}
         () = sweeping => {}
     }
 }

@@ -4,14 +4,12 @@ use super::{
 };
 use crate::{
     Key, Process, Trigger,
-    fake::{ApiServer, api_server},
-    lease::{Candidacy, Leadership},
+    fake::{candidate, elect},
 };
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use jiff::{SignedDuration, Timestamp};
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use proptest::prelude::*;
-use serde_json::json;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -206,37 +204,10 @@ proptest! {
     }
 }
 
-/// A candidate for the Lease, and the fake API server that decides whether it leads.
-fn candidate() -> (Leadership, ApiServer, Process) {
-    let (client, server) = api_server();
-    let process = Process::new();
-    let candidacy = Candidacy {
-        namespace: "drydock".to_owned(),
-        name: "drydock-controller".to_owned(),
-        identity: "pod-1".to_owned(),
-        labels: BTreeMap::new(),
-        field_manager: "drydock-controller",
-    };
-    (
-        Leadership::stand(&process, client, candidacy, Trigger::new()),
-        server,
-        process,
-    )
-}
-
-async fn wins(server: &mut ApiServer) {
-    for (holder, version) in [("", "1"), ("pod-1", "2")] {
-        server.next_request().await.with(&json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
-            "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
-        }));
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_term_begins_with_all_keys_and_ends_with_none() {
-    let (leadership, mut server, process) = candidate();
+    let process = Process::new();
+    let (leadership, mut server) = candidate(&process, Trigger::new());
     let work = WorkQueue::new("things", 2, &WorkQueueMetrics::default());
     let (started, mut seen) = mpsc::unbounded();
     work.add(key("before"));
@@ -258,7 +229,7 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
         }
     };
     let watching = async {
-        wins(&mut server).await;
+        elect(&mut server).await;
         assert_eq!(
             seen.next().await.unwrap(),
             "all",
@@ -282,7 +253,8 @@ async fn a_term_begins_with_all_keys_and_ends_with_none() {
 
 #[tokio::test(start_paused = true)]
 async fn reconciles_are_bounded_and_failures_are_isolated() {
-    let (leadership, mut server, process) = candidate();
+    let process = Process::new();
+    let (leadership, mut server) = candidate(&process, Trigger::new());
     let mut registry = Registry::default();
     let work = WorkQueue::new("things", 2, &WorkQueueMetrics::register(&mut registry));
     let (started, mut seen) = mpsc::unbounded();
@@ -300,7 +272,7 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
         }
     };
     let watching = async {
-        wins(&mut server).await;
+        elect(&mut server).await;
         let mut order = Vec::new();
         for _ in 0..4 {
             order.push(seen.next().await.unwrap());
@@ -335,7 +307,8 @@ async fn reconciles_are_bounded_and_failures_are_isolated() {
 #[tokio::test(start_paused = true)]
 async fn change_waits_for_a_page_of_a_sweep_at_most() {
     const KEYS: usize = 2000;
-    let (leadership, mut server, process) = candidate();
+    let process = Process::new();
+    let (leadership, mut server) = candidate(&process, Trigger::new());
     let work = WorkQueue::new("things", 4, &WorkQueueMetrics::default());
     let swept: Vec<Key> = (0..KEYS).map(|number| key(&format!("{number:05}"))).collect();
     let (seen, most) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
@@ -358,7 +331,7 @@ async fn change_waits_for_a_page_of_a_sweep_at_most() {
         }
     };
     let done = async {
-        wins(&mut server).await;
+        elect(&mut server).await;
         started.notified().await;
         work.add_pages(|last, count| {
             let after = last.map_or(0, |last| swept.partition_point(|key| key <= last));
@@ -384,7 +357,8 @@ async fn change_waits_for_a_page_of_a_sweep_at_most() {
 #[tokio::test(start_paused = true)]
 async fn other_tasks_run_between_reconciles_that_never_wait() {
     const KEYS: usize = 3000;
-    let (leadership, mut server, process) = candidate();
+    let process = Process::new();
+    let (leadership, mut server) = candidate(&process, Trigger::new());
     let work = WorkQueue::new("things", 16, &WorkQueueMetrics::default());
     let turns = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&turns);
@@ -402,7 +376,7 @@ async fn other_tasks_run_between_reconciles_that_never_wait() {
         async { Ok::<_, io::Error>(()) }
     };
     let done = async {
-        wins(&mut server).await;
+        elect(&mut server).await;
         while seen.lock().unwrap().is_empty() || !work.is_empty() {
             tokio::task::yield_now().await;
         }

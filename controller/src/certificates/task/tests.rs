@@ -1,11 +1,10 @@
 //! Certificates against a fake API server: what becomes of each write.
 
-use std::{collections::BTreeMap, pin::pin};
+use std::pin::pin;
 
 use drydock_runtime::{
     Readiness,
-    fake::{ApiServer, ReceivedRequest, api_server},
-    lease::Candidacy,
+    fake::{ApiServer, ReceivedRequest, api_server, candidate, keep_elected},
 };
 use http::Method;
 use k8s_openapi::ByteString;
@@ -14,7 +13,6 @@ use serde_json::{Value, json};
 use super::{super::BUNDLE, *};
 
 const SECRETS: &str = "/api/v1/namespaces/drydock/secrets";
-const HOLDER: &str = "drydock-controller-0";
 
 struct Fixture {
     task: CertificatesTask,
@@ -25,15 +23,9 @@ struct Fixture {
 
 /// A replica that sees this Secret, a webhook configuration of each kind and an APIService without bundles.
 fn fixture(secret: Option<Value>) -> Fixture {
-    let ((client, server), (for_lease, lease_server)) = (api_server(), api_server());
+    let (client, server) = api_server();
     let process = Process::new();
-    let candidacy = Candidacy {
-        namespace: "drydock".into(),
-        name: "drydock-controller".into(),
-        identity: HOLDER.into(),
-        labels: BTreeMap::new(),
-        field_manager: "drydock-controller",
-    };
+    let (leadership, lease_server) = candidate(&process, Trigger::new());
     let metrics = CertificateMetrics::default();
     let (lifetimes, last_good) = in_force(&[], &[], None);
     let names = vec![format!("{SERVICE}.drydock.svc")];
@@ -55,7 +47,7 @@ fn fixture(secret: Option<Value>) -> Fixture {
         },
         last_good,
         changed: Trigger::new(),
-        leadership: Leadership::stand(&process, for_lease, candidacy, Trigger::new()),
+        leadership,
         metrics,
         process,
     };
@@ -103,22 +95,6 @@ async fn created_secret() -> Value {
     });
     led.unwrap();
     secret
-}
-
-/// Elects the replica, and responds to each of its renewals.
-async fn elect(mut server: ApiServer) {
-    let mut lease = json!({
-        "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": "1"},
-        "spec": {"holderIdentity": "", "leaseDurationSeconds": 15, "leaseTransitions": 2},
-    });
-    loop {
-        let request = server.next_request().await;
-        if request.method != Method::GET {
-            lease["spec"]["holderIdentity"] = json!(HOLDER);
-            lease["metadata"]["resourceVersion"] = json!("2");
-        }
-        request.with(&lease);
-    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,7 +219,7 @@ async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
         create(server.next_request().await);
         process.stop();
     };
-    let mut elected = pin!(elect(lease_server));
+    let mut elected = pin!(keep_elected(lease_server));
     let running = async { tokio::join!(task.run(), served) };
     tokio::select! {
         _ = running => {}

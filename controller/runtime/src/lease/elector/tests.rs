@@ -1,8 +1,8 @@
-use super::{Candidacy, Leadership};
+use super::Leadership;
 use crate::{
     Process, Trigger,
     clock::Instant,
-    fake::{ApiServer, ReceivedRequest, api_server},
+    fake::{ApiServer, ReceivedRequest, candidate, elect, lease_of},
     lease::LeaderStatus,
     metrics::Deferred,
 };
@@ -12,33 +12,9 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 fn setup() -> (Leadership, ApiServer, Process) {
-    let (client, server) = api_server();
     let process = Process::new();
-    let candidacy = Candidacy {
-        namespace: "drydock".to_owned(),
-        name: "drydock-controller".to_owned(),
-        identity: "pod-1".to_owned(),
-        labels: [("app".to_owned(), "drydock".to_owned())].into(),
-        field_manager: "drydock-controller",
-    };
-    (
-        Leadership::stand(&process, client, candidacy, Trigger::new()),
-        server,
-        process,
-    )
-}
-
-fn lease(holder: &str, version: &str) -> Value {
-    json!({
-        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-        "metadata": {"name": "drydock-controller", "namespace": "drydock", "resourceVersion": version},
-        "spec": {"holderIdentity": holder, "leaseDurationSeconds": 15, "leaseTransitions": 2},
-    })
-}
-
-async fn wins(server: &mut ApiServer) {
-    server.next_request().await.with(&lease("", "1"));
-    server.next_request().await.with(&lease("pod-1", "2"));
+    let (leadership, server) = candidate(&process, Trigger::new());
+    (leadership, server, process)
 }
 
 fn holder(request: &ReceivedRequest) -> &Value {
@@ -64,14 +40,14 @@ async fn the_first_one_makes_the_lease() {
     );
     assert_eq!(create.body["metadata"]["labels"], json!({"app": "drydock"}));
     assert!(leadership.term().is_none());
-    create.with(&lease("pod-1", "1"));
+    create.with(&lease_of("pod-1", "1"));
     assert!(leadership.elected().await.is_valid());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_renewal_is_one_small_request_every_two_seconds() {
     let (mut leadership, mut server, _process) = setup();
-    wins(&mut server).await;
+    elect(&mut server).await;
     let term = leadership.elected().await;
     let start = Instant::now();
     for version in 2..12 {
@@ -85,7 +61,7 @@ async fn a_renewal_is_one_small_request_every_two_seconds() {
             json!({"resourceVersion": version.to_string()})
         );
         assert_eq!(renewal.body["spec"].as_object().unwrap().len(), 1);
-        renewal.with(&lease("pod-1", &(version + 1).to_string()));
+        renewal.with(&lease_of("pod-1", &(version + 1).to_string()));
     }
     assert_eq!(start.elapsed().as_secs(), 20);
     assert!(term.is_valid());
@@ -110,7 +86,7 @@ async fn leader_status_is_exported_while_the_term_is_valid() {
         ))
     };
     assert_eq!(scraped(), expected(0));
-    wins(&mut server).await;
+    elect(&mut server).await;
     leadership.elected().await;
     assert_eq!(scraped(), expected(1));
     // The whole process stood still: nothing has signalled the end of the term.
@@ -121,7 +97,7 @@ async fn leader_status_is_exported_while_the_term_is_valid() {
 #[tokio::test(start_paused = true)]
 async fn leader_without_responses_stops_before_next_leader() {
     let (mut leadership, mut server, _process) = setup();
-    wins(&mut server).await;
+    elect(&mut server).await;
     let sent = Instant::now();
     let term = leadership.elected().await;
     let silent = async {
@@ -142,7 +118,7 @@ async fn leader_without_responses_stops_before_next_leader() {
 #[tokio::test(start_paused = true)]
 async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
     let (mut leadership, mut server, process) = setup();
-    wins(&mut server).await;
+    elect(&mut server).await;
     let term = leadership.elected().await;
     process.stop();
     term.lost().cancelled().await;
@@ -155,7 +131,7 @@ async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
     let release = server.next_request().await;
     assert_eq!((release.method.clone(), holder(&release)), (Method::PATCH, &json!("")));
     assert_eq!(release.body["metadata"]["resourceVersion"], "2");
-    release.with(&lease("", "3"));
+    release.with(&lease_of("", "3"));
     process
         .run(futures::stream::pending(), Duration::from_secs(1))
         .await
@@ -165,7 +141,7 @@ async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
 #[tokio::test(start_paused = true)]
 async fn work_that_does_not_end_keeps_the_lease() {
     let (mut leadership, mut server, process) = setup();
-    wins(&mut server).await;
+    elect(&mut server).await;
     let _term = leadership.elected().await;
     process.stop();
     assert!(server.is_left_alone_for(Duration::from_secs(60)).await);
@@ -173,21 +149,13 @@ async fn work_that_does_not_end_keeps_the_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn standby_leads_as_soon_as_the_lease_is_released() {
-    let (client, mut server) = api_server();
     let (process, released) = (Process::new(), Trigger::new());
-    let candidacy = Candidacy {
-        namespace: "drydock".to_owned(),
-        name: "drydock-controller".to_owned(),
-        identity: "pod-1".to_owned(),
-        labels: [].into(),
-        field_manager: "drydock-controller",
-    };
-    let mut leadership = Leadership::stand(&process, client, candidacy, released.clone());
-    server.next_request().await.with(&lease("pod-2", "1"));
+    let (mut leadership, mut server) = candidate(&process, released.clone());
+    server.next_request().await.with(&lease_of("pod-2", "1"));
     let before = Instant::now();
     released.notify();
-    server.next_request().await.with(&lease("", "2"));
-    server.next_request().await.with(&lease("pod-1", "3"));
+    server.next_request().await.with(&lease_of("", "2"));
+    server.next_request().await.with(&lease_of("pod-1", "3"));
     assert!(leadership.elected().await.is_valid());
     assert_eq!(before.elapsed(), Duration::ZERO, "it waited for its next turn");
 }
