@@ -15,7 +15,7 @@ use drydock_api::{
 };
 use drydock_core::instance::AgentSign;
 use drydock_runtime::{
-    Backoff, Cache, Change, Event, Events, Key, Process, Severity, Trigger, Watch, Watches, chain,
+    AssumeCache, Backoff, Change, Event, Events, Key, Process, Severity, Trigger, Watch, Watches, chain,
     clock::{self, Instant},
     lease::{Leadership, Staleness, Term},
 };
@@ -23,10 +23,7 @@ use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Node},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{
-    Api, Client, ResourceExt,
-    api::{PartialObjectMeta, Patch},
-};
+use kube::{Api, Client, ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::{info, warn};
 
@@ -82,7 +79,7 @@ impl SilentAgents {
 /// Updates the labels of nodes whose agent is unresponsive.
 pub(crate) struct LivenessTask {
     api: Api<Node>,
-    nodes: Cache<PartialObjectMeta<Node>>,
+    nodes: AssumeCache<Node>,
     silent: SilentAgents,
     changed: Trigger,
     leadership: Leadership,
@@ -92,17 +89,16 @@ pub(crate) struct LivenessTask {
 }
 
 impl LivenessTask {
-    /// Starts watching.
+    /// Starts watching the Leases. `changed` is also notified of changes of `nodes`.
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
-        leadership: Leadership,
+        (nodes, changed): (AssumeCache<Node>, Trigger),
         silent: SilentAgents,
         events: Events,
         metrics: Metrics,
-        process: Process,
+        (process, leadership): (Process, Leadership),
     ) -> Self {
-        let changed = Trigger::new();
         let (observed, news) = (silent.clone(), changed.clone());
         let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
             .prune(|lease| {
@@ -111,25 +107,6 @@ impl LivenessTask {
             })
             .on_change(move |change| observe(&mut observed.known(), change, &news));
         watches.start(leases);
-        let news = changed.clone();
-        let nodes = Watch::<PartialObjectMeta<Node>>::all(client.clone(), "nodes")
-            .prune(|node| {
-                node.metadata.annotations = None;
-                if let Some(labels) = &mut node.metadata.labels {
-                    labels.retain(|key, _| key == SCHEDULABLE);
-                }
-            })
-            .on_change(move |change| {
-                if let Change::Object { old, new, .. } = change {
-                    let label = |node: &Option<Arc<PartialObjectMeta<Node>>>| {
-                        node.as_ref().and_then(|node| node.labels().get(SCHEDULABLE).cloned())
-                    };
-                    if label(old) != label(new) {
-                        news.notify();
-                    }
-                }
-            });
-        let nodes = watches.start(nodes);
         Self {
             api: Api::all(client),
             nodes,
@@ -193,7 +170,7 @@ impl LivenessTask {
     /// Makes each of these nodes unschedulable, unless it already is.
     async fn silence(&self, stale: &[String], term: &Term) -> kube::Result<()> {
         for name in stale {
-            let Some(node) = self.nodes.get(&Key::cluster(name)) else {
+            let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
             };
             if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE) || !term.is_valid() {
@@ -255,7 +232,10 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trig
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::{Problem, SyncState};
+    use drydock_runtime::{
+        EventMetrics, Problem, Reporter, SyncState,
+        fake::{api_server, candidate, elect},
+    };
 
     use super::*;
 
@@ -325,5 +305,56 @@ mod tests {
         assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it may make the Lease again");
         tokio::time::advance(STALE_AFTER).await;
         assert_eq!(silent.sign("n1"), AgentSign::Silent);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_of_silent_agents_become_unschedulable() {
+        let ((client, mut server), (for_events, mut events)) = (api_server(), api_server());
+        let process = Process::new();
+        let (mut leadership, mut lease_server) = candidate(&process, Trigger::new());
+        elect(&mut lease_server).await;
+        let term = leadership.elected().await;
+        let node = |name: &str, schedulable: &str| {
+            let metadata = json!({"name": name, "uid": name, "labels": {SCHEDULABLE: schedulable}});
+            serde_json::from_value(json!({"metadata": metadata})).unwrap()
+        };
+        let reporter = Reporter {
+            component: "drydock-controller",
+            instance: "test".into(),
+        };
+        let task = LivenessTask {
+            api: Api::all(client),
+            nodes: AssumeCache::filled([
+                node("a", TRUE),
+                node("b", FALSE),
+                node("deleted", TRUE),
+                node("c", TRUE),
+            ]),
+            silent: SilentAgents::new(|| ()),
+            changed: Trigger::new(),
+            leadership,
+            events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
+            metrics: Metrics::default(),
+            process,
+        };
+        let stale = ["a", "b", "absent", "deleted", "c"].map(str::to_owned);
+        let served = async {
+            let request = server.next_request().await;
+            assert_eq!(request.path(), "/api/v1/nodes/a");
+            assert_eq!(request.body, json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}}));
+            request.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}));
+            let request = server.next_request().await;
+            assert_eq!(request.path(), "/api/v1/nodes/deleted");
+            request.refuse(404, "NotFound");
+            server.next_request().await.refuse(500, "InternalError");
+        };
+        let (result, ()) = tokio::join!(task.silence(&stale, &term), served);
+        assert!(result.is_err(), "the third is tried again");
+        let event = events.next_request().await;
+        assert_eq!(
+            (&event.body["reason"], &event.body["regarding"]["name"]),
+            (&json!(NODE_UNRESPONSIVE), &json!("a"))
+        );
+        assert_eq!(task.metrics.became_unresponsive.get(), 1);
     }
 }

@@ -77,7 +77,7 @@ impl Nodes {
         let news = on_change.clone();
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
-        let nodes = Watch::<Node>::all(client.clone(), "nodes with status").listing(Listing::Streamed);
+        let nodes = Watch::<Node>::all(client.clone(), "nodes").listing(Listing::Streamed);
         let nodes = AssumeCache::start(watches, nodes, prune_node, &[], move |change| {
             notify_if_changed(change, without_drain_conditions, &|name: &str| {
                 *lock(&of_nodes) = None;

@@ -37,6 +37,8 @@ pub(crate) struct Queues {
     pub(crate) drains: Trigger,
     /// Notified when the spread of the controller's replicas has to be reconciled.
     pub(crate) replicas: Trigger,
+    /// Notified when the nodes of unresponsive agents have to be reconciled.
+    pub(crate) liveness: Trigger,
     /// Notified when the configuration has to be resolved, and the default CPU model chosen again.
     pub(crate) configuration: Trigger,
     /// Notified when the status of the configuration has to be reconciled.
@@ -64,6 +66,7 @@ impl Queues {
             all_pdbs: Trigger::new(),
             drains: Trigger::new(),
             replicas: Trigger::new(),
+            liveness: Trigger::new(),
             configuration: Trigger::new(),
             configuration_status: Trigger::new(),
             certificates: Trigger::new(),
@@ -86,6 +89,7 @@ impl Queues {
                 Route::AllPdbs => self.all_pdbs.notify(),
                 Route::Drains => self.drains.notify(),
                 Route::Replicas => self.replicas.notify(),
+                Route::Liveness => self.liveness.notify(),
                 Route::Configuration => self.configuration.notify(),
                 Route::ConfigurationStatus => self.configuration_status.notify(),
                 Route::Certificates => self.certificates.notify(),

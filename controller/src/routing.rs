@@ -11,8 +11,9 @@
 //!  PDB of an instance   itself                                            held evictions
 //!  other PDB            the PDBs of its namespace                         drains
 //!  maintenance          its node
-//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, default CPU model,
-//!                                                                         status of the configuration
+//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, nodes of silent
+//!                                                                         agents, default CPU model, status of the
+//!                                                                         configuration
 //!  pod on a node        the node's maintenances                           drains
 //!  agent's liveness                                                       sweeps
 //!  configuration                                                          sweeps, all PDBs, drains, held evictions,
@@ -62,6 +63,8 @@ pub(crate) enum Route {
     Drains,
     /// The spread of the controller's own replicas over nodes.
     Replicas,
+    /// The nodes of unresponsive agents.
+    Liveness,
     /// The configuration in force, and the CPU model of virtual machines that name none.
     Configuration,
     /// The status of the configuration in force.
@@ -142,6 +145,7 @@ pub(crate) fn of_node(node: &str, is_in_maintenance: bool) -> Vec<Route> {
         Route::WaitingMigrations,
         Route::Drains,
         Route::Replicas,
+        Route::Liveness,
         Route::Configuration,
         Route::ConfigurationStatus,
     ];

@@ -30,12 +30,16 @@ use kube::{
 use serde_json::json;
 
 const SECRET: &str = "drydock-webhook-certificates";
-/// Renewals while streams are open.
-const RENEWALS: usize = 50;
+/// Renewals while streams are open. Each takes about five seconds, since a new CA has to be known everywhere first.
+const RENEWALS: usize = 24;
 /// Renewals after the controllers' restart, which ends the streams of those that were there.
 const RENEWALS_AFTER_RESTART: usize = 5;
+/// At this renewal the Secret is deleted.
+const DELETION: usize = 7;
 /// At this renewal a migration begins, which lasts for more than one.
-const MIGRATION: usize = 20;
+const MIGRATION: usize = 10;
+/// At this renewal the Secret's content is replaced by garbage.
+const GARBAGE: usize = 15;
 
 /// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime. Migrations are slow.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \
@@ -203,8 +207,8 @@ async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
             }
             // Through the API instead of kubectl, so that the admissions continue in the meantime.
             match seen.len() {
-                15 => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
-                25 => {
+                DELETION => drop(secrets.delete(SECRET, &DeleteParams::default()).await?),
+                GARBAGE => {
                     let garbage =
                         json!({"data": {"ca.crt": "eA==", "ca.key": "eA==", "tls.crt": "eA==", "tls.key": null}});
                     secrets

@@ -211,6 +211,7 @@ fn node_concerns_its_maintenance_only_if_it_has_one() {
     assert!(of_node("a", true).contains(&maintenance));
     assert!(!of_node("a", false).contains(&maintenance));
     assert_eq!(of_node("a", false)[..2], of_silent_agents());
+    assert!(of_node("a", false).contains(&Route::Liveness));
     assert_eq!(of_maintenance("a"), std::slice::from_ref(&maintenance));
     assert_eq!(of_node_pod("a"), [maintenance, Route::Drains]);
 }

@@ -155,11 +155,11 @@ fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
     let liveness = LivenessTask::new(
         context.client.clone(),
         &context.watches,
-        leadership.clone(),
+        (caches.nodes.nodes.clone(), queues.liveness.clone()),
         caches.silent_agents.clone(),
         context.events.clone(),
         context.telemetry.nodes.clone(),
-        process.clone(),
+        (process.clone(), leadership.clone()),
     );
     context.spawn("observing agents' Leases", liveness.run());
     let in_force = InForceTask::new(
