@@ -26,7 +26,7 @@ use serde_json::json;
 use crate::{
     instances::Instances,
     launchers::Launchers,
-    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::api_of,
 };
@@ -113,7 +113,7 @@ impl Reconciler for BudgetTask {
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
         let (budgets, instance, now) = (&self.launchers.budgets, &observed.instance, observed.now);
         for budget in &plan.delete {
             budgets.delete(budget).await?;
@@ -142,7 +142,7 @@ impl Reconciler for BudgetTask {
         // By then the watch shows the created PDBs, or they are created again.
         let shown = (!plan.create.is_empty()).then(|| now.checked_add(ASSUMED_FOR).ok());
         let requeue = Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten());
-        Ok(Next::Requeue(requeue))
+        Ok(Executed::Requeue(requeue))
     }
 }
 

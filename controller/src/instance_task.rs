@@ -47,7 +47,7 @@ use crate::{
     liveness_task::SilentAgents,
     migrations::Migrations,
     nodes::NodePair,
-    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, patching, with_finalizer, without_finalizer},
 };
@@ -246,11 +246,11 @@ impl Reconciler for InstanceTask {
         plan(&observed.view())
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             observed.pods = self.launchers.list(&observed.instance).await?;
             observed.confirmed = true;
-            return Ok(Next::Plan);
+            return Ok(Executed::Replan);
         }
         if observed.failed_create.is_none() {
             if !plan.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
@@ -258,7 +258,7 @@ impl Reconciler for InstanceTask {
             }
             observed.failed_create = self.take_steps(key, &observed.instance, &plan.steps).await?;
             if observed.failed_create.is_some() {
-                return Ok(Next::Plan);
+                return Ok(Executed::Replan);
             }
         }
         if let Some(wanted) = &plan.status {
@@ -269,7 +269,7 @@ impl Reconciler for InstanceTask {
             let step = "creation of its pod";
             return Err(ReconcileError::Refused { step, message });
         }
-        Ok(Next::Requeue(Requeue::OnChange.or_at(observed.pending.wake)))
+        Ok(Executed::Requeue(Requeue::OnChange.or_at(observed.pending.wake)))
     }
 }
 

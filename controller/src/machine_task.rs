@@ -27,7 +27,7 @@ use crate::{
     instances::Instances,
     migrations::Migrations,
     pruning::prune_metadata,
-    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
 };
@@ -134,11 +134,11 @@ impl Reconciler for MachineTask {
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             observed.instance = self.instance_api(key).get_opt(&key.name).await?.map(Arc::new);
             observed.confirmed = true;
-            return Ok(Next::Plan);
+            return Ok(Executed::Replan);
         }
         let machine = &mut observed.machine;
         if let Some(message) = observed.failed_create.take() {
@@ -170,7 +170,7 @@ impl Reconciler for MachineTask {
             // What the API server refuses is for people to read.
             (observed.instance, observed.confirmed) = (None, true);
             observed.failed_create = Some(refusal);
-            return Ok(Next::Plan);
+            return Ok(Executed::Replan);
         }
         if plan.remove_finalizer {
             let finalizers = without_finalizer(machine, VM_FINALIZER);
@@ -180,7 +180,7 @@ impl Reconciler for MachineTask {
             }
             self.machines.forget(key);
         }
-        Ok(Next::Requeue(Requeue::OnChange.or_at(plan.wake)))
+        Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake)))
     }
 }
 

@@ -53,7 +53,7 @@ use crate::{
     maintenances::Maintenances,
     node_pods::{Kept, NodePods},
     nodes::Nodes,
-    reconciler::{self, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     requests::{with_finalizer, without_finalizer},
 };
 
@@ -220,12 +220,7 @@ impl Reconciler for MaintenanceTask {
         }
     }
 
-    async fn execute(
-        &self,
-        key: &Key,
-        observed: &mut OfNode,
-        plan: NodePlan,
-    ) -> Result<reconciler::Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut OfNode, plan: NodePlan) -> Result<Executed, ReconcileError> {
         let node = &*key.name;
         self.keep(node, plan.needs_pods);
         let mut wake = Requeue::OnChange;
@@ -251,7 +246,7 @@ impl Reconciler for MaintenanceTask {
             .await;
         match failed {
             Some(error) => Err(error),
-            None => Ok(reconciler::Next::Requeue(wake.or_at(settled?))),
+            None => Ok(Executed::Requeue(wake.or_at(settled?))),
         }
     }
 }
@@ -343,12 +338,7 @@ impl Reconciler for Maintenance<'_> {
         })
     }
 
-    async fn execute(
-        &self,
-        key: &Key,
-        observed: &mut Observation,
-        turn: Turn,
-    ) -> Result<reconciler::Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, turn: Turn) -> Result<Executed, ReconcileError> {
         let (task, group) = (self.task, self.group);
         let Turn { next, events, wake } = turn;
         let rests = matches!(next, Next::Wait | Next::Evict(..));
@@ -372,14 +362,14 @@ impl Reconciler for Maintenance<'_> {
             }
         };
         if let Some(requeue) = requeue {
-            return Ok(reconciler::Next::Requeue(requeue));
+            return Ok(Executed::Requeue(requeue));
         }
         match self.observe_with(key, std::mem::take(&mut observed.lease)).await? {
             Some(again) => {
                 *observed = again;
-                Ok(reconciler::Next::Plan)
+                Ok(Executed::Replan)
             }
-            None => Ok(reconciler::Next::Requeue(Requeue::OnChange)),
+            None => Ok(Executed::Requeue(Requeue::OnChange)),
         }
     }
 }

@@ -46,7 +46,7 @@ use crate::{
     instances::Instances,
     launchers::{Launchers, Purpose},
     migrations::{Migrations, instance_of},
-    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::api_of,
 };
@@ -276,18 +276,18 @@ impl Reconciler for MigrationTask {
         Plan::Steps(step(&execution.observed(view(&facts))))
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
         let steps = match plan {
             Plan::Delete => {
                 self.delete(key, &observed.migration).await?;
-                return Ok(Next::Requeue(Requeue::OnChange));
+                return Ok(Executed::Requeue(Requeue::OnChange));
             }
             Plan::Steps(steps) => steps,
         };
         match self.take_steps(key, observed, steps).await? {
-            After::Plan => Ok(Next::Plan),
-            After::Write => self.finish(key, observed).await.map(Next::Requeue),
-            After::Deleted => Ok(Next::Requeue(Requeue::OnChange)),
+            After::Plan => Ok(Executed::Replan),
+            After::Write => self.finish(key, observed).await.map(Executed::Requeue),
+            After::Deleted => Ok(Executed::Requeue(Requeue::OnChange)),
         }
     }
 }

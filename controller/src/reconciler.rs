@@ -1,12 +1,12 @@
 //! The shape of the reconcilers that have a work queue.
 //!
 //! ```text
-//!           ┌────────── Next::Plan ◀──────────┐
-//!           ▼                                 │
-//!  key ──▶ observe ──▶ plan ──▶ execute ──────┴─▶ Next::Requeue
-//!          caches,     rules    requests,     └─▶ Err ┬ conflict: another writer was faster; requeued for its change
-//!          requests    of core  status                ├ refusal:  recorded in `Refusals`; back-off of the work queue
-//!                                                     └ others:   back-off of the work queue
+//!                    ┌─── Executed::Replan ◀─┐
+//!                    ▼                       │
+//!  key ──▶ observe ──▶ plan ──▶ execute ─────┴─▶ Executed::Requeue
+//!          caches,     rules    requests,    └─▶ Err ┬ conflict: another writer was faster; requeued for its change
+//!          requests    of core  status               ├ refusal:  recorded in `Refusals`; back-off of the work queue
+//!                                                    └ others:   back-off of the work queue
 //! ```
 
 use std::{future::Future, time::Duration};
@@ -64,11 +64,11 @@ impl ReconcileError {
     }
 }
 
-/// What follows the execution of a plan.
+/// What follows after a plan was executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum Executed {
     /// The observation was extended or the objects have changed: plan again.
-    Plan,
+    Replan,
     /// Nothing more is to be done now.
     Requeue(Requeue),
 }
@@ -99,7 +99,7 @@ pub(crate) trait Reconciler: Sync {
         key: &Key,
         observed: &mut Self::Observed,
         plan: Self::Plan,
-    ) -> impl Future<Output = Result<Next, ReconcileError>> + Send;
+    ) -> impl Future<Output = Result<Executed, ReconcileError>> + Send;
 
     /// Reconciles one object. The future may be dropped at any `await`.
     ///
@@ -112,7 +112,7 @@ pub(crate) trait Reconciler: Sync {
             };
             for _ in 0..MAX_PLANS {
                 let plan = self.plan(key, &observed);
-                if let Next::Requeue(requeue) = self.execute(key, &mut observed, plan).await? {
+                if let Executed::Requeue(requeue) = self.execute(key, &mut observed, plan).await? {
                     return Ok(requeue);
                 }
             }
@@ -173,12 +173,12 @@ mod tests {
 
     /// Each execution ends with the next of these results.
     struct Scripted {
-        results: Mutex<Vec<Result<Next, ReconcileError>>>,
+        results: Mutex<Vec<Result<Executed, ReconcileError>>>,
         refusals: Refusals,
     }
 
     impl Scripted {
-        fn new(results: impl IntoIterator<Item = Result<Next, ReconcileError>>) -> Self {
+        fn new(results: impl IntoIterator<Item = Result<Executed, ReconcileError>>) -> Self {
             Self {
                 results: Mutex::new(results.into_iter().collect()),
                 refusals: Refusals::default(),
@@ -200,7 +200,7 @@ mod tests {
             *observed == 0
         }
 
-        async fn execute(&self, _: &Key, observed: &mut usize, is_first: bool) -> Result<Next, ReconcileError> {
+        async fn execute(&self, _: &Key, observed: &mut usize, is_first: bool) -> Result<Executed, ReconcileError> {
             assert_eq!(is_first, *observed == 0);
             *observed += 1;
             self.results.lock().unwrap().remove(0)
@@ -252,7 +252,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn conflicts_wait_for_the_change_and_other_errors_back_off() {
         for (result, expected) in [
-            (Ok(Next::Requeue(Requeue::OnChange)), "on change"),
+            (Ok(Executed::Requeue(Requeue::OnChange)), "on change"),
             (Err(response(409, "Conflict").into()), "at a time"),
             (Err(response(409, "AlreadyExists").into()), "error"),
             (Err(response(429, "TooManyRequests").into()), "error"),
@@ -272,7 +272,7 @@ mod tests {
     async fn refusal_is_recorded_until_a_reconcile_ends_otherwise() {
         let refusals = Refusals::default();
         for after in [
-            Ok(Next::Requeue(Requeue::OnChange)),
+            Ok(Executed::Requeue(Requeue::OnChange)),
             Err(response(409, "Conflict").into()),
             Err(failed(response(500, "InternalError"))),
         ] {
@@ -294,14 +294,14 @@ mod tests {
 
     #[tokio::test]
     async fn plans_follow_each_other_until_one_requeues() {
-        let requeue = Next::Requeue(Requeue::OnChange);
-        let scripted = Scripted::new([Ok(Next::Plan), Ok(Next::Plan), Ok(requeue)]);
+        let requeue = Executed::Requeue(Requeue::OnChange);
+        let scripted = Scripted::new([Ok(Executed::Replan), Ok(Executed::Replan), Ok(requeue)]);
         assert_eq!(scripted.reconcile(&key()).await.unwrap(), Requeue::OnChange);
         assert!(scripted.results.lock().unwrap().is_empty());
         // Nothing is planned for an object that does not exist.
         let absent = Key::namespaced("shop", "absent");
         assert_eq!(scripted.reconcile(&absent).await.unwrap(), Requeue::OnChange);
-        let endless = Scripted::new((0..MAX_PLANS).map(|_| Ok(Next::Plan)));
+        let endless = Scripted::new((0..MAX_PLANS).map(|_| Ok(Executed::Replan)));
         let unsettled = endless.reconcile(&key()).await;
         assert!(matches!(unsettled, Err(ReconcileError::Unsettled(_))), "{unsettled:?}");
     }

@@ -29,7 +29,7 @@ use tracing::info;
 use crate::{
     instances::{Instances, controller},
     pruning::prune_metadata,
-    reconciler::{self, Next, Queued, ReconcileError, Reconciler},
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting, patching, writing},
 };
@@ -132,15 +132,15 @@ impl Reconciler for ReplicaSetTask {
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Next, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             let Some(found) = self.as_they_are(key, &observed.set).await? else {
                 // The watch is about to show the deletion.
-                return Ok(Next::Requeue(Requeue::OnChange));
+                return Ok(Executed::Requeue(Requeue::OnChange));
             };
             (observed.set, observed.instances) = found;
             observed.confirmed = true;
-            return Ok(Next::Plan);
+            return Ok(Executed::Replan);
         }
         let result = match &observed.failure {
             Some(failure) => Err(Outcome::Refused(failure.message.clone())),
@@ -148,7 +148,7 @@ impl Reconciler for ReplicaSetTask {
                 Err((tried, Outcome::Refused(message))) => {
                     // The status also reports the failure; its numbers are still those that were observed.
                     observed.failure = Some(Failure { tried, message });
-                    return Ok(Next::Plan);
+                    return Ok(Executed::Replan);
                 }
                 result => result.map_err(|(_, outcome)| outcome),
             },
@@ -161,7 +161,7 @@ impl Reconciler for ReplicaSetTask {
             self.record_event(&observed.set, severity, event.reason, event.message.clone());
         }
         match result {
-            Ok(()) | Err(Outcome::Done) => Ok(Next::Requeue(Requeue::OnChange.or_at(plan.wake))),
+            Ok(()) | Err(Outcome::Done) => Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake))),
             Err(Outcome::Refused(message)) => {
                 let step = "a change of its instances";
                 Err(ReconcileError::Refused { step, message })

@@ -24,7 +24,7 @@ use serde_json::Value;
 use tracing::{debug, info};
 
 use super::MaintenanceQueues;
-use crate::reconciler::{Next, Queued, ReconcileError, Reconciler};
+use crate::reconciler::{Executed, Queued, ReconcileError, Reconciler};
 
 /// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
@@ -137,12 +137,12 @@ impl Reconciler for Evictions {
         pending.map(|(target, _)| target.clone()).collect()
     }
 
-    async fn execute(&self, _: &Key, _: &mut Self::Observed, targets: Vec<Target>) -> Result<Next, ReconcileError> {
+    async fn execute(&self, _: &Key, _: &mut Self::Observed, targets: Vec<Target>) -> Result<Executed, ReconcileError> {
         for target in targets {
             let result = self.evict(&target).await;
             self.record(&target, result);
         }
-        Ok(Next::Requeue(Requeue::OnChange))
+        Ok(Executed::Requeue(Requeue::OnChange))
     }
 }
 
