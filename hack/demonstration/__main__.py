@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
         made = cluster.up(arguments.name, progress=progress)
         try:
-            install(made, progress)
+            install(made, progress, kind="--fast")
             stage = Stage(made, progress)
             inspection.show(stage)
             machines.show(stage)

@@ -60,7 +60,7 @@ class Images:
             made = containerdisk.build(self.cache, disk.build(self.folder / "guest", SUITE))
         else:
             assert entry.recipe is not None
-            arguments = {"PROFILE": "debug" if self.options.debug else "release", "SUITE": SUITE}
+            arguments = {"PROFILE": binaries.folder_of(self.options.profile), "SUITE": SUITE}
             builder = Builder(self.cache, REPOSITORY, self.logs, arguments, self.by_reference, self._locate)
             made = builder.build(name, entry.recipe)
         archive, state = self.folder / f"{name}.oci.tar", self.folder / f"{name}.digest"
@@ -111,7 +111,22 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--push", metavar="REGISTRY", help="push to the registry at HOST:PORT (plain HTTP)")
     where.add_argument("--cluster", metavar="NAME", help="push to the registry of this embedded cluster")
-    parser.add_argument("--debug", action="store_true", help="with unoptimised programs, which build faster")
+    profiles = parser.add_mutually_exclusive_group()
+    profiles.add_argument(
+        "--debug",
+        action="store_const",
+        dest="profile",
+        const="dev",
+        default="release",
+        help="with unoptimized programs that check themselves, which build fastest",
+    )
+    profiles.add_argument(
+        "--fast",
+        action="store_const",
+        dest="profile",
+        const="fast",
+        help="with programs for demonstrations: unoptimized, as users get them otherwise",
+    )
     parser.add_argument(
         "--skip-build", action="store_true", help="take the programs as they are, without cargo"
     )
@@ -147,7 +162,7 @@ def work(options: argparse.Namespace) -> None:
         recipes = [entry.recipe for name in options.names if (entry := images.entries[name]).recipe]
         if not options.skip_build:
             binaries.build(
-                REPOSITORY, binaries.named_by(recipes), options.debug, folder / "logs" / "cargo.log"
+                REPOSITORY, binaries.named_by(recipes), options.profile, folder / "logs" / "cargo.log"
             )
         for name in options.names:
             images.build(name)

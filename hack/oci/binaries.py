@@ -12,6 +12,8 @@ from oci.containerfile import parse
 from oci.progress import Failure, run, step
 
 BINARY = re.compile(r"\btarget/\S+/(kubectl-drydock|drydock-[a-z-]+)")
+# The folders of cargo's profiles, where they are not called like these.
+_FOLDERS = {"dev": "debug"}
 # Programs that have another name than their package.
 PACKAGES = {"kubectl-drydock": "drydock-cli"}
 
@@ -19,6 +21,11 @@ PACKAGES = {"kubectl-drydock": "drydock-cli"}
 def target_folder(repository: Path) -> Path:
     """Return where cargo puts what it builds."""
     return Path(os.environ.get("CARGO_TARGET_DIR") or repository / "target").absolute()
+
+
+def folder_of(profile: str) -> str:
+    """Return the name of the folder in which cargo puts the programs of a profile."""
+    return _FOLDERS.get(profile, profile)
 
 
 def named_by(recipes: Iterable[Path]) -> list[str]:
@@ -33,7 +40,16 @@ def named_by(recipes: Iterable[Path]) -> list[str]:
     return sorted(found)
 
 
-def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
+def build_command(names: Iterable[str], profile: str) -> list[str]:
+    """Return the command that builds these programs with a profile of Cargo.toml."""
+    command = ["cargo", "build", "--locked", "--profile", profile]
+    if profile == "dev":
+        # As the tests are built, or else nearly all that both need would be built a second time.
+        return [*command, "--workspace", "--all-targets"]
+    return [*command, *(word for name in names for word in ("-p", PACKAGES.get(name, name)))]
+
+
+def build(repository: Path, names: list[str], profile: str, log: Path) -> None:
     """Let cargo build the programs; it knows itself what has not changed."""
     if not names:
         return
@@ -41,11 +57,5 @@ def build(repository: Path, names: list[str], debug: bool, log: Path) -> None:
         prerequisites.ensure(("rust",), toolchains=("cargo",))
     except errors.Failure as failure:
         raise Failure(str(failure)) from failure
-    command = ["cargo", "build", "--locked"]
-    if debug:
-        # As the tests are built, or else nearly all that both need would be built a second time.
-        command += ["--workspace", "--all-targets"]
-    else:
-        command += ["--release", *(word for name in names for word in ("-p", PACKAGES.get(name, name)))]
     with step(f"cargo build {', '.join(names)}", long=True):
-        run(command, log=log, what="cargo build", cwd=repository)
+        run(build_command(names, profile), log=log, what="cargo build", cwd=repository)

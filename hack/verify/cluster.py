@@ -169,7 +169,7 @@ def _lane(
     try:
         if name in registered.names() and not arguments.keep:
             clusters.down(name, progress)
-        install(clusters.up(name, progress=progress), progress, debug=True)
+        install(clusters.up(name, progress=progress), progress, kind="--debug")
     except Failure as failure:
         outcome.failed.append(f"cluster {name}: {failure}")
         return outcome

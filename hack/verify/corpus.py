@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
         made = clusters.up(arguments.name or NAME, None if arguments.name else 1, progress=progress)
         try:
             if not arguments.name:
-                install(made, progress, debug=True)
+                install(made, progress, kind="--debug")
             report = judge(made, paths, progress)
         finally:
             if not arguments.name:

@@ -26,9 +26,9 @@ data:
 """
 
 
-def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), debug: bool = False) -> None:
-    """Build the images and push them to the cluster's registry."""
-    options = ["--cluster", made.name, *(["--debug"] if debug else [])]
+def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), kind: str = "") -> None:
+    """Build the images and push them to the cluster's registry; `kind` is `--debug`, `--fast` or, as users get them, empty."""
+    options = ["--cluster", made.name, *([kind] if kind else [])]
     with progress.step("images", announce=True):
         done = subprocess.run([str(REPOSITORY / "hack" / "images"), *names, *options], stdout=sys.stderr)
     if done.returncode != 0:
@@ -75,13 +75,13 @@ def _overlay(folder: Path, manifests: str, names: tuple[str, ...], fields: str =
     return folder
 
 
-def install(made: Cluster, progress: Progress, debug: bool = False) -> None:
-    """Images, manifests, and wait until the agent is ready on all nodes and the controller runs.
+def install(made: Cluster, progress: Progress, kind: str = "") -> None:
+    """Images of this kind, manifests, and wait until the agent is ready on all nodes and the controller runs.
 
-    Programs for debugging are built in a minute, where those that users get take eight, and they fail where
+    Programs for debugging (`--debug`) are built in a minute, where those that users get take ten, and they fail where
     a number overflows or a debug assertion does not hold.
     """
-    images(made, progress, debug=debug)
+    images(made, progress, kind=kind)
     apply(made, progress)
 
 

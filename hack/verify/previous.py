@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     try:
         earlier = images(tree, made, progress)
         # After those of the previous release, so that names without a digest are of this one.
-        install(made, progress, debug=True)
+        install(made, progress, kind="--debug")
         this = overlay(made)
         images_of_this = json.loads((this / "kustomization.yaml").read_text())["images"]
         digests = {image["name"].rpartition("/")[2]: image["digest"] for image in images_of_this}

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     try:
         made = cluster.up(arguments.name, arguments.nodes, arguments.kvm, progress)
         if arguments.install:
-            install(made, progress, debug=not arguments.release)
+            install(made, progress, kind="" if arguments.release else "--debug")
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

@@ -1,0 +1,32 @@
+"""Which programs are built how."""
+
+from __future__ import annotations
+
+import tomllib
+import unittest
+
+from oci import binaries
+from oci.__main__ import REPOSITORY, parse
+
+
+class Profiles(unittest.TestCase):
+    def test_images_are_built_as_users_get_them_by_default(self) -> None:
+        self.assertEqual(parse([]).profile, "release")
+        self.assertEqual(parse(["--debug"]).profile, "dev")
+        self.assertEqual(parse(["--fast"]).profile, "fast")
+        with self.assertRaises(SystemExit):
+            parse(["--fast", "--debug"])
+
+    def test_profiles_exist_and_have_folders_of_their_own(self) -> None:
+        manifest = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())
+        self.assertEqual(manifest["profile"]["fast"]["inherits"], "dev")
+        self.assertEqual([binaries.folder_of(name) for name in ("dev", "fast", "release")], ["debug", "fast", "release"])
+
+    def test_command_names_packages_or_builds_all_for_the_tests(self) -> None:
+        command = binaries.build_command(["drydock-agent", "kubectl-drydock"], "fast")
+        self.assertEqual(command, "cargo build --locked --profile fast -p drydock-agent -p drydock-cli".split())
+        self.assertEqual(binaries.build_command(["drydock-agent"], "dev")[-2:], ["--workspace", "--all-targets"])
+
+
+if __name__ == "__main__":
+    unittest.main()
