@@ -173,10 +173,7 @@ pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key
     let owners = old.iter().chain(new).filter_map(|instance| controller(instance));
     let mut sets: Vec<Key> = owners
         .filter(|owner| owner.kind == "VirtualMachineInstanceReplicaSet")
-        .map(|owner| Key {
-            namespace: key.namespace.clone(),
-            name: owner.name.as_str().into(),
-        })
+        .map(|owner| key.beside(&owner.name))
         .collect();
     sets.dedup();
     sets

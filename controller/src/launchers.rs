@@ -168,13 +168,7 @@ impl Launchers {
     pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, budgets: Budgets) -> Self {
         let pods = Cache::filled(pods);
         let by_owner = Index::by(owner_uid);
-        pods.for_each(|key, pod| {
-            by_owner.observe(&Change::Object {
-                key: key.clone(),
-                old: None,
-                new: Some(Arc::clone(pod)),
-            });
-        });
+        by_owner.fill(&pods);
         Self {
             client: client.clone(),
             pods,

@@ -167,10 +167,7 @@ fn lock(succeeded: &Mutex<BTreeSet<Key>>) -> MutexGuard<'_, BTreeSet<Key>> {
 
 /// Returns the instance that a migration moves.
 pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration) -> Key {
-    Key {
-        namespace: key.namespace.clone(),
-        name: migration.spec.vmi_name.as_str().into(),
-    }
+    key.beside(&migration.spec.vmi_name)
 }
 
 /// Returns the instances that a change concerns.

@@ -126,7 +126,7 @@ impl Reconciler for ReplicaSetTask {
             set: &observed.set,
             instances: &observed.instances,
             is_deleted: &|uid| self.instances.is_deleted(uid),
-            is_taken: &|name| self.instances.get(&beside(key, name)).is_some(),
+            is_taken: &|name| self.instances.get(&key.beside(name)).is_some(),
             confirmed: observed.confirmed,
             failure: observed.failure.as_ref(),
         })
@@ -182,14 +182,6 @@ impl Queued for ReplicaSetTask {
 
     fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Replicas(key.clone())))
-    }
-}
-
-/// Returns the key of the object of this name in the namespace of another one.
-fn beside(key: &Key, name: &str) -> Key {
-    Key {
-        namespace: key.namespace.clone(),
-        name: name.into(),
     }
 }
 
@@ -254,7 +246,7 @@ impl ReplicaSetTask {
 
     /// Removes the set from the owners of an instance.
     async fn release(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> kube::Result<()> {
-        let place = beside(key, &target.name);
+        let place = key.beside(&target.name);
         let Some(instance) = self.instances.get(&place) else {
             return Ok(());
         };
@@ -281,7 +273,7 @@ impl ReplicaSetTask {
 
     async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> Outcome {
         let parameters = deleting(Some(target.uid.clone()));
-        let place = beside(key, &target.name);
+        let place = key.beside(&target.name);
         match self.instance_api(key).delete(&target.name, &parameters).await {
             Ok(_) => {
                 info!(vmirs = %key, vmi = %place, "instance deleted");

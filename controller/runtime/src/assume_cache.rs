@@ -21,7 +21,7 @@ use std::{
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::{Cache, Change, Index, Key, Watch, Watches, clock::Instant, has_shown, newer};
+use crate::{Cache, Change, Index, Key, Watch, Watches, clock::Instant, has_shown, newer, newer::version};
 
 /// Objects of one kind. Clones share the cache.
 #[derive(Debug)]
@@ -103,11 +103,9 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Creates a cache with the content of another one, for tests of its readers.
     pub fn of_cache(cache: Cache<K>, indexes: &[Index<K>]) -> Self {
-        cache.for_each(|key, object| {
-            for index in indexes {
-                index.add(key, object);
-            }
-        });
+        for index in indexes {
+            index.fill(&cache);
+        }
         Self {
             cache,
             prune: |_| {},
@@ -144,14 +142,17 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Returns the objects that an index has under this value, those that the watch shows first.
     pub fn by(&self, index: &Index<K>, value: &str) -> Vec<Arc<K>> {
-        let keys = index.keys(value);
-        let shown = keys.iter().filter_map(|key| self.cache.get(key));
-        let assumed = keys.iter().filter(|key| self.cache.get(key).is_none());
-        shown
-            .chain(assumed.filter_map(|key| self.assumed(key)))
-            // A name can pass to an object with another value.
-            .filter(|object| index.is_found(value, object))
-            .collect()
+        let (mut objects, mut assumed) = (Vec::new(), Vec::new());
+        for key in index.keys(value) {
+            match self.cache.get(&key) {
+                Some(shown) => objects.push(shown),
+                None => assumed.extend(self.assumed(&key)),
+            }
+        }
+        objects.append(&mut assumed);
+        // A name can pass to an object with another value.
+        objects.retain(|object| index.is_found(value, object));
+        objects
     }
 
     /// Remembers the response to a patch, unless the watch has shown it already, or no longer shows the object that
@@ -244,7 +245,7 @@ impl<K: Resource> Assumed<K> {
         let both = || old.iter().chain(new);
         let created = self.created.get(key).map(|(created, _)| Arc::clone(created));
         if let Some(created) = &created
-            && both().any(|object| object.meta().uid == created.meta().uid || is_later(&**object, &**created))
+            && both().any(|object| object.meta().uid == created.meta().uid || version(&**object) > version(&**created))
         {
             self.created.remove(key);
             for index in indexes {
@@ -281,12 +282,6 @@ impl<K: Resource> Assumed<K> {
             }
         }
     }
-}
-
-/// Returns whether an object was written after another one of its name.
-fn is_later<K: Resource>(object: &K, other: &K) -> bool {
-    let version = |object: &K| object.meta().resource_version.as_ref()?.parse::<u64>().ok();
-    version(object).is_some_and(|version_of| version(other).is_some_and(|other| other < version_of))
 }
 
 fn lock<K>(assumed: &Mutex<Assumed<K>>) -> MutexGuard<'_, Assumed<K>> {

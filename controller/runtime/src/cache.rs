@@ -40,6 +40,14 @@ impl Key {
         }
     }
 
+    /// Returns the key of the object of this name in the same namespace.
+    pub fn beside(&self, name: &str) -> Self {
+        Self {
+            namespace: self.namespace.clone(),
+            name: name.into(),
+        }
+    }
+
     /// Returns the key of an object from the API server.
     pub fn of(object: &impl Resource) -> Self {
         Self::of_meta(object.meta())

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{Change, Key};
+use crate::{Cache, Change, Key};
 
 /// The keys of objects by the value of a property, ordered by namespace and name. Clones share one index.
 pub struct Index<K> {
@@ -53,6 +53,11 @@ impl<K> Index<K> {
         if let Some(new) = new {
             self.add(key, new);
         }
+    }
+
+    /// Adds the objects of a cache, for tests of its readers.
+    pub fn fill(&self, cache: &Cache<K>) {
+        cache.for_each(|key, object| self.add(key, object));
     }
 
     /// Returns the keys of the objects with this value.

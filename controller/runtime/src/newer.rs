@@ -16,13 +16,14 @@ pub fn newer<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K
 /// Returns whether the watch that shows `watched` has caught up with `written`: `written` is not newer than `watched`,
 /// or belongs to a deleted object (another uid).
 pub fn has_shown<K: ResourceExt>(watched: &K, written: &K) -> bool {
-    let version = |object: &K| {
-        object
-            .resource_version()
-            .and_then(|version| version.parse::<u64>().ok())
-            .unwrap_or(0)
-    };
     version(written) <= version(watched) || written.uid() != watched.uid()
+}
+
+/// Returns the resourceVersion of an object as a number, by which the states of one kind are ordered; 0 if there is
+/// none.
+pub(crate) fn version<K: ResourceExt>(object: &K) -> u64 {
+    let version = object.resource_version();
+    version.and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -26,7 +26,10 @@ use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use super::{Failure, Uninstall};
-use crate::certificates::{API_SERVICES, is_served_by};
+use crate::{
+    certificates::{API_SERVICES, is_served_by},
+    requests::without_finalizer,
+};
 
 /// The DaemonSet of the agents.
 const AGENTS: &str = "drydock-agent";
@@ -85,11 +88,7 @@ impl Uninstall {
                 if !migration.finalizers().iter().any(|name| name == MIGRATION_FINALIZER) {
                     continue;
                 }
-                let finalizers: Vec<_> = migration
-                    .finalizers()
-                    .iter()
-                    .filter(|name| *name != MIGRATION_FINALIZER)
-                    .collect();
+                let finalizers = without_finalizer(&migration, MIGRATION_FINALIZER);
                 let patch = json!({"metadata": {
                     "resourceVersion": migration.resource_version(), "finalizers": finalizers,
                 }});
