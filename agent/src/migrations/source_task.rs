@@ -300,6 +300,7 @@ impl SourceTask {
                 _ => domain,
             };
             self.switched |= domain == SourceDomain::PostCopy;
+            let late_in = self.target_is_late_in(domain);
             if job == Job::None {
                 self.metrics = None;
             }
@@ -310,7 +311,7 @@ impl SourceTask {
                 call: self.call,
                 tunnel,
                 stood_still: self.stood_still,
-                target_is_late: self.target_is_late_in(domain).is_zero(),
+                target_is_late: late_in.is_some_and(|left| left.is_zero()),
             };
             let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
@@ -328,7 +329,9 @@ impl SourceTask {
             }
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
-                return Ok(self.recheck_in(domain, job, by_pod.is_some()));
+                return Ok(late_in
+                    .filter(|left| !left.is_zero())
+                    .or_else(|| self.recheck_in(domain, job, by_pod.is_some())));
             };
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
@@ -342,24 +345,17 @@ impl SourceTask {
     }
 
     /// Returns when to reconcile again without an event, while nothing is to be done.
-    fn recheck_in(&mut self, domain: SourceDomain, job: Job, pod_has_ended: bool) -> Option<Duration> {
-        let late_in = self.target_is_late_in(domain);
-        if domain == SourceDomain::Left && !late_in.is_zero() {
-            return Some(late_in);
-        }
+    fn recheck_in(&self, domain: SourceDomain, job: Job, pod_has_ended: bool) -> Option<Duration> {
         let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
         let silent = domain == SourceDomain::Unknown && !pod_has_ended;
         (moves || silent).then_some(MEASURED_EVERY)
     }
 
     /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first
-    /// observed to have left.
-    fn target_is_late_in(&mut self, domain: SourceDomain) -> Duration {
-        if domain != SourceDomain::Left {
-            return TARGET_IS_LATE_AFTER;
-        }
-        let since = self.left_since.get_or_insert_with(clock::Instant::now);
-        TARGET_IS_LATE_AFTER.saturating_sub(since.elapsed())
+    /// observed to have left; `None` if it has not left.
+    fn target_is_late_in(&mut self, domain: SourceDomain) -> Option<Duration> {
+        let since = (domain == SourceDomain::Left).then(|| *self.left_since.get_or_insert_with(clock::Instant::now));
+        since.map(|since| TARGET_IS_LATE_AFTER.saturating_sub(since.elapsed()))
     }
 
     async fn execute(
