@@ -2,10 +2,7 @@
 
 mod shared_facts;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drydock_api::{
     Hypervisor,
@@ -21,7 +18,7 @@ use drydock_core::{
     drain::{NodeMarks, must_be_left},
     eviction::mark,
     instance::NodeState,
-    minimum::Minimum,
+    minimum::{Minimum, ReportedMinimum},
     placement::NodeView,
 };
 use drydock_runtime::{AssumeCache, Cache, Change, Key, Listing, Watch, Watches};
@@ -196,28 +193,17 @@ impl Nodes {
 
     /// Returns the features of the minimum CPU model in force, as the agents resolved them.
     pub(crate) fn minimum(&self, model: &str) -> Minimum {
-        if let Some(minimum) = Minimum::resolve(model, |_| None) {
-            return minimum;
-        }
-        // Agents with different libvirt versions may resolve it differently. The first by name counts, so that the
-        // result is the same each time.
-        let mut found: Option<(Key, BTreeSet<String>)> = None;
+        let mut minimum = ReportedMinimum::new(model);
         self.hypervisors.for_each(|key, hypervisor| {
-            let record = hypervisor
+            let report = hypervisor
                 .status
                 .as_ref()
-                .and_then(|status| status.configuration.as_ref())
-                .filter(|record| record.min_cpu_model == model && !record.min_cpu_features.is_empty());
-            if let Some(record) = record
-                && found.as_ref().is_none_or(|(first, _)| key < first)
-            {
-                found = Some((key.clone(), record.min_cpu_features.iter().cloned().collect()));
+                .and_then(|status| status.configuration.as_ref());
+            if let Some(report) = report {
+                minimum.add(key.clone(), report);
             }
         });
-        Minimum {
-            model: model.into(),
-            features: found.map(|(_, features)| features).unwrap_or_default(),
-        }
+        minimum.get()
     }
 }
 

@@ -6,6 +6,8 @@
 
 use std::collections::BTreeSet;
 
+use drydock_api::hypervisor::ConfigurationRecord;
+
 /// The default minimum CPU model.
 pub const DEFAULT_MODEL: &str = "Penryn";
 
@@ -21,7 +23,7 @@ pub const PENRYN: [&str; 29] = [
 pub struct Minimum {
     /// Name of the model.
     pub model: String,
-    /// Its features; never empty.
+    /// Its features.
     pub features: BTreeSet<String>,
 }
 
@@ -56,9 +58,83 @@ impl Minimum {
     }
 }
 
+/// The minimum CPU model as the agents of a cluster resolved it. Agents with different versions of libvirt may resolve it
+/// differently: the report of the first node by name counts, so that the result is the same each time.
+#[derive(Debug)]
+pub struct ReportedMinimum<'a, Node> {
+    model: &'a str,
+    first: Option<(Node, BTreeSet<String>)>,
+}
+
+impl<'a, Node: Ord> ReportedMinimum<'a, Node> {
+    /// Creates the minimum called `model`, which no agent has reported yet.
+    pub fn new(model: &'a str) -> Self {
+        Self { model, first: None }
+    }
+
+    /// Adds the report of the agent on `node`. One about another model, or without features, is ignored.
+    pub fn add(&mut self, node: Node, report: &ConfigurationRecord) {
+        let counts = report.min_cpu_model == self.model && !report.min_cpu_features.is_empty();
+        if counts && self.first.as_ref().is_none_or(|(first, _)| node < *first) {
+            self.first = Some((node, report.min_cpu_features.iter().cloned().collect()));
+        }
+    }
+
+    /// Returns the minimum; without features, which every node has, if the model is not the default one and no agent has
+    /// reported it.
+    pub fn get(self) -> Minimum {
+        let features = self.first.map(|(_, features)| features);
+        Minimum::resolve(self.model, |_| features).unwrap_or_else(|| Minimum {
+            model: self.model.into(),
+            features: BTreeSet::new(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn report(model: &str, features: &[&str]) -> ConfigurationRecord {
+        ConfigurationRecord {
+            min_cpu_model: model.into(),
+            min_cpu_features: features.iter().map(|&name| name.into()).collect(),
+            ..ConfigurationRecord::default()
+        }
+    }
+
+    #[test]
+    fn first_node_that_reports_the_model_decides() {
+        let mut minimum = ReportedMinimum::new("Westmere");
+        for (node, report) in [
+            ("c", report("Westmere", &["aes"])),
+            ("b", report("Westmere", &["aes", "sse4.2"])),
+            ("a", report("Nehalem", &["sse4.2"])),
+            ("d", report("Westmere", &["vmx"])),
+            ("0", report("Westmere", &[])),
+        ] {
+            minimum.add(node, &report);
+        }
+        assert_eq!(
+            minimum.get().features,
+            BTreeSet::from(["aes".to_owned(), "sse4.2".to_owned()])
+        );
+    }
+
+    #[test]
+    fn unreported_model_has_no_features() {
+        let mut minimum = ReportedMinimum::new("Westmere");
+        minimum.add("a", &report("Nehalem", &["sse4.2"]));
+        let minimum = minimum.get();
+        assert_eq!((minimum.model.as_str(), minimum.features.len()), ("Westmere", 0));
+    }
+
+    #[test]
+    fn default_model_ignores_reports() {
+        let mut minimum = ReportedMinimum::new(DEFAULT_MODEL);
+        minimum.add("a", &report(DEFAULT_MODEL, &["aes"]));
+        assert_eq!(minimum.get(), Minimum::default());
+    }
 
     #[test]
     fn penryn_is_the_documented_set_for_any_cpu_map() {

@@ -2,7 +2,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
@@ -21,7 +21,7 @@ use drydock_core::{
     eviction::strategy,
     launcher_pod::MIGRATION_UID,
     migratable,
-    minimum::Minimum,
+    minimum::{Minimum, ReportedMinimum},
     placement::{
         self, BoundVolume, Moves, Neighbors, Newcomer, NodeRoom, NodeView, PodShare, Requirements, Rules,
         room::yields_to,
@@ -278,21 +278,19 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns the minimum CPU model with the features that the first agent by name has reported.
+/// Returns the minimum CPU model as the agents have reported it.
 fn minimum(model: &str, hypervisors: &[Arc<Hypervisor>]) -> Minimum {
-    let reported: BTreeMap<_, _> = hypervisors
-        .iter()
-        .filter_map(|hypervisor| {
-            let record = hypervisor.status.as_ref()?.configuration.as_ref()?;
-            let features: BTreeSet<String> = record.min_cpu_features.iter().cloned().collect();
-            (record.min_cpu_model == model && !features.is_empty()).then_some((&hypervisor.metadata.name, features))
-        })
-        .collect();
-    let first = reported.into_values().next();
-    Minimum::resolve(model, |_| first).unwrap_or_else(|| Minimum {
-        model: model.into(),
-        features: BTreeSet::new(),
-    })
+    let mut minimum = ReportedMinimum::new(model);
+    for hypervisor in hypervisors {
+        let report = hypervisor
+            .status
+            .as_ref()
+            .and_then(|status| status.configuration.as_ref());
+        if let Some(report) = report {
+            minimum.add(&hypervisor.metadata.name, report);
+        }
+    }
+    minimum.get()
 }
 
 /// Returns how fast guests have migrated so far; `None` if none has.
