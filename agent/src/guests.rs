@@ -122,6 +122,26 @@ pub(crate) struct Shared {
     pub(crate) node: String,
 }
 
+#[cfg(test)]
+impl Shared {
+    /// Creates what the tasks of node `a` share, whose only launcher pod is `pod`. `for_events` sends their events.
+    pub(crate) fn fake(client: Client, for_events: Client, pod: Pod, kubelet: PathBuf, process: &Process) -> Self {
+        let reporter = drydock_runtime::Reporter {
+            component: "test",
+            instance: "test".into(),
+        };
+        let metrics = Metrics::default();
+        Self {
+            gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
+            client,
+            events: Events::start(process, for_events, reporter, &drydock_runtime::EventMetrics::default()),
+            metrics,
+            kubelet,
+            node: "a".into(),
+        }
+    }
+}
+
 /// The guests of this node.
 pub(crate) struct Guests {
     shared: Shared,

@@ -18,6 +18,7 @@ mod migrations;
 mod node_api;
 mod node_task;
 mod observe;
+mod requests;
 mod run;
 mod table;
 mod tunnel;

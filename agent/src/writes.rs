@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use drydock_api::{AGENT_FIELD_MANAGER, Hypervisor, HypervisorSpec, HypervisorStatus};
+use drydock_api::{Hypervisor, HypervisorSpec, HypervisorStatus};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::OwnerReference};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ListParams, ObjectMeta, PartialObjectMeta, Patch, PatchParams, PostParams},
+    api::{ListParams, ObjectMeta, PartialObjectMeta, Patch},
 };
 use serde_json::json;
+
+use crate::requests::{applying, creating, patching};
 
 /// Writes of one agent to the objects of its own node.
 #[derive(Clone)]
@@ -38,12 +40,8 @@ impl Writes {
         changes: &BTreeMap<String, Option<String>>,
     ) -> kube::Result<PartialObjectMeta<Node>> {
         let patch = json!({"metadata": {"labels": changes}});
-        let parameters = PatchParams {
-            field_manager: Some(AGENT_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         self.nodes
-            .patch_metadata(&self.node, &parameters, &Patch::Merge(patch))
+            .patch_metadata(&self.node, &patching(), &Patch::Merge(patch))
             .await
     }
 
@@ -67,11 +65,7 @@ impl Writes {
             spec: HypervisorSpec::default(),
             status: None,
         };
-        let parameters = PostParams {
-            field_manager: Some(AGENT_FIELD_MANAGER.into()),
-            ..PostParams::default()
-        };
-        match self.hypervisors.create(&parameters, &hypervisor).await {
+        match self.hypervisors.create(&creating(), &hypervisor).await {
             Ok(made) => Ok(Some(made)),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
             Err(error) => Err(error),
@@ -89,9 +83,8 @@ impl Writes {
             "metadata": {"name": self.node},
             "status": status,
         });
-        let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
         self.hypervisors
-            .patch_status(&self.node, &parameters, &Patch::Apply(apply))
+            .patch_status(&self.node, &applying(), &Patch::Apply(apply))
             .await
     }
 }

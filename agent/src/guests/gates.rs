@@ -4,18 +4,18 @@
 //! A guest's task and a migration's task both set a gate, each as soon as it sees the guest, and the watch shows a
 //! write only later. So the last write is kept for each pod, and nothing is written twice.
 
-use drydock_api::{AGENT_FIELD_MANAGER, kubevirt::names::GUEST_RUNNING};
+use drydock_api::kubevirt::names::GUEST_RUNNING;
 use drydock_core::conditions::whole_seconds;
 use drydock_runtime::{clock, has_shown};
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ObjectMeta, Patch, PatchParams},
+    api::{ObjectMeta, Patch},
 };
 use serde_json::json;
 
 use super::LauncherPods;
-use crate::metrics::Metrics;
+use crate::{metrics::Metrics, requests::patching};
 
 /// The gates of this node's launcher pods. Clones share their state.
 #[derive(Clone)]
@@ -65,12 +65,8 @@ impl Gates {
                 "lastTransitionTime": whole_seconds(clock::now()),
             }]},
         });
-        let parameters = PatchParams {
-            field_manager: Some(AGENT_FIELD_MANAGER.into()),
-            ..PatchParams::default()
-        };
         match api
-            .patch_status(&pod.name_any(), &parameters, &Patch::Strategic(patch))
+            .patch_status(&pod.name_any(), &patching(), &Patch::Strategic(patch))
             .await
         {
             Ok(pod) => Ok(Some(gate_only(pod))),

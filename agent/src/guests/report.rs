@@ -1,16 +1,15 @@
 //! The agent's writes about its guests.
 
-use drydock_api::{
-    AGENT_FIELD_MANAGER,
-    kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY},
-};
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY};
 use drydock_runtime::{Event, Events, Severity};
 use k8s_openapi::api::core::v1::{ObjectReference, Pod};
 use kube::{
     Api, Client, ResourceExt,
-    api::{ListParams, Patch, PatchParams},
+    api::{ListParams, Patch},
 };
 use serde_json::json;
+
+use crate::requests::applying;
 
 /// Applies the agent's part of a VMI's status, if the VMI is unchanged since it was read. Returns the patched VMI.
 ///
@@ -32,9 +31,8 @@ pub(super) async fn status(
         },
         "status": status,
     });
-    let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
     let mut stored = api
-        .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
+        .patch_status(&instance.name_any(), &applying(), &Patch::Apply(apply))
         .await?;
     stored.metadata.managed_fields = None;
     Ok(stored)

@@ -11,7 +11,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_core::mask::MaskedModels;
 use drydock_host::fake::{guest::FakeLibvirt, tcg_node};
 use drydock_runtime::{
-    EventMetrics, Events, Process, Reporter,
+    Process,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use futures::{SinkExt, StreamExt};
@@ -27,8 +27,7 @@ use tokio_util::codec::{Framed, LinesCodec};
 
 use super::Seen;
 use crate::{
-    guests::{Gates, Host, LauncherPods, Shared},
-    metrics::Metrics,
+    guests::{Host, Shared},
     tunnel::{
         local::{Call, CallResult, LINE, Prepared, Reply, Request, Role, ServerMessage, SessionState},
         tunnels::Tunnels,
@@ -205,19 +204,7 @@ pub(super) async fn fixture(status: &Value, role: Role) -> Fixture {
         pod: Some(Arc::new(pod.clone())),
         host: Arc::new(host),
     });
-    let reporter = Reporter {
-        component: "test",
-        instance: "test".into(),
-    };
-    let metrics = Metrics::default();
-    let shared = Shared {
-        gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
-        client,
-        events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
-        metrics,
-        kubelet: folder.clone(),
-        node: "a".into(),
-    };
+    let shared = Shared::fake(client, for_events, pod, folder.clone(), &process);
     Fixture {
         shared,
         tunnels,

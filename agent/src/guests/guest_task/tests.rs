@@ -9,17 +9,14 @@ use drydock_host::{
     libvirt::LibvirtError,
 };
 use drydock_runtime::{
-    EventMetrics, Events, Process, Reporter,
+    Process,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    guests::{Gates, Host, LauncherPods},
-    metrics::Metrics,
-};
+use crate::guests::Host;
 
 const POD: &str = "0a";
 const DOMAIN: &str = "shop_web";
@@ -88,19 +85,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
         host: Arc::new(host),
         node_deleted: None,
     });
-    let reporter = Reporter {
-        component: "test",
-        instance: "test".into(),
-    };
-    let metrics = Metrics::default();
-    let shared = Shared {
-        gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
-        client,
-        events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        metrics,
-        kubelet: kubelet.clone(),
-        node: "a".into(),
-    };
+    let shared = Shared::fake(client, for_events, pod, kubelet.clone(), &Process::new());
     let (requests, received) = mpsc::channel(1);
     Fixture {
         task: GuestTask::new(shared, receiver, received),
