@@ -311,7 +311,7 @@ impl SourceTask {
                 call: self.call,
                 tunnel,
                 stood_still: self.stood_still,
-                target_is_late: late_in.is_some_and(|left| left.is_zero()),
+                target_is_late: late_in == Some(Duration::ZERO),
             };
             let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
@@ -329,9 +329,8 @@ impl SourceTask {
             }
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
-                return Ok(late_in
-                    .filter(|left| !left.is_zero())
-                    .or_else(|| self.recheck_in(domain, job, by_pod.is_some())));
+                let late_in = late_in.filter(|left| !left.is_zero());
+                return Ok(late_in.or_else(|| self.recheck_in(domain, job, by_pod.is_some())));
             };
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;

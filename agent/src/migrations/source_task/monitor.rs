@@ -49,6 +49,11 @@ impl SourceTask {
                 .ok();
         }
         let Some(monitor) = &mut self.monitor else { return };
+        if let Some(downtime) = monitor.downtime_after_first_pass(&sample)
+            && let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await
+        {
+            info!(error = %chain(&error), "limit of the downtime refused by libvirt");
+        }
         for action in monitor.observe(&sample) {
             self.execute_action(handle, migration, &action).await;
         }

@@ -2,7 +2,7 @@
 
 use drydock_core::migration::hand_over::Proof;
 use drydock_host::{
-    domain::{JobOperation, Start},
+    domain::{Amount, JobInfo, JobOperation, Start},
     fake::migration::migration_job,
 };
 use serde_json::{Value, json};
@@ -260,6 +260,27 @@ async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
         "{report}"
     );
     assert!(matches!(source.fixture.around.libvirt.state(), Some(State::Running(_))));
+}
+
+#[tokio::test]
+async fn second_pass_has_the_usual_downtime() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    let mut found = Vec::new();
+    for iteration in [1, 2] {
+        source.fixture.around.libvirt.set_job(JobInfo {
+            data: Amount {
+                total: 2 << 20,
+                processed: 1 << 20,
+                remaining: 1 << 20,
+            },
+            iteration: Some(iteration),
+            ..migration_job(JobOperation::OutgoingMigration)
+        });
+        source.reconcile_without_writes().await.unwrap();
+        found.push(source.fixture.around.libvirt.migration_limits().0);
+    }
+    assert_eq!(found, [Some(100), Some(300)]);
 }
 
 #[tokio::test]

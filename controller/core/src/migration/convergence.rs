@@ -16,6 +16,7 @@
 //! - A migration that will never end, because the guest dirties more than can be sent and more than its downtime
 //!   covers, is switched to post-copy or paused, if allowed, as soon as that is certain, not only after minutes of
 //!   useless sending. It is never aborted earlier, because the dirty rate may drop.
+//! - A guest that dirties little stands still for 100 ms, not for 300 ms: the limit is low until the first pass has ended.
 //! - The downtime is raised first, within its limit. KubeVirt leaves it at 300 ms, except for an alpha feature.
 //! - A migration that converges and still sends is not aborted for lack of progress: late passes over a large memory
 //!   end with little left, and none of the following passes falls below that for longer than the timeout.
@@ -41,8 +42,11 @@ use forecast::{Pass, Rate};
 pub use limits::Limits;
 pub use text::{Written, summary, worth_writing};
 
-/// The downtime limit at the start of a migration, unless a lower maximum is configured (QEMU's and KubeVirt's value).
-pub const INITIAL_DOWNTIME: Duration = Duration::from_millis(300);
+/// The downtime limit of the first pass over the memory, unless a lower maximum is configured. QEMU stops the guest as soon
+/// as it expects to send the rest within the limit, so even an idle guest stands still for about this long.
+pub const FIRST_DOWNTIME: Duration = Duration::from_millis(100);
+/// The downtime limit from the second pass on, unless a lower maximum is configured (QEMU's and KubeVirt's value).
+pub const USUAL_DOWNTIME: Duration = Duration::from_millis(300);
 /// Number of the memory pass from which the rates are trusted (KubeVirt's `downtimeTuning.startAfterIteration`).
 const TRUSTED_FROM_PASS: u64 = 3;
 /// Minimum time between two increases of the downtime (KubeVirt's `downtimeTuning.cooldownSeconds`).
@@ -214,7 +218,7 @@ impl Monitor {
             progress_at: Duration::ZERO,
             sent_at: Duration::ZERO,
             hopeless_since: None,
-            downtime: INITIAL_DOWNTIME.min(limits.max_downtime),
+            downtime: FIRST_DOWNTIME.min(limits.max_downtime),
             downtime_at: None,
             requested: None,
             was_paused: false,
@@ -225,7 +229,18 @@ impl Monitor {
 
     /// Returns the downtime to start the migration with.
     pub fn initial_downtime(&self) -> Duration {
-        INITIAL_DOWNTIME.min(self.limits.max_downtime)
+        FIRST_DOWNTIME.min(self.limits.max_downtime)
+    }
+
+    /// Returns the downtime limit to set now because the guest was not switched over in the first pass; `None` if that
+    /// pass has not ended, or the limit is set already. A refusal by libvirt needs no report.
+    pub fn downtime_after_first_pass(&mut self, sample: &Sample) -> Option<Duration> {
+        let usual = USUAL_DOWNTIME.min(self.limits.max_downtime);
+        if sample.iteration < 2 || self.downtime >= usual {
+            return None;
+        }
+        self.downtime = usual;
+        Some(usual)
     }
 
     /// Takes in a sample and returns the actions to take now. An action without visible effect is returned again after

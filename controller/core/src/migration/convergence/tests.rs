@@ -60,6 +60,34 @@ fn a_quiet_guest_moves_and_nothing_is_done() {
 }
 
 #[test]
+fn usual_downtime_is_set_once_when_the_first_pass_has_ended() {
+    let sample = |iteration| Sample {
+        iteration,
+        ..Sample::default()
+    };
+    for (most, first, usual) in [
+        (900, 100, Some(300)),
+        (200, 100, Some(200)),
+        (100, 100, None),
+        (50, 50, None),
+    ] {
+        let limits = Limits {
+            max_downtime: Duration::from_millis(most),
+            ..limits(&quiet())
+        };
+        let mut monitor = Monitor::new(limits);
+        let found = [0, 1, 2, 3].map(|iteration| monitor.downtime_after_first_pass(&sample(iteration)));
+        let usual = usual.map(Duration::from_millis);
+        assert_eq!(
+            monitor.initial_downtime(),
+            Duration::from_millis(first),
+            "at most {most}"
+        );
+        assert_eq!(found, [None, None, usual, None], "at most {most}");
+    }
+}
+
+#[test]
 fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
     let guest = Guest {
         working_set: 80 * MIB,

@@ -176,6 +176,9 @@ pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
             };
             break;
         }
+        if let Some(time) = monitor.downtime_after_first_pass(&qemu.sample()) {
+            qemu.downtime = time;
+        }
         let actions = monitor.observe(&qemu.sample());
         story.outlooks.push(monitor.outlook());
         for action in actions {
