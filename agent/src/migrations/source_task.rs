@@ -264,12 +264,8 @@ impl SourceTask {
     async fn reconcile(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
-            if self.read_status {
-                let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
-                    return Ok(None);
-                };
-                self.written = Some(now);
-                self.read_status = false;
+            if self.read_status && !self.read_written_status().await? {
+                return Ok(None);
             }
             let migration = self.migration();
             let uid = migration.uid().unwrap_or_default();
@@ -341,6 +337,14 @@ impl SourceTask {
             }
         }
         Ok(Some(MEASURED_EVERY))
+    }
+
+    /// Reads the status that an earlier process wrote. Returns `false` if the migration is gone.
+    async fn read_written_status(&mut self) -> Result<bool, Trouble> {
+        let now = status_patch::now(&self.shared.client, &self.migration()).await?;
+        self.read_status = now.is_none();
+        self.written = now.or(self.written.take());
+        Ok(!self.read_status)
     }
 
     /// Returns when to reconcile again without an event, while nothing is to be done.
