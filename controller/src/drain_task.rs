@@ -32,10 +32,9 @@ use drydock_core::{
     eviction::mark,
     migration::{deadlines::Attempts, sides::target},
 };
-use drydock_runtime::{
-    Backoff, Event, Events, Key, Process, Severity, Trigger, chain, clock, is_refusal, lease::Leadership,
-};
+use drydock_runtime::{Event, Events, Key, Severity, Trigger, chain, clock, is_refusal, lease::Term};
 use futures::{StreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
@@ -50,6 +49,7 @@ use crate::{
     launchers::Launchers,
     migrations::Migrations,
     node_pods::{Kept, NodePods},
+    reconciler::triggered::Triggered,
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting},
 };
@@ -98,8 +98,54 @@ struct Gathered {
     hypervisor: Option<Arc<Hypervisor>>,
 }
 
+/// What one plan keeps for the next.
+#[derive(Default)]
+pub(crate) struct KeptPlan {
+    /// The watched pods of each node that is being drained.
+    nodes: BTreeMap<String, Kept>,
+    /// When to execute the parts that only report, if there may be some.
+    report_at: Option<Timestamp>,
+    pause: Duration,
+}
+
+impl Triggered for DrainTask {
+    type Kept = KeptPlan;
+    const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+    const FAILURE: &'static str = "drain failed, retrying";
+
+    async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.instances.wait_until_synced(),
+            self.migrations.wait_until_synced(),
+            self.launchers.wait_until_synced()
+        );
+    }
+
+    async fn reconcile(&self, kept: &mut KeptPlan, _: &Term) -> kube::Result<Option<Timestamp>> {
+        let reporting = kept.report_at.is_some_and(|at| at <= clock::now());
+        kept.pause = PAUSE;
+        match self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await {
+            Ok(wake) => {
+                kept.report_at = match kept.report_at {
+                    _ if reporting => None,
+                    None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
+                    waiting => waiting,
+                };
+                Ok([wake, kept.report_at].into_iter().flatten().min())
+            }
+            // Another writer was faster; the watch is about to show its change.
+            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(clock::now().checked_add(PAUSE).ok()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn pause(kept: &KeptPlan) -> Duration {
+        kept.pause
+    }
+}
+
 impl DrainTask {
-    /// Creates the task over these caches. `changed` is notified when one of them changes.
+    /// Creates the task over these caches. `changed` is notified when it is to plan again.
     pub(crate) fn new(
         client: Client,
         previewer: Previewer,
@@ -125,61 +171,14 @@ impl DrainTask {
         }
     }
 
-    /// Plans on every change while this process leads, until `process` stops.
-    pub(crate) async fn run(self, process: Process, mut leadership: Leadership) {
-        let stopping = process.stopping();
-        while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
-            let lost_term = term.lost().clone();
-            let running = lost_term.run_until_cancelled(self.drain());
-            stopping.run_until_cancelled(running).await;
-        }
-    }
-
-    async fn drain(&self) {
-        tokio::join!(
-            self.instances.wait_until_synced(),
-            self.migrations.wait_until_synced(),
-            self.launchers.wait_until_synced()
-        );
-        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
-        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
-        let mut report_at = None;
-        loop {
-            let reporting = report_at.is_some_and(|at| at <= clock::now());
-            let mut pause = PAUSE;
-            let wake = match self.reconcile(&mut kept, reporting, &mut pause).await {
-                Ok(wake) => {
-                    backoff.reset();
-                    report_at = match report_at {
-                        _ if reporting => None,
-                        None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
-                        waiting => waiting,
-                    };
-                    [wake, report_at].into_iter().flatten().min()
-                }
-                // Another writer was faster; the watch is about to show its change.
-                Err(kube::Error::Api(status)) if status.is_conflict() => clock::now().checked_add(PAUSE).ok(),
-                Err(error) => {
-                    warn!(error = %chain(&error), "drain failed, retrying");
-                    clock::now().checked_add(backoff.delay()).ok()
-                }
-            };
-            clock::sleep_until_instant(Some(clock::Instant::now() + pause)).await;
-            tokio::select! {
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(wake) => {}
-            }
-        }
-    }
-
     /// Makes one plan and executes it; with `reporting`, also the parts that only report. Returns when to make the next
     /// plan even if nothing changes. Sets `pause` to the time to wait before a plan that follows a change.
-    async fn reconcile(
+    async fn plan_and_execute(
         &self,
         kept: &mut BTreeMap<String, Kept>,
         reporting: bool,
         pause: &mut Duration,
-    ) -> kube::Result<Option<jiff::Timestamp>> {
+    ) -> kube::Result<Option<Timestamp>> {
         let began = clock::Instant::now();
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);

@@ -1,6 +1,6 @@
 //! Reports for each HyperConverged whether it is the cluster's configuration, and on which nodes it is not in force.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER, HyperConverged, HyperConvergedStatus, Hypervisor,
@@ -11,20 +11,15 @@ use drydock_core::{
     configuration::{Reference, choose, default_model::Verdict, hyperconverged::KIND},
     in_force::judge,
 };
-use drydock_runtime::{
-    Backoff, Cache, Process, Trigger, chain, clock,
-    lease::{Leadership, Term},
-};
+use drydock_runtime::{Cache, clock, lease::Term};
 use jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::json;
-use std::time::Duration;
-use tracing::warn;
 
-use crate::{configuration_in_force::ConfigurationInForce, metrics::Metrics};
+use crate::{configuration_in_force::ConfigurationInForce, metrics::Metrics, reconciler::triggered::Triggered};
 
 /// Determines which HyperConverged is in force, and reports it in the status of all of them.
 pub(crate) struct InForceTask {
@@ -33,27 +28,35 @@ pub(crate) struct InForceTask {
     hypervisors: Cache<Hypervisor>,
     namespaces: Vec<String>,
     configuration: ConfigurationInForce,
-    changed: Trigger,
-    leadership: Leadership,
     metrics: Metrics,
-    process: Process,
+}
+
+impl Triggered for InForceTask {
+    type Kept = ();
+    const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+    const FAILURE: &'static str = "the status of a HyperConverged could not be written";
+
+    async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.hyperconvergeds.wait_until_synced(),
+            self.hypervisors.wait_until_synced()
+        );
+    }
+
+    async fn reconcile(&self, (): &mut (), term: &Term) -> kube::Result<Option<Timestamp>> {
+        self.judge_all(clock::now(), || term.is_valid()).await?;
+        Ok(None)
+    }
 }
 
 impl InForceTask {
-    /// Creates the task over these caches. `changed` is notified when one of them or the configuration in force changes.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the parts of the process are put together in one place"
-    )]
+    /// Creates the task over these caches.
     pub(crate) fn new(
         client: Client,
         (hyperconvergeds, hypervisors): (Cache<HyperConverged>, Cache<Hypervisor>),
         namespaces: Vec<String>,
         configuration: ConfigurationInForce,
-        leadership: Leadership,
-        changed: Trigger,
         metrics: Metrics,
-        process: Process,
     ) -> Self {
         Self {
             hyperconvergeds,
@@ -61,43 +64,7 @@ impl InForceTask {
             client,
             namespaces,
             configuration,
-            changed,
-            leadership,
             metrics,
-            process,
-        }
-    }
-
-    /// Reconciles on every change while this process leads, until it stops.
-    pub(crate) async fn run(mut self) {
-        let stopping = self.process.stopping();
-        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
-            stopping.run_until_cancelled(self.reconcile(term)).await;
-        }
-    }
-
-    /// Reconciles on every change until the leadership term ends.
-    async fn reconcile(&self, term: Term) {
-        tokio::join!(
-            self.hyperconvergeds.wait_until_synced(),
-            self.hypervisors.wait_until_synced()
-        );
-        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-        loop {
-            let now = clock::now();
-            let mut wake = None;
-            match self.judge_all(now, || term.is_valid()).await {
-                Ok(()) => backoff.reset(),
-                Err(error) => {
-                    warn!(error = %chain(&error), "the status of a HyperConverged could not be written");
-                    wake = Some(now + backoff.delay());
-                }
-            }
-            tokio::select! {
-                () = term.lost().cancelled() => return,
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(wake) => {}
-            }
         }
     }
 

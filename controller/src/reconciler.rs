@@ -9,6 +9,8 @@
 //!                                                    └ others:   back-off of the work queue
 //! ```
 
+pub(crate) mod triggered;
+
 use std::{future::Future, time::Duration};
 
 use drydock_runtime::{CancellationToken, Key, Requeue, WorkQueue, clock, lease::Leadership};

@@ -14,51 +14,40 @@ use drydock_api::{
     removal::{CONFIGURATION, OWNER},
 };
 use drydock_core::removal::webhook::{configuration, is_as_wanted};
-use drydock_runtime::{
-    Backoff, Cache, Key, Process, Trigger, Watch, Watches, chain, clock,
-    lease::{Leadership, Term},
-};
+use drydock_runtime::{Cache, Key, Trigger, Watch, Watches, lease::Term};
+use jiff::Timestamp;
 use k8s_openapi::api::{admissionregistration::v1::ValidatingWebhookConfiguration, rbac::v1::ClusterRole};
 use kube::{
     Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
 use serde_json::Value;
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::certificates::SERVICE;
+use crate::{certificates::SERVICE, reconciler::triggered::Triggered};
 
-/// Keeps the configuration while this replica leads.
+/// Keeps the configuration.
 pub(crate) struct RemovalTask {
     configurations: Api<ValidatingWebhookConfiguration>,
     owners: Api<ClusterRole>,
     shown: Cache<ValidatingWebhookConfiguration>,
     namespace: String,
-    changed: Trigger,
-    leadership: Leadership,
-    process: Process,
 }
 
 impl RemovalTask {
-    /// Starts watching. `namespace` is the controller's own; `on_change` is notified of changes of the configuration.
+    /// Starts watching. `namespace` is the controller's own; the triggers are notified of changes of the configuration.
     pub(crate) fn new(
         client: Client,
         watches: &Watches,
         namespace: String,
-        on_change: &Trigger,
-        leadership: Leadership,
-        process: Process,
+        (changed, on_change): (&Trigger, &Trigger),
     ) -> Self {
-        let changed = Trigger::new();
         let watch = Watch::<ValidatingWebhookConfiguration>::one(client.clone(), CONFIGURATION, "removal webhook");
         Self {
-            shown: watches.start(watch.wakes(&changed).wakes(on_change)),
+            shown: watches.start(watch.wakes(changed).wakes(on_change)),
             configurations: Api::all(client.clone()),
             owners: Api::all(client),
             namespace,
-            changed,
-            leadership,
-            process,
         }
     }
 
@@ -66,50 +55,29 @@ impl RemovalTask {
     pub(crate) fn shown(&self) -> Cache<ValidatingWebhookConfiguration> {
         self.shown.clone()
     }
+}
 
-    /// Reconciles on every change while this process leads, until it stops.
-    pub(crate) async fn run(mut self) {
-        let stopping = self.process.stopping();
-        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
-            stopping.run_until_cancelled(self.keep(term)).await;
-        }
-    }
+impl Triggered for RemovalTask {
+    type Kept = ();
+    const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+    const FAILURE: &'static str = "the webhook that protects Drydock from removal could not be configured";
 
-    /// Reconciles on every change until the leadership term ends.
-    async fn keep(&self, term: Term) {
+    async fn wait_until_synced(&self) {
         self.shown.wait_until_synced().await;
-        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-        loop {
-            let mut wake = None;
-            match self.reconcile(&term).await {
-                Ok(()) => backoff.reset(),
-                Err(error) => {
-                    warn!(error = %chain(&error), "the webhook that protects Drydock from removal could not be configured");
-                    wake = Some(clock::now() + backoff.delay());
-                }
-            }
-            tokio::select! {
-                () = term.lost().cancelled() => return,
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(wake) => {}
-            }
-        }
     }
 
     /// Applies the configuration unless it is up to date.
-    async fn reconcile(&self, term: &Term) -> kube::Result<()> {
-        let Some(wanted) = change(&self.owners, &self.shown, &self.namespace).await? else {
-            return Ok(());
+    async fn reconcile(&self, (): &mut (), term: &Term) -> kube::Result<Option<Timestamp>> {
+        let wanted = change(&self.owners, &self.shown, &self.namespace).await?;
+        let Some(wanted) = wanted.filter(|_| term.is_valid()) else {
+            return Ok(None);
         };
-        if !term.is_valid() {
-            return Ok(());
-        }
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
         self.configurations
             .patch(CONFIGURATION, &parameters, &Patch::Apply(wanted))
             .await?;
         info!("Drydock is protected from being removed while virtual machines or maintenances exist");
-        Ok(())
+        Ok(None)
     }
 }
 

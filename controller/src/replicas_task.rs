@@ -4,33 +4,22 @@
 //!  pods of the Deployment, nodes ──watch──▶ ReplicasTask ──▶ core: spread() ──▶ the leader deletes a standby's pod
 //! ```
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drydock_core::replicas::{LONGEST, SETTLED, Spread, spread};
-use drydock_runtime::{
-    Backoff, Cache, Process, Trigger, Watch, Watches, chain, clock,
-    lease::{Leadership, Term},
-};
+use drydock_runtime::{Backoff, Cache, Trigger, Watch, Watches, chain, clock, lease::Term};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
-use crate::{nodes::Nodes, requests::deleting, rooms::Rooms};
+use crate::{nodes::Nodes, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
 
 /// The controller's pods (`deploy/controller/deployment.yaml`).
 const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
 
-/// Moves a standby that is beside another replica, while this replica leads.
+/// Moves a standby that is beside another replica.
 pub(crate) struct ReplicasTask {
-    replicas: Replicas,
-    changed: Trigger,
-    leadership: Leadership,
-    process: Process,
-}
-
-/// The replicas, and where they could be.
-struct Replicas {
     pods: Api<Pod>,
     shown: Cache<Pod>,
     /// Name of the pod that this process runs in.
@@ -47,67 +36,34 @@ impl ReplicasTask {
         watches: &Watches,
         (namespace, own): (&str, String),
         (nodes, rooms): (Nodes, Rooms),
-        changed: Trigger,
-        leadership: Leadership,
-        process: Process,
+        changed: &Trigger,
     ) -> Self {
         let watch = Watch::<Pod>::namespaced(client.clone(), namespace, "pods of the controller")
             .labels(SELECTOR)
             .prune(prune)
-            .wakes(&changed);
-        let replicas = Replicas {
+            .wakes(changed);
+        Self {
             shown: watches.start(watch),
             pods: Api::namespaced(client, namespace),
             own,
             nodes,
             rooms,
-        };
-        Self {
-            replicas,
-            changed,
-            leadership,
-            process,
         }
     }
 
-    /// Reconciles on every change, while this process leads, until it stops.
-    pub(crate) async fn run(mut self) {
-        let stopping = self.process.stopping();
-        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
-            stopping.run_until_cancelled(self.keep(term)).await;
+    fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> Spread {
+        // A replica that is not shown yet might be the one that a free node has.
+        if !self.shown.sync_state().is_clear() {
+            return Spread::Stay { apart: false };
         }
+        let pairs = self.nodes.pairs();
+        let views: Vec<_> = pairs.iter().map(|pair| self.rooms.complete(pair.view(), &[])).collect();
+        let replicas: Vec<&Pod> = replicas.iter().map(AsRef::as_ref).collect();
+        spread(&self.own, &replicas, &views, SETTLED, now)
     }
 
-    /// Reconciles until the leadership term ends.
-    async fn keep(&self, term: Term) {
-        self.replicas.wait_until_synced().await;
-        let mut moves = Moves::new();
-        loop {
-            let mut requeue = None;
-            if term.is_valid() {
-                requeue = self.replicas.reconcile(&mut moves).await;
-            }
-            tokio::select! {
-                () = term.lost().cancelled() => return,
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(requeue) => {}
-            }
-        }
-    }
-}
-
-impl Replicas {
-    async fn wait_until_synced(&self) {
-        tokio::join!(
-            self.shown.wait_until_synced(),
-            self.nodes.wait_until_synced(),
-            self.rooms.wait_until_synced()
-        );
-    }
-
-    /// Deletes the pod of a standby if another node could take the next one. Returns when to reconcile again at the
-    /// latest.
-    async fn reconcile(&self, moves: &mut Moves) -> Option<Timestamp> {
+    /// Deletes the pod of a standby if another node could take the next one. Returns when to reconcile again.
+    async fn spread(&self, moves: &mut Moves) -> Option<Timestamp> {
         let now = clock::now();
         let replicas = self.shown.all();
         match self.plan(&replicas, now) {
@@ -127,17 +83,6 @@ impl Replicas {
         }
     }
 
-    fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> Spread {
-        // A replica that is not shown yet might be the one that a free node has.
-        if !self.shown.sync_state().is_clear() {
-            return Spread::Stay { apart: false };
-        }
-        let pairs = self.nodes.pairs();
-        let views: Vec<_> = pairs.iter().map(|pair| self.rooms.complete(pair.view(), &[])).collect();
-        let replicas: Vec<&Pod> = replicas.iter().map(AsRef::as_ref).collect();
-        spread(&self.own, &replicas, &views, SETTLED, now)
-    }
-
     async fn delete(&self, replicas: &[Arc<Pod>], pod: &str, to: &str) {
         let shown = replicas.iter().find(|shown| shown.name_any() == pod);
         let parameters = deleting(shown.and_then(|pod| pod.uid()));
@@ -153,17 +98,39 @@ impl Replicas {
 }
 
 /// When a standby may be moved again, so that none is deleted over and over where that does not help.
-struct Moves {
+pub(crate) struct Moves {
     not_before: Timestamp,
     backoff: Backoff,
 }
 
-impl Moves {
-    fn new() -> Self {
+impl Default for Moves {
+    fn default() -> Self {
         Self {
             not_before: Timestamp::MIN,
             backoff: Backoff::new(SETTLED.saturating_mul(2), LONGEST),
         }
+    }
+}
+
+impl Triggered for ReplicasTask {
+    type Kept = Moves;
+    const RETRY: (Duration, Duration) = (SETTLED, LONGEST);
+    const FAILURE: &'static str = "the replicas of the controller could not be spread";
+
+    async fn wait_until_synced(&self) {
+        tokio::join!(
+            self.shown.wait_until_synced(),
+            self.nodes.wait_until_synced(),
+            self.rooms.wait_until_synced()
+        );
+    }
+
+    /// Deletes the pod of a standby if another node could take the next one.
+    async fn reconcile(&self, moves: &mut Moves, term: &Term) -> kube::Result<Option<Timestamp>> {
+        if !term.is_valid() {
+            return Ok(None);
+        }
+        Ok(self.spread(moves).await)
     }
 }
 

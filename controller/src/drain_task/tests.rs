@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drydock_api::kubevirt::migration::MigrationPriority;
 use drydock_runtime::{
-    EventMetrics, Readiness, Registry, Reporter, WatchMetrics, Watches,
+    EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, Watches,
     fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
@@ -96,10 +96,10 @@ const MIGRATIONS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineins
 
 impl Fixture {
     /// Makes and executes one plan, whose requests `served` responds to. Returns when the next plan is due.
-    async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<Option<jiff::Timestamp>> {
+    async fn reconcile(&mut self, served: impl AsyncFnOnce(&mut ApiServer)) -> kube::Result<Option<Timestamp>> {
         let mut pause = Duration::ZERO;
         let (result, ()) = tokio::join!(
-            self.task.reconcile(&mut self.kept, false, &mut pause),
+            self.task.plan_and_execute(&mut self.kept, false, &mut pause),
             served(&mut self.server)
         );
         result
@@ -239,7 +239,7 @@ async fn migration_whose_response_was_lost_is_found_by_its_name() {
     {
         // The API server has created it, and this process no longer leads.
         let mut pause = Duration::ZERO;
-        let interrupted = fixture.task.reconcile(&mut fixture.kept, false, &mut pause);
+        let interrupted = fixture.task.plan_and_execute(&mut fixture.kept, false, &mut pause);
         let served = async {
             let request = fixture.server.next_request().await;
             created = request.body.clone();

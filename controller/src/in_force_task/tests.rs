@@ -1,6 +1,6 @@
 //! The reports on HyperConvergeds against a fake API server.
 
-use drydock_runtime::fake::{ApiServer, ReceivedRequest, api_server, candidate};
+use drydock_runtime::fake::{ApiServer, ReceivedRequest, api_server};
 use http::Method;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -10,8 +10,6 @@ use super::*;
 /// A task over these HyperConvergeds and a node that follows the first, and the API server that its requests reach.
 fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
     let (client, server) = api_server();
-    let process = Process::new();
-    let (leadership, _) = candidate(&process, Trigger::new());
     let hypervisor: Hypervisor = serde_json::from_value(json!({
         "metadata": {"name": "a"},
         "spec": {},
@@ -29,10 +27,7 @@ fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
         hypervisors: Cache::filled([hypervisor]),
         namespaces: vec!["one".into(), "two".into()],
         configuration: ConfigurationInForce::default(),
-        changed: Trigger::new(),
-        leadership,
         metrics: Metrics::default(),
-        process,
     };
     (task, server)
 }

@@ -12,7 +12,7 @@ fn replica(name: &str, node: &str) -> Value {
     })
 }
 
-fn replicas(pods: &[Value]) -> (Replicas, ApiServer) {
+fn replicas(pods: &[Value]) -> (ReplicasTask, ApiServer) {
     let (client, server) = api_server();
     let nodes = ["one", "two"].map(|name| {
         let node = json!({"metadata": {"name": name}, "status": {"allocatable": {"cpu": "1"}}});
@@ -22,7 +22,7 @@ fn replicas(pods: &[Value]) -> (Replicas, ApiServer) {
         .iter()
         .map(|pod| serde_json::from_value(pod.clone()).unwrap())
         .collect();
-    let replicas = Replicas {
+    let replicas = ReplicasTask {
         pods: Api::namespaced(client.clone(), "drydock"),
         shown: Cache::filled(pods),
         own: "lead".into(),
@@ -36,7 +36,7 @@ fn replicas(pods: &[Value]) -> (Replicas, ApiServer) {
 async fn standby_is_deleted_by_uid_and_not_again_at_once() {
     for refused in [None, Some((409, "Conflict")), Some((429, "TooManyRequests"))] {
         let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
-        let mut moves = Moves::new();
+        let mut moves = Moves::default();
         let serve = async {
             let request = server.next_request().await;
             assert_eq!(
@@ -49,9 +49,9 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
                 Some((code, reason)) => request.refuse(code, reason),
             }
         };
-        let (requeue, ()) = tokio::join!(replicas.reconcile(&mut moves), serve);
+        let (requeue, ()) = tokio::join!(replicas.spread(&mut moves), serve);
         assert!(requeue.unwrap() > clock::now(), "{refused:?}");
-        assert!(replicas.reconcile(&mut moves).await.unwrap() > clock::now());
+        assert!(replicas.spread(&mut moves).await.unwrap() > clock::now());
         assert!(server.is_left_alone().await, "{refused:?}");
     }
 }
@@ -59,6 +59,6 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
 #[tokio::test(start_paused = true)]
 async fn replicas_on_their_own_nodes_are_left_alone() {
     let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "two")]);
-    assert_eq!(replicas.reconcile(&mut Moves::new()).await, None);
+    assert_eq!(replicas.spread(&mut Moves::default()).await, None);
     assert!(server.is_left_alone().await);
 }

@@ -3,6 +3,7 @@
 use std::convert::Infallible;
 
 use drydock_core::migration::deadlines::Deadlines;
+use drydock_runtime::Trigger;
 
 use super::{Context, caches::Caches};
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
     maintenance_task::{MaintenanceTask, Places},
     migration_task::MigrationTask,
     queues::Queues,
+    reconciler::triggered::{self, Triggered},
     refusal_task::RefusalTask,
     removal_task::RemovalTask,
     replica_set_task::ReplicaSetTask,
@@ -29,6 +31,12 @@ impl Context {
             task.await;
             Ok::<_, Infallible>(())
         });
+    }
+
+    /// Spawns a reconciler that `changed` triggers.
+    fn spawn_triggered(&self, name: &'static str, reconciler: impl Triggered + Send + 'static, changed: &Trigger) {
+        let (process, leadership) = (self.process.clone(), self.leadership.clone());
+        self.spawn(name, triggered::run(reconciler, changed.clone(), leadership, process));
     }
 }
 
@@ -136,7 +144,7 @@ fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
         context.telemetry.drains.clone(),
         (context.refusals.clone(), queues.drains.clone()),
     );
-    context.spawn("reconciling drains", drains.run(process.clone(), leadership.clone()));
+    context.spawn_triggered("reconciling drains", drains, &queues.drains);
     let refusals = RefusalTask::new(
         context.client.clone(),
         context.watches.clone(),
@@ -167,22 +175,21 @@ fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
         (caches.hyperconvergeds.clone(), caches.nodes.hypervisors.clone()),
         context.args.configuration_namespaces.clone(),
         caches.configuration.clone(),
-        leadership.clone(),
-        queues.configuration_status.clone(),
         context.telemetry.nodes.clone(),
-        process.clone(),
     );
-    context.spawn("reconciling the status of the configuration", in_force.run());
+    context.spawn_triggered(
+        "reconciling the status of the configuration",
+        in_force,
+        &queues.configuration_status,
+    );
     let replicas = ReplicasTask::new(
         context.client.clone(),
         &context.watches,
         (&context.args.namespace, context.args.pod_name.clone()),
         (caches.nodes.clone(), caches.rooms.clone()),
-        queues.replicas.clone(),
-        leadership.clone(),
-        process.clone(),
+        &queues.replicas,
     );
-    context.spawn("keeping replicas on different nodes", replicas.run());
+    context.spawn_triggered("keeping replicas on different nodes", replicas, &queues.replicas);
 }
 
 /// Maintenances of nodes.
@@ -225,13 +232,12 @@ fn spawn_installation(context: &Context, caches: &Caches, certificate: ServedCer
         telemetry,
         ..
     } = context;
+    let removal_changed = Trigger::new();
     let removal = RemovalTask::new(
         client.clone(),
         watches,
         args.namespace.clone(),
-        &queues.certificates,
-        leadership.clone(),
-        process.clone(),
+        (&removal_changed, &queues.certificates),
     );
     let console = ConsoleCertificateTask::new(
         client.clone(),
@@ -257,5 +263,5 @@ fn spawn_installation(context: &Context, caches: &Caches, certificate: ServedCer
     );
     context.spawn("renewing the webhook certificate", certificates.run());
     context.spawn("renewing the console's certificate", console.run());
-    context.spawn("protecting Drydock from removal", removal.run());
+    context.spawn_triggered("protecting Drydock from removal", removal, &removal_changed);
 }

@@ -1,0 +1,194 @@
+//! The shape of the reconcilers without a work queue: a change may concern everything that they reconcile.
+//!
+//! ```text
+//!  caches ──▶ Trigger ───┐
+//!                        ├─▶ reconcile ─┬─▶ Ok:  when to reconcile again without a change
+//!  the time has come ────┘              └─▶ Err: logged; back-off
+//! ```
+
+use std::{future::Future, time::Duration};
+
+use drydock_runtime::{
+    Backoff, Process, Trigger, chain, clock,
+    lease::{Leadership, Term},
+};
+use jiff::Timestamp;
+use tracing::warn;
+
+/// Reconciles at each change, while this process leads.
+pub(crate) trait Triggered: Sync {
+    /// What one reconcile keeps for the next. It starts anew with each leadership term.
+    type Kept: Default + Send;
+
+    /// First and maximum pause after an error.
+    const RETRY: (Duration, Duration);
+    /// What the log calls an error of a request.
+    const FAILURE: &'static str;
+
+    /// Waits until the caches have synced.
+    fn wait_until_synced(&self) -> impl Future<Output = ()> + Send;
+
+    /// Reconciles once. Returns when to reconcile again without a change. The future may be dropped at any `await`.
+    ///
+    /// # Errors
+    /// If a request to the API server fails; it is safe to reconcile again.
+    fn reconcile(
+        &self,
+        kept: &mut Self::Kept,
+        term: &Term,
+    ) -> impl Future<Output = kube::Result<Option<Timestamp>>> + Send;
+
+    /// Returns the minimum pause after a reconcile. The changes in it are handled by one reconcile.
+    fn pause(kept: &Self::Kept) -> Duration {
+        let _ = kept;
+        Duration::ZERO
+    }
+}
+
+/// Reconciles after each notification of `changed` during each leadership term of this process, until it stops.
+pub(crate) async fn run(reconciler: impl Triggered, changed: Trigger, mut leadership: Leadership, process: Process) {
+    let stopping = process.stopping();
+    while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
+        let lost = term.lost().clone();
+        let leading = lost.run_until_cancelled(lead(&reconciler, &changed, term));
+        stopping.run_until_cancelled(leading).await;
+    }
+}
+
+async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: Term) {
+    reconciler.wait_until_synced().await;
+    let mut backoff = Backoff::new(R::RETRY.0, R::RETRY.1);
+    let mut kept = R::Kept::default();
+    loop {
+        let again = match reconciler.reconcile(&mut kept, &term).await {
+            Ok(again) => {
+                backoff.reset();
+                again
+            }
+            Err(error) => {
+                warn!(error = %chain(&error), "{}", R::FAILURE);
+                clock::now().checked_add(backoff.delay()).ok()
+            }
+        };
+        tokio::time::sleep(R::pause(&kept)).await;
+        tokio::select! {
+            () = changed.notified() => {}
+            () = clock::sleep_until(again) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    };
+
+    use drydock_runtime::fake::{ApiServer, IDENTITY, candidate, lease_of};
+    use http::Method;
+    use kube::core::Status;
+    use tokio::sync::mpsc;
+
+    use super::*;
+
+    /// Sends the number of each reconcile within its term, and ends with the next of these results.
+    struct Scripted {
+        results: Mutex<Vec<kube::Result<Option<Duration>>>>,
+        reconciled: mpsc::UnboundedSender<usize>,
+    }
+
+    impl Triggered for Scripted {
+        type Kept = usize;
+        const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
+        const FAILURE: &'static str = "the script has failed";
+
+        async fn wait_until_synced(&self) {}
+
+        async fn reconcile(&self, kept: &mut usize, _: &Term) -> kube::Result<Option<Timestamp>> {
+            *kept += 1;
+            self.reconciled.send(*kept).unwrap();
+            let mut results = self.results.lock().unwrap();
+            let result = if results.is_empty() {
+                Ok(None)
+            } else {
+                results.remove(0)
+            };
+            result.map(|again| again.map(|pause| clock::now() + pause))
+        }
+
+        fn pause(_: &usize) -> Duration {
+            Duration::from_millis(10)
+        }
+    }
+
+    fn failure() -> kube::Error {
+        let status = Status::failure("the message", "InternalError").with_code(500);
+        kube::Error::Api(status.boxed())
+    }
+
+    /// Serves the Lease of a candidate: it leads as long as `leads`.
+    async fn serve_lease(mut server: ApiServer, leads: Arc<AtomicBool>) {
+        let mut holder = "";
+        loop {
+            let request = server.next_request().await;
+            let leads = leads.load(Ordering::Relaxed);
+            let is_read = request.method == Method::GET;
+            holder = match (leads, is_read) {
+                (false, _) => "pod-2",
+                (true, true) if holder == "pod-2" => "",
+                (true, true) => holder,
+                (true, false) => IDENTITY,
+            };
+            match (leads, is_read) {
+                (false, false) => request.refuse(500, "InternalError"),
+                _ => request.with(&lease_of(holder, "2")),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reconciles_follow_changes_times_and_errors_of_a_term() {
+        let process = Process::new();
+        let (leadership, server) = candidate(&process, Trigger::new());
+        let (reconciled, mut received) = mpsc::unbounded_channel();
+        let scripted = Scripted {
+            results: Mutex::new(vec![Ok(None), Ok(Some(Duration::from_secs(1))), Err(failure())]),
+            reconciled,
+        };
+        let changed = Trigger::new();
+        changed.notify();
+        let leads = Arc::new(AtomicBool::new(false));
+        let serving = serve_lease(server, Arc::clone(&leads));
+        let running = run(scripted, changed.clone(), leadership.clone(), process.clone());
+        let test = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert!(received.try_recv().is_err(), "it does not lead");
+            leads.store(true, Ordering::Relaxed);
+            assert_eq!(received.recv().await, Some(1), "the term begins");
+            assert_eq!(received.recv().await, Some(2), "the change from before");
+            assert_eq!(received.recv().await, Some(3), "the time that the second returned");
+            assert_eq!(received.recv().await, Some(4), "the back-off of the third");
+            changed.notify();
+            changed.notify();
+            assert_eq!(received.recv().await, Some(5), "both changes");
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert!(received.try_recv().is_err(), "nothing has changed");
+
+            leads.store(false, Ordering::Relaxed);
+            while leadership.term().is_some() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            changed.notify();
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            assert!(received.try_recv().is_err(), "it leads no more");
+            leads.store(true, Ordering::Relaxed);
+            assert_eq!(received.recv().await, Some(1), "another term has begun");
+            process.stop();
+        };
+        tokio::select! {
+            ((), ()) = async { tokio::join!(running, test) } => {}
+            () = serving => {}
+        }
+    }
+}
