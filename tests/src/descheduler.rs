@@ -1,8 +1,9 @@
 //! The descheduler of Kubernetes on the tests' cluster.
 
-use std::{env, fs, process::Command};
+use std::{fs, process::Command};
 
 use anyhow::{Context, Result};
+use tempfile::TempDir;
 
 use crate::{Cluster, cluster::program, session::Session};
 
@@ -35,17 +36,16 @@ impl Cluster {
     pub fn descheduler_begun(&self) -> Result<Session> {
         let program = program(PROGRAM)?;
         // The folder gets its policy and the certificate that it makes for itself.
-        let folder = env::temp_dir().join(format!("drydock-descheduler-{}", std::process::id()));
-        fs::create_dir_all(&folder).context("the descheduler's folder")?;
-        let policy = folder.join("policy.yaml");
+        let folder = TempDir::with_prefix("drydock-descheduler-").context("the descheduler's folder")?;
+        let policy = folder.path().join("policy.yaml");
         fs::write(&policy, POLICY).context("the descheduler's policy")?;
         let mut command = Command::new(program);
         command
             .args(["--kubeconfig", &self.kubeconfig().display().to_string()])
             .args(["--policy-config-file", &policy.display().to_string()])
-            .args(["--cert-dir", &folder.display().to_string()])
+            .args(["--cert-dir", &folder.path().display().to_string()])
             .args(["--bind-address=127.0.0.1", "--descheduling-interval=1s", "--v=3"])
             .arg("--feature-gates=EvictionsInBackground=true");
-        Session::start(command)
+        Ok(Session::start(command)?.with_folder(folder))
     }
 }

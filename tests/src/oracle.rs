@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fs, process::Command};
 
 use anyhow::{Context, Result, ensure};
+use tempfile::TempDir;
 
 use crate::{Cluster, cluster::repository};
 
@@ -28,14 +29,14 @@ pub async fn labels(cluster: &Cluster, node: &str, inputs: &LabelInputs) -> Resu
         .in_agent(node, &script)
         .await
         .context("virsh in the agent's container")?;
-    let folder = std::env::temp_dir().join(format!("drydock-oracle-{}-{node}", std::process::id()));
-    fs::create_dir_all(folder.join("cpu_map"))?;
+    let folder = TempDir::with_prefix("drydock-oracle-")?;
+    fs::create_dir(folder.path().join("cpu_map"))?;
     // The output is a sequence of files, each after a line `=== name`.
     for part in printed.split("\n=== ").skip(1) {
         let (name, content) = part.split_once('\n').context("a part without a name")?;
-        fs::write(folder.join(name.trim()), content)?;
+        fs::write(folder.path().join(name.trim()), content)?;
     }
-    let path = |name: &str| folder.join(name).to_string_lossy().into_owned();
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
     let mut command = Command::new("python3");
     command
         .arg(oracle.join("node_labels.py"))
@@ -47,6 +48,5 @@ pub async fn labels(cluster: &Cluster, node: &str, inputs: &LabelInputs) -> Resu
     }
     let done = command.output()?;
     ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    fs::remove_dir_all(&folder)?;
     Ok(serde_json::from_slice(&done.stdout)?)
 }

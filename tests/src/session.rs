@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use tempfile::TempDir;
 
 use crate::watching::until_some;
 
@@ -17,6 +18,8 @@ pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
     output: Arc<Mutex<Vec<u8>>>,
+    /// Deleted once the program has ended.
+    folder: Option<TempDir>,
 }
 
 impl Session {
@@ -58,7 +61,18 @@ impl Session {
             });
         }
         let input = child.stdin.take();
-        Ok(Self { child, input, output })
+        Ok(Self {
+            child,
+            input,
+            output,
+            folder: None,
+        })
+    }
+
+    /// Deletes a folder of the program's once it has ended.
+    pub(crate) fn with_folder(mut self, folder: TempDir) -> Self {
+        self.folder = Some(folder);
+        self
     }
 
     /// Returns what it has printed so far.
@@ -110,5 +124,6 @@ impl Drop for Session {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        drop(self.folder.take());
     }
 }

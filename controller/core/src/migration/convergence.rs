@@ -234,6 +234,9 @@ impl Monitor {
 
     /// Returns the downtime limit to set now because the guest was not switched over in the first pass; `None` if that
     /// pass has not ended, or the limit is set already. A refusal by libvirt needs no report.
+    ///
+    /// The monitor of an agent that was replaced does not know whether the limit was raised further: it is lowered then, and
+    /// raised again.
     pub fn downtime_after_first_pass(&mut self, sample: &Sample) -> Option<Duration> {
         let usual = USUAL_DOWNTIME.min(self.limits.max_downtime);
         if sample.iteration < 2 || self.downtime >= usual {
