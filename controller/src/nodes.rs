@@ -193,6 +193,10 @@ impl Nodes {
 
     /// Returns the features of the minimum CPU model in force, as the agents resolved them.
     pub(crate) fn minimum(&self, model: &str) -> Minimum {
+        // The default model needs no report, so that not every Hypervisor is read for each pod.
+        if let Some(minimum) = Minimum::resolve(model, |_| None) {
+            return minimum;
+        }
         let mut minimum = ReportedMinimum::new(model);
         self.hypervisors.for_each(|key, hypervisor| {
             let report = hypervisor
