@@ -26,7 +26,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from embedded import cluster, interruption, prerequisites
+from embedded import cluster, interruption, prerequisites, registered
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
@@ -118,7 +118,13 @@ def measured(names: list[str], arguments: argparse.Namespace, progress: Progress
 
 @contextlib.contextmanager
 def _cluster(name: str, nodes: int | None, keep: bool, progress: Progress) -> Iterator[Cluster]:
-    """A cluster of its own, taken away again unless it is to be kept."""
+    """A cluster of its own, taken away again unless it is to be kept.
+
+    Only a run that keeps its cluster takes over that of an earlier run, which may be of another commit or in the middle
+    of a drain.
+    """
+    if not keep and name in registered.names():
+        cluster.down(name, progress)
     made = cluster.up(name, nodes, progress=progress)
     try:
         yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from embedded.errors import Failure
@@ -22,16 +22,27 @@ def measured(commit: str, arguments: Sequence[str], now: Sequence[Figure], progr
     target = folder_of(whole) / "target"
     argv = [str(tree / "hack" / "bench"), *arguments]
     with progress.step(f"hack/bench {' '.join(arguments)} of {whole[:7]}", announce=True):
-        # Its exit code reports whether it keeps its own budgets.
-        done = subprocess.run(
-            argv,
-            cwd=tree,
-            env={**os.environ, "CARGO_TARGET_DIR": str(target)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-    yield from compared(whole[:7], done.stdout.splitlines(), now)
+        printed = output_of(argv, tree, {**os.environ, "CARGO_TARGET_DIR": str(target)})
+    yield from compared(whole[:7], printed.splitlines(), now)
+
+
+def output_of(argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
+    """What a command printed on standard output. Its exit code is ignored: it reports whether a benchmark keeps its budgets.
+
+    If this process is interrupted, the command is terminated and its clean-up awaited, since only the command knows which
+    cluster it made.
+    """
+    with subprocess.Popen(
+        argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            printed, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.terminate()
+            # `communicate` would wait for what the command left behind, which may hold the pipe.
+            process.wait()
+            raise
+    return printed
 
 
 def compared(commit: str, lines: Sequence[str], now: Sequence[Figure]) -> Iterator[Figure]:
