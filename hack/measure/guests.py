@@ -89,10 +89,10 @@ class Guest:
             if response.status != 200:
                 raise Failure(f"GET {path}: {response.status}", response.read().decode(errors="replace")[:500])
             for raw in response:
-                at, output = printed(raw.decode(errors="replace"))
+                found = printed(raw.decode(errors="replace"))
                 # The firmware's empty lines are not the guest's words.
-                if output is not None and words in output and any(letter.isalnum() for letter in output):
-                    return at
+                if found and words in found[1] and any(letter.isalnum() for letter in found[1]):
+                    return found[0]
         except TimeoutError as error:
             raise Failure(f"{self.name} printed nothing for {SILENCE} s, and {words!r} not before") from error
         finally:
@@ -131,11 +131,15 @@ def run_folder(made: Cluster, pod: dict[str, Any]) -> Path:
     return Path(f"{root}/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~empty-dir/run")
 
 
-def printed(line: str) -> tuple[datetime, str | None]:
-    """Return the time of a line of a pod's log, and the guest's output in it unless the line is the launcher's own."""
+def printed(line: str) -> tuple[datetime, str] | None:
+    """Return the guest's output in a line of a pod's log, with its time; None for what others wrote.
+
+    Those are the launcher, and the kubelet, whose errors have no time: it ends the log of a removed container by one.
+    """
     at, _, text = line.rstrip("\n").partition(" ")
-    output = text.removeprefix("guest: ") if text.startswith("guest: ") else None
-    return datetime.fromisoformat(at.replace("Z", "+00:00")), output
+    if not text.startswith("guest: "):
+        return None
+    return datetime.fromisoformat(at.replace("Z", "+00:00")), text.removeprefix("guest: ")
 
 
 def in_pod(made: Cluster, pod: str, script: str, *arguments: str, timeout: float = 120, check: bool = True) -> str:

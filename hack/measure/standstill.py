@@ -32,8 +32,8 @@ def ticks(source: Iterable[str], target: Iterable[str]) -> list[Tick]:
 
     A line may be cut in two by the move; it came when its second half did.
     """
-    before = [output for output in map(printed, source) if output[1]]
-    after = [output for output in map(printed, target) if output[1]]
+    before = [output for output in map(printed, source) if output and output[1]]
+    after = [output for output in map(printed, target) if output and output[1]]
     if before and after and not _tick(*before[-1]) and not _tick(*after[0]):
         _, head = before.pop()
         at, tail = after.pop(0)
@@ -56,6 +56,6 @@ def longest_gap(found: list[Tick]) -> float:
     return longest
 
 
-def _tick(at: datetime, output: str | None) -> Tick | None:
-    found = TICK.search(output or "")
+def _tick(at: datetime, output: str) -> Tick | None:
+    found = TICK.search(output)
     return Tick(at, int(found[1]), found[2]) if found else None
