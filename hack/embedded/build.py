@@ -4,7 +4,7 @@ Each module under `hack/kubernetes` names its programs by `tool` directives. Wha
 was built is kept by the content of the module and of the flags, so a second run
 finds it, and a changed version never meets an old program.
 
-`python3 -m embedded.build` does only this.
+`python3 -m embedded.build` does only this; with `-v` it prints where they are.
 """
 
 from __future__ import annotations
@@ -122,6 +122,9 @@ VIRTCTL = Module(
 # For tests of its evictions.
 DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
 
+# A quarter of a build is the compilers' garbage collection. They end before they need this much, all but a few.
+COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
+
 # Go names a program after the last folder of its package.
 _RENAMED = {"server": "etcd"}
 
@@ -219,13 +222,15 @@ def _build(module: Module, folder: Path) -> None:
                 "-trimpath",
                 "-buildvcs=false",
                 f"-tags={','.join(module.tags)}",
+                # The linker would drop what describes the code to debuggers.
+                "-gcflags=all=-dwarf=false",
                 f"-ldflags={module.linker_flags()}",
                 "-o",
                 f"{aside}/",
                 module.package,
             ],
             cwd=module.folder,
-            env=_environment(),
+            env={**_environment(), **COMPILER_MEMORY},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -269,16 +274,19 @@ def _alone(path: Path, progress: Progress, what: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build everything and print where it is."""
+    """Build what is not there yet."""
     parser = argparse.ArgumentParser(prog="embedded.build", description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("--virtctl", action="store_true", help="KubeVirt's command line too")
+    arguments = parser.parse_args()
+    progress = Progress(arguments.verbose)
     try:
-        programs = ensure(Progress(parser.parse_args().verbose))
+        ensure(progress)
+        if arguments.virtctl:
+            virtctl(progress)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
-    for program in programs.folders:
-        print(programs[program])
     return 0
 
 
