@@ -10,13 +10,13 @@ import argparse
 import os
 import sys
 
-from embedded import cluster, interruption, prerequisites
+from embedded import cluster, interruption
 from embedded.errors import Failure
 from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
 from verify.install import install
 
-from . import drain, inspection, machines, migration
+from . import drain, inspection, machines, migration, preparation
 from .stage import Stage
 
 
@@ -32,11 +32,12 @@ def main(argv: list[str]) -> int:
     interruption.heed_termination()
     progress = Progress()
     try:
-        prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
+        preparation.build(progress)
         made = cluster.up(arguments.name, progress=progress)
         try:
-            install(made, progress, kind="--fast")
+            install(made, progress, kind=f"--{preparation.PROFILE}")
             stage = Stage(made, progress)
+            stage.clear()
             inspection.show(stage)
             machines.show(stage)
             migration.show(stage)

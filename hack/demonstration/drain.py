@@ -13,83 +13,13 @@ from typing import Any
 from embedded.errors import Failure
 from measure.standstill import longest_gap, ticks
 
+from .machines import LASTING, ONCE
+from .migration import GUEST
 from .stage import PATIENCE, Stage
 
-FOLDER = "/var/lib/drydock-shared/demo"
 REASON = "a new disk"
 # Exit code of a plan in which something would block, or a pod would wait.
 WOULD_BLOCK = 3
-
-COUNTING = """
-apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata:
-  name: counting
-spec:
-  evictionStrategy: LiveMigrate
-  domain:
-    resources: {requests: {memory: 96Mi}}
-  volumes:
-    - name: root
-      containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest"}
-    - name: init
-      cloudInitNoCloud:
-        userData: |
-          #cloud-config
-          drydock: { count: 50ms }
-"""
-
-BOUND = f"""
-apiVersion: v1
-kind: PersistentVolume
-metadata: {{name: demo}}
-spec:
-  capacity: {{storage: 16Mi}}
-  accessModes: [ReadWriteOnce]
-  storageClassName: ""
-  hostPath: {{path: {FOLDER}}}
-  claimRef: {{namespace: default, name: demo}}
----
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {{name: demo}}
-spec:
-  accessModes: [ReadWriteOnce]
-  storageClassName: ""
-  volumeName: demo
-  resources: {{requests: {{storage: 16Mi}}}}
----
-apiVersion: kubevirt.io/v1
-kind: VirtualMachine
-metadata:
-  name: bound
-spec:
-  runStrategy: Always
-  template:
-    spec:
-      evictionStrategy: LiveMigrateIfPossible
-      domain:
-        resources: {{requests: {{memory: 96Mi}}}}
-      volumes:
-        - name: root
-          containerDisk: {{image: "kubevirt/fedora-cloud-container-disk-demo:latest"}}
-        - name: data
-          persistentVolumeClaim: {{claimName: demo}}
-"""
-
-BARE = """
-apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata:
-  name: bare
-spec:
-  evictionStrategy: None
-  domain:
-    resources: {requests: {memory: 96Mi}}
-  volumes:
-    - name: root
-      containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest"}
-"""
 
 GUARDED = """
 apiVersion: apps/v1
@@ -114,53 +44,40 @@ spec:
 
 
 def show(stage: Stage) -> None:
-    """The one scene, and everything put back."""
+    """The last two scenes."""
     stage.scene(
         "Its node is emptied",
-        """Three virtual machines run on a node, and a pod that a budget guards. The first counts and moves; the second has
-        a disk that only one node may use, so it is shut down and started elsewhere; the third requests nothing and is shut
-        down. The node reports what is left until nothing is, and when it is safe to switch it off.""",
+        """Three virtual machines run on a node by now, and a pod that a budget guards. The first counts and moves; the
+        second has a disk that only one node may use, so it is shut down and started elsewhere; the third requests nothing
+        and is shut down. The node reports what is left until nothing is, and when it is safe to switch it off.""",
     )
-    here, there = (node.name for node in stage.cluster.nodes)
-    for node in (here, there):
-        stage.cluster.in_node(node, ["sh", "-c", f"mkdir -p {FOLDER} && chmod 777 {FOLDER}"])
-    try:
-        stage.cluster.kubectl("cordon", there)
-        for manifest in (COUNTING, BOUND, BARE, GUARDED):
-            stage.kubectl("apply", "-f", "-", input=manifest, quiet=True)
-        _settle(stage)
-        stage.cluster.kubectl("uncordon", there)
-        stage.kubectl("get", "vmis", "-o", "wide")
-        stage.plugin("plan", here, codes=(WOULD_BLOCK,))
-        # The log of a pod goes with it.
-        with _followed(stage, _pod(stage, "counting")) as kept:
-            _drain(stage, here)
-        stage.kubectl("get", "nm")
-        stage.kubectl("get", "vms,vmis", "-o", "wide")
-        _judge(stage, kept, there)
-        stage.plugin("maintenance", "stop", here)
-        stage.until(
-            f"{here} to take pods again",
-            lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
-            "the node was given back",
-        )
-    finally:
-        stage.cluster.kubectl("uncordon", here, there)
-        stage.cluster.kubectl("delete", "nm", here, "--ignore-not-found", "--timeout=60s")
-        stage.cluster.kubectl("delete", "vm/bound", "--ignore-not-found", "--timeout=60s")
-        for kind in ("vmi/counting", "vmi/bare", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo"):
-            stage.cluster.kubectl("delete", kind, "--ignore-not-found", "--timeout=60s")
-        stage.cluster.in_node(here, ["rm", "-rf", FOLDER])
-
-
-def _settle(stage: Stage) -> None:
-    """Wait until all run and it is known which of them can be moved."""
-    for name in ("counting", "bound", "bare"):
-        stage.until(f"{name} to run", lambda name=name: _condition(stage, name, "LiveMigratable") != "", f"{name} runs")  # type: ignore[misc]
+    there, here = (node.name for node in stage.cluster.nodes)
+    with stage.only_on(here):
+        stage.kubectl("apply", "-f", "-", input=GUARDED, quiet=True)
+        stage.cluster.kubectl("rollout", "status", "deployment/guarded", "--timeout=60s")
+    for name in (LASTING, ONCE):
+        stage.until(f"{name} to have booted", lambda name=name: stage.has_booted(name), f"{name} has booted")  # type: ignore[misc]
+    stage.kubectl("get", "vmis", "-o", "wide")
+    stage.plugin("plan", here, codes=(WOULD_BLOCK,))
+    # The log of a pod goes with it.
+    with _followed(stage, stage.pod(GUEST)) as kept:
+        _drain(stage, here)
+    stage.kubectl("get", "nm")
+    stage.kubectl("get", "vms,vmis", "-o", "wide")
+    _judge(stage, kept, there)
+    stage.plugin("maintenance", "stop", here)
     stage.until(
-        "counting to count", lambda: bool(ticks(_log(stage, _pod(stage, "counting")), [])), "a guest counts, twenty numbers a second"
+        f"{here} to take pods again",
+        lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
+        "the node was given back",
     )
-    stage.cluster.kubectl("rollout", "status", "deployment/guarded", "--timeout=60s")
+    _goes(stage)
+
+
+def _goes(stage: Stage) -> None:
+    stage.scene("And it goes", "Deleting switches a guest off by its power button, and leaves nothing.")
+    stage.kubectl("delete", f"vm/{GUEST}", f"vmi/{ONCE}")
+    stage.until("its pod to be gone", lambda: not stage.pod(GUEST), "a machine went, and its pod with it")
 
 
 def _drain(stage: Stage, node: str) -> None:
@@ -231,36 +148,15 @@ def _followed(stage: Stage, pod: str) -> Iterator[list[str]]:
 
 def _judge(stage: Stage, source: list[str], there: str) -> None:
     """See that the guest has lost nothing, and that the machine runs again."""
-    if _node(stage, "counting") != there:
-        raise Failure(f"counting is not on {there}")
-    target = _pod(stage, "counting")
-    stage.until("counting to count on there", lambda: bool(ticks([], _log(stage, target))), "the guest that counts has moved")
-    found = ticks(source, _log(stage, target))
+    if _node(stage, GUEST) != there:
+        raise Failure(f"{GUEST} is not on {there}")
+    target = stage.pod(GUEST)
+    stage.until(f"{GUEST} to count on there", lambda: bool(ticks([], stage.log(target))), "the guest that counts has moved")
+    found = ticks(source, stage.log(target))
     gap = longest_gap(found)
     stage.note(f"of its {len(found)} numbers none is missing; it stood still for {gap * 1000:.0f} ms")
-    stage.until("bound to run again", lambda: _node(stage, "bound") == there, "what could not move was started elsewhere")
+    stage.until(f"{LASTING} to run again", lambda: _node(stage, LASTING) == there, "what could not move was started elsewhere")
 
 
 def _node(stage: Stage, name: str) -> str:
     return str(stage.read("vmi", name).get("status", {}).get("nodeName", ""))  # type: ignore[attr-defined]
-
-
-def _condition(stage: Stage, name: str, type_: str) -> str:
-    found: list[dict[str, Any]] = stage.read("vmis")["items"]  # type: ignore[assignment]
-    for instance in found:
-        if instance["metadata"]["name"] == name:
-            for condition in instance.get("status", {}).get("conditions", []):
-                if condition["type"] == type_:
-                    return str(condition["status"])
-    return ""
-
-
-def _pod(stage: Stage, name: str) -> str:
-    selector = f"vm.kubevirt.io/name={name}"
-    pods = stage.read("pods", "-l", selector)["items"]
-    alive = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]  # type: ignore[attr-defined]
-    return str(max(alive, key=lambda metadata: metadata["creationTimestamp"])["name"]) if alive else ""
-
-
-def _log(stage: Stage, pod: str) -> list[str]:
-    return stage.cluster.kubectl("logs", pod, "--timestamps").splitlines() if pod else []

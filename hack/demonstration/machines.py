@@ -1,11 +1,16 @@
-"""Second part of the main job: virtual machines run in pods, report their state, and come back."""
+"""Second part of the main job: virtual machines run in pods, report their state, and come back.
+
+They run on through the parts after it: booting an emulated guest takes longest of all that is shown.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from .stage import Stage
+from .stage import BOOTED, Stage
+
+ONCE, LASTING = "once", "lasting"
 
 INSTANCE = """
 apiVersion: kubevirt.io/v1
@@ -13,6 +18,7 @@ kind: VirtualMachineInstance
 metadata:
   name: {name}
 spec:
+  evictionStrategy: None
   domain:
     cpu: {cpu}
     resources: {{requests: {{memory: 96Mi}}}}
@@ -21,47 +27,70 @@ spec:
       containerDisk: {{image: "kubevirt/fedora-cloud-container-disk-demo:latest"}}
 """
 
-MACHINE = """
+FOLDER = "/var/lib/drydock-shared/demo"
+MACHINE = f"""
+apiVersion: v1
+kind: PersistentVolume
+metadata: {{name: demo}}
+spec:
+  capacity: {{storage: 16Mi}}
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  hostPath: {{path: {FOLDER}}}
+  claimRef: {{namespace: default, name: demo}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {{name: demo}}
+spec:
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  volumeName: demo
+  resources: {{requests: {{storage: 16Mi}}}}
+---
 apiVersion: kubevirt.io/v1
 kind: VirtualMachine
 metadata:
-  name: lasting
+  name: {LASTING}
 spec:
   runStrategy: Halted
   template:
     metadata:
-      labels: {app: lasting}
+      labels: {{app: {LASTING}}}
     spec:
+      evictionStrategy: LiveMigrateIfPossible
       domain:
-        resources: {requests: {memory: 96Mi}}
+        resources: {{requests: {{memory: 96Mi}}}}
         devices:
           interfaces:
             - name: default
-              masquerade: {}
-              ports: [{port: 80}]
+              masquerade: {{}}
+              ports: [{{port: 80}}]
       networks:
         - name: default
-          pod: {}
+          pod: {{}}
       volumes:
         - name: root
-          containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest"}
+          containerDisk: {{image: "kubevirt/fedora-cloud-container-disk-demo:latest"}}
+        - name: data
+          persistentVolumeClaim: {{claimName: demo}}
         - name: init
           cloudInitNoCloud:
             userData: |
               #cloud-config
               password: fedora
-              chpasswd: { expire: False }
-              drydock: { http: 80, count: 1s }
+              chpasswd: {{ expire: False }}
+              drydock: {{ http: 80, count: 1s }}
 """
 
-SERVICE = """
+SERVICE = f"""
 apiVersion: v1
 kind: Service
 metadata:
-  name: lasting
+  name: {LASTING}
 spec:
-  selector: {app: lasting}
-  ports: [{port: 80}]
+  selector: {{app: {LASTING}}}
+  ports: [{{port: 80}}]
 """
 
 # A feature that no emulated CPU has, and few real ones.
@@ -70,15 +99,15 @@ REQUIRED = f"{{features: [{{name: {FEATURE}, policy: require}}]}}"
 
 
 def show(stage: Stage) -> None:
-    """All scenes, and everything put back."""
-    try:
+    """All scenes; the machines stay on the second node."""
+    first, second = (node.name for node in stage.cluster.nodes)
+    for node in (first, second):
+        stage.cluster.in_node(node, ["sh", "-c", f"mkdir -p {FOLDER} && chmod 777 {FOLDER}"])
+    with stage.only_on(second):
         _boot(stage)
         _service(stage)
         _comes_back(stage)
-        _fits_nowhere(stage)
-    finally:
-        stage.cluster.kubectl("delete", "service", "lasting", "--ignore-not-found")
-    _goes(stage)
+    _fits_nowhere(stage)
 
 
 def _instance(stage: Stage, name: str) -> dict[str, Any]:
@@ -97,33 +126,27 @@ def _ready(stage: Stage, name: str, another_than: str = "") -> bool:
     return _condition(found, "Ready").get("status") == "True" and found["metadata"]["uid"] != another_than
 
 
-def _pod(stage: Stage, name: str) -> str:
-    """The name of the pod of an instance that runs."""
-    selector = f"kubevirt.io/created-by={_instance(stage, name)['metadata']['uid']}"
-    return stage.cluster.kubectl("get", "pods", "-l", selector, "-o", "jsonpath={.items[0].metadata.name}")
-
-
 def _boot(stage: Stage) -> None:
     stage.scene(
         "Virtual machines",
         """Manifests as KubeVirt's documents have them: an instance, which runs once, and a machine, which runs always once
         it is started, by an unmodified virtctl. Each gets a pod without any privilege, whose log is what the guest prints.""",
     )
-    stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name="once", cpu="{model: host-model}"))
+    stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name=ONCE, cpu="{model: host-model}"))
     stage.kubectl("apply", "-f", "-", input=MACHINE)
-    stage.virtctl("start", "lasting")
-    for name, kind in (("once", "an instance"), ("lasting", "a machine")):
+    stage.virtctl("start", LASTING)
+    for name, kind in ((ONCE, "an instance"), (LASTING, "a machine")):
         stage.until(f"{name} to run", lambda name=name: _ready(stage, name), f"{kind} was started")  # type: ignore[misc]
     stage.kubectl("get", "vm,vmi", "-o", "wide")
-    stage.follow(_pod(stage, "lasting"), "drydock-guest ready", "a guest booted, with its console in the pod's log")
+    stage.follow(stage.pod(LASTING), BOOTED, "a guest booted, with its console in the pod's log")
     dialogue = [("login: ", "fedora"), ("assword: ", "fedora"), ("# ", "uname -sr; hostname"), ("# ", "exit"), ("login: ", "")]
-    stage.console("lasting", dialogue, "a user logged in by virtctl console")
+    stage.console(LASTING, dialogue, "a user logged in by virtctl console")
 
 
 def _service(stage: Stage) -> None:
     stage.scene("Reached like a pod", "The guest has its pod's address, so that a Service leads to it as to anything else.")
     stage.kubectl("apply", "-f", "-", input=SERVICE)
-    path = "/api/v1/namespaces/default/services/lasting:80/proxy/healthz"
+    path = f"/api/v1/namespaces/default/services/{LASTING}:80/proxy/healthz"
     stage.until(
         "the guest to respond",
         lambda: "ok" in stage.cluster.kubectl("get", "--raw", path, check=False),
@@ -138,11 +161,11 @@ def _comes_back(stage: Stage) -> None:
         """Somebody deletes the machine's pod. The guest shuts down in order, and the machine, which is always to run, gets
         another one.""",
     )
-    before = _instance(stage, "lasting")["metadata"]["uid"]
-    stage.kubectl("delete", "pod", _pod(stage, "lasting"))
+    before = _instance(stage, LASTING)["metadata"]["uid"]
+    stage.kubectl("delete", "pod", stage.pod(LASTING))
     stage.until(
         "the machine to run again",
-        lambda: _ready(stage, "lasting", another_than=before),
+        lambda: _ready(stage, LASTING, another_than=before),
         "a machine whose pod was deleted ran again",
     )
     stage.kubectl("get", "vm,vmi")
@@ -162,13 +185,3 @@ def _fits_nowhere(stage: Stage) -> None:
     message = '-o=jsonpath={.status.conditions[?(@.type=="PodScheduled")].message}'
     stage.kubectl("get", "vmi", "picky", message)
     stage.kubectl("delete", "vmi", "picky")
-
-
-def _goes(stage: Stage) -> None:
-    stage.scene("And it goes", "Deleting switches a guest off by its power button, and leaves nothing.")
-    stage.kubectl("delete", "vm/lasting", "vmi/once")
-    stage.until(
-        "the pods to be gone",
-        lambda: not stage.cluster.kubectl("get", "pods", "-l", "kubevirt.io=virt-launcher", "-o", "name").strip(),
-        "machines went, and their pods with them",
-    )

@@ -11,29 +11,23 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from embedded import build
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
-from oci.binaries import target_folder
-from verify.runner import REPOSITORY, run
+from oci.binaries import program
+from verify.runner import REPOSITORY
+
+from .preparation import PROFILE
 
 PATIENCE = 90
-BUILD_PATIENCE = 1800
-
-
-PLUGIN = "kubectl-drydock"
-
-
-def plugin(progress: Progress) -> str:
-    """Build the plugin of kubectl, and return its path."""
-    with progress.step(f"cargo build {PLUGIN}", announce=True):
-        output, code = run(["cargo", "build", "--locked", "--profile", "fast", "--bin", PLUGIN], quiet=True, most_seconds=BUILD_PATIENCE)
-    if code != 0:
-        raise Failure(f"{PLUGIN} cannot be built", output)
-    return str(target_folder(REPOSITORY) / "fast" / PLUGIN)
+# What a guest prints when it has booted. Before, it does not obey its power button.
+BOOTED = "drydock-guest ready"
+# Everything that the scenes make, for a cluster that was kept after an earlier demonstration.
+LEFT = ("vm/lasting", "vm/traveller", "vmi/once", "vmi/picky", "svc/lasting", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo")
 
 
 class Stage:
@@ -42,7 +36,8 @@ class Stage:
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
         self._virtctl = build.virtctl(progress)
-        self.plugin_path = plugin(progress)
+        # The image of the console has it too, so that it was built with the others.
+        self.plugin_path = str(program(REPOSITORY, "kubectl-drydock", PROFILE))
         self.progress = progress
         self._achieved: list[str] = []
 
@@ -121,6 +116,37 @@ class Stage:
                 os.close(ours)
         print(flush=True)
         self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
+
+    def clear(self) -> None:
+        """Remove what an earlier demonstration left."""
+        nodes = [node.name for node in self.cluster.nodes]
+        self.cluster.kubectl("delete", "nodemaintenances", *nodes, "--ignore-not-found")
+        self.cluster.kubectl("uncordon", *nodes)
+        self.cluster.kubectl("delete", *LEFT, "--ignore-not-found", "--timeout=60s")
+
+    @contextmanager
+    def only_on(self, node: str) -> Iterator[None]:
+        """Have pods that are created meanwhile start on this node, so that later scenes find them there."""
+        others = [other.name for other in self.cluster.nodes if other.name != node]
+        self.cluster.kubectl("cordon", *others)
+        try:
+            yield
+        finally:
+            self.cluster.kubectl("uncordon", *others)
+
+    def pod(self, name: str) -> str:
+        """The name of the pod in which an instance runs; empty if there is none."""
+        pods = self.read("pods", "-l", f"vm.kubevirt.io/name={name}")["items"]
+        alive = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]  # type: ignore[attr-defined]
+        return str(max(alive, key=lambda metadata: metadata["creationTimestamp"])["name"]) if alive else ""
+
+    def log(self, pod: str) -> list[str]:
+        """The lines of a pod's log, with their times; none without a pod."""
+        return self.cluster.kubectl("logs", pod, "--timestamps").splitlines() if pod else []
+
+    def has_booted(self, name: str) -> bool:
+        """Whether a guest has booted in the pod in which it runs."""
+        return BOOTED in "\n".join(self.log(self.pod(name)))
 
     def read(self, *arguments: str) -> dict[str, object]:
         """Return an object as the API server has it, without showing the request."""

@@ -28,6 +28,11 @@ def folder_of(profile: str) -> str:
     return _FOLDERS.get(profile, profile)
 
 
+def program(repository: Path, name: str, profile: str) -> Path:
+    """Return where cargo puts a program that it builds with this profile."""
+    return target_folder(repository) / folder_of(profile) / name
+
+
 def named_by(recipes: Iterable[Path]) -> list[str]:
     """Return the programs that these Containerfiles copy."""
     found = {
