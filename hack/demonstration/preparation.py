@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
-
 from embedded import prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
-from verify.runner import REPOSITORY, interrupt, run
+from verify.programs import built_meanwhile
+from verify.runner import REPOSITORY, run
 
 # The profile of Cargo.toml that Drydock is built with.
 PROFILE = "fast"
@@ -22,17 +20,10 @@ def build(progress: Progress) -> None:
     What is built already is found in a second.
     """
     prerequisites.check_toolchains(("cargo", "go", "python3"))
-    environment = {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"}
-    kubernetes = [sys.executable, "-m", "embedded.build", "--virtctl"]
-    with progress.step("building what is not built yet", announce=True), ThreadPoolExecutor(1) as lane:
-        running = lane.submit(run, kubernetes, environment, prefix="kubernetes: ")
-        try:
-            prerequisites.ensure(PACKAGES, progress, toolchains=())
-            _, of_images = run([str(REPOSITORY / "hack" / "images"), f"--{PROFILE}"], prefix="images: ")
-            _, of_kubernetes = running.result()
-        except BaseException:
-            interrupt()
-            raise
+    with progress.step("building what is not built yet", announce=True), built_meanwhile("virtctl") as kubernetes:
+        prerequisites.ensure(PACKAGES, progress, toolchains=())
+        _, of_images = run([str(REPOSITORY / "hack" / "images"), f"--{PROFILE}"], prefix="images: ")
+        _, of_kubernetes = kubernetes.result()
     for what, code in (("Kubernetes", of_kubernetes), ("Drydock's images", of_images)):
         if code != 0:
             raise Failure(f"{what} could not be built; see above")

@@ -277,13 +277,14 @@ def main() -> int:
     """Build what is not there yet."""
     parser = argparse.ArgumentParser(prog="embedded.build", description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true")
-    parser.add_argument("--virtctl", action="store_true", help="KubeVirt's command line too")
+    others = {"virtctl": virtctl, "descheduler": descheduler}
+    parser.add_argument("--also", action="append", choices=others, default=[], help="a program that only tests and demonstrations need")
     arguments = parser.parse_args()
     progress = Progress(arguments.verbose)
     try:
         ensure(progress)
-        if arguments.virtctl:
-            virtctl(progress)
+        for name in arguments.also:
+            others[name](progress)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
