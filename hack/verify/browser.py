@@ -18,6 +18,7 @@ from embedded import prerequisites
 from embedded.errors import Failure
 from embedded.layout import cache_root
 from embedded.progress import Progress
+from oci import binaries
 
 from . import install
 from .outcome import Outcome, of_unittest
@@ -27,6 +28,8 @@ from .runner import run as command
 TESTS = REPOSITORY / "tests" / "console"
 REQUIREMENTS = TESTS / "requirements.txt"
 PROGRAM = "kubectl-drydock"
+# That of the tests, with which it was built.
+PROFILE = "dev"
 
 # Three times what the tests take on a busy machine.
 MOST_SECONDS = 1200
@@ -37,7 +40,7 @@ def prepare(progress: Progress) -> Path:
     """Install what the tests need, and build the console; returns the Python that has Playwright."""
     prerequisites.ensure(("browser",), progress)
     with progress.step(f"cargo build {PROGRAM}"):
-        _, code = command(["cargo", "build", "--locked", "--bin", PROGRAM], quiet=True)
+        _, code = command(binaries.build_command([PROGRAM], PROFILE), quiet=True)
     if code != 0:
         raise Failure(f"{PROGRAM} cannot be built")
     digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
@@ -66,7 +69,7 @@ def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome
     if chromium is None:
         raise Failure("chromium is installed and not found")
     environment = {
-        "DRYDOCK_CONSOLE": str(REPOSITORY / "target" / "debug" / PROGRAM),
+        "DRYDOCK_CONSOLE": str(binaries.program(REPOSITORY, PROGRAM, PROFILE)),
         "DRYDOCK_TEST_CHROMIUM": chromium,
         "DRYDOCK_TEST_CONSOLE_MANIFESTS": str(install.console_overlay(made)),
         "DRYDOCK_TEST_KUBECTL": str(made.description["kubectl"]),

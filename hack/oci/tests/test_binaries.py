@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 import unittest
+from unittest import mock
 
 from oci import binaries
 from oci.__main__ import REPOSITORY, parse
@@ -21,6 +23,11 @@ class Profiles(unittest.TestCase):
         manifest = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())
         self.assertEqual(manifest["profile"]["fast"]["inherits"], "dev")
         self.assertEqual([binaries.folder_of(name) for name in ("dev", "fast", "release")], ["debug", "fast", "release"])
+
+    def test_programs_are_where_cargo_puts_them(self) -> None:
+        for folder, path in (("/elsewhere", "/elsewhere/debug/a"), ("", f"{REPOSITORY}/target/debug/a")):
+            with mock.patch.dict(os.environ, {"CARGO_TARGET_DIR": folder}):
+                self.assertEqual(str(binaries.program(REPOSITORY, "a", "dev")), path)
 
     def test_command_names_packages_or_builds_all_for_the_tests(self) -> None:
         command = binaries.build_command(["drydock-agent", "kubectl-drydock"], "fast")
