@@ -213,6 +213,19 @@ impl Cluster {
         output(&mut command)
     }
 
+    /// Runs a script in a guest's pod that ends the guest.
+    ///
+    /// The pod ends with its guest. If that is before the script has ended, the script is killed, which is no error.
+    ///
+    /// # Errors
+    /// If it fails otherwise, with its output.
+    pub fn end_guest_by(&self, pod: &str, script: &str) -> Result<()> {
+        match self.kubectl(&["exec", pod, "--", "sh", "-c", script]) {
+            Err(error) if format!("{error:#}").contains("command terminated with exit code 137") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
     /// Starts kubectl in the background.
     ///
     /// # Errors

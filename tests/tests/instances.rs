@@ -232,18 +232,17 @@ async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
         cluster.until_console(case, "drydock-guest ready").await?;
         cluster.until_vm_condition(case, "Ready", "True").await?;
         let pod = cluster.launcher(case).await?.name_any();
-        let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
         let kill = |name: &str| {
             format!(
                 "for p in /proc/[0-9]*; do case $(cat $p/comm) in {name}*) kill -KILL ${{p#/proc/}};; esac; done; true"
             )
         };
         match case {
-            "poweroff" => drop(in_pod(&format!("virsh -c '{socket}' shutdown {NAMESPACE}_{case}"))?),
+            "poweroff" => cluster.end_guest_by(&pod, &format!("virsh -c '{socket}' shutdown {NAMESPACE}_{case}"))?,
             "pod-deleted" => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
             "pod-evicted" => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
-            "qemu-killed" => drop(in_pod(&kill("qemu-system"))?),
-            "destroyed" => drop(in_pod(&format!("virsh -c '{socket}' destroy {NAMESPACE}_{case}"))?),
+            "qemu-killed" => cluster.end_guest_by(&pod, &kill("qemu-system"))?,
+            "destroyed" => cluster.end_guest_by(&pod, &format!("virsh -c '{socket}' destroy {NAMESPACE}_{case}"))?,
             _ => {
                 let node = cluster.launcher(case).await?.spec.and_then(|spec| spec.node_name);
                 let node = node.context("no node")?;

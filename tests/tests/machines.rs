@@ -140,14 +140,17 @@ async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> R
 /// Ends the guest of an instance.
 async fn bring_about(cluster: &Cluster, name: &str, end: End) -> Result<()> {
     let pod = cluster.launcher(name).await?.name_any();
-    let in_pod = |script: &str| cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script]);
     match end {
-        End::PowersOff => drop(in_pod(&format!(
-            "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' shutdown {NAMESPACE}_{name}"
-        ))?),
-        End::Crashes => drop(in_pod(
+        End::PowersOff => cluster.end_guest_by(
+            &pod,
+            &format!(
+                "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' shutdown {NAMESPACE}_{name}"
+            ),
+        )?,
+        End::Crashes => cluster.end_guest_by(
+            &pod,
             "for p in /proc/[0-9]*; do case $(cat $p/comm) in qemu-system*) kill -KILL ${p#/proc/};; esac; done; true",
-        )?),
+        )?,
         End::PodDeleted => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
         End::PodEvicted => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
     }

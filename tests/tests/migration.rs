@@ -782,16 +782,10 @@ async fn migration_of_an_immovable_instance_is_refused() -> Result<()> {
     )?;
     cluster.abort(&held).await?;
     let pod = cluster.until_one_pod("single").await?.name_any();
-    cluster.kubectl(&[
-        "exec",
+    cluster.end_guest_by(
         &pod,
-        "--",
-        "virsh",
-        "-c",
-        "qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock",
-        "destroy",
-        &format!("{NAMESPACE}_single"),
-    ])?;
+        &format!("virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' destroy {NAMESPACE}_single"),
+    )?;
     cluster.until_phase("single", Phase::Failed).await?;
     refused(
         cluster.migrate("single").await,
