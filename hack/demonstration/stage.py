@@ -123,6 +123,8 @@ class Stage:
         self.cluster.kubectl("delete", "nodemaintenances", *nodes, "--ignore-not-found")
         self.cluster.kubectl("uncordon", *nodes)
         self.cluster.kubectl("delete", *LEFT, "--ignore-not-found", "--timeout=60s")
+        # virtctl lets the API server name its migrations.
+        self.cluster.kubectl("delete", "vmim", "-l", "kubevirt.io/vmi-name=traveller", "--timeout=60s")
 
     @contextmanager
     def only_on(self, node: str) -> Iterator[None]:
