@@ -119,7 +119,7 @@ VIRTCTL = Module(
     stamped=("kubevirt.io/client-go/version",),
 )
 
-# For tests of its evictions.
+# For tests of its evictions. Its module replaces its dependencies by those of Kubernetes, so that most are compiled once.
 DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
 
 # A quarter of a build is the compilers' garbage collection. They end before they need this much, all but a few.
@@ -219,7 +219,8 @@ def _build(module: Module, folder: Path) -> None:
             [
                 "go",
                 "build",
-                "-trimpath",
+                # Not -trimpath: with it, Go keeps a package by the version that go.mod requires, not by that of its
+                # replacement, and the descheduler would find nothing of what was compiled for Kubernetes.
                 "-buildvcs=false",
                 f"-tags={','.join(module.tags)}",
                 # The linker would drop what describes the code to debuggers.
