@@ -1,6 +1,7 @@
 """Which modules are built."""
 
 import os
+import re
 import unittest
 from unittest import mock
 
@@ -23,3 +24,18 @@ class Kubernetes(unittest.TestCase):
         for version in build.kubernetes_versions():
             module = build.Module(f"kubernetes-{version}", (), pinned="k8s.io/kubernetes")
             self.assertTrue(module.pin().startswith(f"v{version}."), module.pin())
+
+
+class Descheduler(unittest.TestCase):
+    def test_replacements_are_the_versions_of_kubernetes(self) -> None:
+        """With other versions it builds as well, but compiles again what Kubernetes has compiled."""
+        of_kubernetes, replaced = versions("kubernetes"), versions("descheduler", replaced_only=True)
+        self.assertIn("k8s.io/client-go", replaced)
+        self.assertEqual(replaced, {name: of_kubernetes.get(name) for name in replaced})
+
+
+def versions(module: str, *, replaced_only: bool = False) -> dict[str, str]:
+    """The version of each dependency of a module: as required, or as replaced."""
+    required, _, replacements = (build.SOURCES / module / "go.mod").read_text().partition("\nreplace (")
+    found = {} if replaced_only else dict(re.findall(r"^\t(\S+) (v\S+)", required, re.MULTILINE))
+    return found | dict(re.findall(r"^\t(\S+) => \S+ (v\S+)", replacements, re.MULTILINE))
