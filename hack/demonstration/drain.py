@@ -15,7 +15,7 @@ from measure.standstill import longest_gap, ticks
 
 from .machines import LASTING, ONCE
 from .migration import GUEST
-from .stage import PATIENCE, Stage
+from .stage import BOOTED, PATIENCE, POLL, Stage
 
 REASON = "a new disk"
 # Exit code of a plan in which something would block, or a pod would wait.
@@ -56,7 +56,7 @@ def show(stage: Stage) -> None:
         stage.kubectl("apply", "-f", "-", input=GUARDED, quiet=True)
         stage.cluster.kubectl("rollout", "status", "deployment/guarded", "--timeout=60s")
     for name in (LASTING, ONCE):
-        stage.until(f"{name} to have booted", lambda name=name: stage.has_booted(name), f"{name} has booted")  # type: ignore[misc]
+        stage.follow(stage.pod(name), BOOTED, f"{name} has booted", quiet=True)
     stage.kubectl("get", "vmis", "-o", "wide")
     stage.plugin("plan", here, codes=(WOULD_BLOCK,))
     # The log of a pod goes with it.
@@ -98,7 +98,7 @@ def _drain(stage: Stage, node: str) -> None:
                 if not released and len(pods) == 1 and pods[0].get("reason") == "BlockedByBudget":
                     stage.cluster.kubectl("delete", "pdb", "guarded")
                     released = True
-                time.sleep(0.1)
+                time.sleep(POLL)
         finally:
             draining.kill()
     if draining.returncode != 0:

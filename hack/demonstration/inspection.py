@@ -80,7 +80,7 @@ def _scheduler(stage: Stage, first: str, second: str) -> None:
     stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features=avx2,aes")
     feature = "cpu-feature.node.kubevirt.io/avx2"
     stage.until(f"the labels of {second} to follow", lambda: feature not in stage.labels(second), "a masked feature left the labels")
-    lost = sorted(key for key in before if key not in _cpu_labels(stage, second))
+    lost = sorted(before.keys() - _cpu_labels(stage, second).keys())
     print("  gone: " + ", ".join(key.split("/")[1] + (" (model)" if key.startswith("cpu-model.") else "") for key in lost[:12]))
     model = next((key for key in lost if key.startswith("cpu-model.")), feature)
     for name, label in (("wants-avx2", feature), ("wants-model", model)):

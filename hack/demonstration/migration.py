@@ -8,7 +8,7 @@ from typing import Any
 from embedded.errors import Failure
 from measure.standstill import longest_gap, ticks
 
-from .stage import PATIENCE, Stage
+from .stage import BOOTED, PATIENCE, POLL, Stage
 
 GUEST = "traveller"
 # By it virtctl's migrations of a guest are found: their names are made up by the API server.
@@ -63,7 +63,7 @@ def show(stage: Stage) -> None:
         with stage.only_on(stage.cluster.nodes[0].name):
             stage.kubectl("apply", "-f", "-", input=MACHINE)
             stage.until(f"{GUEST} to run", lambda: bool(stage.pod(GUEST)), "a guest that counts was started")
-        stage.until("it to count", lambda: stage.has_booted(GUEST), "it booted and counts")
+        stage.follow(stage.pod(GUEST), BOOTED, "it booted and counts", quiet=True)
         stage.cluster.kubectl("wait", "hyperconverged", "--all", "-n", "drydock", "--for=condition=InForce", "--timeout=60s")
         stage.virtctl("migrate", GUEST)
         _judge(stage, *_watched(stage))
@@ -83,7 +83,7 @@ def _watched(stage: Stage) -> tuple[dict[str, Any], float]:
             return migration, time.monotonic() - begun
         if time.monotonic() - begun > PATIENCE:
             raise Failure(f"waited {PATIENCE} s in vain for {GUEST} to move: {text}")
-        time.sleep(0.05)
+        time.sleep(POLL)
 
 
 def progress(migration: dict[str, Any]) -> str:

@@ -24,6 +24,8 @@ from verify.runner import REPOSITORY
 from .preparation import PROFILE
 
 PATIENCE = 90
+# Seconds between two reads of what is waited for. Each runs kubectl, which keeps a processor from the guests that boot.
+POLL = 0.25
 # What a guest prints when it has booted. Before, it does not obey its power button.
 BOOTED = "drydock-guest ready"
 # Everything that the scenes make, for a cluster that was kept after an earlier demonstration.
@@ -146,10 +148,6 @@ class Stage:
         """The lines of a pod's log, with their times; none without a pod."""
         return self.cluster.kubectl("logs", pod, "--timestamps").splitlines() if pod else []
 
-    def has_booted(self, name: str) -> bool:
-        """Whether a guest has booted in the pod in which it runs."""
-        return BOOTED in "\n".join(self.log(self.pod(name)))
-
     def read(self, *arguments: str) -> dict[str, object]:
         """Return an object as the API server has it, without showing the request."""
         return json.loads(self.cluster.kubectl("get", *arguments, "-o", "json"))
@@ -167,16 +165,17 @@ class Stage:
                 raise Failure(f"waited {waited:.0f} s in vain for {what}")
             if sys.stdout.isatty():
                 print(f"\r  waiting for {what} ... {waited:4.1f} s", end="", flush=True)
-            time.sleep(0.05)
+            time.sleep(POLL)
         waited = time.monotonic() - begun
         clear = "\r" if sys.stdout.isatty() else ""
         print(f"{clear}  ✔ {what}: {waited:.1f} s{' ' * 30}".rstrip(), flush=True)
         self._achieved.append(f"{done} ({waited:.1f} s)")
 
-    def follow(self, pod: str, words: str, done: str) -> None:
-        """Show a guest's console as it comes until it has printed `words`, and note it for the summary."""
+    def follow(self, pod: str, words: str, done: str, *, quiet: bool = False) -> None:
+        """Follow a guest's console, and show it unless quiet, until it has printed `words`; note it for the summary."""
         begun = time.monotonic()
-        print(f"\n$ kubectl logs -f {pod} | grep ^guest", flush=True)
+        if not quiet:
+            print(f"\n$ kubectl logs -f {pod} | grep ^guest", flush=True)
         argv = [str(self.cluster.description["kubectl"]), "logs", "--follow", pod]
         with subprocess.Popen(argv, env=self.cluster.environment(), stdout=subprocess.PIPE, text=True) as following:
             assert following.stdout is not None
@@ -186,7 +185,8 @@ class Stage:
                 for line in following.stdout:
                     if not line.startswith("guest: "):
                         continue
-                    print(f"  {line.rstrip()[:120]}", flush=True)
+                    if not quiet:
+                        print(f"  {line.rstrip()[:120]}", flush=True)
                     if words in line:
                         break
                 else:
