@@ -29,13 +29,20 @@ class Kubernetes(unittest.TestCase):
 class Descheduler(unittest.TestCase):
     def test_replacements_are_the_versions_of_kubernetes(self) -> None:
         """With other versions it builds as well, but compiles again what Kubernetes has compiled."""
-        of_kubernetes, replaced = versions("kubernetes"), versions("descheduler", replaced_only=True)
+        of_kubernetes, replaced = required("kubernetes") | replacements("kubernetes"), replacements("descheduler")
         self.assertIn("k8s.io/client-go", replaced)
         self.assertEqual(replaced, {name: of_kubernetes.get(name) for name in replaced})
 
 
-def versions(module: str, *, replaced_only: bool = False) -> dict[str, str]:
-    """The version of each dependency of a module: as required, or as replaced."""
-    required, _, replacements = (build.SOURCES / module / "go.mod").read_text().partition("\nreplace (")
-    found = {} if replaced_only else dict(re.findall(r"^\t(\S+) (v\S+)", required, re.MULTILINE))
-    return found | dict(re.findall(r"^\t(\S+) => \S+ (v\S+)", replacements, re.MULTILINE))
+def required(module: str) -> dict[str, str]:
+    """The version of each dependency that a module requires."""
+    return dict(re.findall(r"^\t(\S+) (v\S+)", go_mod(module), re.MULTILINE))
+
+
+def replacements(module: str) -> dict[str, str]:
+    """The version of each dependency that takes the place of the required one."""
+    return dict(re.findall(r"^\t(\S+) => \S+ (v\S+)", go_mod(module), re.MULTILINE))
+
+
+def go_mod(module: str) -> str:
+    return (build.SOURCES / module / "go.mod").read_text()
