@@ -639,6 +639,19 @@ impl DomainHandle {
         .await
     }
 
+    /// Returns the maximum downtime of a migration in milliseconds, as QEMU has it now.
+    ///
+    /// # Errors
+    /// As for all calls.
+    pub async fn max_downtime(&self) -> Result<u64, CallError> {
+        self.call(
+            "reading the limit of a migration's downtime",
+            self.deadlines.question,
+            |calls| calls.max_downtime(),
+        )
+        .await
+    }
+
     /// Sets the maximum downtime of a migration in milliseconds. Can be called before and during a migration.
     ///
     /// # Errors

@@ -159,6 +159,7 @@ async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
     assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::Migration)));
     source.guest.set_max_downtime(100).await.unwrap();
+    assert_eq!(source.guest.max_downtime().await, Ok(100));
     source.guest.set_bandwidth(100).await.unwrap();
     source.guest.set_bandwidth(0).await.unwrap();
     assert_eq!(

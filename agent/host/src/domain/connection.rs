@@ -69,6 +69,7 @@ pub(crate) trait Calls {
     fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError>;
     fn abort_job(&self) -> Result<(), LibvirtError>;
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError>;
+    fn max_downtime(&self) -> Result<u64, LibvirtError>;
     fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError>;
     fn set_bandwidth(&self, mebibytes: u64) -> Result<(), LibvirtError>;
     fn start_post_copy(&self) -> Result<(), LibvirtError>;
@@ -395,6 +396,10 @@ impl Calls for Connection {
 
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
         migration::job(self, which)
+    }
+
+    fn max_downtime(&self) -> Result<u64, LibvirtError> {
+        migration::max_downtime(self)
     }
 
     fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {

@@ -396,6 +396,10 @@ impl Calls for Connection {
         self.fake_job(which)
     }
 
+    fn max_downtime(&self) -> Result<u64, LibvirtError> {
+        self.fake_max_downtime()
+    }
+
     fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {
         self.fake_set_max_downtime(milliseconds)
     }

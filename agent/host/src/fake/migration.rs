@@ -16,6 +16,9 @@ use crate::{
     libvirt::LibvirtError,
 };
 
+/// QEMU's own limit of the downtime in milliseconds, where nobody has set another one.
+const QEMU_DOWNTIME: u64 = 300;
+
 /// A fake libvirt's state of migrations.
 #[derive(Debug, Default)]
 pub(super) struct Migrations {
@@ -239,6 +242,13 @@ impl Connection {
         })
     }
 
+    pub(super) fn fake_max_downtime(&self) -> Result<u64, LibvirtError> {
+        self.question(|inner| {
+            inner.guest("max downtime")?;
+            Ok(inner.migrations.max_downtime.unwrap_or(QEMU_DOWNTIME))
+        })
+    }
+
     pub(super) fn fake_set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {
         const CALL: &str = "set max downtime";
         self.change(CALL, |inner| {
@@ -345,9 +355,10 @@ mod tests {
             guest.migrate(Migration::default()).await.unwrap_err().reason(),
             "LibvirtRefused"
         );
-        guest.set_max_downtime(300).await.unwrap();
+        guest.set_max_downtime(200).await.unwrap();
+        assert_eq!(guest.max_downtime().await, Ok(200));
         guest.set_bandwidth(0).await.unwrap();
-        assert_eq!(libvirt.migration_limits(), (Some(300), Some(0)));
+        assert_eq!(libvirt.migration_limits(), (Some(200), Some(0)));
         libvirt.migration_iterates(4);
         libvirt.guest_leaves();
         libvirt.guest_has_left();

@@ -1,5 +1,7 @@
 //! Measures a guest that moves, and acts so that its migration ends.
 
+use std::time::Duration;
+
 use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
     migration::{MigrationMode, MigrationSource},
@@ -15,6 +17,13 @@ use tracing::info;
 
 use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
 use crate::migrations::progress::{measured, sample};
+
+/// Limits the downtime. The migration continues if libvirt refuses, with the limit that it had.
+pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
+    if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
+        info!(error = %chain(&error), "limit of the downtime refused by libvirt");
+    }
+}
 
 impl SourceTask {
     /// Measures a guest that moves, and executes what the monitor decides so that the migration ends.
@@ -43,16 +52,20 @@ impl SourceTask {
         if self.monitor.is_none() {
             // A guest that its user has paused dirties no memory, and a switch would resume it.
             let post_copy = self.may_be_switched(migration) && !by_user;
-            self.monitor = Limits::new(&configuration, sample.data_total)
-                .map(|limits| Limits { post_copy, ..limits })
-                .map(Monitor::new)
-                .ok();
+            if let Ok(limits) = Limits::new(&configuration, sample.data_total) {
+                let monitor = Monitor::new(Limits { post_copy, ..limits });
+                self.monitor = Some(match handle.max_downtime().await {
+                    Ok(limit) => monitor.with_downtime(Duration::from_millis(limit)),
+                    Err(error) => {
+                        info!(error = %chain(&error), "limit of the downtime not known");
+                        monitor
+                    }
+                });
+            }
         }
         let Some(monitor) = &mut self.monitor else { return };
-        if let Some(downtime) = monitor.downtime_after_first_pass(&sample)
-            && let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await
-        {
-            info!(error = %chain(&error), "limit of the downtime refused by libvirt");
+        if let Some(downtime) = monitor.downtime_after_first_pass(&sample) {
+            limit_downtime(handle, downtime).await;
         }
         for action in monitor.observe(&sample) {
             self.execute_action(handle, migration, &action).await;

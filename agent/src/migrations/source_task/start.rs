@@ -9,11 +9,11 @@ use drydock_core::migration::{
     source::Call,
 };
 use drydock_host::domain::{CopiedContent, DiskCopy, DomainHandle, Migration};
-use drydock_runtime::{Key, Severity, chain};
+use drydock_runtime::{Key, Severity};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{SourceTask, configuration, milliseconds, status_patch};
+use super::{SourceTask, configuration, monitor::limit_downtime, status_patch};
 
 impl SourceTask {
     /// Starts the libvirt call that moves the guest. The call lasts as long as the migration.
@@ -42,10 +42,7 @@ impl SourceTask {
             allow_unsafe: false,
         };
         if let Ok(limits) = Limits::new(&configuration, 0) {
-            let downtime = Monitor::new(limits).initial_downtime();
-            if let Err(error) = handle.set_max_downtime(milliseconds(downtime)).await {
-                info!(error = %chain(&error), "limit of the downtime refused by libvirt");
-            }
+            limit_downtime(&handle, Monitor::new(limits).initial_downtime()).await;
         }
         info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job started");
         status_patch::record_event(

@@ -262,25 +262,40 @@ async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
     assert!(matches!(source.fixture.around.libvirt.state(), Some(State::Running(_))));
 }
 
+/// The job of a guest in this pass over its memory.
+fn in_pass(iteration: u64) -> JobInfo {
+    JobInfo {
+        data: Amount {
+            total: 2 << 20,
+            processed: 1 << 20,
+            remaining: 1 << 20,
+        },
+        iteration: Some(iteration),
+        ..migration_job(JobOperation::OutgoingMigration)
+    }
+}
+
 #[tokio::test]
 async fn second_pass_has_the_usual_downtime() {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     let mut found = Vec::new();
     for iteration in [1, 2] {
-        source.fixture.around.libvirt.set_job(JobInfo {
-            data: Amount {
-                total: 2 << 20,
-                processed: 1 << 20,
-                remaining: 1 << 20,
-            },
-            iteration: Some(iteration),
-            ..migration_job(JobOperation::OutgoingMigration)
-        });
+        source.fixture.around.libvirt.set_job(in_pass(iteration));
         source.reconcile_without_writes().await.unwrap();
         found.push(source.fixture.around.libvirt.migration_limits().0);
     }
     assert_eq!(found, [Some(100), Some(300)]);
+}
+
+#[tokio::test]
+async fn agent_keeps_the_downtime_that_the_one_before_raised() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.guest.handle.set_max_downtime(600).await.unwrap();
+    source.fixture.around.libvirt.set_job(in_pass(2));
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.fixture.around.libvirt.migration_limits().0, Some(600));
 }
 
 #[tokio::test]

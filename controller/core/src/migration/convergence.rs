@@ -227,16 +227,20 @@ impl Monitor {
         }
     }
 
+    /// Sets the downtime limit that is in force. An agent that takes over a running migration reads it from libvirt: the
+    /// agent before it may have raised it.
+    #[must_use]
+    pub fn with_downtime(self, downtime: Duration) -> Self {
+        Self { downtime, ..self }
+    }
+
     /// Returns the downtime to start the migration with.
     pub fn initial_downtime(&self) -> Duration {
         FIRST_DOWNTIME.min(self.limits.max_downtime)
     }
 
     /// Returns the downtime limit to set now because the guest was not switched over in the first pass; `None` if that
-    /// pass has not ended, or the limit is set already. A refusal by libvirt needs no report.
-    ///
-    /// The monitor of an agent that was replaced does not know whether the limit was raised further: it is lowered then, and
-    /// raised again.
+    /// pass has not ended, or the limit is that high already. A refusal by libvirt needs no report.
     pub fn downtime_after_first_pass(&mut self, sample: &Sample) -> Option<Duration> {
         let usual = USUAL_DOWNTIME.min(self.limits.max_downtime);
         if sample.iteration < 2 || self.downtime >= usual {

@@ -1,7 +1,7 @@
 //! The migration calls: their arguments and results are lists of typed parameters.
 
 use std::{
-    ffi::{CStr, CString, c_int, c_ulong},
+    ffi::{CStr, CString, c_int, c_ulong, c_ulonglong},
     ptr,
 };
 
@@ -141,6 +141,17 @@ pub(super) fn job(connection: &Connection, which: WhichJob) -> Result<Option<Job
     // SAFETY: libvirt returned that many parameters.
     let parameters_read = unsafe { read_parameters(parameters.list, parameters.count) };
     Ok(JobInfo::from_parameters(JobType::from_raw(job_type), &parameters_read))
+}
+
+pub(super) fn max_downtime(connection: &Connection) -> Result<u64, LibvirtError> {
+    const CALL: &str = "reading the limit of a migration's downtime";
+    let domain = connection.found(CALL)?;
+    let mut milliseconds: c_ulonglong = 0;
+    // SAFETY: the domain is one of this open connection, and the place outlives the call.
+    succeeded(CALL, unsafe {
+        sys::virDomainMigrateGetMaxDowntime(domain.0, &raw mut milliseconds, 0)
+    })
+    .map(|_| milliseconds)
 }
 
 pub(super) fn set_max_downtime(connection: &Connection, milliseconds: u64) -> Result<(), LibvirtError> {

@@ -88,6 +88,25 @@ fn usual_downtime_is_set_once_when_the_first_pass_has_ended() {
 }
 
 #[test]
+fn raised_downtime_is_not_lowered_after_the_first_pass() {
+    let second = Sample {
+        iteration: 2,
+        ..Sample::default()
+    };
+    for (in_force, expected) in [
+        (100, Some(300)),
+        (299, Some(300)),
+        (300, None),
+        (600, None),
+        (2000, None),
+    ] {
+        let mut monitor = Monitor::new(limits(&quiet())).with_downtime(Duration::from_millis(in_force));
+        let found = monitor.downtime_after_first_pass(&second);
+        assert_eq!(found, expected.map(Duration::from_millis), "{in_force} ms in force");
+    }
+}
+
+#[test]
 fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
     let guest = Guest {
         working_set: 80 * MIB,
