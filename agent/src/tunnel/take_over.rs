@@ -50,6 +50,8 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
             }
             TargetStep::Resume => match guest.resume().await {
                 Ok(()) => taken_over(session, TakenOver::Resumed),
+                // The node's agent resumes it as well, and may be faster.
+                Err(_) if guest.state().await == GuestHere::HasRun => taken_over(session, TakenOver::Resumed),
                 Err(error) => {
                     warn!(
                         migration_uid = session.spec.migration,

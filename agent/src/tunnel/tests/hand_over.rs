@@ -8,7 +8,11 @@ use tokio::{
 };
 
 use super::world::{DOMAIN, Network, World};
-use crate::tunnel::{client::TunnelError, last_call::GuestLeft, local::Reply};
+use crate::tunnel::{
+    client::TunnelError,
+    last_call::GuestLeft,
+    local::{Reply, SessionState},
+};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
 
@@ -284,6 +288,26 @@ async fn a_release_waits_for_the_whole_guest() {
     assert_eq!(state.trouble, None);
     world.source.until(MIGRATION, |state| state.acknowledged).await;
     assert_eq!(guest.resumed(), 1);
+}
+
+#[tokio::test]
+async fn guest_that_the_agent_resumed_first_is_no_trouble() {
+    let world = World::new().await;
+    let guest = world.guest();
+    guest.agent_is_faster.store(true, Ordering::SeqCst);
+    guest.becomes(GuestHere::Complete);
+    world.pair(MIGRATION, None).await;
+    world
+        .source
+        .client
+        .release(MIGRATION, Proof::ReplyConsumed)
+        .await
+        .unwrap();
+    let ends = |state: &SessionState| state.resumed || state.trouble.is_some();
+    let state = world.target.until(MIGRATION, ends).await;
+    assert_eq!((state.resumed, state.trouble), (true, None));
+    world.source.until(MIGRATION, |state| state.acknowledged).await;
+    assert_eq!(guest.resumed(), 0);
 }
 
 /// Cuts the network after various numbers of bytes, thus within, before and after each message.

@@ -14,7 +14,7 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -72,6 +72,8 @@ pub(super) struct FakeGuest {
     queries: watch::Sender<usize>,
     /// Number of attempts to resume it that fail.
     pub(super) failures: Arc<AtomicUsize>,
+    /// Whether the node's agent resumes it just before the tunnel does.
+    pub(super) agent_is_faster: Arc<AtomicBool>,
 }
 
 impl FakeGuest {
@@ -82,6 +84,7 @@ impl FakeGuest {
             left: Arc::new(Mutex::new(GuestLeft::MayReturn)),
             queries: watch::channel(0).0,
             failures: Arc::default(),
+            agent_is_faster: Arc::default(),
         }
     }
 
@@ -131,6 +134,10 @@ impl IncomingGuest for FakeConnection {
                 .is_ok()
             {
                 return Err("not now".to_owned());
+            }
+            if self.guest.agent_is_faster.load(Ordering::SeqCst) {
+                self.guest.state.send_replace(GuestHere::HasRun);
+                return Err("domain is already running".to_owned());
             }
             assert_eq!(
                 *self.state.borrow(),
