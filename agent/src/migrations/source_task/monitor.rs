@@ -25,6 +25,18 @@ pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
     }
 }
 
+/// Returns a monitor that knows the downtime limit in force.
+async fn monitor_of(handle: &DomainHandle, limits: Limits) -> Monitor {
+    let monitor = Monitor::new(limits);
+    match handle.max_downtime().await {
+        Ok(limit) => monitor.with_downtime(Duration::from_millis(limit)),
+        Err(error) => {
+            info!(error = %chain(&error), "limit of the downtime not known");
+            monitor
+        }
+    }
+}
+
 impl SourceTask {
     /// Measures a guest that moves, and executes what the monitor decides so that the migration ends.
     pub(super) async fn measure(
@@ -49,19 +61,12 @@ impl SourceTask {
         let by_user = matches!(state, State::Paused(PausedReason::User)) && !to_move;
         let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
         let sample = sample(info, paused, self.switched);
-        if self.monitor.is_none() {
+        if self.monitor.is_none()
+            && let Ok(limits) = Limits::new(&configuration, sample.data_total)
+        {
             // A guest that its user has paused dirties no memory, and a switch would resume it.
             let post_copy = self.may_be_switched(migration) && !by_user;
-            if let Ok(limits) = Limits::new(&configuration, sample.data_total) {
-                let monitor = Monitor::new(Limits { post_copy, ..limits });
-                self.monitor = Some(match handle.max_downtime().await {
-                    Ok(limit) => monitor.with_downtime(Duration::from_millis(limit)),
-                    Err(error) => {
-                        info!(error = %chain(&error), "limit of the downtime not known");
-                        monitor
-                    }
-                });
-            }
+            self.monitor = Some(monitor_of(handle, Limits { post_copy, ..limits }).await);
         }
         let Some(monitor) = &mut self.monitor else { return };
         if let Some(downtime) = monitor.downtime_after_first_pass(&sample) {

@@ -169,12 +169,7 @@ async fn missed_last_call_keeps_later_guests_from_being_switched() {
     pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
     assert!(world.source.state(MIGRATION).unwrap().holds_last_call);
     world.guest().becomes(GuestHere::Complete);
-    world
-        .source
-        .client
-        .release(MIGRATION, Proof::SourceStopped)
-        .await
-        .unwrap();
+    world.release(MIGRATION, Proof::SourceStopped).await;
     let state = world.source.until(MIGRATION, |state| !state.holds_last_call).await;
     assert_eq!(state.released, Some(Proof::SourceStopped));
     assert_eq!(world.source.metrics.missed.get(), 1);
@@ -206,7 +201,7 @@ async fn source_that_ends_before_the_reply_proves_nothing() {
     assert!(!world.target.state(MIGRATION).unwrap().resumed);
     // Its agent may still find another proof.
     world.source.client.keep_paused(MIGRATION, false).await.unwrap();
-    world.source.client.release(MIGRATION, Proof::SourceGone).await.unwrap();
+    world.release(MIGRATION, Proof::SourceGone).await;
     let state = world.source.until(MIGRATION, |state| state.acknowledged).await;
     assert_eq!(state.released, Some(Proof::SourceGone));
     assert_eq!(world.guest().resumed(), 1);
@@ -238,24 +233,14 @@ async fn a_guest_that_was_paused_stays_paused() {
     for keep_paused in [true, false, true] {
         world.source.client.keep_paused(MIGRATION, keep_paused).await.unwrap();
     }
-    world
-        .source
-        .client
-        .release(MIGRATION, Proof::SourceStopped)
-        .await
-        .unwrap();
+    world.release(MIGRATION, Proof::SourceStopped).await;
     world.source.until(MIGRATION, |state| state.acknowledged).await;
     world.target.until(MIGRATION, |state| state.resumed).await;
     assert_eq!(world.guest().resumed(), 0);
     let refused = world.source.client.keep_paused(MIGRATION, false).await.unwrap_err();
     assert_eq!(refused.reason(), "AlreadyReleased");
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
-    world
-        .source
-        .client
-        .release(MIGRATION, Proof::SourceStopped)
-        .await
-        .unwrap();
+    world.release(MIGRATION, Proof::SourceStopped).await;
 }
 
 #[tokio::test]
@@ -264,12 +249,7 @@ async fn a_release_waits_for_the_whole_guest() {
     let guest = world.guest();
     guest.failures.store(2, Ordering::SeqCst);
     world.pair(MIGRATION, None).await;
-    world
-        .source
-        .client
-        .release(MIGRATION, Proof::SourceStopped)
-        .await
-        .unwrap();
+    world.release(MIGRATION, Proof::SourceStopped).await;
     for (state, trouble) in [
         (GuestHere::Absent, "there is none here"),
         (GuestHere::Incoming, "not complete"),
@@ -297,12 +277,7 @@ async fn guest_that_the_agent_resumed_first_is_no_trouble() {
     guest.agent_is_faster.store(true, Ordering::SeqCst);
     guest.becomes(GuestHere::Complete);
     world.pair(MIGRATION, None).await;
-    world
-        .source
-        .client
-        .release(MIGRATION, Proof::ReplyConsumed)
-        .await
-        .unwrap();
+    world.release(MIGRATION, Proof::ReplyConsumed).await;
     let ends = |state: &SessionState| state.resumed || state.trouble.is_some();
     let state = world.target.until(MIGRATION, ends).await;
     assert_eq!((state.resumed, state.trouble), (true, None));
@@ -334,12 +309,7 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
             .await
             .unwrap();
         // Released before the first message is sent.
-        world
-            .source
-            .client
-            .release(&migration, Proof::SourceStopped)
-            .await
-            .unwrap();
+        world.release(&migration, Proof::SourceStopped).await;
         let address = Some(network.address.to_string());
         world
             .source

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use drydock_core::migration::hand_over::GuestHere;
+use drydock_core::migration::hand_over::{GuestHere, Proof};
 use drydock_host::{
     pod_folder::{PodFolder, PodListener},
     rpc::{CALL, HEADER, Header, REMOTE_PROGRAM, REMOTE_VERSION},
@@ -347,6 +347,11 @@ impl World {
             address: Some(address.map_or(target.address, |address| address.to_string())),
         };
         self.source.client.pair(migration, peer).await.unwrap();
+    }
+
+    /// Releases the guest at the source.
+    pub(super) async fn release(&self, migration: &str, proof: Proof) {
+        self.source.client.release(migration, proof).await.unwrap();
     }
 
     /// Returns the guest that arrives at the target.
