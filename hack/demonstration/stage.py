@@ -37,7 +37,6 @@ class Stage:
 
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
-        self._virtctl = build.virtctl(progress)
         # The image of the console has it too, so that it was built with the others.
         self.plugin_path = str(program(REPOSITORY, "kubectl-drydock", PROFILE))
         self.progress = progress
@@ -66,7 +65,7 @@ class Stage:
     def virtctl(self, *arguments: str) -> None:
         """Run KubeVirt's command line as the audience would and show what it prints."""
         print(f"\n$ virtctl {' '.join(arguments)}", flush=True)
-        argv = [self._virtctl, *arguments]
+        argv = [build.virtctl(self.progress), *arguments]
         done = subprocess.run(
             argv, env=self.cluster.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -87,7 +86,7 @@ class Stage:
         begun = time.monotonic()
         print(f"\n$ virtctl console {guest}", flush=True)
         ours, theirs = pty.openpty()
-        argv = [self._virtctl, "console", guest]
+        argv = [build.virtctl(self.progress), "console", guest]
         with subprocess.Popen(argv, env=self.cluster.environment(), stdin=theirs, stdout=theirs, stderr=theirs) as running:
             os.close(theirs)
             try:

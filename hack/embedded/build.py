@@ -4,7 +4,7 @@ Each module under `hack/kubernetes` names its programs by `tool` directives. Wha
 was built is kept by the content of the module and of the flags, so a second run
 finds it, and a changed version never meets an old program.
 
-`python3 -m embedded.build` does only this; with `-v` it prints where they are.
+`python3 -m embedded.build` builds those of a cluster; with `-v` it prints where they are.
 """
 
 from __future__ import annotations
@@ -278,14 +278,18 @@ def main() -> int:
     """Build what is not there yet."""
     parser = argparse.ArgumentParser(prog="embedded.build", description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true")
-    others = {"virtctl": virtctl, "descheduler": descheduler}
-    parser.add_argument("--also", action="append", choices=others, default=[], help="a program that only tests and demonstrations need")
+    builders = {"cluster": ensure, "virtctl": virtctl, "descheduler": descheduler}
+    parser.add_argument(
+        "what", nargs="*", default=["cluster"], help=f"of {', '.join(builders)}; only tests and demonstrations need the last two"
+    )
     arguments = parser.parse_args()
+    unknown = [name for name in arguments.what if name not in builders]
+    if unknown:
+        parser.error(f"what is {', '.join(unknown)}; allowed are {', '.join(builders)}")
     progress = Progress(arguments.verbose)
     try:
-        ensure(progress)
-        for name in arguments.also:
-            others[name](progress)
+        for name in arguments.what:
+            builders[name](progress)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

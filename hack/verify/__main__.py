@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     try:
         prerequisites.check_toolchains(("cargo", "go", "python3"))
         names = arguments.suites or list(suites)
-        with built_meanwhile("virtctl", "descheduler") if ON_CLUSTERS & set(names) else nullcontext():
+        with built_meanwhile("cluster", "virtctl", "descheduler") if ON_CLUSTERS & set(names) else nullcontext():
             prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=())
             for group in grouped(names):
                 outcomes += _run(group, suites, arguments, progress)

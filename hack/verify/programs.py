@@ -1,4 +1,4 @@
-"""Builds the programs of the embedded cluster while other work leaves a processor idle."""
+"""Builds programs from Go modules while other work leaves a processor idle."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .runner import REPOSITORY, interrupt, run
 
 
 @contextmanager
-def built_meanwhile(*also: str) -> Iterator[Future[tuple[str, int]]]:
-    """Build Kubernetes, and these other programs of `embedded.build`, until this is left; the value is as that of `run`.
+def built_meanwhile(*what: str) -> Iterator[Future[tuple[str, int]]]:
+    """Build what `embedded.build` knows by these names, until this is left; the value is as that of `run`.
 
     A second user of a program waits for this build of it, by a lock. An error inside ends the build.
     """
-    argv = [sys.executable, "-m", "embedded.build", *(word for name in also for word in ("--also", name))]
+    argv = [sys.executable, "-m", "embedded.build", *what]
     environment = {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"}
     with ThreadPoolExecutor(1) as lane:
-        running = lane.submit(run, argv, environment, prefix="kubernetes: ")
+        running = lane.submit(run, argv, environment, prefix="programs: ")
         try:
             yield running
         except BaseException:

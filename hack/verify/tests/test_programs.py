@@ -15,9 +15,9 @@ from verify import programs
 class BuiltMeanwhile(unittest.TestCase):
     def test_it_builds_what_is_named_and_reports_the_exit_code(self) -> None:
         with mock.patch.object(programs, "run", return_value=("built", 0)) as run:
-            with programs.built_meanwhile("virtctl", "descheduler") as building:
+            with programs.built_meanwhile("cluster", "virtctl") as building:
                 self.assertEqual(building.result(), ("built", 0))
-        self.assertEqual(run.call_args.args[0][1:], ["-m", "embedded.build", "--also", "virtctl", "--also", "descheduler"])
+        self.assertEqual(run.call_args.args[0][1:], ["-m", "embedded.build", "cluster", "virtctl"])
 
     def test_an_error_inside_ends_the_build(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +27,7 @@ class BuiltMeanwhile(unittest.TestCase):
             program.write_text(f"#!/bin/sh\ntouch {began}\nexec sleep 600\n")
             program.chmod(0o755)
             with mock.patch.object(programs.sys, "executable", str(program)), self.assertRaisesRegex(Failure, "no disk"):
-                with programs.built_meanwhile() as building:
+                with programs.built_meanwhile("cluster") as building:
                     while not began.exists() and not building.done():
                         time.sleep(0.01)
                     raise Failure("no disk")
