@@ -18,7 +18,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     """Both in the agent's container on the first node, in turns."""
     node = made.nodes[0].name
     pod = pod_of(made, "drydock-agent", node)
-    raw_script = (REPOSITORY / "tests" / "oracle" / "ask_virsh.sh").read_text()
+    raw_script = (REPOSITORY / "tests" / "oracle" / "query_virsh.sh").read_text()
     into = ["-n", "drydock", "exec", "-i", pod, "-c", "agent", "--"]
     ours: list[float] = []
     raw: list[float] = []

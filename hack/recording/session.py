@@ -47,7 +47,7 @@ until [ -S "$XDG_RUNTIME_DIR/libvirt/libvirt-sock" ]; do
     [ $left -gt 0 ] || {{ cat "$home/libvirtd.log"; exit 1; }}
     sleep 0.1
 done
-ask() {{
+query() {{
     file=$1
     shift
     if virsh -c qemu:///session "$@" > "$file" 2> "$file.error"; then
@@ -56,7 +56,7 @@ ask() {{
         rm "$file"
     fi
 }}
-{questions}
+{queries}
 """
 
 
@@ -70,10 +70,10 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
             for name, (major, minor) in NODES.items()
             if Path("/dev", name).exists()
         )
-        questions = "\n".join(shlex.join(["ask", *question]) for question in _questions(release))
-        script = REQUEST.format(wait=WAIT_SECONDS, questions=questions)
+        queries = "\n".join(shlex.join(["query", *arguments]) for arguments in _queries(release))
+        script = REQUEST.format(wait=WAIT_SECONDS, queries=queries)
         enter = ENTER.format(nodes=nodes, user=USER)
-        command = ["unshare", "--mount", "sh", "-c", enter, "enter", str(root), "sh", "-c", script, "ask", inside]
+        command = ["unshare", "--mount", "sh", "-c", enter, "enter", str(root), "sh", "-c", script, "query", inside]
         run(command, log=log, what=f"querying the libvirt of Debian {release.suite}")
         responses = sorted((home / "out").glob("*.xml")) + sorted((home / "out").glob("*.txt"))
         if not responses:
@@ -89,7 +89,7 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
         ]
 
 
-def _questions(release: Release) -> Iterator[list[str]]:
+def _queries(release: Release) -> Iterator[list[str]]:
     """Yield the file for each response with the arguments of virsh."""
     for architecture, machine, virt_type in release.machines:
         name = f"{architecture}-{virt_type}"

@@ -199,16 +199,15 @@ def speech_names(all_names: Iterable[str]) -> list[str]:
     return [name for name in names if SPEECH & {part.lower() for part in parts[name]}]
 
 
-# Parts of sources whose strings nobody reads but developers: tests, recorded objects, stated reasons of lints.
+# Tests import each other as they like.
 _TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
-_INLINE_TESTS = "\n#[cfg(test)]\nmod tests {"
 _LINT_REASON = re.compile(r'\breason = "(?:\\.|[^"\\])*"')
 _SPEECH_WORD = re.compile(r"[A-Za-z]+")
 
 
 def speech_texts(text: str) -> list[str]:
-    """Messages in Rust code that have a verb of speech: texts of several words, outside tests."""
-    code = _LINT_REASON.sub("", text.split(_INLINE_TESTS)[0])
+    """Messages, and the names of tests' cases, in Rust code that have a verb of speech: texts of several words."""
+    code = _LINT_REASON.sub("", text)
     texts = [re.sub(r"\\\n\s*", "", found["text"]) for found in _RUST.finditer(code) if found["text"]]
     return [one for one in texts if " " in one and (SPEECH - {"word", "words"}) & {word.lower() for word in _SPEECH_WORD.findall(one)}]
 
@@ -330,7 +329,7 @@ def _conventions() -> dict[str, list[str]]:
     messages = [
         f"{name}: {message}"
         for name in tracked.split()
-        if name.endswith(".rs") and not _TEST_FILES.search(name)
+        if name.endswith(".rs")
         for message in speech_texts((REPOSITORY / name).read_text())
     ]
     comments = [

@@ -117,7 +117,7 @@ impl Cluster {
             dry_run: true,
             ..PostParams::default()
         };
-        until_ok("the controller's webhooks to answer", || async {
+        until_ok("the controller's webhooks to respond", || async {
             match self.instances().create(&dry_run, &instance).await {
                 Err(kube::Error::Api(status)) if status.code >= 500 => Ok(Err(status.message)),
                 // A rejection is a response as well.

@@ -167,7 +167,7 @@ impl Cluster {
         let instance = until(
             self.instances(),
             &migration.spec.vmi_name,
-            &format!("the instance to say that {name} is over"),
+            &format!("the instance to show that {name} is over"),
             |instance: &VirtualMachineInstance| {
                 let state = instance
                     .status
@@ -245,7 +245,7 @@ impl Cluster {
     /// # Errors
     /// If that does not happen in time.
     pub async fn until_output<T>(&self, name: &str, what: &str, found: impl Fn(&str) -> Option<T>) -> Result<T> {
-        until_some(&format!("{name} to say {what}"), || async {
+        until_some(&format!("{name} to print {what}"), || async {
             Ok(found(&self.consoles(name).await?))
         })
         .await
@@ -257,7 +257,7 @@ impl Cluster {
     /// If a number is missing or duplicated, or the output ends.
     pub async fn goes_on(&self, name: &str) -> Result<()> {
         let count = |text: &str| ticks(text).last().map(|tick| tick.number);
-        let before = count(&self.consoles(name).await?).with_context(|| format!("{name} has said nothing"))?;
+        let before = count(&self.consoles(name).await?).with_context(|| format!("{name} has printed nothing"))?;
         let all = self
             .until_output(name, "more", |text| {
                 count(text).is_some_and(|last| last > before + 5).then(|| ticks(text))

@@ -24,7 +24,7 @@ pub struct LabelInputs {
 /// If virsh or the computation fails.
 pub async fn labels(cluster: &Cluster, node: &str, inputs: &LabelInputs) -> Result<BTreeMap<String, String>> {
     let oracle = repository().join("tests/oracle");
-    let script = fs::read_to_string(oracle.join("ask_virsh.sh"))?;
+    let script = fs::read_to_string(oracle.join("query_virsh.sh"))?;
     let printed = cluster
         .in_agent(node, &script)
         .await

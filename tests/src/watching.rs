@@ -79,5 +79,5 @@ where
     if let Ok(result) = timeout(PATIENCE, polling).await {
         return result;
     }
-    Err(anyhow!("waited in vain for {what}; the last answer was: {last}"))
+    Err(anyhow!("waited in vain for {what}; the last result was: {last}"))
 }

@@ -38,10 +38,10 @@ async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
     first.until_printed("Password:").await?;
     first.write("fedora\n")?;
     first.until_printed("# ").await?;
-    first.write("echo $((6 * 7))-answered\n")?;
-    first.until_printed("42-answered").await?;
+    first.write("echo $((6 * 7))-echoed\n")?;
+    first.until_printed("42-echoed").await?;
     // What was typed and printed is in the pod's log as well.
-    cluster.until_console("vm", "42-answered").await?;
+    cluster.until_console("vm", "42-echoed").await?;
 
     // A second console replaces the first, as in KubeVirt.
     let mut second = cluster.virtctl_at_terminal(&["console", "vm"])?;

@@ -37,7 +37,13 @@ async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()>
     let name = "talkative";
     cluster.apply(&instance(name, "agent: on\ncount: 1s").replace("memory: 96Mi", "memory: 128Mi"))?;
     cluster.until_console(name, "drydock-guest ready").await?;
-    let began = until(cluster.instances(), name, "to be told of by its agent", has_agent_data).await?;
+    let began = until(
+        cluster.instances(),
+        name,
+        "to have what its guest agent reports",
+        has_agent_data,
+    )
+    .await?;
     let status = began.status.clone().unwrap_or_default();
     let os = &status.guest_os_info;
     assert_eq!(
@@ -74,7 +80,7 @@ async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()>
         let interfaces = instance.status.as_ref().map(|status| status.interfaces.as_slice());
         has_agent_data(instance) && interfaces.is_some_and(|interfaces| interfaces[0].ip_address == there)
     };
-    let moved = until(cluster.instances(), name, "to be told of where it is", elsewhere).await?;
+    let moved = until(cluster.instances(), name, "to have its new address", elsewhere).await?;
     let after = moved.status.unwrap_or_default();
     assert_eq!(&after.guest_os_info, os);
     assert_eq!(after.interfaces[0].info_source, interface.info_source);

@@ -174,7 +174,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
     assert_eq!(
         status.drydock.unwrap_or_default().ended_pods,
         [pod.uid().unwrap_or_default()],
-        "its agent did not say that it saw it end"
+        "its agent did not report that it saw it end"
     );
     cluster.delete(&["vmi", "deleted"])?;
 

@@ -171,7 +171,7 @@ async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
          ---\napiVersion: v1\nkind: Secret\nmetadata: {{name: of-network, namespace: {NAMESPACE}}}\nstringData:\n  networkdata: |\n    \
          version: 2\n    ethernets:\n      eth0:\n        addresses: [10.0.2.77/24]\n        gateway4: 10.0.2.2\n"
     ))?;
-    let manifest = with_disk("told", cluster.first(), "emptyDisk: {capacity: 1Mi}", &["true"]);
+    let manifest = with_disk("labelled", cluster.first(), "emptyDisk: {capacity: 1Mi}", &["true"]);
     let (before, rest) = manifest.split_once("      userData: |").context("no user data")?;
     let (_, after) = rest.split_once("  - name: data").context("no data")?;
     let manifest = format!(
@@ -179,7 +179,7 @@ async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
     )
     .replace("spec:\n", "spec:\n  hostname: itself\n  subdomain: family\n");
     cluster.apply(&manifest)?;
-    let console = cluster.until_console("told", "drydock-guest ready").await?;
+    let console = cluster.until_console("labelled", "drydock-guest ready").await?;
     for expected in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
         ensure!(console.contains(expected), "{expected:?} is not in\n{console}");
     }

@@ -136,12 +136,12 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
         ),
     )?;
     let met = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
-    let completed = until(cluster.pods(), "client", "the guest's answer", met).await;
+    let completed = until(cluster.pods(), "client", "the guest's response", met).await;
     let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
     cluster.delete(&["pod", "client", "--force"])?;
     cluster.delete(&["service", "web"])?;
     completed?;
-    ensure!(log.contains("ok"), "the guest answered {log:?}");
+    ensure!(log.contains("ok"), "the guest responded {log:?}");
     without_a_gap(&only(collector.stop().await)?)?;
     cluster.no_guests().await
 }
@@ -420,7 +420,7 @@ async fn an_instance_that_starts_paused_waits() -> Result<()> {
     let paused = cluster.until_vm_condition("later", "Paused", "True").await?;
     assert_eq!(condition(&paused, "Paused").1, "PausedByUser");
     assert_eq!(condition(&paused, "Ready").0, "False");
-    assert_eq!(cluster.console("later").await?, "", "a paused guest said something");
+    assert_eq!(cluster.console("later").await?, "", "a paused guest printed something");
     let pod = cluster.launcher("later").await?.name_any();
     let script = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' resume default_later";
     cluster.kubectl(&["exec", &pod, "--", "sh", "-c", script])?;

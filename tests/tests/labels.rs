@@ -20,7 +20,7 @@ async fn labels_equal_an_independent_computation_from_virsh() -> Result<()> {
     cluster.reset().await?;
     for node in &cluster.nodes {
         let expected = oracle::labels(&cluster, node, &LabelInputs::default()).await?;
-        ensure!(expected.len() > 20, "virsh says too little: {expected:?}");
+        ensure!(expected.len() > 20, "virsh prints too little: {expected:?}");
         let found = cluster.cpu_labels(node).await?;
         assert_eq!(found, expected, "{node}");
     }

@@ -39,7 +39,7 @@ const PRINT_DISKS: [&str; 3] = [
     "dd if=/dev/urandom of=/dev/vdc bs=64k count=64 conv=notrunc 2>/dev/null",
     "while :; do sync; echo 1 >/proc/sys/vm/drop_caches; \
      echo \"disks [$(head -c 16384 /dev/vdb | sha256sum | head -c 16)] [$(head -c 4194304 /dev/vdc | sha256sum | head -c 16)] \
-     [$(awk '$2 != NR {lost=1} END {print NR, $2, lost+0}' /boot/ticks)] told\" >/dev/console; sleep 1; done &",
+     [$(awk '$2 != NR {lost=1} END {print NR, $2, lost+0}' /boot/ticks)] seen\" >/dev/console; sleep 1; done &",
 ];
 
 /// One line of output from [`PRINT_DISKS`].
@@ -58,7 +58,7 @@ fn disks(text: &str) -> Result<Vec<Disks>> {
         let Some((_, line)) = line.split_once("disks [") else {
             continue;
         };
-        let Some(line) = line.strip_suffix("] told") else {
+        let Some(line) = line.strip_suffix("] seen") else {
             continue;
         };
         let parts: Vec<&str> = line.split("] [").collect();
@@ -138,7 +138,7 @@ impl Moved<'_> {
         } = *self;
         let [left_uid, came_uid] = [left, came].map(|pod| pod.uid().unwrap_or_default());
         ensure!(left_uid != came_uid, "it is in the same pod");
-        let settled = until(cluster.instances(), name, "what its new agent says", |instance| {
+        let settled = until(cluster.instances(), name, "the report of its new agent", |instance| {
             let status = instance.status.clone().unwrap_or_default();
             let pods: Vec<_> = status.active_pods.iter().collect();
             instance.labels().get(NODE_LABEL) == Some(target)
@@ -760,7 +760,7 @@ async fn migration_of_an_immovable_instance_is_refused() -> Result<()> {
         Ok(name) => Err(anyhow!("{name} was admitted; expected: {expected}")),
         Err(error) => {
             let text = format!("{error:#}");
-            ensure!(text.contains(expected), "{text} does not say {expected:?}");
+            ensure!(text.contains(expected), "{text} does not contain {expected:?}");
             Ok(())
         }
     };
@@ -801,9 +801,9 @@ fn service_and_client(name: &str) -> String {
          ports: [{{port: 80, targetPort: 8081}}]\n---\n\
          apiVersion: v1\nkind: Pod\nmetadata: {{name: client, namespace: {NAMESPACE}}}\nspec:\n  restartPolicy: Never\n  \
          terminationGracePeriodSeconds: 0\n  containers:\n  - name: client\n    image: busybox\n    imagePullPolicy: IfNotPresent\n    \
-         command: [sh, -c, 'while :; do wget -q -O - -T 1 http://$ASKED_SERVICE_HOST/healthz 2>/dev/null || echo lost; sleep 0.1; done']\n"
+         command: [sh, -c, 'while :; do wget -q -O - -T 1 http://$POLLED_SERVICE_HOST/healthz 2>/dev/null || echo lost; sleep 0.1; done']\n"
     )
-    .replace("$ASKED", &format!("${}", name.to_uppercase()))
+    .replace("$POLLED", &format!("${}", name.to_uppercase()))
 }
 
 #[tokio::test]
@@ -840,13 +840,13 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
     };
     let outcome = async {
         cluster.kubectl_with(&["create"], &client)?;
-        let begun = until_some("answers of the guest", well(20)).await?;
+        let begun = until_some("responses of the guest", well(20)).await?;
         let migration = cluster.migrate(name).await?;
         cluster.until_migrated(&migration).await?;
         let one = cluster.until_one_pod(name).await?;
         until(cluster.pods(), &one.name_any(), "to be ready", agent::is_ready).await?;
         let over = responses().len();
-        until_some("answers of the guest that has moved", well(30)).await?;
+        until_some("responses of the guest that has moved", well(30)).await?;
         let all = responses();
         let lost = |from: usize, to: usize| all[from..to].iter().filter(|response| *response == "lost").count();
         println!(
@@ -893,7 +893,7 @@ async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
         }
         // This is the first request to the guest.
         cluster.kubectl_with(&["create"], client)?;
-        until_some("an answer of the guest", || async {
+        until_some("a response of the guest", || async {
             let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
             Ok(log.lines().any(|line| line == "ok").then_some(()))
         })

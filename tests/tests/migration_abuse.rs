@@ -159,7 +159,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     // name.
     for (to, times) in [(session.as_str(), 2), (other, 1), ("example.com", 1)] {
         for _ in 0..times {
-            assert_eq!(handshake(port, to).await?, 0, "{to} was answered");
+            assert_eq!(handshake(port, to).await?, 0, "{to} got a response");
         }
     }
     // Data that is not TLS, and a replay of a genuine handshake, which the attacker cannot continue.

@@ -124,7 +124,7 @@ async fn check_risk(
 ) -> Result<()> {
     let risk = story(snapshots, switched)
         .find_map(risk_of)
-        .context("nobody told the risk")?;
+        .context("the risk is not reported")?;
     assert_eq!(
         (risk.status.as_str(), risk.reason.as_deref()),
         ("True", Some("Switched"))

@@ -99,12 +99,12 @@ async fn shared_claim_is_used_in_place() -> Result<()> {
 
 /// Prints a checksum of the first disk, bypassing the guest's page cache, in a loop.
 const PRINT_SUM: &str = "while :; do echo 3 >/proc/sys/vm/drop_caches; \
-     echo \"vda [$(md5sum </dev/vda | head -c 32)] told\" >/dev/console; sleep 1; done &";
+     echo \"vda [$(md5sum </dev/vda | head -c 32)] seen\" >/dev/console; sleep 1; done &";
 
 /// Returns the checksums that [`PRINT_SUM`] has printed.
 fn sums(text: &str) -> Vec<&str> {
     let lines = text.lines().filter_map(|line| line.split_once("vda ["));
-    lines.filter_map(|(_, line)| line.strip_suffix("] told")).collect()
+    lines.filter_map(|(_, line)| line.strip_suffix("] seen")).collect()
 }
 
 /// Starts a guest that prints the checksum of its disk, whose image has this name. Returns the first checksum.

@@ -346,7 +346,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     if fate == Fate::Ended {
         return Ok(Outcome {
             migration,
-            guest: "ended, and told as such",
+            guest: "ended, and reported as such",
             retry: "-",
         });
     }

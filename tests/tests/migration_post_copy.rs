@@ -118,7 +118,7 @@ impl Switched {
 
 /// Waits until the migration reports the risk of post-copy with this reason.
 async fn until_risk(cluster: &Cluster, migration: &str, reason: &str) -> Result<()> {
-    let what = format!("it to say {reason} of post-copy");
+    let what = format!("it to report {reason} of post-copy");
     until(cluster.migrations(), migration, &what, |migration| {
         risk(migration).is_some_and(|found| found == reason) || is_final(migration)
     })

@@ -62,19 +62,19 @@ fn refused_patches<'a>(own: &'a str, other: &'a str) -> Vec<(&'static str, &'a s
             "may not change these labels: example.com/x",
         ),
         (
-            "a look-alike",
+            "a similar domain",
             own,
             label("x.kubevirt.io.evil/x"),
             "x.kubevirt.io.evil/x",
         ),
         (
-            "a look-alike prefix",
+            "a similar prefix",
             own,
             label("cpu-model.node.kubevirt.io.evil/x"),
             "these labels",
         ),
         (
-            "a look-alike key",
+            "a similar key",
             own,
             label("kubevirt.io/sev-custom"),
             "kubevirt.io/sev-custom",
@@ -254,12 +254,12 @@ fn foreign_fields(own: &str, other: &str) -> Vec<Foreign> {
         (
             "the end of another node's pod",
             json!({"drydock": {"endedPods": ["0-2"]}}),
-            "only say of pods on the node it runs on",
+            "only report of pods on the node it runs on",
         ),
         (
             "the end of an unknown pod",
             json!({"drydock": {"endedPods": ["0-9"]}}),
-            "only say of pods on the node it runs on",
+            "only report of pods on the node it runs on",
         ),
         (
             "a claim",

@@ -180,7 +180,7 @@ fn shapes() -> Vec<Shape> {
     };
     vec![
         shape(
-            "nothing asked for",
+            "no device wanted",
             json!({"devices": {"autoattachPodInterface": false}}),
         ),
         shape(

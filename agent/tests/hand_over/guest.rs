@@ -63,7 +63,7 @@ pub(crate) fn furnish(pod: &Pod) {
     firmware[..PROGRAM.len()].copy_from_slice(&PROGRAM);
     firmware[RESET..RESET + TO_PROGRAM.len()].copy_from_slice(&TO_PROGRAM);
     fs::write(pod.scratch.join("firmware"), firmware).unwrap();
-    pod.own(&pod.scratch.join("said"));
+    pod.own(&pod.scratch.join("serial"));
 }
 
 /// So much of the memory of a guest that is not small has something in it.
@@ -114,7 +114,7 @@ pub(crate) fn xml() -> String {
   </cpu>
   <devices>
     <controller type='usb' model='none'/>
-    <serial type='file'><source path='{MOUNT}/said/numbers'/></serial>
+    <serial type='file'><source path='{MOUNT}/serial/numbers'/></serial>
     <memballoon model='none'/>
   </devices>
 </domain>"
@@ -128,12 +128,12 @@ pub(crate) struct GuestOutput(Vec<u8>);
 impl GuestOutput {
     /// Up to now.
     pub(crate) fn in_pod(pod: &Pod) -> Self {
-        Self(fs::read(pod.scratch.join("said/numbers")).unwrap_or_default())
+        Self(fs::read(pod.scratch.join("serial/numbers")).unwrap_or_default())
     }
 
     /// Forgets it, for another guest.
     pub(crate) fn forget(pod: &Pod) {
-        let _ = fs::remove_file(pod.scratch.join("said/numbers"));
+        let _ = fs::remove_file(pod.scratch.join("serial/numbers"));
     }
 
     /// It has never run here.

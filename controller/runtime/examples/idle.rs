@@ -117,7 +117,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
     );
 
     let stopping = process.stopping();
-    process.spawn_critical("saying what changes", async move {
+    process.spawn_critical("print changes", async move {
         let term = stopping.run_until_cancelled(leadership.elected()).await;
         events.publish(leading(namespace));
         drop(term);

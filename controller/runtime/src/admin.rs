@@ -190,9 +190,9 @@ mod tests {
         waits.release();
         assert_eq!(send(address, "GET", "/ready", "").await.0, 200);
 
-        liveness.fail("libvirt", "does not answer");
+        liveness.fail("libvirt", "does not respond");
         let (code, _, body) = send(address, "GET", "/livez", "").await;
-        assert_eq!((code, body.as_str()), (503, "libvirt: does not answer\n"));
+        assert_eq!((code, body.as_str()), (503, "libvirt: does not respond\n"));
 
         let (code, head, body) = send(address, "GET", "/metrics", "").await;
         assert_eq!(code, 200);

@@ -91,9 +91,7 @@ impl ApiServer {
     /// Returns the next request. Panics if none arrives for an hour (of the paused clock).
     pub async fn next_request(&mut self) -> ReceivedRequest {
         let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
-        let (request, respond) = next
-            .expect("nothing was asked for an hour")
-            .expect("the client is gone");
+        let (request, respond) = next.expect("no request for an hour").expect("the client is gone");
         let (parts, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();
         ReceivedRequest {

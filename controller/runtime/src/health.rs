@@ -138,11 +138,8 @@ mod tests {
     #[test]
     fn a_part_that_cannot_go_on_is_named() {
         let liveness = Liveness::new();
-        liveness.fail("libvirt", "has not answered for 5 minutes");
-        assert_eq!(
-            liveness.failing(),
-            [("libvirt", "has not answered for 5 minutes".to_owned())]
-        );
+        liveness.fail("libvirt", "no reply for 5 minutes");
+        assert_eq!(liveness.failing(), [("libvirt", "no reply for 5 minutes".to_owned())]);
         liveness.recover("libvirt");
         assert!(liveness.failing().is_empty());
     }

@@ -157,12 +157,12 @@ class Relays(unittest.TestCase):
             with relay(near, far):
                 for here, there in ROUTES.items():
                     with self.subTest(here), listen(far / there) as server, connect(near / here) as client:
-                        client.sendall(b"asked" * 1000)
+                        client.sendall(b"request" * 1000)
                         client.shutdown(socket.SHUT_WR)
                         with server.accept()[0] as arrived:
-                            self.assertEqual(_all(arrived), b"asked" * 1000)
-                            arrived.sendall(b"answered")
-                        self.assertEqual(_all(client), b"answered")
+                            self.assertEqual(_all(arrived), b"request" * 1000)
+                            arrived.sendall(b"response")
+                        self.assertEqual(_all(client), b"response")
 
     def test_missing_mover_is_an_error_at_once(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -90,7 +90,10 @@ pub fn judge(found: &Found) -> Result<Fate, String> {
         return Err(format!("it runs on {on}, and the instance is {:?}", found.phase));
     }
     if found.node.as_deref() != Some(on) {
-        return Err(format!("it runs on {on}, and the instance says {:?}", found.node));
+        return Err(format!(
+            "it runs on {on}, and the instance is recorded on {:?}",
+            found.node
+        ));
     }
     if found.pods != [on] {
         return Err(format!("it runs on {on}, and has pods on {:?}", found.pods));
@@ -325,7 +328,7 @@ mod tests {
                 },
             );
             wrong(
-                "an instance that has not heard of it",
+                "an instance without its state",
                 &Found {
                     state: Some((false, false)),
                     ..found.clone()
@@ -384,7 +387,7 @@ mod tests {
             },
         );
         wrong(
-            "ended and not told",
+            "ended and not reported",
             &Found {
                 phase: Some(Phase::Running),
                 ..gone()

@@ -364,7 +364,7 @@ impl HandOverWatch {
             .context("no hand-over was seen")?
         {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(output)) => bail!("no hand-over was seen; virsh said {output:?}"),
+            Ok(Err(output)) => bail!("no hand-over was seen; virsh printed {output:?}"),
             Err(_) => bail!("no hand-over was seen"),
         }
     }
@@ -404,7 +404,7 @@ impl Waiting {
         let stdout = process.stdout.as_mut().context("no output")?;
         let mut byte = BufReader::with_capacity(1, stdout);
         byte.read_line(&mut first)?;
-        ensure!(first == "ready\n", "the shell says {first:?}");
+        ensure!(first == "ready\n", "the shell printed {first:?}");
         Ok(Self(process))
     }
 
@@ -502,7 +502,7 @@ mod tests {
         assert!(file.exists());
         std::fs::remove_file(&file).expect("its file");
         drop(Waiting::here(&format!("touch {}", file.display())).expect("a shell"));
-        assert!(!file.exists(), "it struck without being told to");
+        assert!(!file.exists(), "it struck without a signal");
         assert!(Waiting::here("false").expect("a shell").go().is_err());
     }
 

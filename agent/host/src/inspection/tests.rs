@@ -30,7 +30,7 @@ impl Fake {
     fn inspect(&self) -> Report {
         let report = inspect(&self.options);
         assert_eq!(report.facts.virtualization, None);
-        assert!(!report.facts.kernel.is_empty(), "what the kernel says stands");
+        assert!(!report.facts.kernel.is_empty(), "what the kernel reports stands");
         let left: Vec<_> = fs::read_dir(&self.folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name())

@@ -83,7 +83,7 @@ impl LibvirtQueries for Recorded {
 
 fn refusal(code: u32, domain: u32) -> Reply {
     Err(LibvirtError {
-        call: "asking",
+        call: "virConnectGetVersion",
         code,
         domain,
         message: "no".into(),

@@ -35,7 +35,7 @@ fn nothing_is_buffered_after_last_line() {
     let mut console = ConsoleLines::new("guest: ");
     console.feed(b"all\r\n", |_| ());
     assert!(!console.is_unfinished());
-    console.finish(|line| panic!("{line:?} was said already"));
+    console.finish(|line| panic!("{line:?} was printed already"));
     console.feed(b"login: ", |line| panic!("{line:?} has no end yet"));
     assert!(console.is_unfinished());
 }

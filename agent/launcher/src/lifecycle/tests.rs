@@ -131,7 +131,7 @@ fn failed_liveness_ends_guest_and_fails_pod() {
     assert!(message.contains("liveness probe failed 3 times in a row"), "{message}");
     assert!(
         story.lifecycle.is_end_requested(),
-        "its exit code says what the message says"
+        "its exit code agrees with the message"
     );
 
     // A pod that received SIGTERM first ends for that reason.

@@ -68,7 +68,7 @@ async fn without_requests<T>(server: &mut ApiServer, work: impl Future<Output = 
     tokio::select! {
         biased;
         result = work => result,
-        request = server.next_request() => panic!("asked for {}", request.line),
+        request = server.next_request() => panic!("sent {}", request.line),
     }
 }
 

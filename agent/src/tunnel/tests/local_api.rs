@@ -173,7 +173,7 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
     ] {
         lines.send(line).await.unwrap();
         let ServerMessage::Response { id, result } = parse(lines.next().await.unwrap().unwrap()) else {
-            panic!("no answer to {line}");
+            panic!("no response to {line}");
         };
         assert_eq!(id, expected);
         assert!(format!("{result:?}").contains("NotUnderstood"), "{line}: {result:?}");

@@ -185,7 +185,7 @@ mod tests {
         };
         let Choice { model, verdict } = choose(&configuration, last_good, nodes);
         let verdict = verdict.map_or_else(
-            || "nothing to say".to_owned(),
+            || "no verdict".to_owned(),
             |verdict| format!("{} {}: {}", verdict.status.as_str(), verdict.reason, verdict.message),
         );
         format!("{} | {verdict}", model.as_deref().unwrap_or("-"))
@@ -237,8 +237,8 @@ mod tests {
         - | False CPUModelObsolete: spec.defaultCPUModel: `Westmere` is not allowed; allowed: a CPU model that is not obsolete; virtual machines that name no model get that of their architecture
         Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
         Icelake-Sever | Unknown NoNodes: no node has reported its CPU models, so it is unknown whether Icelake-Sever exists
-        host-model | nothing to say
-        max | nothing to say
+        host-model | no verdict
+        max | no verdict
         ");
     }
 

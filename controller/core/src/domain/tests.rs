@@ -566,7 +566,7 @@ fn a_guest_has_the_addresses_of_the_pod_that_it_starts_in() {
     assert_eq!(ip(&[address("10.1.2.3", 24)]), ipv4);
     let both = [address("fd00::7", 64), address("10.1.2.3", 24), address("10.9.9.9", 24)];
     assert_eq!(ip(&both), format!("{ipv4}{ipv6}"), "one of each family");
-    assert_eq!(ip(&[address("10.1.2.3", 33)]), "", "a pod may say anything");
+    assert_eq!(ip(&[address("10.1.2.3", 33)]), "", "a pod may report anything");
 }
 
 #[test]

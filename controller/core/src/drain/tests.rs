@@ -1011,7 +1011,7 @@ fn every_guest_of_a_cordoned_node_is_accounted_for() {
             (Blocked, "DisruptionBudget"),
         ),
         (
-            "moves, whatever a budget of others says",
+            "moves, whatever a budget of others allows",
             Guest {
                 held_by: Some("web-pdb".into()),
                 ..guest(&web, LiveMigrate, moving())

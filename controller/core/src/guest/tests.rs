@@ -179,7 +179,7 @@ fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
     assert_eq!(wanted.drydock.as_ref().unwrap().ended_pods, ["p"]);
     assert!(differs(&first, &wanted));
     let again = with_ended_pod(&wanted, "p", NOW.parse().unwrap());
-    assert_eq!(again, wanted, "said once");
+    assert_eq!(again, wanted, "recorded once");
     assert_eq!(wanted.phase, Some(Phase::Running));
     assert_eq!(wanted.conditions, first.conditions);
 }

@@ -272,7 +272,7 @@ mod tests {
             "started": false, "state": {"waiting": {"reason": "ContainerCreating"}}});
         for containers in [json!([]), json!([waiting])] {
             let mut status = json!({"phase": "Failed", "containerStatuses": containers});
-            assert!(ended(&pod(&status)).is_some(), "its kubelet says so");
+            assert!(ended(&pod(&status)).is_some(), "its kubelet reports it");
             status["conditions"] = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}]);
             assert_eq!(ended(&pod(&status)), None, "{status}");
         }
@@ -327,7 +327,7 @@ mod tests {
         let own = json!({"outcome": "Shutdown", "message": ""}).to_string();
         assert!(
             !ended(&terminated(&own)).unwrap().evicted,
-            "nothing speaks of the cluster"
+            "no reason points to the cluster"
         );
     }
 

@@ -302,7 +302,7 @@ fn the_pods_end_is_the_instances_end() {
         assert_eq!((phase(&plan), reason(&plan)), (Some(last), why));
         let status = plan.status.unwrap();
         assert!(status.active_pods.is_empty());
-        assert_eq!(status.node_name.as_deref(), Some("a"), "where it was is still told");
+        assert_eq!(status.node_name.as_deref(), Some("a"), "its last node is kept");
         let ready = &status.conditions[0];
         assert_eq!((ready.type_.as_str(), ready.status.as_str()), ("Ready", "False"));
         assert_eq!(ready.message.as_deref(), Some("it ended"));
@@ -323,7 +323,7 @@ fn a_pod_that_vanished_proves_nothing() {
     assert_eq!(
         at(&instance, &[], true, NodeState::Ready),
         Plan::default(),
-        "the node's agent will say"
+        "the node's agent will report it"
     );
     for silent in [SILENT, NodeState::Unknown] {
         let plan = at(&instance, &[], true, silent);
@@ -439,7 +439,7 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
         |condition: &Value, node: NodeState, pods: &[Arc<Pod>]| ready_condition(condition, node, pods, true);
     let pods = [pod("p", Some("a"), &running())];
     for (condition, node, wanted, why) in [
-        (&before, noticed, Some(&ours), "it was said before"),
+        (&before, noticed, Some(&ours), "it was reported before"),
         (
             &before,
             since("2025-12-31T23:59:00Z"),
@@ -447,10 +447,10 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
             "in the same second",
         ),
         (&again, noticed, None, "its agent lives"),
-        (&before, NodeState::Ready, None, "the node answers"),
+        (&before, NodeState::Ready, None, "the node is ready"),
         (&before, SILENT, None, "nobody knows since when"),
         (&before, NodeState::Unknown, None, "nothing is known of the node"),
-        (&paused, noticed, None, "it was not said to be ready"),
+        (&paused, noticed, None, "it was not reported as ready"),
     ] {
         assert_eq!(ready_with(condition, node, &pods), wanted.cloned(), "{why}");
     }

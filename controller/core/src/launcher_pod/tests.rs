@@ -411,7 +411,7 @@ fn a_guest_arrives_upon_the_image_that_it_began_with() {
             "registry.example/other IfNotPresent",
             "i IfNotPresent"
         ],
-        "where it begins, the launcher's image can tell which images these are"
+        "where it begins, the launcher's image can distinguish these images"
     );
 }
 
@@ -817,7 +817,7 @@ fn files_of_objects_are_mounted_with_their_labels() {
     let pod = made(
         &small(json!({"volumes": [
             {"name": "a", "configMap": {"name": "settings", "optional": true}},
-            {"name": "b", "sysprep": {"secret": {"name": "answers"}}},
+            {"name": "b", "sysprep": {"secret": {"name": "unattended"}}},
             {"name": "c", "serviceAccount": {"serviceAccountName": "guest"}},
             {"name": "d", "downwardAPI": {"volumeLabel": "FACTS", "fields": [
                 {"path": "all", "fieldRef": {"fieldPath": "metadata.labels"}},
@@ -837,7 +837,7 @@ fn files_of_objects_are_mounted_with_their_labels() {
     let secret = volume("b").secret.as_ref().unwrap();
     assert_eq!(
         (secret.secret_name.as_deref(), secret.optional),
-        (Some("answers"), Some(false))
+        (Some("unattended"), Some(false))
     );
     let token = volume("c").projected.as_ref().unwrap().sources.as_ref().unwrap();
     let token = token

@@ -611,7 +611,7 @@ fn refused_instance_is_reported_until_retried() {
     assert_eq!(
         (again.status, again.events),
         (None, vec![]),
-        "nothing new is to be said before the next try"
+        "nothing is reported again before the next try"
     );
     let made = instance(&machine, "i1", Phase::Pending);
     assert!(super::find(&planned(&machine, Some(&made)).status.unwrap().conditions, "Failure").is_none());

@@ -115,7 +115,7 @@ mod tests {
         assert!(is_free(&lease, "g/a", now));
         assert!(is_free(&lease, "g/b", later));
         assert_eq!(node_of(lease.metadata.name.as_deref().unwrap()), Some("n"));
-        assert!(is_free(&Lease::default(), "g/b", now), "it does not say until when");
+        assert!(is_free(&Lease::default(), "g/b", now), "it has no end");
         let far = of("n", "g/a", "uid", now + SignedDuration::from_hours(24));
         assert!(is_free(&far, "g/b", now));
     }

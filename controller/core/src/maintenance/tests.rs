@@ -157,7 +157,7 @@ impl World {
             "it is on its way out already"
         );
         let result = if self.blocked {
-            EvictionResult::Budget("the budget says no".into())
+            EvictionResult::Budget("the budget allows none".into())
         } else {
             *self.evictions.entry(target.uid.clone()).or_default() += 1;
             let mut pod = pod.as_ref().clone();
@@ -427,11 +427,11 @@ fn blocked_pod_is_reported_until_it_is_gone() {
     assert_eq!(world.reason(), "BlockedByBudget");
     assert_eq!(
         world.status().last_error.as_deref(),
-        Some("error when evicting pods/\"a\" -n \"d\": the budget says no")
+        Some("error when evicting pods/\"a\" -n \"d\": the budget allows none")
     );
     assert_eq!(
         world.status().pods[0].last_answer.as_deref(),
-        Some("the budget says no")
+        Some("the budget allows none")
     );
     let wake = world.turn(None).unwrap().wake;
     assert_eq!(wake, Some(world.now + attempt::RETRY));

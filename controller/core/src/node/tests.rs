@@ -226,7 +226,7 @@ fn failed_inspection_keeps_facts_and_is_reported_once() {
     scene.settle();
     scene.failure = Some(Failure {
         reason: "TimedOut".into(),
-        message: "libvirtd did not answer within 30 s".into(),
+        message: "no reply from libvirtd within 30 s".into(),
     });
     let plan = scene.settle();
     assert_eq!(plan.labels, BTreeMap::new());
@@ -391,7 +391,7 @@ fn missing_guest_network_is_labelled_despite_skip_node() {
     assert!(network.message.contains("read-only file system"), "{}", network.message);
     let reasons = |plan: &Plan| plan.events.iter().map(|event| event.reason).collect::<Vec<_>>();
     assert_eq!(reasons(&plan), [events::GUEST_NETWORK_UNAVAILABLE]);
-    assert_eq!(reasons(&scene.settle()), [""; 0], "said once");
+    assert_eq!(reasons(&scene.settle()), [""; 0], "reported once");
     assert_eq!(
         scene.labels[keys::SCHEDULABLE],
         "true",

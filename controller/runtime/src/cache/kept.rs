@@ -151,7 +151,7 @@ mod tests {
     fn what_is_like_others_takes_little() {
         let packing = Packing::packed();
         let data: Vec<String> = (0..100)
-            .map(|number| format!("what is said as number {}", number * 7919))
+            .map(|number| format!("the value of number {}", number * 7919))
             .collect();
         let with = |last: &'static str| {
             let data = data.iter().map(|text| (text.as_str(), "some value"));

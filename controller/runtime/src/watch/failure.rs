@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn each_error_has_a_name_and_a_meaning() {
-        let api = |code| Box::new(Status::failure("said", "Reason").with_code(code));
+        let api = |code| Box::new(Status::failure("broken", "Reason").with_code(code));
         let listing = |code| Error::InitialListFailed(kube::Error::Api(api(code)));
         for (error, name, problem) in [
             (listing(404), "kind_missing", Some(Problem::KindMissing)),
@@ -84,7 +84,7 @@ mod tests {
             (422, "refused"),
         ] {
             let failure = classify(&listing(code));
-            let text = "failed to perform initial object list: ApiError: said: Reason".to_owned();
+            let text = "failed to perform initial object list: ApiError: broken: Reason".to_owned();
             assert_eq!((failure.name, failure.problem), (name, Some(Problem::Failing(text))));
         }
         assert_eq!(classify(&Error::NoResourceVersion).name, "malformed");

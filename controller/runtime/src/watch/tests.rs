@@ -187,7 +187,10 @@ async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
         .clone();
     open.send("ADDED", &config_map("b", "8", "two"));
     assert!(is_asleep(&setup.signal).await);
-    assert!(!cache.sync_state().is_clear(), "it has answered, and not told all");
+    assert!(
+        !cache.sync_state().is_clear(),
+        "the response has begun, and not all of it is here"
+    );
     assert_eq!((lists.get(), value(&cache, "a").as_deref()), (1, Some("one")));
     open.end_of_list("3");
     woken(&setup.signal).await;

@@ -61,7 +61,7 @@ fn key_added_during_its_reconcile_is_reconciled_again() {
     queue.add(key("a"), now);
     queue.take(now);
     assert!(!queue.add(key("a"), now));
-    assert_eq!(queue.take(now), None, "one look at a time");
+    assert_eq!(queue.take(now), None, "one reconcile at a time");
     queue.done(key("a"), &Done::OnChange, now);
     assert_eq!(taken(&mut queue, now), Some(key("a")));
     queue.done(key("a"), &Done::OnChange, now);

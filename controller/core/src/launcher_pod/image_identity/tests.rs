@@ -164,7 +164,7 @@ fn image_of_tag_is_probed_once_where_guest_started() {
     assert_eq!(
         probes(&guest(&[("two", &digest, None)]), &here),
         [""; 0],
-        "its name says it"
+        "its name has the digest"
     );
     assert_eq!(
         probes(&guest(&[("one", "r.example/a:1", Some(A))]), &here),
@@ -267,7 +267,7 @@ fn a_witness_is_believed_once_it_has_ended_well() {
     assert_eq!(
         ids(&proved, "").into_iter().collect::<Vec<_>>(),
         [by_name],
-        "the kubelet does not say"
+        "the kubelet reports none"
     );
 }
 

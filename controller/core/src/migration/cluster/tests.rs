@@ -206,7 +206,7 @@ fn until_the_source_has_begun_the_controller_ends_it_by_itself() {
                 &[Do::Fail(F::Overdue)],
             ),
             (
-                "said to be ready, and deleted",
+                "recorded as ready, and deleted",
                 |v| {
                     (v.record.phase, v.record.deleted) = (Some(P::TargetReady), true);
                     v.record.target = Some(T::Prepared);
@@ -270,7 +270,7 @@ fn ready_migration_enters_running_and_waits_for_source() {
         &[
             ("it moves", |_| {}, &[]),
             (
-                "said to be ready",
+                "recorded as ready",
                 |v| v.record.phase = Some(P::TargetReady),
                 &[Do::Enter(P::Running)],
             ),
@@ -292,7 +292,7 @@ fn running_migration_is_aborted_while_its_source_may_give_up() {
         &[
             ("deleted", |v| v.record.deleted = true, &[Do::Abort(F::Canceled)]),
             ("too late", |v| v.overdue = true, &[Do::Abort(F::Overdue)]),
-            ("told already", |v| (v.overdue, v.record.abort) = (true, true), &[]),
+            ("aborted already", |v| (v.overdue, v.record.abort) = (true, true), &[]),
             (
                 "too late to give up",
                 |v| (v.overdue, v.record.source) = (true, Some(S::Released)),
@@ -335,7 +335,7 @@ fn migration_without_source_node_fails_unless_its_target_has_it() {
                 &[Do::RecordSourceGone, Do::Abort(F::SourceNodeGone)],
             ),
             (
-                "the source's node is gone, as told",
+                "the source's node is gone, as recorded",
                 |v| (v.source_node_gone, v.record.source_gone, v.record.abort) = (true, true, true),
                 &[],
             ),
@@ -427,7 +427,7 @@ fn it_has_succeeded_when_the_instance_is_on_the_target() {
     check(
         arrived,
         &[
-            ("the instance is told first", |_| {}, &[]),
+            ("the instance is updated first", |_| {}, &[]),
             ("moved", |v| v.instance = I::Moved, &[Do::Enter(P::Succeeded)]),
             ("and ended", |v| v.instance = I::Ended, &[Do::Enter(P::Succeeded)]),
             ("not known", |v| v.instance = I::Unknown, &[]),
@@ -442,7 +442,7 @@ fn it_has_succeeded_when_the_instance_is_on_the_target() {
                 &[],
             ),
             (
-                "the source's pod says that it left",
+                "the source's pod ended as its guest left",
                 |v| (v.record.source, v.source_pod, v.instance) = (Some(S::Migrating), SourcePod::Left, I::Moved),
                 &[Do::Enter(P::Succeeded)],
             ),

@@ -108,7 +108,7 @@ fn a_session_is_opened_once_both_sides_are_named() {
         &[
             ("sides are named", |_| {}, &[Do::Prepare]),
             ("not yet", |v| v.record.phase = Some(P::Scheduled), &[]),
-            ("nobody has looked", |v| v.record.phase = None, &[]),
+            ("no phase yet", |v| v.record.phase = None, &[]),
             ("the tunnel is down", |v| v.tunnel = SourceTunnel::Unknown, &[]),
             ("open, the target is not ready", |v| v.tunnel = OPEN, &[]),
             (
@@ -140,13 +140,13 @@ fn migrating_is_reported_before_libvirt_call() {
             ("both are ready", |_| {}, &[Do::Report(S::Migrating)]),
             ("no peer", |v| v.tunnel = OPEN, &[Do::Pair]),
             (
-                "said to be ready",
+                "recorded as ready",
                 |v| v.record.phase = Some(P::TargetReady),
                 &[Do::Report(S::Migrating)],
             ),
             ("the target is not", |v| v.record.target = None, &[]),
             (
-                "the key is lost, and nobody knows it",
+                "the key is lost, and nobody has noticed",
                 |v| v.tunnel = SourceTunnel::Missing,
                 &[Do::Prepare],
             ),
@@ -163,7 +163,7 @@ fn libvirt_call_is_made_once() {
     check(
         moving,
         &[
-            ("said", |v| (v.job, v.call) = (Job::None, Call::Due), &[Do::Start]),
+            ("reported", |v| (v.job, v.call) = (Job::None, Call::Due), &[Do::Start]),
             (
                 "given up meanwhile",
                 |v| (v.job, v.call, v.record.abort) = (Job::None, Call::Due, true),
@@ -302,7 +302,7 @@ fn source_without_libvirtd_decides_by_its_target() {
             ("libvirtd was lost", |v| v.job = Job::None, &[Do::Report(S::Released)]),
             ("its job is not known", |v| v.job = Job::Unknown, &[]),
             (
-                "libvirtd was lost, the target not said to have it",
+                "libvirtd was lost, the target has not reported that it has it",
                 |v| (v.job, v.record.target) = (Job::None, Some(T::Prepared)),
                 &[Do::Report(S::Halted)],
             ),
@@ -362,7 +362,7 @@ fn source_of_a_switched_guest_stays_until_post_copy_ends() {
         &[
             ("memory follows", |_| {}, release),
             ("nobody works on it any more", |v| v.job = Job::None, release),
-            ("libvirt does not say", |v| v.job = Job::Unknown, release),
+            ("libvirt reports no state", |v| v.job = Job::Unknown, release),
             ("it is given up", |v| v.record.abort = true, release),
             ("the object is deleted", |v| v.record.deleted = true, release),
             ("the tunnel is lost", |v| v.tunnel = SourceTunnel::Missing, nothing),
@@ -379,7 +379,7 @@ fn source_of_a_switched_guest_stays_until_post_copy_ends() {
             ),
             ("it has ended there", |v| v.record.target = Some(T::Ended), end),
             (
-                "it is lost, and that was said",
+                "it is lost, and that is recorded",
                 |v| v.record.phase = Some(P::Failed),
                 end,
             ),
@@ -392,7 +392,7 @@ fn halted_guest_follows_target_state() {
     check(
         halted,
         &[
-            ("the target has not said", |_| {}, &[]),
+            ("the target has reported nothing", |_| {}, &[]),
             ("it has nothing", |v| v.record.target = Some(T::Gone), &[Do::Resume]),
             (
                 "it has it",
@@ -410,12 +410,12 @@ fn halted_guest_follows_target_state() {
                 &[Do::Report(S::Released)],
             ),
             (
-                "the target's node is gone, and was told nothing",
+                "the target's node is gone, and received nothing",
                 |v| v.record.phase = Some(P::Failed),
                 &[Do::Resume],
             ),
             (
-                "the target's node is gone, and may have been told",
+                "the target's node is gone, and may have received the release",
                 |v| (v.record.phase, v.tunnel) = (Some(P::Failed), SourceTunnel::Missing),
                 &[Do::Destroy],
             ),
@@ -455,9 +455,9 @@ fn release_is_repeated_until_target_has_taken_over() {
     check(
         let_go,
         &[
-            ("said on the object", |_| {}, &[Do::Release(Proof::SourceGone)]),
-            ("told", |v| v.tunnel = ACKNOWLEDGED, &[]),
-            ("the tunnel tells by itself", |v| v.tunnel = READ, &[]),
+            ("reported on the object", |_| {}, &[Do::Release(Proof::SourceGone)]),
+            ("acknowledged", |v| v.tunnel = ACKNOWLEDGED, &[]),
+            ("the tunnel releases by itself", |v| v.tunnel = READ, &[]),
             ("the session is lost", |v| v.tunnel = SourceTunnel::Missing, &[]),
             (
                 "given up too late",
@@ -495,7 +495,7 @@ fn release_is_repeated_until_target_has_taken_over() {
                 &[Do::Report(S::Stopped)],
             ),
             (
-                "stopped, and the target has taken it over and says so itself",
+                "stopped, and the target has taken it over and reports that itself",
                 |v| (v.domain, v.tunnel) = (D::Left, ACKNOWLEDGED),
                 &[Do::Report(S::Stopped)],
             ),
@@ -521,7 +521,7 @@ fn what_is_over_is_closed_and_no_more() {
                 &[],
             ),
             (
-                "stopped, and the target may have to be told",
+                "stopped, and the target may still need the release",
                 |v| (v.record.source, v.domain) = (Some(S::Stopped), D::Left),
                 &[Do::Release(Proof::SourceStopped)],
             ),
@@ -555,7 +555,7 @@ fn guest_moving_before_the_call_is_left_to_another_migration() {
             ("it was switched", |v| v.domain = D::PostCopy, STAYED),
             ("it has left", |v| (v.domain, v.job) = (D::Left, Job::None), STAYED),
             (
-                "libvirt would have been asked next",
+                "the call to libvirt would be next",
                 |v| (v.record.source, v.call) = (Some(S::Migrating), Call::Due),
                 STAYED,
             ),

@@ -96,7 +96,7 @@ fn guest_in_post_copy_has_no_steps() {
         &[
             ("it runs", |_| {}, &[]),
             (
-                "the source has not said so",
+                "the source has not reported it",
                 |v| v.record.source = Some(S::Migrating),
                 &[],
             ),
@@ -131,7 +131,7 @@ fn a_guest_that_fits_is_waited_for() {
     check(
         named,
         &[
-            ("not asked", |_| {}, &[Do::Check]),
+            ("not checked", |_| {}, &[Do::Check]),
             ("it fits", |v| v.fits = Some(true), &[Do::Prepare]),
             ("it does not", |v| v.fits = Some(false), &[Do::Report(T::Refused)]),
             (
@@ -212,7 +212,7 @@ fn nothing_arrives_without_a_session() {
                 &[Do::Pair],
             ),
             (
-                "it comes, and its source says that it stays",
+                "it comes, and its source reports that it stays",
                 |v| (v.domain, v.record.source) = (D::Incoming, Some(S::Stayed)),
                 &[Do::Close],
             ),
@@ -221,10 +221,10 @@ fn nothing_arrives_without_a_session() {
                 |v| (v.domain, v.record.source, v.tunnel) = (D::Incoming, Some(S::Stayed), TargetTunnel::Missing),
                 &[Do::Destroy],
             ),
-            ("said to be gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
+            ("reported as gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
             ("refused", |v| v.record.target = Some(T::Refused), &[Do::Close]),
             (
-                "said to be gone, and closed",
+                "reported as gone, and closed",
                 |v| (v.record.target, v.tunnel) = (Some(T::Gone), TargetTunnel::Missing),
                 &[],
             ),
@@ -237,9 +237,9 @@ fn complete_guest_waits_for_source_release() {
     check(
         complete,
         &[
-            ("said", |_| {}, &[]),
+            ("reported", |_| {}, &[]),
             (
-                "not said",
+                "not reported",
                 |v| v.record.target = Some(T::Prepared),
                 &[Do::Report(T::Complete)],
             ),
@@ -250,22 +250,26 @@ fn complete_guest_waits_for_source_release() {
                 |v| (v.record.source, v.record.target) = (Some(S::Halted), Some(T::Prepared)),
                 &[Do::Report(T::Complete)],
             ),
-            ("said to be gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
+            ("reported as gone", |v| v.record.target = Some(T::Gone), &[Do::Close]),
             ("given up", |v| v.record.abort = true, &[]),
             ("deleted", |v| v.record.deleted = true, &[]),
-            ("the tunnel heard", |v| v.tunnel = RELEASED, &[Do::TakeOver]),
+            (
+                "the tunnel received the release",
+                |v| v.tunnel = RELEASED,
+                &[Do::TakeOver],
+            ),
             (
                 "the tunnel left it paused",
                 |v| v.tunnel = TAKEN_OVER,
                 &[Do::Report(T::Running)],
             ),
             (
-                "the object says",
+                "the object has the release",
                 |v| v.record.source = Some(S::Released),
                 &[Do::TakeOver],
             ),
             (
-                "the object says, the session is lost",
+                "the object has the release, the session is lost",
                 |v| (v.record.source, v.tunnel) = (Some(S::Stopped), TargetTunnel::Missing),
                 &[Do::TakeOver],
             ),
@@ -319,16 +323,16 @@ fn target_leaves_hand_over_report_to_source() {
     check(
         just_arrived,
         &[
-            ("the source is about to say so", |_| {}, &[Do::Show]),
+            ("the source is about to report it", |_| {}, &[Do::Show]),
             ("given up too late", |v| v.record.abort = true, &[Do::Show]),
             (
-                "it has said so",
+                "it has reported it",
                 |v| (v.record.source, v.record.target) = (Some(S::Stopped), Some(T::Running)),
                 &[],
             ),
             ("it is late", |v| v.source_is_late = true, report),
             (
-                "it has left, and had not heard",
+                "it has left, without the acknowledgement",
                 |v| v.record.source = Some(S::Stopped),
                 report,
             ),
@@ -357,14 +361,14 @@ fn reported_end_depends_on_whether_guest_ran() {
     check(
         running,
         &[
-            ("not said", |_| {}, &[Do::Report(T::Running)]),
-            ("said", |v| v.record.target = Some(T::Running), &[]),
+            ("not reported", |_| {}, &[Do::Report(T::Running)]),
+            ("reported", |v| v.record.target = Some(T::Running), &[]),
             (
-                "said, and over",
+                "reported, and over",
                 |v| (v.record.target, v.record.phase) = (Some(T::Running), Some(P::Succeeded)),
                 &[Do::Close],
             ),
-            ("said to be gone", |v| v.record.target = Some(T::Gone), &[]),
+            ("reported as gone", |v| v.record.target = Some(T::Gone), &[]),
             (
                 "ended after it ran",
                 |v| (v.domain, v.record.target) = (D::Over, Some(T::Running)),
@@ -396,7 +400,7 @@ fn reported_end_depends_on_whether_guest_ran() {
                 &[Do::Report(T::Gone)],
             ),
             (
-                "said to have ended",
+                "reported as ended",
                 |v| (v.domain, v.record.target) = (D::Over, Some(T::Ended)),
                 &[Do::Close],
             ),

@@ -164,7 +164,7 @@ fn circumstances_are_all_that_could_let_a_migration_succeed() {
     let mut tainted = World::new();
     tainted.nodes[1].taints.push(taint("closed"));
     assert_ne!(tainted.digest(), before);
-    assert!(seen.len() > 10, "changes are told apart: {seen:?}");
+    assert!(seen.len() > 10, "changes have distinct digests: {seen:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-# Finds the data that a cloud hands to a guest, and answers questions about it.
+# Finds the data that a cloud hands to a guest, and reads single values of it.
 # Documents are flattened once, to lines of "path<tab>value": see flatten.awk.
 DATA=none
 D=/run/data
@@ -44,7 +44,7 @@ data_flatten() {
     awk -f /lib/drydock/flatten.awk "$D/disk/$1" >"$D/$2"
 }
 
-# The kernel command line can say the same as the drydock map of user-data:
+# The kernel command line can have the same as the drydock map of user-data:
 # drydock.count=1s
 data_kernel() {
     for word in $(cat /proc/cmdline); do

@@ -1,4 +1,4 @@
-# Addresses by DHCP, or as NoCloud network data (version 1 or 2) says.
+# Addresses by DHCP, or as NoCloud network data (version 1 or 2) has them.
 
 network_up() {
     if has network network; then

@@ -1,4 +1,4 @@
-# Prints what virsh says of this machine, by a libvirtd of its own, as files after lines `=== name`.
+# Prints what virsh reports of this machine, by a libvirtd of its own, as files after lines `=== name`.
 # It runs in an agent's container, whose root is read-only, and starts libvirtd as guests' pods do:
 # in session mode as the user qemu.
 set -eu
