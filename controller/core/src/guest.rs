@@ -292,7 +292,7 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
     let conditions = wanted
         .conditions
         .iter()
-        .all(|condition| current.conditions.contains(condition))
+        .all(|condition| current.conditions.iter().any(|other| is_reported(other, condition)))
         && !current.conditions.iter().any(|condition| {
             OWN_CONDITIONS.contains(&condition.type_.as_str())
                 && !wanted.conditions.iter().any(|other| other.type_ == condition.type_)
@@ -315,6 +315,19 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
         && wanted.current_cpu_topology == current.current_cpu_topology
         && wanted.memory == current.memory
         && wanted.drydock == current.drydock)
+}
+
+/// Returns whether a stored condition has all that the agent reports. Until the guest is ready the controller reports why it
+/// is not, and removes its reason and message a moment later than the agent reports that it is: they are fields of another
+/// field manager, which no write of the agent removes.
+fn is_reported(stored: &Condition, wanted: &Condition) -> bool {
+    let is_ready = wanted.type_ == types::READY && wanted.status == Status::True.as_str();
+    if !is_ready {
+        return stored == wanted;
+    }
+    stored.type_ == wanted.type_
+        && stored.status == wanted.status
+        && stored.last_transition_time == wanted.last_transition_time
 }
 
 fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {

@@ -56,7 +56,15 @@ fn instance(status: &Value) -> Value {
 }
 
 fn scheduled() -> Value {
-    json!({"phase": "Scheduled", "nodeName": "a", "activePods": {POD: "a"}})
+    json!({"phase": "Scheduled", "nodeName": "a", "activePods": {POD: "a"}, "conditions": [not_running()]})
+}
+
+/// What the controller reports until a guest is ready.
+fn not_running() -> Value {
+    json!({
+        "type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": "GuestNotRunning", "message": "the guest does not run yet",
+    })
 }
 
 fn running() -> Value {
@@ -130,7 +138,7 @@ impl Around {
     }
 
     fn store(&mut self, request: ReceivedRequest) {
-        let changed = request.body["status"].as_object().unwrap().clone();
+        let mut changed = request.body["status"].as_object().unwrap().clone();
         if request.path() == GATE {
             let mut stored = pod();
             stored["metadata"]["resourceVersion"] = json!("2");
@@ -142,6 +150,7 @@ impl Around {
             request.body["metadata"]["resourceVersion"],
             self.stored["metadata"]["resourceVersion"]
         );
+        self.keep_fields_of_controller(&mut changed);
         self.stored["status"].as_object_mut().unwrap().extend(changed);
         let version: u64 = self.stored["metadata"]["resourceVersion"]
             .as_str()
@@ -150,6 +159,20 @@ impl Around {
             .unwrap();
         self.stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
         request.with(&self.stored);
+    }
+
+    /// Server-side apply removes no fields of another field manager, unless the agent has taken them over before.
+    fn keep_fields_of_controller(&self, changed: &mut serde_json::Map<String, Value>) {
+        let ready = |conditions: &Value| conditions.as_array()?.iter().position(|one| one["type"] == "Ready");
+        let stored = &self.stored["status"]["conditions"];
+        let (Some(was), Some(is)) = (ready(stored), changed.get("conditions").and_then(ready)) else {
+            return;
+        };
+        let (was, is) = (&stored[was], &mut changed["conditions"][is]);
+        if was["message"] == not_running()["message"] && is.get("message").is_none() {
+            is["reason"] = was["reason"].clone();
+            is["message"] = was["message"].clone();
+        }
     }
 
     /// Lets the task take the last responses in. It writes nothing that it has written.

@@ -279,6 +279,35 @@ fn the_image_of_the_first_start_stays_recorded() {
 }
 
 #[test]
+fn reason_of_the_controller_is_no_difference_of_a_ready_guest() {
+    let case = Case::new(&plain(), GuestState::Running);
+    let wanted = case.report();
+    let stored = |change: &dyn Fn(&mut Condition)| {
+        let mut stored = wanted.clone();
+        let ready = stored
+            .conditions
+            .iter_mut()
+            .find(|condition| condition.type_ == "Ready");
+        change(ready.unwrap());
+        stored
+    };
+    let of_the_controller = stored(&|ready| {
+        ready.reason = Some("GuestNotRunning".into());
+        ready.message = Some("the guest does not run yet".into());
+    });
+    assert!(!differs(&of_the_controller, &wanted));
+    assert!(differs(&stored(&|ready| ready.status = "False".into()), &wanted));
+    assert!(differs(&stored(&|ready| ready.last_transition_time = None), &wanted));
+    // A reason of the agent's own is always compared.
+    let paused = Case::new(&plain(), GuestState::Paused(PauseCause::User)).report();
+    let mut other = paused.clone();
+    for condition in &mut other.conditions {
+        condition.message = Some("another".into());
+    }
+    assert!(differs(&other, &paused));
+}
+
+#[test]
 fn what_was_reported_is_not_written_again() {
     for state in [
         GuestState::Running,
