@@ -317,9 +317,11 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
         && wanted.drydock == current.drydock)
 }
 
-/// Returns whether a stored condition has all that the agent reports. Until the guest is ready the controller reports why it
-/// is not, and removes its reason and message a moment later than the agent reports that it is: they are fields of another
-/// field manager, which no write of the agent removes.
+/// Returns whether a stored condition has all that the agent reports.
+///
+/// Until a guest is ready, the controller reports the reason. It removes its reason and message only after the agent has
+/// reported that the guest is ready. Until then they remain, because server-side apply removes no fields of another field
+/// manager, and writing again would change nothing.
 fn is_reported(stored: &Condition, wanted: &Condition) -> bool {
     let is_ready = wanted.type_ == types::READY && wanted.status == Status::True.as_str();
     if !is_ready {
