@@ -38,14 +38,7 @@ def main(argv: list[str]) -> int:
         try:
             # The first scenes do without virtctl and leave processor time.
             with built_meanwhile("virtctl"):
-                install(made, progress, kind=f"--{preparation.PROFILE}")
-                stage = Stage(made, progress)
-                stage.clear()
-                inspection.show(stage)
-                machines.show(stage)
-                migration.show(stage)
-                drain.show(stage)
-            stage.summary()
+                _show(made, progress)
         finally:
             if arguments.keep:
                 print(f"\nThe cluster is yours: export KUBECONFIG={made.kubeconfig}")
@@ -59,6 +52,18 @@ def main(argv: list[str]) -> int:
         print("interrupted; run the same command again to go on", file=sys.stderr)
         return interruption.EXIT_CODE
     return 0
+
+
+def _show(made: cluster.Cluster, progress: Progress) -> None:
+    """Install Drydock, play all scenes and sum up."""
+    install(made, progress, kind=f"--{preparation.PROFILE}")
+    stage = Stage(made, progress)
+    stage.clear()
+    inspection.show(stage)
+    machines.show(stage)
+    migration.show(stage)
+    drain.show(stage)
+    stage.summary()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 from embedded import build
 from embedded.cluster import Cluster
@@ -42,6 +43,11 @@ class Stage:
         self.progress = progress
         self._achieved: list[str] = []
 
+    @cached_property
+    def _virtctl(self) -> str:
+        """The path of virtctl, once it is built."""
+        return build.virtctl(self.progress)
+
     def scene(self, title: str, text: str) -> None:
         """Begin a part of the show."""
         print(f"\n━━ {title}", flush=True)
@@ -65,7 +71,7 @@ class Stage:
     def virtctl(self, *arguments: str) -> None:
         """Run KubeVirt's command line as the audience would and show what it prints."""
         print(f"\n$ virtctl {' '.join(arguments)}", flush=True)
-        argv = [build.virtctl(self.progress), *arguments]
+        argv = [self._virtctl, *arguments]
         done = subprocess.run(
             argv, env=self.cluster.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -86,7 +92,7 @@ class Stage:
         begun = time.monotonic()
         print(f"\n$ virtctl console {guest}", flush=True)
         ours, theirs = pty.openpty()
-        argv = [build.virtctl(self.progress), "console", guest]
+        argv = [self._virtctl, "console", guest]
         with subprocess.Popen(argv, env=self.cluster.environment(), stdin=theirs, stdout=theirs, stderr=theirs) as running:
             os.close(theirs)
             try:

@@ -199,8 +199,6 @@ def speech_names(all_names: Iterable[str]) -> list[str]:
     return [name for name in names if SPEECH & {part.lower() for part in parts[name]}]
 
 
-# Tests import each other as they like.
-_TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
 _LINT_REASON = re.compile(r'\breason = "(?:\\.|[^"\\])*"')
 _SPEECH_WORD = re.compile(r"[A-Za-z]+")
 
@@ -298,6 +296,10 @@ def lint_differences(common: dict, manifest: dict, own: set[tuple[str, str]]) ->
         for table, lint in keys - own
         if common.get(table, {}).get(lint) != lints.get(table, {}).get(lint)
     )
+
+
+# Tests import each other as they like.
+_TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
 
 
 def _conventions() -> dict[str, list[str]]:

@@ -321,7 +321,8 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
 ///
 /// Until a guest is ready, the controller reports the reason. It removes its reason and message only after the agent has
 /// reported that the guest is ready. Until then they remain, because server-side apply removes no fields of another field
-/// manager, and writing again would change nothing.
+/// manager, and writing again would change nothing. The controller's side of this is `leaves_a_reason` in the module
+/// `instance`.
 fn is_reported(stored: &Condition, wanted: &Condition) -> bool {
     let is_ready = wanted.type_ == types::READY && wanted.status == Status::True.as_str();
     if !is_ready {
