@@ -1,14 +1,15 @@
 """hack/test: runs every test, the cluster ones too.
 
-Suites, in this order, the two in the middle side by side (name some to run only those):
+Suites, in this order, rust beside embedded and crates beside cluster (name some to run only those):
 
-  style     formatting, lints, each crate built alone, dependencies' licences and versions
+  style     formatting, lints, names and documents
   python    the tests of the scripts under hack/, the bootable guest disk among them
   rust      unit, property and expected-output tests of all crates
   embedded  the embedded Kubernetes tried out
+  crates    each crate built alone, dependencies' licences and versions
   cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
 
-What the last two need is built from the start on, beside the others.
+What embedded and cluster need is built from the start on, beside the others.
 
 `--quick` runs style and rust without what takes long: for every commit.
 
@@ -39,7 +40,7 @@ from embedded import build, interruption, prerequisites
 from embedded.errors import Failure
 from embedded.progress import Progress
 
-from . import cluster, faults, previous, python, rust, style
+from . import cluster, crates, faults, previous, python, rust, style
 from .outcome import Outcome
 from .programs import built_meanwhile
 from .runner import REPOSITORY, interrupt
@@ -51,14 +52,15 @@ SUITES: dict[str, Suite] = {
     "python": python.run,
     "rust": rust.run,
     "embedded": cluster.selftest,
+    "crates": crates.run,
     "cluster": cluster.run,
 }
 
 # Their programs are built from the start on: compilers of Rust leave a processor idle for a third of the style checks.
 ON_CLUSTERS = {"embedded", "cluster"}
 
-# Both build first, and then wait for guests and nodes more than they compute.
-SIDE_BY_SIDE = ("rust", "embedded")
+# The first two build, and then wait for guests and nodes more than they compute; crates takes what cluster leaves.
+SIDE_BY_SIDE = (("rust", "embedded"), ("crates", "cluster"))
 
 
 def main(argv: list[str]) -> int:
@@ -67,7 +69,7 @@ def main(argv: list[str]) -> int:
         prog="hack/test", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
-    parser.add_argument("--quick", action="store_true", help="style without each crate alone, rust without the long searches")
+    parser.add_argument("--quick", action="store_true", help="style, and rust without the long searches")
     parser.add_argument("-k", "--only", default="", metavar="WORD", help="only cluster tests with this word in their name, or in files that begin with it")
     parser.add_argument(
         "--seed", type=int, metavar="N", help="run the files of cluster tests in the order that this seed draws (default: a new one)"
@@ -126,7 +128,7 @@ def grouped(names: list[str]) -> list[list[str]]:
     """Suites in their order; those that run side by side in one group."""
     groups: list[list[str]] = []
     for name in names:
-        if groups and name in SIDE_BY_SIDE and groups[-1][-1] in SIDE_BY_SIDE:
+        if groups and any({name, *groups[-1]} <= set(together) for together in SIDE_BY_SIDE):
             groups[-1].append(name)
         else:
             groups.append([name])
@@ -149,13 +151,13 @@ def _run(
         progress.note(str(outcome))
         return outcome
 
-    # An interruption reaches the main thread alone, in which a single suite handles it itself.
-    if len(group) == 1:
-        return [suite(group[0])]
+    # The last one in the main thread, which alone receives an interruption, as it may have to take clusters away.
+    *others, last = group
     with ThreadPoolExecutor(len(group)) as lanes:
-        running = [lanes.submit(suite, name) for name in group]
+        running = [lanes.submit(suite, name) for name in others]
         try:
-            return [lane.result() for lane in running]
+            done = suite(last)
+            return [*(lane.result() for lane in running), done]
         except KeyboardInterrupt:
             interrupt()
             raise

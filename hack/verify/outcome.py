@@ -27,6 +27,13 @@ class Outcome:
             f"{len(self.skipped)} skipped in {self.seconds:.0f} s"
         )
 
+    def count(self, name: str, good: bool) -> None:
+        """Count a check by its result."""
+        if good:
+            self.passed += 1
+        else:
+            self.failed.append(name)
+
     def add(self, other: Outcome) -> None:
         """Count another's results as ours."""
         self.passed += other.passed

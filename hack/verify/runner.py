@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 _running: set[subprocess.Popen[str]] = set()
+_interrupted = threading.Event()
 
 
 def run(
@@ -21,13 +23,18 @@ def run(
     quiet: bool = False,
     most_seconds: float | None = None,
     prefix: str = "",
+    stamped: bool = False,
     folder: Path = REPOSITORY,
 ) -> tuple[str, int]:
     """Run `argv` in a folder of the repository; return its output, both streams in one, and its exit code.
 
     A command that runs longer than `most_seconds` is ended, with all that it began; the last line of output reports that.
-    `prefix` distinguishes the lines of commands that run side by side.
+    `prefix` distinguishes the lines of commands that run side by side. A line that is stamped begins with the seconds since
+    the command began. After an interruption no other thread can start a command.
     """
+    if _interrupted.is_set():
+        raise KeyboardInterrupt
+    begun = time.monotonic()
     process = subprocess.Popen(
         argv,
         cwd=folder,
@@ -51,12 +58,16 @@ def run(
         timer.start()
     lines: list[str] = []
     _running.add(process)
+    if _interrupted.is_set():
+        # It began between the check above and the signal to all that run.
+        _signal(process, signal.SIGTERM)
     assert process.stdout is not None
     try:
         for line in process.stdout:
             lines.append(line)
             if not quiet:
-                print(f"    {prefix}{line.rstrip()}", file=sys.stderr, flush=True)
+                stamp = f"{time.monotonic() - begun:6.1f}s " if stamped else ""
+                print(f"    {prefix}{stamp}{line.rstrip()}", file=sys.stderr, flush=True)
         code = process.wait()
     except KeyboardInterrupt:
         _signal(process, signal.SIGTERM)
@@ -76,7 +87,8 @@ def run(
 
 
 def interrupt() -> None:
-    """End what other threads run: only the main one receives an interruption."""
+    """End what other threads run, and let them start nothing more: only the main one receives an interruption."""
+    _interrupted.set()
     for process in list(_running):
         _signal(process, signal.SIGTERM)
 

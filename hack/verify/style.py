@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import os
 import re
 import tokenize
 import tomllib
@@ -19,76 +18,25 @@ from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
 
-CRATES = (
-    "drydock-api",
-    "drydock-core",
-    "drydock-runtime",
-    "drydock-view",
-    "drydock-cli",
-    "drydock-host",
-    "drydock-launcher",
-    "drydock-controller",
-    "drydock-agent",
-    "drydock-tests",
-)
 
-DENY_VERSION = "0.20.2"
+CHECKS = {
+    "cargo fmt": ["cargo", "fmt", "--all", "--check"],
+    "cargo clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
+}
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Formatting, lints, each crate alone, dependencies; the first two alone if it has to be quick."""
+    """Formatting, lints, and what documents and names have to keep to."""
     outcome = Outcome()
-    checks = {
-        "cargo fmt": ["cargo", "fmt", "--all", "--check"],
-        "cargo clippy": ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
-    }
-    if not arguments.quick:
-        # A crate that leans on what another one switched on in a shared dependency fails here.
-        checks |= {f"{crate} alone": ["cargo", "check", "--locked", "-p", crate] for crate in CRATES}
-    for name, argv in checks.items():
+    for name, argv in CHECKS.items():
         with progress.step(name):
             _, code = command(argv, quiet=True)
-        _count(outcome, name, code == 0)
-    if not arguments.quick:
-        _dependencies(outcome, progress)
+        outcome.count(name, code == 0)
     for name, found in {**_strangers(), **_missing_tests(), **_missing_paths(), **_conventions()}.items():
         for line in found:
             progress.note(f"  {line}")
-        _count(outcome, name, not found)
+        outcome.count(name, not found)
     return outcome
-
-
-def _dependencies(outcome: Outcome, progress: Progress) -> None:
-    with progress.step("cargo fetch"):
-        # Building fetches what this platform needs; what is checked is all that any platform does.
-        _, code = command(["cargo", "fetch", "--locked"], quiet=True)
-    _count(outcome, "cargo fetch", code == 0)
-    with progress.step("cargo deny"):
-        _, code = command([str(_deny(progress)), "--offline", "--locked", "check", "bans", "licenses", "sources"], quiet=True)
-    _count(outcome, "cargo deny", code == 0)
-
-
-def _count(outcome: Outcome, name: str, good: bool) -> None:
-    if good:
-        outcome.passed += 1
-    else:
-        outcome.failed.append(name)
-
-
-def _deny(progress: Progress) -> Path:
-    """cargo-deny, from cargo's own folder or built once into the cache."""
-    cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock"))
-    root = cache / f"cargo-deny-{DENY_VERSION}"
-    program = root / "bin" / "cargo-deny"
-    if not program.exists():
-        with progress.step(f"building cargo-deny {DENY_VERSION}", announce=True):
-            command(
-                ["cargo", "install", "--debug", "--locked", "--root", str(root), "--version", DENY_VERSION, "cargo-deny"],
-                # Speed of the build matters here, not that of the program.
-                {"CARGO_PROFILE_DEV_DEBUG": "0"},
-                quiet=True,
-            )
-    return program
 
 
 def missing_tests(text: str, known: set[str]) -> list[str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
 from embedded.errors import Failure
-from verify import programs
+from verify import programs, runner
 
 
 class BuiltMeanwhile(unittest.TestCase):
+    def setUp(self) -> None:
+        # An error interrupts what runs, and nothing is begun after an interruption: in this test alone.
+        self.enterContext(mock.patch.object(runner, "_interrupted", threading.Event()))
+
     def test_it_builds_what_is_named_and_reports_the_exit_code(self) -> None:
         with mock.patch.object(programs, "run", return_value=("built", 0)) as run:
             with programs.built_meanwhile("cluster", "virtctl") as building:

@@ -3,19 +3,28 @@
 import contextlib
 import io
 import sys
+import threading
 import unittest
+from unittest import mock
 
+from verify import runner
 from verify.runner import run
 
 
 class Run(unittest.TestCase):
     def setUp(self) -> None:
         # The output of a failed command is shown, and would stand between the lines that are counted.
-        self.enterContext(contextlib.redirect_stderr(io.StringIO()))
+        self.shown = self.enterContext(contextlib.redirect_stderr(io.StringIO()))
 
     def test_output_and_exit_code_are_kept(self) -> None:
         self.assertEqual(run(["sh", "-c", "echo one; echo two >&2; exit 3"], quiet=True), ("one\ntwo\n", 3))
         self.assertEqual(run(["sh", "-c", "echo $LANE"], {"LANE": "a"}, quiet=True), ("a\n", 0))
+
+    def test_stamped_lines_are_shown_with_seconds_and_kept_without(self) -> None:
+        self.assertEqual(run(["echo", "one"], prefix="lane: ", stamped=True), ("one\n", 0))
+        self.assertRegex(self.shown.getvalue(), r"^    lane: +\d+\.\ds one\n$")
+        run(["echo", "two"], prefix="lane: ")
+        self.assertIn("    lane: two\n", self.shown.getvalue())
 
     def test_what_has_no_end_is_ended_with_all_that_it_began(self) -> None:
         # The output ends only when nobody is left who could write to it.
@@ -23,3 +32,10 @@ class Run(unittest.TestCase):
         output, code = run([sys.executable, "-c", hangs], quiet=True, most_seconds=2)
         self.assertNotEqual(code, 0)
         self.assertEqual(output.strip().splitlines()[-1], "no end within 2 s")
+
+    def test_nothing_is_begun_after_an_interruption(self) -> None:
+        with mock.patch.object(runner, "_interrupted", threading.Event()):
+            runner.interrupt()
+            with self.assertRaises(KeyboardInterrupt):
+                run(["true"], quiet=True)
+        self.assertEqual(run(["true"], quiet=True), ("", 0))
