@@ -200,8 +200,14 @@ def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namesp
         "RUST_BACKTRACE": "0",
     }
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
+        # Stamped, so that the tests that take long can be found in the output of any run.
         output, code = command(
-            tests.argv(file, chosen), environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=REPOSITORY / "tests"
+            tests.argv(file, chosen),
+            environment,
+            most_seconds=MOST_SECONDS,
+            prefix=f"{name}: ",
+            stamped=True,
+            folder=REPOSITORY / "tests",
         )
     outcome = of_libtest(output, code)
     if outcome.failed:
