@@ -1,6 +1,6 @@
 """hack/test: runs every test, the cluster ones too.
 
-Suites, in this order, rust beside embedded and crates beside cluster (name some to run only those):
+Suites, in this order (name some to run only those):
 
   style     formatting, lints, names and documents
   python    the tests of the scripts under hack/, the bootable guest disk among them
@@ -9,7 +9,8 @@ Suites, in this order, rust beside embedded and crates beside cluster (name some
   crates    each crate built alone, dependencies' licences and versions
   cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
 
-What embedded and cluster need is built from the start on, beside the others.
+Each starts when those before it have ended, but embedded beside rust, and crates and cluster beside each other. What embedded
+and cluster need is built from the start on.
 
 `--quick` runs style and rust without what takes long: for every commit.
 
@@ -32,8 +33,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
 from embedded import build, interruption, prerequisites
@@ -59,8 +60,9 @@ SUITES: dict[str, Suite] = {
 # Their programs are built from the start on: compilers of Rust leave a processor idle for a third of the style checks.
 ON_CLUSTERS = {"embedded", "cluster"}
 
-# The first two build, and then wait for guests and nodes more than they compute; crates takes what cluster leaves.
-SIDE_BY_SIDE = (("rust", "embedded"), ("crates", "cluster"))
+# Suites that one may run beside, of those before it. Rust's tests and an embedded cluster wait for guests and nodes more than
+# they compute, and crates takes the time that the clusters leave.
+BESIDE = {"embedded": {"rust"}, "crates": {"embedded"}, "cluster": {"crates"}}
 
 
 def main(argv: list[str]) -> int:
@@ -111,11 +113,10 @@ def main(argv: list[str]) -> int:
     outcomes: list[Outcome] = []
     try:
         prerequisites.check_toolchains(("cargo", "go", "python3"))
-        names = arguments.suites or list(suites)
+        names = list(dict.fromkeys(arguments.suites or suites))
         with built_meanwhile("cluster", "virtctl", "descheduler") if ON_CLUSTERS & set(names) else nullcontext():
             prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=())
-            for group in grouped(names):
-                outcomes += _run(group, suites, arguments, progress)
+            outcomes += _run(names, suites, arguments, progress)
     except Failure as failure:
         outcomes.append(Outcome(name="machine", failed=[str(failure)]))
     except KeyboardInterrupt:
@@ -124,23 +125,19 @@ def main(argv: list[str]) -> int:
     return _summary(outcomes, progress)
 
 
-def grouped(names: list[str]) -> list[list[str]]:
-    """Suites in their order; those that run side by side in one group."""
-    groups: list[list[str]] = []
-    for name in names:
-        if groups and any({name, *groups[-1]} <= set(together) for together in SIDE_BY_SIDE):
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-    return groups
+def before(name: str, earlier: Iterable[str]) -> list[str]:
+    """Return which earlier suites have to end before one starts."""
+    return [other for other in earlier if other not in BESIDE.get(name, ())]
 
 
 def _run(
-    group: list[str], suites: Mapping[str, Suite], arguments: argparse.Namespace, progress: Progress
+    names: list[str], suites: Mapping[str, Suite], arguments: argparse.Namespace, progress: Progress
 ) -> list[Outcome]:
-    """Run suites side by side."""
+    """Run suites, each as soon as those before it have ended; return what came of them in their order."""
 
-    def suite(name: str) -> Outcome:
+    def suite(name: str, others: list[Future[Outcome]]) -> Outcome:
+        for other in others:
+            other.result()
         begun = time.monotonic()
         progress.note(f"suite {name}, with {shutil.disk_usage(REPOSITORY).free >> 30} GiB free on the disk")
         try:
@@ -151,14 +148,14 @@ def _run(
         progress.note(str(outcome))
         return outcome
 
-    # The last one in the main thread, which alone receives an interruption, as it may have to take clusters away.
-    *others, last = group
-    with ThreadPoolExecutor(len(group)) as lanes:
-        running = [lanes.submit(suite, name) for name in others]
+    running: dict[str, Future[Outcome]] = {}
+    with ThreadPoolExecutor(len(names)) as threads:
         try:
-            done = suite(last)
-            return [*(lane.result() for lane in running), done]
+            for name in names:
+                running[name] = threads.submit(suite, name, [running[other] for other in before(name, running)])
+            return [future.result() for future in running.values()]
         except KeyboardInterrupt:
+            # Only this thread receives it. The others end with the commands that they run.
             interrupt()
             raise
 

@@ -3,27 +3,36 @@
 import argparse
 import contextlib
 import io
+import signal
 import threading
 import unittest
+from collections.abc import Callable
 from unittest import mock
 
+from embedded.errors import Failure
 from embedded.progress import Progress
 from verify import runner
-from verify.__main__ import SUITES, _run, grouped
+from verify.__main__ import SUITES, _run, before
 from verify.outcome import Outcome
 
 
-class Grouped(unittest.TestCase):
-    def test_what_leaves_processors_idle_runs_side_by_side(self) -> None:
-        self.assertEqual(grouped(list(SUITES)), [["style"], ["python"], ["rust", "embedded"], ["crates", "cluster"]])
-        self.assertEqual(grouped(["embedded", "rust"]), [["embedded", "rust"]])
-
-    def test_only_two_that_belong_together_share_a_group(self) -> None:
-        self.assertEqual(grouped(["embedded", "cluster"]), [["embedded"], ["cluster"]])
-        self.assertEqual(grouped(["crates", "cluster"]), [["crates", "cluster"]])
+class Before(unittest.TestCase):
+    def test_each_waits_for_all_before_it_but_those_it_runs_beside(self) -> None:
+        names = list(SUITES)
+        self.assertEqual(
+            {name: before(name, names[:at]) for at, name in enumerate(names)},
+            {
+                "style": [],
+                "python": ["style"],
+                "rust": ["style", "python"],
+                "embedded": ["style", "python"],
+                "crates": ["style", "python", "rust"],
+                "cluster": ["style", "python", "rust", "embedded"],
+            },
+        )
 
     def test_what_is_named_runs_in_that_order(self) -> None:
-        self.assertEqual(grouped(["cluster", "rust", "style"]), [["cluster"], ["rust"], ["style"]])
+        self.assertEqual(before("style", ["cluster", "rust"]), ["cluster", "rust"])
 
 
 class SideBySide(unittest.TestCase):
@@ -31,34 +40,61 @@ class SideBySide(unittest.TestCase):
         self.enterContext(contextlib.redirect_stderr(io.StringIO()))
         self.enterContext(mock.patch.object(runner, "_interrupted", threading.Event()))
 
-    def test_outcomes_are_in_the_order_of_the_group(self) -> None:
-        begun = threading.Event()
+    def run_suites(self, **suites: Callable[[argparse.Namespace, Progress], Outcome]) -> list[Outcome]:
+        return _run(list(suites), suites, argparse.Namespace(), Progress())
 
-        def first(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-            begun.set()
+    def test_outcomes_are_in_the_order_of_the_suites(self) -> None:
+        ended = threading.Event()
+
+        def crates(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+            self.assertTrue(ended.wait(60))
             return Outcome(passed=1)
 
-        def last(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-            self.assertTrue(begun.wait(60))
+        def cluster(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+            ended.set()
             return Outcome(passed=2)
 
-        done = _run(["first", "last"], {"first": first, "last": last}, argparse.Namespace(), Progress())
-        self.assertEqual([(outcome.name, outcome.passed) for outcome in done], [("first", 1), ("last", 2)])
+        done = self.run_suites(crates=crates, cluster=cluster)
+        self.assertEqual([(outcome.name, outcome.passed) for outcome in done], [("crates", 1), ("cluster", 2)])
 
-    def test_an_interruption_of_the_last_ends_the_others(self) -> None:
+    def test_one_that_waits_starts_after_a_failure_too(self) -> None:
+        ended = []
+
+        def style(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+            ended.append("style")
+            raise Failure("no compiler")
+
+        def python(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+            return Outcome(passed=len(ended))
+
+        failed, passed = self.run_suites(style=style, python=python)
+        self.assertEqual((failed.failed, passed.passed), (["style: no compiler"], 1))
+
+    def test_an_interruption_ends_those_that_run_and_starts_no_others(self) -> None:
         begun = threading.Event()
+        started: list[str] = []
 
-        def first(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+        def rust(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             begun.set()
             while True:
                 runner.run(["sleep", "0.1"], quiet=True)
 
-        def last(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+        def embedded(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             self.assertTrue(begun.wait(60))
-            raise KeyboardInterrupt
+            main = threading.main_thread().ident
+            assert main is not None
+            signal.pthread_kill(main, signal.SIGINT)
+            return Outcome()
 
+        def cluster(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+            started.append("cluster")
+            return Outcome()
+
+        # A background job of a shell ignores it.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         with self.assertRaises(KeyboardInterrupt):
-            _run(["first", "last"], {"first": first, "last": last}, argparse.Namespace(), Progress())
+            self.run_suites(rust=rust, embedded=embedded, cluster=cluster)
+        self.assertEqual(started, [])
 
 
 if __name__ == "__main__":
