@@ -13,10 +13,10 @@
 //! own, by an authority of its own: `console`.
 
 mod console;
-mod counted;
 mod keeper;
 mod lifetimes_in_force;
 mod made;
+mod metrics;
 mod read;
 mod task;
 mod trust_anchors;
@@ -26,8 +26,8 @@ mod written;
 mod renewal_tests;
 
 pub(crate) use console::ConsoleCertificateTask;
-pub(crate) use counted::CertificateMetrics;
 pub(crate) use drydock_runtime::tls_port::ServedCertificate;
+pub(crate) use metrics::CertificateMetrics;
 pub(crate) use task::{CertificatesTask, Place};
 pub(crate) use trust_anchors::is_served_by;
 

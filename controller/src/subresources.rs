@@ -14,8 +14,8 @@
 mod active_streams;
 mod agents;
 mod calls;
-mod counted;
 mod guests;
+mod metrics;
 mod reply;
 mod requests;
 mod sessions;
@@ -44,7 +44,7 @@ use sessions::Sessions;
 use trust::Trust;
 
 pub(crate) use active_streams::ActiveStreams;
-pub(crate) use counted::SubresourceMetrics;
+pub(crate) use metrics::SubresourceMetrics;
 pub(crate) use timeouts::StreamTimeouts;
 
 /// How long a request may take: kube-apiserver ends it after 60 s.
@@ -58,9 +58,9 @@ pub(crate) struct SubresourcesServer {
     pub(crate) configuration: ConfigurationInForce,
     /// The certificate of the next handshake.
     pub(crate) certificate: ServedCertificate,
-    /// What is counted.
+    /// Its metrics.
     pub(crate) metrics: SubresourceMetrics,
-    /// The same of open streams.
+    /// The open streams and their metrics.
     pub(crate) streams: ActiveStreams,
     /// How long streams last.
     pub(crate) timeouts: StreamTimeouts,

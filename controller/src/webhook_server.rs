@@ -10,8 +10,8 @@
 //! connection reaches another replica. It continues to respond until no client can still be on the way to it
 //! ([`LEAVE`]).
 
-mod counted;
 pub(crate) mod handlers;
+mod metrics;
 mod reviews;
 
 #[cfg(test)]
@@ -30,8 +30,8 @@ use thiserror::Error;
 use crate::certificates::ServedCertificate;
 use reviews::Reviews;
 
-pub(crate) use counted::WebhookMetrics;
 pub(crate) use handlers::Handlers;
+pub(crate) use metrics::WebhookMetrics;
 
 /// How long after the order to stop requests are still taken: endpoints leave Services within a
 /// second or two.
@@ -56,7 +56,7 @@ pub(crate) struct WebhookServer {
     pub(crate) handlers: Handlers,
     /// What handshakes get.
     pub(crate) certificate: ServedCertificate,
-    /// What is counted.
+    /// Its metrics.
     pub(crate) metrics: WebhookMetrics,
     /// How long requests are taken after the order to stop.
     pub(crate) leave: Duration,

@@ -11,8 +11,8 @@ use tracing::{info, warn};
 
 use super::{
     BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, ServedCertificate,
-    counted::{CertificateMetrics, Kind},
     made::{self, MakeError},
+    metrics::{CertificateMetrics, Kind},
     read::{self, Contents, Servable, Unusable},
 };
 

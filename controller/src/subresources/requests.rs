@@ -17,7 +17,7 @@ use futures::FutureExt;
 use tracing::info;
 
 use super::{
-    calls::Calls, counted::SubresourceMetrics, reply::Reply, sessions::Sessions, trust::Trust, websocket::Handshake,
+    calls::Calls, metrics::SubresourceMetrics, reply::Reply, sessions::Sessions, trust::Trust, websocket::Handshake,
 };
 
 /// The largest body that is read: a virtual machine, which API servers limit to 3 MiB.
@@ -74,7 +74,7 @@ pub(super) async fn serve(
     }
     requests
         .metrics
-        .served(label, response.status().as_u16(), began.elapsed());
+        .count_response(label, response.status().as_u16(), began.elapsed());
     response
 }
 

@@ -22,8 +22,8 @@ use kube::core::{
 use tracing::{error, info, warn};
 
 use super::{
-    counted::{NO_PATH, WebhookMetrics},
     handlers::{Handler, Handlers},
+    metrics::{NO_PATH, WebhookMetrics},
 };
 
 /// The largest review that is read, in bytes: twice an object, which API servers limit to 3 MiB or less, and room for

@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::{
     DEADLINE, Handlers, WebhookMetrics, WebhookServer,
-    counted::NO_PATH,
     handlers::Handler,
+    metrics::NO_PATH,
     test_client::{Connection, review},
 };
 use crate::certificates::{ServedCertificate, self_made};

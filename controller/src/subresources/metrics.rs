@@ -1,4 +1,4 @@
-//! What is counted of the subresources API.
+//! Metrics of the subresources API.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ struct Labels {
     code: u16,
 }
 
-/// How requests on the subresources port fare.
+/// Counters and durations of requests on the subresources port.
 #[derive(Clone, Debug)]
 pub(crate) struct SubresourceMetrics {
-    /// Handshakes that failed.
+    /// Failed TLS handshakes.
     pub(super) handshake_failures: Counter,
     requests: Family<Labels, Counter>,
     duration: Histogram,
 }
 
 impl SubresourceMetrics {
-    /// Counts in `registry`.
+    /// Registers the metrics in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self {
             handshake_failures: Counter::default(),
@@ -55,8 +55,8 @@ impl SubresourceMetrics {
         metrics
     }
 
-    /// Counts a request that took so long.
-    pub(super) fn served(&self, request: &'static str, code: u16, after: Duration) {
+    /// Counts a request, and how long it took.
+    pub(super) fn count_response(&self, request: &'static str, code: u16, after: Duration) {
         self.requests.get_or_create(&Labels { request, code }).inc();
         self.duration.observe(after.as_secs_f64());
     }

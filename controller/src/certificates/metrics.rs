@@ -1,4 +1,4 @@
-//! What is counted of certificates.
+//! Metrics of certificates.
 
 use std::sync::atomic::AtomicI64;
 
@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-/// What was made.
+/// Which certificate was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Authority,
@@ -22,7 +22,7 @@ struct MadeLabels {
     reason: &'static str,
 }
 
-/// How certificates fare.
+/// Metrics of certificates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CertificateMetrics {
     /// Until when the served certificate is valid, in seconds since 1970.
@@ -33,7 +33,7 @@ pub(crate) struct CertificateMetrics {
 }
 
 impl CertificateMetrics {
-    /// Counts in `registry`.
+    /// Registers the metrics in `registry`.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register_with_unit(
