@@ -20,11 +20,7 @@ mod readiness;
 mod report;
 mod watches;
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    path::PathBuf,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use drydock_api::{
     facts::{NodeFacts, VirtType},
@@ -35,13 +31,17 @@ use drydock_core::{
     mask::{self, MaskHere, MaskedModels},
     processor,
 };
-use drydock_runtime::{CancellationToken, Events, Key, Process, clock::Instant};
+use drydock_runtime::{Events, Key, Process, clock::Instant};
+use futures::FutureExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt};
 use tokio::sync::watch;
 use tracing::{Instrument, info_span};
 
-use crate::metrics::Metrics;
+use crate::{
+    metrics::Metrics,
+    object_tasks::{ObjectTasks, Observed, pod_differs},
+};
 pub(crate) use directory::GuestDirectory;
 pub(crate) use gates::Gates;
 use guest_task::GuestTask;
@@ -150,13 +150,7 @@ pub(crate) struct Guests {
     node_deleted: watch::Receiver<Option<Instant>>,
     directory: GuestDirectory,
     process: Process,
-    running: HashMap<String, Running>,
-}
-
-/// The task of one VMI.
-struct Running {
-    seen: watch::Sender<Seen>,
-    stop: CancellationToken,
+    tasks: ObjectTasks<String, Seen>,
 }
 
 impl Guests {
@@ -175,8 +169,8 @@ impl Guests {
             host,
             node_deleted,
             directory,
+            tasks: ObjectTasks::new(process.clone()),
             process,
-            running: HashMap::new(),
         }
     }
 
@@ -211,24 +205,19 @@ impl Guests {
             let Some(uid) = instance.uid() else { continue };
             present.insert(uid.clone());
             let seen = self.seen(instance, host);
-            self.shared_out(uid, seen);
+            self.tasks.update(uid.clone(), seen, |receiver| {
+                let span =
+                    info_span!("reconcile", controller = "guest", key = %Key::of(receiver.borrow().instance.as_ref()));
+                let commands = self.directory.add(&uid, receiver.clone());
+                let task = GuestTask::new(self.shared.clone(), receiver, commands);
+                (format!("guest {uid}"), task.run().instrument(span).boxed())
+            });
         }
-        let stale: Vec<String> = self
-            .running
-            .keys()
-            .filter(|uid| !present.contains(*uid))
-            .cloned()
-            .collect();
-        for uid in stale {
-            if let Some(task) = self.running.remove(&uid) {
-                self.directory.remove(&uid);
-                task.stop.cancel();
-            }
+        for uid in self.tasks.stop_others(&present) {
+            self.directory.remove(&uid);
         }
-        self.shared
-            .metrics
-            .guests
-            .set(i64::try_from(self.running.len()).unwrap_or(i64::MAX));
+        let guests = i64::try_from(self.tasks.len()).unwrap_or(i64::MAX);
+        self.shared.metrics.guests.set(guests);
     }
 
     fn seen(&self, instance: Arc<VirtualMachineInstance>, host: &Arc<Host>) -> Seen {
@@ -249,37 +238,13 @@ impl Guests {
             node_deleted: *self.node_deleted.borrow(),
         }
     }
-
-    fn shared_out(&mut self, uid: String, seen: Seen) {
-        if let Some(task) = self.running.get(&uid) {
-            task.seen.send_if_modified(|before| {
-                let changed = before.differs(&seen);
-                *before = seen;
-                changed
-            });
-            return;
-        }
-        let span = info_span!("reconcile", controller = "guest", key = %Key::of(seen.instance.as_ref()));
-        let (sender, receiver) = watch::channel(seen);
-        let stop = self.process.stopping().child_token();
-        let commands = self.directory.add(&uid, receiver.clone());
-        let task = GuestTask::new(self.shared.clone(), receiver, commands);
-        let ended = stop.clone();
-        let run = async move {
-            ended.run_until_cancelled(task.run()).await;
-        };
-        self.process.spawn(format!("guest {uid}"), run.instrument(span));
-        self.running.insert(uid, Running { seen: sender, stop });
-    }
 }
 
-impl Seen {
-    /// Returns whether `other` has a change that the task has to handle.
+impl Observed for Seen {
     fn differs(&self, other: &Self) -> bool {
-        let version = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.resource_version());
         self.instance.resource_version() != other.instance.resource_version()
             || self.pod_uid != other.pod_uid
-            || version(&self.pod) != version(&other.pod)
+            || pod_differs(self.pod.as_deref(), other.pod.as_deref())
             || self.host != other.host
             || self.node_deleted != other.node_deleted
     }

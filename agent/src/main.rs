@@ -17,6 +17,7 @@ mod metrics;
 mod migrations;
 mod node_api;
 mod node_task;
+mod object_tasks;
 mod observe;
 mod requests;
 mod run;

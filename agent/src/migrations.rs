@@ -13,19 +13,18 @@
 mod fixture;
 mod progress;
 mod seen;
+mod side;
 mod source_task;
 mod status_patch;
 mod target_task;
 mod watches;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_core::migration::record::Record;
-use drydock_runtime::{CancellationToken, Key, Process};
+use drydock_runtime::{Key, Process};
+use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use tokio::{sync::watch, task::JoinSet};
@@ -33,6 +32,7 @@ use tracing::{Instrument, info_span};
 
 use crate::{
     guests::{Host, Shared},
+    object_tasks::{ObjectTasks, Observed, pod_differs},
     tunnel::{
         client::TunnelError,
         local::Role,
@@ -61,15 +61,9 @@ pub(crate) struct Migrations {
     tunnels: Tunnels,
     host: watch::Receiver<Option<Arc<Host>>>,
     process: Process,
-    running: BTreeMap<(String, bool), Running>,
+    tasks: ObjectTasks<(String, bool), Seen>,
     /// Whether no reconcile has run yet: an earlier process may have started the migrations that the first one finds.
     first: bool,
-}
-
-/// The task of one side.
-struct Running {
-    seen: watch::Sender<Seen>,
-    stop: CancellationToken,
 }
 
 impl Migrations {
@@ -86,8 +80,8 @@ impl Migrations {
             watches,
             tunnels,
             host,
+            tasks: ObjectTasks::new(process.clone()),
             process,
-            running: BTreeMap::new(),
             first: true,
         }
     }
@@ -137,16 +131,13 @@ impl Migrations {
                     pod,
                     host: Arc::clone(host),
                 };
-                self.notify(key, role, seen);
+                self.tasks.update(key, seen, |receiver| {
+                    let (shared, tunnels) = (self.shared.clone(), self.tunnels.clone());
+                    start(role, shared, tunnels, receiver, self.first)
+                });
             }
         }
-        self.running.retain(|key, task| {
-            let keep = present.contains(key);
-            if !keep {
-                task.stop.cancel();
-            }
-            keep
-        });
+        self.tasks.stop_others(&present);
         self.first = false;
         present
     }
@@ -169,42 +160,26 @@ impl Migrations {
             closing.spawn(async move { tunnel.close(&uid).await });
         }
     }
+}
 
-    fn notify(&mut self, key: (String, bool), role: Role, seen: Seen) {
-        if let Some(task) = self.running.get(&key) {
-            task.seen.send_if_modified(|before| {
-                let changed = differs(before, &seen);
-                *before = seen;
-                changed
-            });
-            return;
-        }
-        let name = format!("migration {} as {}", key.0, role.as_str());
-        let span = info_span!("reconcile", controller = role.as_str(), key = %Key::of(seen.migration.as_ref()));
-        let (sender, receiver) = watch::channel(seen);
-        let stop = self.process.stopping().child_token();
-        let (ended, shared, tunnels) = (stop.clone(), self.shared.clone(), self.tunnels.clone());
-        let first = self.first;
-        match role {
-            Role::Source => {
-                let task = SourceTask::new(shared, tunnels, receiver, first);
-                let run = async move {
-                    ended.run_until_cancelled(task.run()).await;
-                };
-                self.process.spawn(name, run.instrument(span));
-            }
-            Role::Target => {
-                let task = TargetTask::new(shared, tunnels, receiver, first);
-                let run = async move {
-                    ended.run_until_cancelled(task.run()).await;
-                };
-                self.process.spawn(name, run.instrument(span));
-            }
-            // No migration has such a side.
-            Role::Unknown => return,
-        }
-        self.running.insert(key, Running { seen: sender, stop });
-    }
+/// Returns the name and the future of the task of one side.
+fn start(
+    role: Role,
+    shared: Shared,
+    tunnels: Tunnels,
+    seen: watch::Receiver<Seen>,
+    read_status: bool,
+) -> (String, BoxFuture<'static, ()>) {
+    let migration = Arc::clone(&seen.borrow().migration);
+    let name = format!("migration {} as {}", migration.uid().unwrap_or_default(), role.as_str());
+    let span = info_span!("reconcile", controller = role.as_str(), key = %Key::of(migration.as_ref()));
+    let task = match role {
+        Role::Source => SourceTask::new(shared, tunnels, seen, read_status).run().boxed(),
+        Role::Target => TargetTask::new(shared, tunnels, seen, read_status).run().boxed(),
+        // No migration has such a side.
+        Role::Unknown => std::future::ready(()).boxed(),
+    };
+    (name, task.instrument(span).boxed())
 }
 
 /// Returns whether there is anything to do for this side, now or later.
@@ -218,9 +193,10 @@ fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
     !(record.is_over() && settled)
 }
 
-fn differs(one: &Seen, other: &Seen) -> bool {
-    let version = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.resource_version());
-    one.migration.resource_version() != other.migration.resource_version()
-        || version(&one.pod) != version(&other.pod)
-        || one.host != other.host
+impl Observed for Seen {
+    fn differs(&self, other: &Self) -> bool {
+        self.migration.resource_version() != other.migration.resource_version()
+            || pod_differs(self.pod.as_deref(), other.pod.as_deref())
+            || self.host != other.host
+    }
 }

@@ -27,26 +27,24 @@ use drydock_core::migration::{
 };
 use drydock_host::{
     domain::{
-        CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, PausedReason, State, StoppedDetail,
-        SuspendedDetail,
+        CallError, Deadlines, DomainEvent, DomainHandle, Lifecycle, PausedReason, State, StoppedDetail, SuspendedDetail,
     },
-    pod_folder::{FolderError, PodFolder},
+    pod_folder::PodFolder,
 };
-use drydock_runtime::{Backoff, Key, chain, clock, newer};
+use drydock_runtime::{Key, chain, clock};
 use kube::ResourceExt;
-use thiserror::Error;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{info, warn};
 
-use super::{Seen, seen, status_patch};
+use super::{
+    Seen, seen,
+    side::{Guest, Side, Trouble, next_event},
+    status_patch,
+};
 use crate::{
     guests::Shared,
     metrics::LeavingGuest,
-    tunnel::{
-        client::TunnelError,
-        local::{Peer, Role, SessionSpec},
-        tunnels::Tunnels,
-    },
+    tunnel::{local::Role, tunnels::Tunnels},
 };
 
 /// Interval at which a guest that moves is measured.
@@ -54,8 +52,6 @@ const MEASURED_EVERY: Duration = Duration::from_secs(1);
 /// Time after which the target's acknowledgement is late. A tunnel sends it within milliseconds after it has resumed the
 /// guest. Short, because a guest whose tunnel cannot release it stands still for this long.
 const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(100);
-/// Pause after a failure: first and maximum.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.
 const LIBVIRT_GAVE_UP: &str = "LibvirtAborted";
 /// Maximum number of steps before other events are handled: more than a migration has.
@@ -63,12 +59,7 @@ const STEPS: usize = 16;
 
 /// The task of one migration.
 pub(super) struct SourceTask {
-    shared: Shared,
-    tunnels: Tunnels,
-    seen: watch::Receiver<Seen>,
-    written: Option<VirtualMachineInstanceMigration>,
-    /// Whether the status that an earlier process wrote has yet to be read from the API server.
-    read_status: bool,
+    side: Side,
     call: Call,
     /// The call that moves the guest, if it is pending.
     moving: JoinSet<Result<(), CallError>>,
@@ -79,8 +70,6 @@ pub(super) struct SourceTask {
     left: bool,
     /// When the guest was first observed to have left.
     left_since: Option<clock::Instant>,
-    /// Whether nothing of the guest's pod is left, without an observed end.
-    gone: bool,
     /// Whether it has been logged that libvirt cannot be reached.
     unreachable: bool,
     keep_paused: Option<bool>,
@@ -89,7 +78,6 @@ pub(super) struct SourceTask {
     monitor: Option<Monitor>,
     progress: Option<Written>,
     metrics: Option<LeavingGuest>,
-    backoff: Backoff,
 }
 
 /// Why the guest has not moved.
@@ -98,82 +86,42 @@ struct Failure {
     message: String,
 }
 
-/// Why a step could not be executed now.
-#[derive(Debug, Error)]
-enum Trouble {
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    #[error(transparent)]
-    Call(#[from] CallError),
-    #[error(transparent)]
-    Tunnel(#[from] TunnelError),
-    #[error("there is no tunnel on this node")]
-    NoTunnel,
-    #[error("the target has not reported where it listens")]
-    NoPeer,
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-}
-
-/// The connection to the guest's libvirt.
-struct Guest {
-    handle: DomainHandle,
-    events: DomainEvents,
-}
-
 impl SourceTask {
     /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
     /// it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
-            shared,
-            tunnels,
-            seen,
-            written: None,
-            read_status,
+            side: Side::new(Role::Source, shared, tunnels, seen, read_status),
             call: Call::Unknown,
             moving: JoinSet::new(),
             failure: None,
             stood_still: false,
             left: false,
             left_since: None,
-            gone: false,
             unreachable: false,
             keep_paused: None,
             switched: false,
             monitor: None,
             progress: None,
             metrics: None,
-            backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
 
     /// Serves the migration until dropped.
     pub(super) async fn run(mut self) {
-        let mut sessions = self.tunnels.sessions();
+        let mut sessions = self.side.tunnels.sessions();
         let mut guest = None;
         loop {
-            self.seen.borrow_and_update();
+            self.side.seen.borrow_and_update();
             sessions.borrow_and_update();
-            if guest.is_none() && self.by_pod().is_none() && !Record::of(&self.migration()).source_is_settled() {
-                guest = self.connect().await;
+            let migration = self.side.migration();
+            if guest.is_none() && self.by_pod().is_none() && !Record::of(&migration).source_is_settled() {
+                guest = self.connect(&migration).await;
             }
-            let again = match self.reconcile(guest.as_mut()).await {
-                Ok(again) => {
-                    self.backoff.reset();
-                    again
-                }
-                Err(trouble) => {
-                    if self.backoff.is_reset() {
-                        let migration = self.migration();
-                        warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "source failed, retrying");
-                    }
-                    Some(self.backoff.delay())
-                }
-            };
-            let wake = again.map(|pause| clock::Instant::now() + pause);
+            let result = self.reconcile(guest.as_mut()).await;
+            let wake = self.side.next_reconcile(result);
             tokio::select! {
-                changed = self.seen.changed() => if changed.is_err() { return },
+                changed = self.side.seen.changed() => if changed.is_err() { return },
                 _ = sessions.changed() => {}
                 event = next_event(&mut guest) => match event {
                     Some(event) => self.take_in(&event),
@@ -188,29 +136,23 @@ impl SourceTask {
         }
     }
 
-    fn migration(&self) -> VirtualMachineInstanceMigration {
-        let seen = self.seen.borrow().migration.as_ref().clone();
-        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
-    }
-
     /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<SourceDomain> {
-        let ended = self.seen.borrow().pod.as_ref().and_then(|pod| seen::source_by_pod(pod));
+        let ended = self.side.pod().and_then(|pod| seen::source_by_pod(&pod));
         let vanished = if self.left {
             SourceDomain::Left
         } else {
             SourceDomain::Ended
         };
-        ended.or_else(|| self.gone.then_some(vanished))
+        ended.or_else(|| self.side.gone.then_some(vanished))
     }
 
     /// Connects to the guest's libvirt if it listens now.
-    async fn connect(&mut self) -> Option<Guest> {
-        let migration = self.migration();
-        let uid = seen::pod_uid(&migration, Role::Source)?.to_owned();
-        let domain = seen::domain_of(&migration);
+    async fn connect(&mut self, migration: &VirtualMachineInstanceMigration) -> Option<Guest> {
+        let uid = seen::pod_uid(migration, Role::Source)?.to_owned();
+        let domain = seen::domain_of(migration);
         let connecting = async {
-            let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
+            let folder = PodFolder::new(&self.side.shared.kubelet, &uid, RUN_VOLUME)?;
             DomainHandle::connect(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
         };
         match connecting.await {
@@ -220,7 +162,7 @@ impl SourceTask {
             }
             Err(error) => {
                 if !self.unreachable {
-                    warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error), "guest's libvirt unreachable");
+                    warn!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, error = %chain(&error), "guest's libvirt unreachable");
                 }
                 self.unreachable = true;
                 None
@@ -264,14 +206,14 @@ impl SourceTask {
     async fn reconcile(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
-            if self.read_status && !self.read_written_status().await? {
+            if !self.side.read_written_status().await? {
                 return Ok(None);
             }
-            let migration = self.migration();
+            let migration = self.side.migration();
             let uid = migration.uid().unwrap_or_default();
-            let tunnel = seen::source_tunnel(&self.tunnels, &uid);
-            if handle.is_none() && !self.gone && self.seen.borrow().pod.is_none() {
-                self.gone = status_patch::pod_has_gone(&self.shared, &migration, Role::Source).await?;
+            let tunnel = seen::source_tunnel(&self.side.tunnels, &uid);
+            if handle.is_none() && self.side.pod().is_none() {
+                self.side.read_whether_gone(&migration).await?;
             }
             let (state, info) = match &handle {
                 Some(handle) => (Some(handle.state().await), Some(handle.job().await)),
@@ -319,10 +261,7 @@ impl SourceTask {
             }
             self.report_whether_paused(&uid, &migration, state.as_ref(), tunnel)
                 .await?;
-            if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written = status_patch::report_broken_post_copy(&self.shared, &migration, Role::Source).await?;
-                self.written = written.or(self.written.take());
-            }
+            self.side.report_broken_post_copy(state.as_ref(), &migration).await?;
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
                 let late_in = late_in.filter(|left| !left.is_zero());
@@ -337,14 +276,6 @@ impl SourceTask {
             }
         }
         Ok(Some(MEASURED_EVERY))
-    }
-
-    /// Reads the status that an earlier process wrote. Returns `false` if the migration is gone.
-    async fn read_written_status(&mut self) -> Result<bool, Trouble> {
-        let now = status_patch::now(&self.shared.client, &self.migration()).await?;
-        self.read_status = now.is_none();
-        self.written = now.or(self.written.take());
-        Ok(!self.read_status)
     }
 
     /// Returns when to reconcile again without an event, while nothing is to be done.
@@ -369,22 +300,14 @@ impl SourceTask {
     ) -> Result<(), Trouble> {
         let uid = migration.uid().unwrap_or_default();
         match step {
-            SourceStep::Prepare => {
-                let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
-                own.prepare(session(migration)).await?;
-            }
+            SourceStep::Prepare => self.side.prepare(migration).await?,
             SourceStep::Pair => {
-                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
                 let target = migration
                     .status
                     .as_ref()
                     .and_then(|status| status.target.clone())
                     .unwrap_or_default();
-                let peer = Peer {
-                    fingerprint: target.fingerprint.ok_or(Trouble::NoPeer)?,
-                    address: target.address,
-                };
-                session.tunnel.pair(&uid, peer).await?;
+                self.side.pair(&uid, target.fingerprint, target.address).await?;
             }
             SourceStep::Report(state) => self.report(state, migration, handle).await?,
             SourceStep::Start => {
@@ -411,8 +334,7 @@ impl SourceTask {
                 }
             }
             SourceStep::Release(proof) => {
-                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
-                session.tunnel.release(&uid, proof).await?;
+                self.side.session(&uid)?.tunnel.release(&uid, proof).await?;
             }
             SourceStep::Destroy => {
                 if let Some(handle) = handle {
@@ -424,7 +346,7 @@ impl SourceTask {
                 }
             }
             SourceStep::Close => {
-                if let Some(session) = self.tunnels.session(&uid) {
+                if let Some(session) = self.side.tunnels.session(&uid) {
                     session.tunnel.close(&uid).await?;
                 }
             }
@@ -449,7 +371,7 @@ impl SourceTask {
         if !open || self.keep_paused == Some(paused) || (self.keep_paused.is_none() && !paused) {
             return Ok(());
         }
-        if let Some(session) = self.tunnels.session(uid) {
+        if let Some(session) = self.side.tunnels.session(uid) {
             session.tunnel.keep_paused(uid, paused).await?;
             self.keep_paused = Some(paused);
         }
@@ -474,23 +396,6 @@ fn configuration(state: Option<&MigrationState>) -> MigrationConfiguration {
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
-    SessionSpec {
-        migration: migration.uid().unwrap_or_default(),
-        role: Role::Source,
-        pod_uid: seen::pod_uid(migration, Role::Source).unwrap_or_default().to_owned(),
-        domain: seen::domain_of(migration),
-    }
-}
-
-/// Waits for the next event of a connected guest.
-async fn next_event(guest: &mut Option<Guest>) -> Option<DomainEvent> {
-    match guest {
-        Some(guest) => guest.events.recv().await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Waits for the result of the call that moves the guest, for ever if there is no such call. `None` if its task

@@ -20,23 +20,22 @@ use drydock_core::{
     processor,
 };
 use drydock_host::{
-    domain::{CallError, CpuComparison, Deadlines, DomainEvents, DomainHandle},
-    pod_folder::{FolderError, PodFolder},
+    domain::{CallError, CpuComparison, Deadlines, DomainHandle},
+    pod_folder::PodFolder,
 };
-use drydock_runtime::{Backoff, Key, Severity, chain, clock, newer};
+use drydock_runtime::{Key, Severity, chain, clock};
 use kube::ResourceExt;
-use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::{Seen, seen, status_patch};
+use super::{
+    Seen, seen,
+    side::{Guest, Side, Trouble, next_event},
+    status_patch,
+};
 use crate::{
     guests::{Host, Shared},
-    tunnel::{
-        client::TunnelError,
-        local::{Peer, Role, SessionSpec},
-        tunnels::Tunnels,
-    },
+    tunnel::{local::Role, tunnels::Tunnels},
 };
 
 /// Pause before the next reconcile while the guest or a step is in progress.
@@ -47,8 +46,6 @@ const COMPLETE_FOR: Duration = Duration::from_secs(1);
 /// Time after which the source's report is late. A source reports that it has handed the guest over once its QEMU has
 /// ended, which takes a few tenths of a second.
 const SOURCE_IS_LATE_AFTER: Duration = Duration::from_secs(2);
-/// Pause after a failure: first and maximum.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
 /// Maximum number of steps before other events are handled: more than a migration has.
@@ -56,23 +53,15 @@ const STEPS: usize = 16;
 
 /// The task of one migration.
 pub(super) struct TargetTask {
-    shared: Shared,
-    tunnels: Tunnels,
-    seen: watch::Receiver<Seen>,
-    written: Option<VirtualMachineInstanceMigration>,
-    /// Whether the status that an earlier process wrote has yet to be read from the API server.
-    read_status: bool,
+    side: Side,
     /// Whether the guest can run here, and if not, why. `None` if not checked yet.
     fits: Option<Result<(), Refusal>>,
     complete_since: Option<clock::Instant>,
     taken_over_since: Option<clock::Instant>,
-    /// Whether the pod no longer exists, nor anything that ran in it.
-    gone: bool,
     /// Whether the pod can receive a guest by post-copy.
     post_copy: bool,
     /// Whether its pod's readiness gate depends only on the guest running. (The guest's own task follows its probe.)
     opens_gate: bool,
-    backoff: Backoff,
 }
 
 /// Why a guest cannot run here.
@@ -90,124 +79,63 @@ fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
     }
 }
 
-/// Why a step could not be executed now.
-#[derive(Debug, Error)]
-enum Trouble {
-    #[error(transparent)]
-    Folder(#[from] FolderError),
-    #[error(transparent)]
-    Call(#[from] CallError),
-    #[error(transparent)]
-    Tunnel(#[from] TunnelError),
-    #[error("there is no tunnel on this node")]
-    NoTunnel,
-    #[error("the source has not reported its identity")]
-    NoPeer,
-    #[error("the request to the API server failed")]
-    Api(#[from] kube::Error),
-}
-
-/// The connection to libvirt in the pod.
-struct Guest {
-    handle: DomainHandle,
-    events: DomainEvents,
-}
-
 impl TargetTask {
     /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
     /// it.
     pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
         Self {
-            shared,
-            tunnels,
-            seen,
-            written: None,
-            read_status,
+            side: Side::new(Role::Target, shared, tunnels, seen, read_status),
             fits: None,
             complete_since: None,
             taken_over_since: None,
-            gone: false,
             post_copy: false,
             opens_gate: false,
-            backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
 
     /// Serves the migration until dropped.
     pub(super) async fn run(mut self) {
-        let mut sessions = self.tunnels.sessions();
+        let mut sessions = self.side.tunnels.sessions();
         let mut guest: Option<Guest> = None;
         loop {
-            self.seen.borrow_and_update();
+            self.side.seen.borrow_and_update();
             sessions.borrow_and_update();
             if guest.is_none() && self.by_pod().is_none() {
                 guest = self.connect().await;
             }
             let handle = guest.as_ref().map(|guest| guest.handle.clone());
-            let again = match self.reconcile(handle.as_ref()).await {
-                Ok(again) => {
-                    self.backoff.reset();
-                    again
-                }
-                Err(trouble) => {
-                    if self.backoff.is_reset() {
-                        let migration = self.migration();
-                        warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "target failed, retrying");
-                    }
-                    Some(self.backoff.delay())
-                }
-            };
-            let wake = again.map(|pause| clock::Instant::now() + pause);
-            let next_event = async {
-                match &mut guest {
-                    Some(guest) => guest.events.recv().await,
-                    None => std::future::pending().await,
-                }
-            };
+            let result = self.reconcile(handle.as_ref()).await;
+            let wake = self.side.next_reconcile(result);
             tokio::select! {
-                changed = self.seen.changed() => if changed.is_err() { return },
+                changed = self.side.seen.changed() => if changed.is_err() { return },
                 _ = sessions.changed() => {}
-                event = next_event => if event.is_none() { guest = None },
+                event = next_event(&mut guest) => if event.is_none() { guest = None },
                 () = clock::sleep_until_instant(wake) => {}
             }
         }
     }
 
-    fn migration(&self) -> VirtualMachineInstanceMigration {
-        let seen = self.seen.borrow().migration.as_ref().clone();
-        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
-    }
-
     /// Returns the state of the guest according to the end of its pod; `None` if the pod has not ended.
     fn by_pod(&self) -> Option<TargetDomain> {
-        if self.gone {
+        if self.side.gone {
             return Some(TargetDomain::Over);
         }
-        self.seen.borrow().pod.as_ref().and_then(|pod| seen::target_by_pod(pod))
-    }
-
-    /// Checks whether the pod was deleted before its end was observed: the watch may show both at once.
-    async fn note_that_the_pod_has_gone(&mut self) -> Result<(), Trouble> {
-        let migration = self.migration();
-        if !self.gone && self.may_have_gone(&migration) {
-            self.gone = status_patch::pod_has_gone(&self.shared, &migration, Role::Target).await?;
-        }
-        Ok(())
+        self.side.pod().and_then(|pod| seen::target_by_pod(&pod))
     }
 
     /// Returns whether the pod existed and is no longer shown. A pod without any report so far may not be shown yet.
     fn may_have_gone(&self, migration: &VirtualMachineInstanceMigration) -> bool {
         let record = Record::of(migration);
-        self.seen.borrow().pod.is_none() && (record.is_over() || record.target.is_some())
+        self.side.pod().is_none() && (record.is_over() || record.target.is_some())
     }
 
     /// Connects to the pod's libvirt once its launcher is ready. Stops waiting when something changes.
     async fn connect(&mut self) -> Option<Guest> {
-        let migration = self.migration();
+        let migration = self.side.migration();
         let uid = seen::pod_uid(&migration, Role::Target)?.to_owned();
         let domain = seen::domain_of(&migration);
         let connecting = async {
-            let folder = PodFolder::new(&self.shared.kubelet, &uid, RUN_VOLUME)?;
+            let folder = PodFolder::new(&self.side.shared.kubelet, &uid, RUN_VOLUME)?;
             let ready = folder.read_when_there(READY_FILE, READY_BYTES).await?;
             // The other fields concern guests that start here. A file in another format has nothing about this.
             let ready: Ready = serde_json::from_slice(&ready).unwrap_or_default();
@@ -220,8 +148,8 @@ impl TargetTask {
             .then(|| clock::Instant::now() + RECHECK_INTERVAL);
         let connected = tokio::select! {
             connected = connecting => connected,
-            _ = self.seen.changed() => {
-                self.seen.mark_changed();
+            _ = self.side.seen.changed() => {
+                self.side.seen.mark_changed();
                 return None;
             }
             // A pod that is gone can never become ready.
@@ -243,18 +171,16 @@ impl TargetTask {
     /// Reconciles once. Returns the time of the next reconcile if no event comes before.
     async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
         for _ in 0..STEPS {
-            if self.read_status {
-                let Some(now) = status_patch::now(&self.shared.client, &self.migration()).await? else {
-                    return Ok(None);
-                };
-                self.written = Some(now);
-                self.read_status = false;
+            if !self.side.read_written_status().await? {
+                return Ok(None);
             }
-            let migration = self.migration();
+            let migration = self.side.migration();
             let uid = migration.uid().unwrap_or_default();
             // Read before the guest: a tunnel without a session resumes nothing from now on.
-            let tunnel = seen::target_tunnel(&self.tunnels, &uid);
-            self.note_that_the_pod_has_gone().await?;
+            let tunnel = seen::target_tunnel(&self.side.tunnels, &uid);
+            if self.may_have_gone(&migration) {
+                self.side.read_whether_gone(&migration).await?;
+            }
             let by_pod = self.by_pod();
             let state = match (by_pod, handle) {
                 (None, Some(handle)) => Some(handle.state().await),
@@ -263,13 +189,10 @@ impl TargetTask {
             let domain = by_pod
                 .or_else(|| state.as_ref().map(seen::target_domain))
                 .unwrap_or(TargetDomain::Unknown);
-            if state.as_ref().is_some_and(seen::post_copy_is_broken) {
-                let written = status_patch::report_broken_post_copy(&self.shared, &migration, Role::Target).await?;
-                self.written = written.or(self.written.take());
-            }
+            self.side.report_broken_post_copy(state.as_ref(), &migration).await?;
             // The tunnel may have received the release and resumed the guest, which ran and ended meanwhile.
             let tunnel = match domain {
-                TargetDomain::Over => seen::target_tunnel(&self.tunnels, &uid),
+                TargetDomain::Over => seen::target_tunnel(&self.side.tunnels, &uid),
                 _ => tunnel,
             };
             let steps = step(&TargetView {
@@ -319,28 +242,20 @@ impl TargetTask {
         handle: Option<&DomainHandle>,
     ) -> Result<(), Trouble> {
         let uid = migration.uid().unwrap_or_default();
-        let session = || self.tunnels.session(&uid).ok_or(Trouble::NoTunnel);
         match step {
             TargetStep::Check => {
                 if let Some(handle) = handle {
                     self.fits = Some(self.compare(migration, handle).await?);
                 }
             }
-            TargetStep::Prepare => {
-                let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
-                own.prepare(self::session(migration)).await?;
-            }
+            TargetStep::Prepare => self.side.prepare(migration).await?,
             TargetStep::Pair => {
                 let source = migration
                     .status
                     .as_ref()
                     .and_then(|status| status.source.clone())
                     .unwrap_or_default();
-                let peer = Peer {
-                    fingerprint: source.fingerprint.ok_or(Trouble::NoPeer)?,
-                    address: None,
-                };
-                session()?.tunnel.pair(&uid, peer).await?;
+                self.side.pair(&uid, source.fingerprint, None).await?;
             }
             TargetStep::Report(state) => self.report(state, migration).await?,
             TargetStep::Show => {
@@ -365,7 +280,7 @@ impl TargetTask {
                     }
                 }
             }
-            TargetStep::Close => session()?.tunnel.close(&uid).await?,
+            TargetStep::Close => self.side.session(&uid)?.tunnel.close(&uid).await?,
             TargetStep::Destroy => {
                 if let Some(handle) = handle {
                     info!(
@@ -390,7 +305,7 @@ impl TargetTask {
             .as_ref()
             .and_then(|status| status.guest.clone())
             .unwrap_or_default();
-        let host = self.seen.borrow().host.clone();
+        let host = self.side.seen.borrow().host.clone();
         let refuse = |reason, message| Ok(Err(Refusal { reason, message }));
         let virt_type = match guest.virt_type.as_deref() {
             Some("kvm") => VirtType::Kvm,
@@ -410,7 +325,7 @@ impl TargetTask {
             let message = format!(
                 "node {} masks CPU features that the guest has, and the node that it comes from does not: {}; they are masked \
                  by {}",
-                self.shared.node,
+                self.side.shared.node,
                 masked.join(", "),
                 mask::means()
             );
@@ -433,9 +348,9 @@ impl TargetTask {
 
     /// Opens the readiness gate, so that Services reach the guest. If that fails, the guest's own task retries it.
     async fn open_gate(&self) {
-        let pod_uid = self.seen.borrow().pod.as_ref().and_then(|pod| pod.metadata.uid.clone());
+        let pod_uid = self.side.pod().and_then(|pod| pod.metadata.uid.clone());
         if let Some(pod_uid) = pod_uid.filter(|_| self.opens_gate)
-            && let Err(error) = self.shared.gates.set(&pod_uid, true).await
+            && let Err(error) = self.side.shared.gates.set(&pod_uid, true).await
         {
             warn!(error = %chain(&error), "readiness gate of a pod not opened");
         }
@@ -455,9 +370,9 @@ impl TargetTask {
         };
         match state {
             TargetState::Prepared => {
-                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                let session = self.side.session(&uid)?;
                 // The session exists: this call only returns its fingerprint and address.
-                let prepared = session.tunnel.prepare(self::session(migration)).await?;
+                let prepared = session.tunnel.prepare(self.side.session_spec(migration)).await?;
                 side.fingerprint = Some(prepared.fingerprint);
                 side.address = Some(prepared.address);
                 side.post_copy = self.post_copy;
@@ -472,18 +387,21 @@ impl TargetTask {
             TargetState::Running => (side.reason, side.message) = (None, None),
             TargetState::Complete | TargetState::Gone | TargetState::Ended | TargetState::Unknown => {}
         }
-        let (written, ()) = tokio::join!(status_patch::target(&self.shared.client, migration, &side), async {
-            if state == TargetState::Running {
-                self.open_gate().await;
+        let (written, ()) = tokio::join!(
+            status_patch::target(&self.side.shared.client, migration, &side),
+            async {
+                if state == TargetState::Running {
+                    self.open_gate().await;
+                }
             }
-        });
-        self.written = Some(written?);
+        );
+        self.side.written = Some(written?);
         info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, ?state, "target state reported");
         match state {
             TargetState::Prepared => {
                 let note = "VirtualMachineInstance Migration Target Prepared.".to_owned();
                 status_patch::record_event(
-                    &self.shared.events,
+                    &self.side.shared.events,
                     migration,
                     Severity::Normal,
                     "PreparingTarget",
@@ -492,20 +410,17 @@ impl TargetTask {
             }
             TargetState::Refused => {
                 let note = side.message.unwrap_or_default();
-                status_patch::record_event(&self.shared.events, migration, Severity::Warning, "TargetRefused", note);
+                status_patch::record_event(
+                    &self.side.shared.events,
+                    migration,
+                    Severity::Warning,
+                    "TargetRefused",
+                    note,
+                );
             }
             _ => {}
         }
         Ok(())
-    }
-}
-
-fn session(migration: &VirtualMachineInstanceMigration) -> SessionSpec {
-    SessionSpec {
-        migration: migration.uid().unwrap_or_default(),
-        role: Role::Target,
-        pod_uid: seen::pod_uid(migration, Role::Target).unwrap_or_default().to_owned(),
-        domain: seen::domain_of(migration),
     }
 }
 

@@ -51,8 +51,8 @@ impl SourceTask {
         };
         let metrics = self.metrics.get_or_insert_with(|| {
             let namespace = migration.namespace().unwrap_or_default();
-            let leaving = &self.shared.metrics.leaving;
-            leaving.guest(&self.shared.node, &namespace, &migration.spec.vmi_name)
+            let leaving = &self.side.shared.metrics.leaving;
+            leaving.guest(&self.side.shared.node, &namespace, &migration.spec.vmi_name)
         });
         metrics.measured(&measured(info));
         let status = migration.status.clone().unwrap_or_default();
@@ -92,7 +92,7 @@ impl SourceTask {
             action.sentence
         );
         status_patch::record_event(
-            &self.shared.events,
+            &self.side.shared.events,
             migration,
             Severity::Normal,
             action.reason,
@@ -141,7 +141,7 @@ impl SourceTask {
         if first {
             return;
         }
-        let migration = self.migration();
+        let migration = self.side.migration();
         let before = migration
             .status
             .as_ref()
@@ -151,8 +151,8 @@ impl SourceTask {
             progress: Some(written.progress),
             ..before
         };
-        match status_patch::source(&self.shared.client, &migration, &side).await {
-            Ok(stored) => self.written = Some(stored),
+        match status_patch::source(&self.side.shared.client, &migration, &side).await {
+            Ok(stored) => self.side.written = Some(stored),
             Err(error) => info!(error = %chain(&error), "progress report failed"),
         }
     }
@@ -173,7 +173,7 @@ impl SourceTask {
             mode: Some(mode),
             ..before
         };
-        self.written = Some(status_patch::source(&self.shared.client, migration, &side).await?);
+        self.side.written = Some(status_patch::source(&self.side.shared.client, migration, &side).await?);
         Ok(())
     }
 }

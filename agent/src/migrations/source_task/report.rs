@@ -37,9 +37,10 @@ impl SourceTask {
         };
         match state {
             SourceState::Migrating => {
-                let session = self.tunnels.session(&uid).ok_or(Trouble::NoTunnel)?;
+                let session = self.side.session(&uid)?;
                 // The session exists: this call only returns its fingerprint.
-                side.fingerprint = Some(session.tunnel.prepare(super::session(migration)).await?.fingerprint);
+                let prepared = session.tunnel.prepare(self.side.session_spec(migration)).await?;
+                side.fingerprint = Some(prepared.fingerprint);
                 side.start_timestamp = Some(whole_seconds(clock::now()).0);
                 side.mode = Some(MigrationMode::PreCopy);
                 // Set even if the write fails without a response: libvirt has not been called.
@@ -62,13 +63,13 @@ impl SourceTask {
             | SourceState::Ended
             | SourceState::Unknown => {}
         }
-        self.written = Some(status_patch::source(&self.shared.client, migration, &side).await?);
+        self.side.written = Some(status_patch::source(&self.side.shared.client, migration, &side).await?);
         info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, ?state, "source state reported");
         match state {
             SourceState::Stayed => {
                 let reason = side.message.unwrap_or_default();
                 let note = format!("VirtualMachineInstance migration uid {uid} failed. reason:{reason}");
-                status_patch::record_event(&self.shared.events, migration, Severity::Warning, "Migrated", note);
+                status_patch::record_event(&self.side.shared.events, migration, Severity::Warning, "Migrated", note);
             }
             // A guest of which a part was lost has not migrated.
             SourceState::Stopped | SourceState::HandedOver if !status_patch::that_post_copy_is_broken(migration) => {
@@ -79,7 +80,7 @@ impl SourceTask {
                     .unwrap_or_default();
                 let node = target.node.unwrap_or_default();
                 let note = format!("The VirtualMachineInstance migrated to node {node}.");
-                status_patch::record_event(&self.shared.events, migration, Severity::Normal, "Migrated", note);
+                status_patch::record_event(&self.side.shared.events, migration, Severity::Normal, "Migrated", note);
             }
             _ => {}
         }
@@ -102,7 +103,7 @@ impl SourceTask {
 
     /// Returns why this side's tunnel has ended the session by itself, if it has.
     fn why_session_ended(&self, uid: &str) -> Option<(String, String)> {
-        let state = self.tunnels.session(uid)?.state;
+        let state = self.side.tunnels.session(uid)?.state;
         let reason = state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
         Some((reason, state.trouble?))
     }

@@ -46,7 +46,7 @@ impl SourceTask {
         }
         info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job started");
         status_patch::record_event(
-            &self.shared.events,
+            &self.side.shared.events,
             migration,
             Severity::Normal,
             "Migrating",
@@ -63,7 +63,7 @@ impl SourceTask {
         let configuration = configuration(status.migration_state.as_ref());
         let allowed = Limits::new(&configuration, 0).is_ok_and(|limits| limits.post_copy && limits.workload_disruption);
         let target = status.target.is_some_and(|target| target.post_copy);
-        let session = self.tunnels.session(&migration.uid().unwrap_or_default());
+        let session = self.side.tunnels.session(&migration.uid().unwrap_or_default());
         allowed && target && session.is_some_and(|session| session.state.holds_last_call)
     }
 }

@@ -1,6 +1,6 @@
 //! The target of a migration between an in-memory libvirt, a fake API server and a fake tunnel.
 
-use drydock_host::domain::StoppedDetail;
+use drydock_host::domain::{DomainEvents, StoppedDetail};
 use serde_json::{Value, json};
 
 use super::{

@@ -1,0 +1,215 @@
+//! What the tasks of both sides of a migration share: the newest state of its object, the session of the node's tunnel,
+//! and retries.
+
+use std::{sync::Arc, time::Duration};
+
+use drydock_api::kubevirt::VirtualMachineInstanceMigration;
+use drydock_host::{
+    domain::{CallError, DomainEvent, DomainEvents, DomainHandle, State},
+    pod_folder::FolderError,
+};
+use drydock_runtime::{Backoff, Key, chain, clock, newer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use thiserror::Error;
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{Seen, seen, status_patch};
+use crate::{
+    guests::Shared,
+    tunnel::{
+        client::TunnelError,
+        local::{Peer, Role, SessionSpec},
+        tunnels::{KnownSession, Tunnels},
+    },
+};
+
+/// Pause after a failure: first and maximum.
+const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
+
+/// Why a step could not be executed now.
+#[derive(Debug, Error)]
+pub(super) enum Trouble {
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    #[error("there is no tunnel on this node")]
+    NoTunnel,
+    #[error("the other side has not reported its identity")]
+    NoPeer,
+    #[error("the request to the API server failed")]
+    Api(#[from] kube::Error),
+}
+
+/// The connection to the libvirt in this side's pod.
+pub(super) struct Guest {
+    pub(super) handle: DomainHandle,
+    pub(super) events: DomainEvents,
+}
+
+/// Waits for the next event of a connected guest, for ever if none is connected. `None` if the connection has ended.
+pub(super) async fn next_event(guest: &mut Option<Guest>) -> Option<DomainEvent> {
+    match guest {
+        Some(guest) => guest.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// One side of one migration.
+pub(super) struct Side {
+    role: Role,
+    pub(super) shared: Shared,
+    pub(super) tunnels: Tunnels,
+    pub(super) seen: watch::Receiver<Seen>,
+    /// The newest state that the API server returned to this side's own writes.
+    pub(super) written: Option<VirtualMachineInstanceMigration>,
+    /// Whether the status that an earlier process wrote has yet to be read from the API server.
+    read_status: bool,
+    /// Whether nothing of this side's pod is left, without an observed end.
+    pub(super) gone: bool,
+    backoff: Backoff,
+}
+
+impl Side {
+    /// Creates a side of the migration that `seen` shows. `read_status` is whether an earlier process may have served
+    /// it.
+    pub(super) fn new(
+        role: Role,
+        shared: Shared,
+        tunnels: Tunnels,
+        seen: watch::Receiver<Seen>,
+        read_status: bool,
+    ) -> Self {
+        Self {
+            role,
+            shared,
+            tunnels,
+            seen,
+            written: None,
+            read_status,
+            gone: false,
+            backoff: Backoff::new(RETRY.0, RETRY.1),
+        }
+    }
+
+    /// Returns the migration, as the watch or the response to an own write has it.
+    pub(super) fn migration(&self) -> VirtualMachineInstanceMigration {
+        let seen = self.seen.borrow().migration.as_ref().clone();
+        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+    }
+
+    /// Returns the pod of this side, if the watch shows it.
+    pub(super) fn pod(&self) -> Option<Arc<Pod>> {
+        self.seen.borrow().pod.clone()
+    }
+
+    /// Reads the status that an earlier process wrote, if there may be one. Returns `false` if the migration no longer
+    /// exists.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(super) async fn read_written_status(&mut self) -> kube::Result<bool> {
+        if self.read_status {
+            let now = status_patch::now(&self.shared.client, &self.migration()).await?;
+            self.read_status = now.is_none();
+            self.written = now.or(self.written.take());
+        }
+        Ok(!self.read_status)
+    }
+
+    /// Reads whether nothing of this side's pod is left: the watch may show its end and its deletion at once.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(super) async fn read_whether_gone(&mut self, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        if !self.gone {
+            self.gone = status_patch::pod_has_gone(&self.shared, migration, self.role).await?;
+        }
+        Ok(())
+    }
+
+    /// Reports that post-copy is broken, if libvirt reports it of the guest.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(super) async fn report_broken_post_copy(
+        &mut self,
+        state: Option<&Result<State, CallError>>,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> kube::Result<()> {
+        if state.is_some_and(seen::post_copy_is_broken) {
+            let written = status_patch::report_broken_post_copy(&self.shared, migration, self.role).await?;
+            self.written = written.or(self.written.take());
+        }
+        Ok(())
+    }
+
+    /// Returns when to reconcile again without an event, given the result of a reconcile. Logs the first failure in a
+    /// row.
+    pub(super) fn next_reconcile(&mut self, result: Result<Option<Duration>, Trouble>) -> Option<clock::Instant> {
+        let pause = match result {
+            Ok(pause) => {
+                self.backoff.reset();
+                pause
+            }
+            Err(trouble) => {
+                if self.backoff.is_reset() {
+                    let (migration, side) = (self.migration(), self.role.as_str());
+                    warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&trouble), "{side} failed, retrying");
+                }
+                Some(self.backoff.delay())
+            }
+        };
+        pause.map(|pause| clock::Instant::now() + pause)
+    }
+
+    /// Returns what the tunnel needs to know of this side.
+    pub(super) fn session_spec(&self, migration: &VirtualMachineInstanceMigration) -> SessionSpec {
+        SessionSpec {
+            migration: migration.uid().unwrap_or_default(),
+            role: self.role,
+            pod_uid: seen::pod_uid(migration, self.role).unwrap_or_default().to_owned(),
+            domain: seen::domain_of(migration),
+        }
+    }
+
+    /// Has the node's tunnel listen for the guest.
+    ///
+    /// # Errors
+    /// If there is no tunnel, or it refuses.
+    pub(super) async fn prepare(&self, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
+        let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
+        own.prepare(self.session_spec(migration)).await?;
+        Ok(())
+    }
+
+    /// Returns the tunnel's session of a migration.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(super) fn session(&self, uid: &str) -> Result<KnownSession, Trouble> {
+        self.tunnels.session(uid).ok_or(Trouble::NoTunnel)
+    }
+
+    /// Has the tunnel accept only the other side's tunnel.
+    ///
+    /// # Errors
+    /// If the other side has not reported its fingerprint, or the tunnel has no session or refuses.
+    pub(super) async fn pair(
+        &self,
+        uid: &str,
+        fingerprint: Option<String>,
+        address: Option<String>,
+    ) -> Result<(), Trouble> {
+        let fingerprint = fingerprint.ok_or(Trouble::NoPeer)?;
+        self.session(uid)?
+            .tunnel
+            .pair(uid, Peer { fingerprint, address })
+            .await?;
+        Ok(())
+    }
+}
