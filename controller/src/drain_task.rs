@@ -45,7 +45,7 @@ use tracing::{info, warn};
 
 use crate::{
     evacuation_requests::{self, Mark, State},
-    instances::{Instances, node_of},
+    instances::Instances,
     launchers::Launchers,
     migrations::Migrations,
     node_pods::{Kept, NodePods},
@@ -265,7 +265,7 @@ impl DrainTask {
         });
         for key in self.instances.marked() {
             let instance = self.instances.get(&key);
-            names.extend(instance.and_then(|instance| node_of(&instance).map(str::to_owned)));
+            names.extend(instance.and_then(|instance| instance.node_name().map(str::to_owned)));
         }
         kept.retain(|node, _| names.contains(node));
         let arriving = self.arriving();
@@ -288,13 +288,9 @@ impl DrainTask {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
             let instance = self.instances.objects.newest(key)?;
-            let is_over = instance
-                .status
-                .as_ref()
-                .and_then(|status| status.phase)
-                .is_some_and(Phase::is_final);
+            let is_over = instance.phase().is_some_and(Phase::is_final);
             // A guest that has ended is no longer on the node, but its mark has to be removed.
-            let counts = node_of(&instance) == Some(name.as_str()) && (!is_over || mark::of(&instance).is_some());
+            let counts = instance.node_name() == Some(name.as_str()) && (!is_over || mark::of(&instance).is_some());
             counts.then(|| (instance, self.migrations.of_instance(key)))
         });
         let instances = instances.collect();

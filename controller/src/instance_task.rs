@@ -291,7 +291,7 @@ impl Queued for InstanceTask {
 impl InstanceTask {
     /// Returns what keeps the first pod of an instance from running, as long as the guest does not run.
     async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> Pending {
-        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        let phase = instance.phase();
         match pods {
             [pod] if phase.unwrap_or_default() < Phase::Running => self.launchers.pending(pod, now).await,
             _ => Pending::default(),
@@ -572,11 +572,7 @@ fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanc
     let state_of = |node: Option<&str>| {
         let node = node?;
         let other = observed.other_nodes.iter().find(|(name, _)| name == node);
-        let here = observed
-            .instance
-            .status
-            .as_ref()
-            .and_then(|status| status.node_name.as_deref());
+        let here = observed.instance.node_name();
         other
             .map(|(_, state)| *state)
             .or_else(|| (here == Some(node)).then_some(observed.node))

@@ -41,7 +41,7 @@ impl Indexes {
     fn new() -> Self {
         Self {
             of_sets: Index::by(set_of),
-            on_nodes: Index::by(|instance| node_of(instance).map(str::to_owned)),
+            on_nodes: Index::by(|instance| instance.node_name().map(str::to_owned)),
             unfinished: Index::by(|instance| (!has_ended(instance)).then(String::new)),
             marked: Index::by(|instance| mark::of(instance).map(|_| String::new())),
         }
@@ -142,14 +142,9 @@ impl Instances {
     }
 }
 
-/// Returns the node that an instance is on.
-pub(crate) fn node_of(instance: &VirtualMachineInstance) -> Option<&str> {
-    instance.status.as_ref()?.node_name.as_deref()
-}
-
 /// Returns whether an instance has ended.
 fn has_ended(instance: &VirtualMachineInstance) -> bool {
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     phase.unwrap_or_default().is_final()
 }
 

@@ -430,7 +430,7 @@ impl Launchers {
         let claims = self.claim_modes(&instance);
         let here = match purpose {
             Purpose::Start => None,
-            Purpose::Arrival(_) => instance.status.as_ref().and_then(|status| status.node_name.as_deref()),
+            Purpose::Arrival(_) => instance.node_name(),
         };
         let here = here.and_then(|name| self.nodes.pair(name));
         let source = here.as_ref().map(NodePair::view);

@@ -202,7 +202,7 @@ fn is_under_way(migration: &VirtualMachineInstanceMigration) -> bool {
     use MigrationPhase::{
         Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady, Unknown,
     };
-    match migration.status.as_ref().and_then(|status| status.phase) {
+    match migration.phase() {
         Some(PreparingTarget | TargetReady | Running | Unknown) => true,
         None | Some(Pending | Scheduling | Scheduled | Succeeded | Failed) => false,
     }

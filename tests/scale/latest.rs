@@ -150,7 +150,7 @@ impl Latest {
         tokio::join!(
             self.pods.run(|pod| self.index(pod)),
             self.instances.run(|instance| {
-                let phase = instance.status.as_ref().and_then(|status| status.phase);
+                let phase = instance.phase();
                 if phase == Some(Phase::Running) {
                     let uid = instance.uid().unwrap_or_default();
                     self.running.send_if_modified(|running| running.insert(uid));

@@ -135,7 +135,7 @@ impl Mover {
 
     /// Returns how long the guest moves.
     fn duration(&self, migration: &VirtualMachineInstanceMigration) -> Duration {
-        let source = migration.status.as_ref().and_then(|status| status.source.as_ref());
+        let source = migration.source();
         let pod = source.and_then(|source| source.pod_uid.as_deref());
         let instance = pod.and_then(|pod| self.all.latest.instances.get(&self.all.latest.instance_of(pod)?));
         self.all.pace.duration(&self.uid, instance.as_deref().map_or(0, memory))
@@ -259,7 +259,7 @@ impl Mover {
     }
 
     async fn report_source(&self, migration: &VirtualMachineInstanceMigration, state: SourceState) -> kube::Result<()> {
-        let before = migration.status.as_ref().and_then(|status| status.source.clone());
+        let before = migration.source().cloned();
         let mut side = before.unwrap_or_default();
         side.state = Some(state);
         match state {
@@ -285,7 +285,7 @@ impl Mover {
     /// Reports the guest's progress, as rarely as agents do.
     async fn measure(&self, migration: &VirtualMachineInstanceMigration, reported: &mut Option<Written>) {
         let now = Timestamp::now();
-        let side = migration.status.as_ref().and_then(|status| status.source.clone());
+        let side = migration.source().cloned();
         let Some(side) = side.filter(|_| self.with(|guest| guest.moves())) else {
             return;
         };
@@ -320,7 +320,7 @@ impl Mover {
     }
 
     async fn report_target(&self, migration: &VirtualMachineInstanceMigration, state: TargetState) -> kube::Result<()> {
-        let before = migration.status.as_ref().and_then(|status| status.target.clone());
+        let before = migration.target().cloned();
         let side = before.unwrap_or_default();
         let node = side.node.clone().unwrap_or_default();
         let mut own = MigrationTarget {
@@ -349,11 +349,7 @@ impl Mover {
 
     /// Opens the gate of the pod that the guest has arrived in, unless it is open.
     async fn show(&self, migration: &VirtualMachineInstanceMigration) {
-        let side = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.target.clone())
-            .unwrap_or_default();
+        let side = migration.target().cloned().unwrap_or_default();
         let pod = side.pod_uid.as_deref().and_then(|uid| self.all.latest.pods.get(uid));
         if let Some(pod) = pod
             && let Err(error) = open_gate(&self.all.door, &self.all.latest, &side.node.unwrap_or_default(), &pod).await

@@ -79,8 +79,7 @@ impl Cluster {
     /// # Errors
     /// If it does not occur in time.
     pub async fn until_phase(&self, name: &str, phase: Phase) -> Result<VirtualMachineInstance> {
-        let is =
-            |instance: &VirtualMachineInstance| instance.status.as_ref().and_then(|status| status.phase) == Some(phase);
+        let is = |instance: &VirtualMachineInstance| instance.phase() == Some(phase);
         until(self.instances(), name, phase.as_str(), is).await
     }
 

@@ -114,10 +114,12 @@ impl Cluster {
     pub async fn until_migration(&self, name: &str, wanted: MigrationPhase) -> Result<VirtualMachineInstanceMigration> {
         let what = format!("the migration to be {}", wanted.as_str());
         let there = |migration: &VirtualMachineInstanceMigration| {
-            phase(migration).is_some_and(|phase| phase == wanted || phase.is_final())
+            migration
+                .phase()
+                .is_some_and(|phase| phase == wanted || phase.is_final())
         };
         let migration = until(self.migrations(), name, &what, there).await?;
-        if phase(&migration) != Some(wanted) {
+        if migration.phase() != Some(wanted) {
             bail!("{name} has ended while waiting for {what}: {}", how_it_went(&migration));
         }
         Ok(migration)
@@ -133,7 +135,7 @@ impl Cluster {
             self.migrations(),
             name,
             &what,
-            |migration: &VirtualMachineInstanceMigration| phase(migration).is_some_and(|phase| phase >= wanted),
+            |migration: &VirtualMachineInstanceMigration| migration.phase().is_some_and(|phase| phase >= wanted),
         )
         .await
         .map(drop)
@@ -316,11 +318,6 @@ pub fn how_it_went(migration: &VirtualMachineInstanceMigration) -> String {
         target.reason,
         target.message
     )
-}
-
-/// Returns the phase of a migration.
-pub fn phase(migration: &VirtualMachineInstanceMigration) -> Option<MigrationPhase> {
-    migration.status.as_ref()?.phase
 }
 
 /// Returns the reason and the message for which a migration waits.

@@ -26,7 +26,7 @@ use drydock_tests::{
         started_on_the_first, until_drain, until_node_condition, until_on,
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
-    migrations::{migrations_of, node_of, phase},
+    migrations::{migrations_of, node_of},
     session::Session,
     watching::{until, until_some},
 };
@@ -362,7 +362,7 @@ async fn drain_without_target_reports_why_and_ends_on_uncordon() -> Result<()> {
         let all = cluster.migrations().list(&ListParams::default()).await?.items;
         Ok(all
             .iter()
-            .all(|migration| phase(migration).is_some_and(MigrationPhase::is_final))
+            .all(|migration| migration.phase().is_some_and(MigrationPhase::is_final))
             .then_some(()))
     })
     .await?;
@@ -409,7 +409,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
         let found = migrations_of(&cluster, name).await?;
         Ok(found
             .into_iter()
-            .find(|one| phase(one) == Some(MigrationPhase::Running)))
+            .find(|one| one.phase() == Some(MigrationPhase::Running)))
     })
     .await?;
     let target = migration

@@ -154,10 +154,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
             .unwrap_or_default();
         ensure!(message.contains(&node) && message.contains(OUT_OF_SERVICE), "{message}");
         let kept = cluster.instances().get("kept").await?;
-        assert_eq!(
-            kept.status.as_ref().and_then(|status| status.phase),
-            Some(Phase::Running)
-        );
+        assert_eq!(kept.phase(), Some(Phase::Running));
         assert_eq!(condition(&kept, types::FENCING_REQUIRED).0, "");
         anyhow::Ok(())
     };

@@ -374,10 +374,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
     let manifest = instance("strict", "count: 1s").replace("namespace: default", "namespace: restricted");
     cluster.apply(&manifest)?;
     let api: Api<VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
-    let running = until(api, "strict", "Running", |vmi| {
-        vmi.status.as_ref().and_then(|status| status.phase) == Some(Phase::Running)
-    })
-    .await;
+    let running = until(api, "strict", "Running", |vmi| vmi.phase() == Some(Phase::Running)).await;
     let pods = cluster.kubectl(&["-n", "restricted", "get", "pods", "-o", "name"])?;
     let held = pods.lines().next().map(|pod| {
         cluster.kubectl(&[

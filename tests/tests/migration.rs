@@ -20,7 +20,7 @@ use drydock_tests::{
     Cluster, agent,
     cluster::setting,
     guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
-    migrations::{NODE_LABEL, how_it_went, node_of, phase, required_features, waiting},
+    migrations::{NODE_LABEL, how_it_went, node_of, required_features, waiting},
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
@@ -407,11 +407,9 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     );
     let pending = cluster.migrate("waits").await?;
     // Whether it already has a pod is the queue's decision; it has not started to move.
-    let begun = |migration: &VirtualMachineInstanceMigration| {
-        phase(migration).is_some_and(|phase| phase < MigrationPhase::PreparingTarget)
-    };
+    let begun = |migration: &VirtualMachineInstanceMigration| matches!(migration.phase(), Some(phase) if phase < MigrationPhase::PreparingTarget);
     let waits = until(cluster.migrations(), &pending, "to wait", begun).await?;
-    println!("{:?}", phase(&waits));
+    println!("{:?}", waits.phase());
     for (name, migration) in [("waits", &pending), ("placed", &scheduled)] {
         cluster.abort(migration).await?;
         cluster.until_one_pod(name).await?;
@@ -426,12 +424,12 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
         "{message}"
     );
     let held = cluster.migrations().get(&nowhere).await?;
-    assert_eq!(phase(&held), Some(MigrationPhase::Scheduling));
+    assert_eq!(held.phase(), Some(MigrationPhase::Scheduling));
     cluster.abort(&nowhere).await?;
     // The first migration has been running all the time.
     let moving = cluster.migrations().get(&running).await?;
     assert_eq!(
-        phase(&moving),
+        moving.phase(),
         Some(MigrationPhase::Running),
         "{}",
         how_it_went(&moving)
@@ -517,12 +515,12 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
         cluster.delete_pod_now(NAMESPACE, &pod.name_any()).await?;
     }
     let ended = until(cluster.migrations(), &migration, "to be over", |migration| {
-        phase(migration).is_some_and(MigrationPhase::is_final)
+        migration.phase().is_some_and(MigrationPhase::is_final)
     })
     .await?;
-    assert_eq!(phase(&ended), Some(MigrationPhase::Failed), "{}", how_it_went(&ended));
+    assert_eq!(ended.phase(), Some(MigrationPhase::Failed), "{}", how_it_went(&ended));
     let over = until(cluster.instances(), "torn", "to be over", |instance| {
-        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        let phase = instance.phase();
         phase.is_some_and(Phase::is_final)
     })
     .await?;
@@ -717,7 +715,7 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
         let held = MigrationPhase::PreparingTarget..=MigrationPhase::Running;
         state
             .values()
-            .filter(|one| phase(one).is_some_and(|phase| held.contains(&phase)))
+            .filter(|one: &&VirtualMachineInstanceMigration| one.phase().is_some_and(|phase| held.contains(&phase)))
             .count()
     };
     let most = states.iter().map(moving).max();
@@ -730,7 +728,7 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
         .context("not all were there")?;
     let mut at_once = 0;
     for (name, migration) in *first {
-        let waits = waiting(migration).is_some() || phase(migration) >= Some(MigrationPhase::Scheduling);
+        let waits = waiting(migration).is_some() || migration.phase() >= Some(MigrationPhase::Scheduling);
         let later = states.iter().any(|state| state.get(name).and_then(waiting).is_some());
         // A migration whose turn is immediate has no reason to wait, and its status is written only when its pod has
         // been created.

@@ -8,7 +8,7 @@ use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as type
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, instance, only, without_a_gap},
-    migrations::{how_it_went, node_of, phase},
+    migrations::{how_it_went, node_of},
     watching::until_some,
 };
 use kube::ResourceExt;
@@ -196,7 +196,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     // The guest has been migrating all the time.
     let moving = cluster.migrations().get(&migration).await?;
     assert_eq!(
-        phase(&moving),
+        moving.phase(),
         Some(MigrationPhase::Running),
         "{}",
         how_it_went(&moving)

@@ -13,7 +13,7 @@ use drydock_api::kubevirt::{
 use drydock_tests::{
     Cluster,
     guests::instance,
-    migrations::{node_of, phase},
+    migrations::node_of,
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
@@ -84,7 +84,7 @@ async fn start_guests(cluster: &Cluster, guests: &[(&str, &str)]) -> Result<Vec<
 /// Checks that a migration that does not converge fails with a reason, and that its guest stays on its node.
 async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Result<()> {
     let failed = until(cluster.migrations(), migration, "to be given up", |migration| {
-        phase(migration).is_some_and(MigrationPhase::is_final)
+        migration.phase().is_some_and(MigrationPhase::is_final)
     })
     .await?;
     let status = failed.status.clone().unwrap_or_default();
@@ -209,10 +209,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
             .any(|summary| summary.ends_with("does not end by itself"))
     );
     ensure!(story(&snapshots, &calm).any(|migration| {
-        let progress = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.as_ref()?.progress.as_ref());
+        let progress = migration.source().and_then(|source| source.progress.as_ref());
         progress.is_some_and(|progress| progress.estimated_end.is_some())
     }));
     check_risk(&cluster, &snapshots, &switched).await?;

@@ -23,7 +23,7 @@ use drydock_tests::{
         strike::{Blow, HandOverWatch, Sides, Undo, hold_agent},
     },
     guests::{Collector, NAMESPACE, instance, meanwhile, ticks},
-    migrations::{node_of, phase, pod_has_ended},
+    migrations::{node_of, pod_has_ended},
     own_parts::CONTROLLERS,
     watching::{PATIENCE, until_some},
 };
@@ -175,7 +175,7 @@ async fn collect(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &st
         source: sides.source.clone(),
         target: sides.target.clone(),
         may_have_ended: may_end,
-        migration: phase(&migration),
+        migration: migration.phase(),
         reason: migration.status.clone().and_then(|status| status.reason),
         state: status
             .migration_state
@@ -316,7 +316,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
         if let Some(watch) = &mut watch {
             watch.wait().await?;
         } else {
-            let now = phase(&cluster.migrations().get(&migration).await?);
+            let now = cluster.migrations().get(&migration).await?.phase();
             ensure!(
                 now < Some(MigrationPhase::Succeeded),
                 "it was over before it was struck: {now:?}"

@@ -18,7 +18,7 @@ use drydock_tests::{
         strike::{Blow, Sides},
     },
     guests::{NAMESPACE, instance},
-    migrations::{how_it_went, node_of, phase, pod_has_ended},
+    migrations::{how_it_went, node_of, pod_has_ended},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -130,7 +130,7 @@ async fn until_risk(cluster: &Cluster, migration: &str, reason: &str) -> Result<
 }
 
 fn is_final(migration: &VirtualMachineInstanceMigration) -> bool {
-    phase(migration).is_some_and(MigrationPhase::is_final)
+    migration.phase().is_some_and(MigrationPhase::is_final)
 }
 
 fn risk(migration: &VirtualMachineInstanceMigration) -> Option<String> {

@@ -188,7 +188,7 @@ impl GuestTask {
         let Some(pod_uid) = seen.pod_uid else {
             return Ok(Then::OnChange);
         };
-        let phase = seen.instance.status.as_ref().and_then(|status| status.phase);
+        let phase = seen.instance.phase();
         if phase.is_some_and(Phase::is_final) || seen.pod.as_ref().is_some_and(|pod| ended(pod).is_some()) {
             return Ok(Then::OnChange);
         }

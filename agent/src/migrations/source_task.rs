@@ -302,11 +302,7 @@ impl SourceTask {
         match step {
             SourceStep::Prepare => self.side.prepare(migration).await?,
             SourceStep::Pair => {
-                let target = migration
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.target.clone())
-                    .unwrap_or_default();
+                let target = migration.target().cloned().unwrap_or_default();
                 self.side.pair(&uid, target.fingerprint, target.address).await?;
             }
             SourceStep::Report(state) => self.report(state, migration, handle).await?,
@@ -381,10 +377,7 @@ impl SourceTask {
 
 /// Returns whether the guest was paused so that it can move, not by its user.
 fn is_paused_to_move(migration: &VirtualMachineInstanceMigration) -> bool {
-    let mode = migration
-        .status
-        .as_ref()
-        .and_then(|status| status.source.as_ref()?.mode);
+    let mode = migration.source().and_then(|source| source.mode);
     mode == Some(MigrationMode::Paused)
 }
 

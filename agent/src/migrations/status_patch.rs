@@ -189,10 +189,7 @@ pub(super) fn record_event(
     reason: &'static str,
     note: String,
 ) {
-    let instance_uid = migration
-        .status
-        .as_ref()
-        .and_then(|status| status.guest.as_ref()?.instance_uid.clone());
+    let instance_uid = migration.guest().and_then(|guest| guest.instance_uid.clone());
     let mut regarding = migration.object_ref(&());
     let related = Some(regarding.clone());
     regarding.kind = Some("VirtualMachineInstance".into());

@@ -250,11 +250,7 @@ impl TargetTask {
             }
             TargetStep::Prepare => self.side.prepare(migration).await?,
             TargetStep::Pair => {
-                let source = migration
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.source.clone())
-                    .unwrap_or_default();
+                let source = migration.source().cloned().unwrap_or_default();
                 self.side.pair(&uid, source.fingerprint, None).await?;
             }
             TargetStep::Report(state) => self.report(state, migration).await?,
@@ -263,11 +259,7 @@ impl TargetTask {
                 self.open_gate().await;
             }
             TargetStep::TakeOver => {
-                let source = migration
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.source.clone())
-                    .unwrap_or_default();
+                let source = migration.source().cloned().unwrap_or_default();
                 if source.keep_paused {
                     // The guest stays paused, so nothing else is to be done.
                     self.report(TargetState::Running, migration).await?;
@@ -300,11 +292,7 @@ impl TargetTask {
         migration: &VirtualMachineInstanceMigration,
         handle: &DomainHandle,
     ) -> Result<Result<(), Refusal>, Trouble> {
-        let guest = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.guest.clone())
-            .unwrap_or_default();
+        let guest = migration.guest().cloned().unwrap_or_default();
         let host = self.side.seen.borrow().host.clone();
         let refuse = |reason, message| Ok(Err(Refusal { reason, message }));
         let virt_type = match guest.virt_type.as_deref() {
@@ -358,11 +346,7 @@ impl TargetTask {
 
     /// Reports the state of the target.
     async fn report(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.target.clone())
-            .unwrap_or_default();
+        let before = migration.target().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
         let mut side = MigrationTarget {
             state: Some(state),

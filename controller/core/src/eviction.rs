@@ -280,13 +280,13 @@ pub fn may_restart(instance: &VirtualMachineInstance, strategy: EvictionStrategy
 
 /// Returns whether a VMI needs no protection any more.
 pub fn is_finished(instance: &VirtualMachineInstance) -> bool {
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     instance.metadata.deletion_timestamp.is_some() || phase.is_some_and(Phase::is_final)
 }
 
 /// Returns whether a VMI is on another node than its pod: it has left the pod, or is about to arrive.
 pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
-    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let here = instance.node_name();
     here.is_some() && here != pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref())
 }
 

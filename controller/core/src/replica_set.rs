@@ -276,7 +276,7 @@ impl<'a> Parts<'a> {
                 parts.strangers.push(instance);
                 continue;
             }
-            match phase(instance) {
+            match instance.phase() {
                 Some(phase) if phase.is_final() => match held_until(instance, phase) {
                     Some(until) if until > observed.now => parts.held.push((instance, until)),
                     _ => parts.ended.push(instance),
@@ -287,10 +287,6 @@ impl<'a> Parts<'a> {
         }
         parts
     }
-}
-
-fn phase(instance: &VirtualMachineInstance) -> Option<Phase> {
-    instance.status.as_ref()?.phase
 }
 
 fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {

@@ -57,7 +57,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     evacuation_requests::{Mark, State},
-    instances::{Instances, node_of},
+    instances::Instances,
     launcher_owner::owner,
     launchers::Launchers,
     migration_rate::MigrationRate,
@@ -349,7 +349,7 @@ impl Evictions {
     /// Returns the estimated time until the guest of an eviction has moved; `None` if it is unknown.
     fn time_left(&self, verdict: &Verdict) -> Option<Duration> {
         let instance = verdict.instance.as_deref()?;
-        let node = node_of(instance)?;
+        let node = instance.node_name()?;
         let own = Leaving::of(instance, self.migrations.of_instance(&Key::of(instance)));
         // Guests that have no migration yet come after it.
         let others = self.migrations.unfinished().into_iter();

@@ -67,7 +67,7 @@ fn evaluated(
     pairs: &[NodePair],
     configuration: &Configuration,
 ) -> String {
-    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let here = instance.node_name();
     let views: Vec<_> = pairs.iter().map(NodePair::view).collect();
     let source = views.iter().find(|view| Some(view.name) == here);
     let mut needs = launchers.requirements(&instance.spec, source);

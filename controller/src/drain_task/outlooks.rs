@@ -109,7 +109,7 @@ impl<'a> Competitor<'a> {
     /// Returns `None` if a guest does not compete: it stays, or already has a place.
     pub(super) fn of(launchers: &Launchers, guest: &Guest<'a>) -> Option<Self> {
         let pods = launchers.of(guest.instance);
-        let here = guest.instance.status.as_ref()?.node_name.as_deref();
+        let here = guest.instance.node_name();
         let has_place = pods.iter().any(|pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
             node.is_some() && node != here

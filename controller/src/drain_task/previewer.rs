@@ -83,7 +83,7 @@ pub(super) fn guest<'a>(
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
 ) -> Guest<'a> {
     let pods = launchers.of(instance);
-    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let here = instance.node_name();
     let is_here = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == here);
     Guest {
         instance,

@@ -139,7 +139,7 @@ impl Collector for Watched {
 fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
     let (mut under_way, mut all) = (UnderWay::default(), Vec::new());
     migrations.for_each(|key, migration| {
-        let phase = migration.status.as_ref().and_then(|status| status.phase);
+        let phase = migration.phase();
         match phase {
             None => under_way.unset += 1,
             Some(MigrationPhase::Pending) => under_way.pending += 1,

@@ -133,7 +133,7 @@ fn drain(world: &World<'_>, node: &str, instance: &VirtualMachineInstance) -> Op
 
 /// Returns each other node with everything that prevents the instance from moving there.
 pub(crate) fn nodes(world: &World<'_>, instance: &VirtualMachineInstance, views: &[NodeView<'_>]) -> Vec<NodeFit> {
-    let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+    let here = instance.node_name();
     let source = views.iter().find(|view| Some(view.name) == here);
     let needs = world.requirements(instance, source, views);
     let labels = world.next_labels(instance);

@@ -77,7 +77,7 @@ pub fn machines(snapshot: &Snapshot) -> Vec<MachineRow> {
         .map(|guest| ((guest.namespace.as_str(), guest.name.as_str()), guest))
         .collect();
     let instances = snapshot.instances.iter().filter(|instance| {
-        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        let phase = instance.phase();
         !phase.is_some_and(Phase::is_final)
     });
     let mut rows: Vec<MachineRow> = instances.map(|instance| machine(instance, &leaving)).collect();

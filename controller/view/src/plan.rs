@@ -261,7 +261,7 @@ fn outlooks(
     let mut leaving = Vec::new();
     for guest in drained.iter().flat_map(|node| &node.guests) {
         let instance = guest.instance;
-        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
+        let here = instance.node_name();
         let pods = world.pods_of(instance);
         let has_place = pods.iter().any(|pod| {
             let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());

@@ -171,7 +171,7 @@ fn is_reported(instance: &VirtualMachineInstance, pod_uid: &str) -> bool {
 /// Returns whether no guest can be in a pod whose launcher never reported to be ready: nothing was started in it, or
 /// the kubelet has removed its folder, which it does after the pod's containers have ended.
 fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) -> bool {
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     let pods = kubelet.join("pods");
     pods.is_dir() && (phase.unwrap_or_default() < Phase::Running || !pods.join(pod_uid).exists())
 }

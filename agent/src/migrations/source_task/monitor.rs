@@ -142,11 +142,7 @@ impl SourceTask {
             return;
         }
         let migration = self.side.migration();
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
+        let before = migration.source().cloned().unwrap_or_default();
         let side = MigrationSource {
             progress: Some(written.progress),
             ..before
@@ -164,11 +160,7 @@ impl SourceTask {
         migration: &VirtualMachineInstanceMigration,
         mode: MigrationMode,
     ) -> Result<(), kube::Error> {
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
+        let before = migration.source().cloned().unwrap_or_default();
         let side = MigrationSource {
             mode: Some(mode),
             ..before

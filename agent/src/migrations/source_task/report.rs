@@ -24,11 +24,7 @@ impl SourceTask {
         migration: &VirtualMachineInstanceMigration,
         handle: Option<&DomainHandle>,
     ) -> Result<(), Trouble> {
-        let before = migration
-            .status
-            .as_ref()
-            .and_then(|status| status.source.clone())
-            .unwrap_or_default();
+        let before = migration.source().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
         let mut side = MigrationSource {
             state: Some(state),
@@ -73,11 +69,7 @@ impl SourceTask {
             }
             // A guest of which a part was lost has not migrated.
             SourceState::Stopped | SourceState::HandedOver if !status_patch::that_post_copy_is_broken(migration) => {
-                let target = migration
-                    .status
-                    .as_ref()
-                    .and_then(|status| status.target.clone())
-                    .unwrap_or_default();
+                let target = migration.target().cloned().unwrap_or_default();
                 let node = target.node.unwrap_or_default();
                 let note = format!("The VirtualMachineInstance migrated to node {node}.");
                 status_patch::record_event(&self.side.shared.events, migration, Severity::Normal, "Migrated", note);

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     credentials::AccessCredential,
     domain::Domain,
-    status::VirtualMachineInstanceStatus,
+    status::{Phase, VirtualMachineInstanceStatus},
     volumes::{Network, Volume},
 };
 use crate::hyperconverged::EvictionStrategy;
@@ -109,6 +109,18 @@ pub struct VirtualMachineInstanceSpec {
     /// Architecture of the guest, by Kubernetes' names. That of the cluster's controller if not set.
     #[serde(deserialize_with = "super::unless_empty", skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
+}
+
+impl VirtualMachineInstance {
+    /// Returns the phase, if one is reported.
+    pub fn phase(&self) -> Option<Phase> {
+        self.status.as_ref()?.phase
+    }
+
+    /// Returns the node that the guest is on.
+    pub fn node_name(&self) -> Option<&str> {
+        self.status.as_ref()?.node_name.as_deref()
+    }
 }
 
 /// How a virtual machine starts.

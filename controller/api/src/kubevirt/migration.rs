@@ -52,6 +52,28 @@ pub struct VirtualMachineInstanceMigrationSpec {
     pub priority: Option<MigrationPriority>,
 }
 
+impl VirtualMachineInstanceMigration {
+    /// Returns the phase, if the controller has reported one.
+    pub fn phase(&self) -> Option<MigrationPhase> {
+        self.status.as_ref()?.phase
+    }
+
+    /// Returns what is recorded of the node that the guest leaves.
+    pub fn source(&self) -> Option<&MigrationSource> {
+        self.status.as_ref()?.source.as_ref()
+    }
+
+    /// Returns what is recorded of the node that the guest moves to.
+    pub fn target(&self) -> Option<&MigrationTarget> {
+        self.status.as_ref()?.target.as_ref()
+    }
+
+    /// Returns what is recorded of the guest.
+    pub fn guest(&self) -> Option<&MigratedGuest> {
+        self.status.as_ref()?.guest.as_ref()
+    }
+}
+
 /// How urgent a migration is beside others that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

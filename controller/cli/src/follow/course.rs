@@ -144,7 +144,7 @@ impl Course {
     /// Takes a change of the migrations from its node.
     pub(super) fn take_migrations(&mut self, change: Change<VirtualMachineInstanceMigration>) {
         let is_over = |migration: &VirtualMachineInstanceMigration| {
-            let phase = migration.status.as_ref().and_then(|status| status.phase);
+            let phase = migration.phase();
             phase.is_some_and(MigrationPhase::is_final)
         };
         let key = |migration: &VirtualMachineInstanceMigration| migration.uid().unwrap_or_default();

@@ -144,7 +144,7 @@ impl Followed {
     fn newest(&self) -> Option<&VirtualMachineInstanceMigration> {
         self.migrations.values().max_by_key(|migration| {
             let created = migration.metadata.creation_timestamp.as_ref().map(|time| time.0);
-            (phase(migration).is_none_or(|phase| !phase.is_final()), created)
+            (migration.phase().is_none_or(|phase| !phase.is_final()), created)
         })
     }
 
@@ -156,16 +156,12 @@ impl Followed {
         let Some(newest) = self.newest() else {
             return Some(None);
         };
-        match phase(newest)? {
+        match newest.phase()? {
             MigrationPhase::Succeeded => Some(Some(Exit::Done)),
             MigrationPhase::Failed => Some(Some(Exit::Error)),
             _ => None,
         }
     }
-}
-
-fn phase(migration: &VirtualMachineInstanceMigration) -> Option<MigrationPhase> {
-    migration.status.as_ref()?.phase
 }
 
 #[cfg(test)]

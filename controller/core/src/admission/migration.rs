@@ -134,7 +134,7 @@ pub fn review_instance(name: &str, instance: Option<&VirtualMachineInstance>) ->
 /// Two that are created at the same time do not see each other: the controller continues the older one and fails the
 /// other.
 pub fn review_in_flight(other: &VirtualMachineInstanceMigration) -> Option<Refusal> {
-    let phase = other.status.as_ref().and_then(|status| status.phase);
+    let phase = other.phase();
     if phase.is_some_and(MigrationPhase::is_final) {
         return None;
     }

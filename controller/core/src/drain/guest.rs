@@ -106,9 +106,9 @@ impl Situation {
 /// Returns the situation of a guest and the steps for it.
 pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts, now: Timestamp) -> Situation {
     let instance = guest.instance;
-    let node = here(instance);
+    let node = instance.node_name();
     let marked = mark::of(instance);
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     if phase.is_some_and(Phase::is_final) {
         // The guest no longer exists. Only a leftover mark can keep the node from being empty.
         return Situation {
@@ -154,10 +154,6 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
     }
 }
 
-fn here(instance: &VirtualMachineInstance) -> Option<&str> {
-    instance.status.as_ref()?.node_name.as_deref()
-}
-
 fn is_recent(evacuation: &Evacuation, now: Timestamp) -> bool {
     now.duration_since(evacuation.requested_at).unsigned_abs() <= CORDON_SEEN_WITHIN
 }
@@ -166,7 +162,7 @@ fn marking(instance: &VirtualMachineInstance, evacuation: Evacuation) -> Step {
     Step::Mark {
         namespace: instance.metadata.namespace.clone().unwrap_or_default(),
         name: instance.metadata.name.clone().unwrap_or_default(),
-        node: here(instance).unwrap_or_default().into(),
+        node: instance.node_name().unwrap_or_default().into(),
         evacuation,
     }
 }

@@ -121,11 +121,7 @@ pub(super) fn printable(seen: &Seen, own: Option<&VirtualMachineInstance>) -> Pr
 
 fn of_live(instance: &VirtualMachineInstance, migrating: bool) -> Printable {
     let conditions = conditions_of(instance);
-    let phase = instance
-        .status
-        .as_ref()
-        .and_then(|status| status.phase)
-        .unwrap_or_default();
+    let phase = instance.phase().unwrap_or_default();
     match phase {
         Phase::Running if migrating => Printable::Migrating,
         Phase::Running if holds(conditions, types::PAUSED) => Printable::Paused,

@@ -31,7 +31,7 @@ pub(super) fn start_failure(
     let Some(instance) = own else {
         return before.cloned();
     };
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     let is_over = phase.is_some_and(Phase::is_final);
     let counts_anyway = is_over && was_evicted_by_kubelet(instance);
     if reached_running(instance) && !counts_anyway {

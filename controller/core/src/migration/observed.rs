@@ -104,11 +104,7 @@ fn instance(facts: &Facts<'_>) -> Instance {
             Instance::Unknown
         };
     };
-    let recorded = facts
-        .migration
-        .status
-        .as_ref()
-        .and_then(|status| status.guest.as_ref()?.instance_uid.as_deref());
+    let recorded = facts.migration.guest().and_then(|guest| guest.instance_uid.as_deref());
     if recorded.is_some_and(|uid| instance.metadata.uid.as_deref() != Some(uid)) {
         // Another VMI has the same name.
         return Instance::Missing;

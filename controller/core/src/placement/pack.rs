@@ -400,7 +400,10 @@ impl<'a> Places<'a> {
             ));
         }
         let unlisted = &self.classes[class].unlisted;
-        let nodes = self.nodes.iter().filter(|node| Some(node.name) != here(guest));
+        let nodes = self
+            .nodes
+            .iter()
+            .filter(|node| Some(node.name) != guest.instance.node_name());
         let fit = judge(nodes, 1, |node| {
             let mut found = static_misfits(guest, unlisted, node).unwrap_or_default();
             add_by_pods(&guest.needs, &alone, node, &mut found);
@@ -423,13 +426,9 @@ impl Leaving<'_> {
     }
 }
 
-fn here<'a>(guest: &Leaving<'a>) -> Option<&'a str> {
-    guest.instance.status.as_ref()?.node_name.as_deref()
-}
-
 /// Returns what prevents a guest from running on a node, however full the node is; `None` for its present node.
 fn static_misfits(guest: &Leaving<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
-    if here(guest) == Some(node.name) {
+    if guest.instance.node_name() == Some(node.name) {
         return None;
     }
     unsuitable(guest.instance, &guest.needs, guest.source.as_ref(), unlisted, node)

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
 use jiff::Timestamp;
 
-use super::{conditions_of, phase};
+use super::conditions_of;
 use crate::vm_conditions::holds;
 
 /// Usefulness of an instance; the lowest rank is deleted first: not on a node, not running, not ready, younger.
@@ -17,7 +17,7 @@ pub(super) fn rank(instance: &VirtualMachineInstance) -> Rank {
         .status
         .as_ref()
         .is_some_and(|status| status.node_name.is_some());
-    let progress = match phase(instance).unwrap_or_default() {
+    let progress = match instance.phase().unwrap_or_default() {
         Phase::Unknown | Phase::Succeeded | Phase::Failed => 0,
         Phase::Pending => 1,
         Phase::Scheduling => 2,

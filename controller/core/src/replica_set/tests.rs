@@ -365,11 +365,7 @@ fn build(index: usize, (state, ready, age, gone, stranger): (u8, bool, i64, bool
 }
 
 fn is_active(instance: &VirtualMachineInstance) -> bool {
-    let last = instance
-        .status
-        .as_ref()
-        .and_then(|status| status.phase)
-        .is_some_and(Phase::is_final);
+    let last = instance.phase().is_some_and(Phase::is_final);
     instance.metadata.deletion_timestamp.is_none() && !last && instance.metadata.owner_references.is_some()
 }
 

@@ -61,7 +61,7 @@ fn status(instance: &VirtualMachineInstance) -> Option<&VirtualMachineInstanceSt
 }
 
 fn phase(instance: &VirtualMachineInstance) -> Phase {
-    status(instance).and_then(|status| status.phase).unwrap_or_default()
+    instance.phase().unwrap_or_default()
 }
 
 fn is_true(instance: &VirtualMachineInstance, type_: &str) -> bool {

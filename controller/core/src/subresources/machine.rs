@@ -51,7 +51,7 @@ impl<'a> Found<'a> {
     }
 
     fn phase(&self) -> Option<Phase> {
-        self.instance?.status.as_ref()?.phase
+        self.instance?.phase()
     }
 
     /// Whether the guest has ended.
@@ -262,7 +262,7 @@ pub fn migrate(
     options: &Migrate,
 ) -> Result<VirtualMachineInstanceMigrationSpec, Failure> {
     let instance = instance.ok_or_else(|| Failure::not_found(Resource::Instance, name))?;
-    let phase = instance.status.as_ref().and_then(|status| status.phase);
+    let phase = instance.phase();
     if phase != Some(Phase::Running) {
         return Err(Failure::conflict(Resource::Machine, name, "VM is not running"));
     }

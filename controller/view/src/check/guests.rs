@@ -81,16 +81,9 @@ pub(super) const RULES: &[Rule] = &[
 fn running<'a>(context: &Context<'a>) -> impl Iterator<Item = &'a VirtualMachineInstance> {
     let all = context.snapshot.instances.iter().map(|instance| &**instance);
     all.filter(|instance| {
-        let phase = instance.status.as_ref().and_then(|status| status.phase);
+        let phase = instance.phase();
         phase == Some(Phase::Running) && !is_finished(instance)
     })
-}
-
-fn node_of(instance: &VirtualMachineInstance) -> &str {
-    let status = instance.status.as_ref();
-    status
-        .and_then(|status| status.node_name.as_deref())
-        .unwrap_or_default()
 }
 
 /// Returns what helps a guest that blocks.
@@ -109,7 +102,7 @@ fn migratable(context: &Context<'_>) -> Vec<Finding> {
             return None;
         };
         let name = full_name(&instance.metadata);
-        let node = node_of(instance);
+        let node = instance.node_name().unwrap_or_default();
         let message = format!("{name} cannot be migrated ({reason}: {message}): it blocks a drain of {node}");
         Some(with_remedy(Finding::error(message), "NotMigratable", instance))
     });
@@ -143,8 +136,8 @@ fn placed(context: &Context<'_>) -> Vec<Finding> {
             why.push(format!("{more} more"));
         }
         let follows = match outcome {
-            Outcome::Error => format!("it blocks a drain of {}", node_of(instance)),
-            _ => format!("a drain of {} shuts it down", node_of(instance)),
+            Outcome::Error => format!("it blocks a drain of {}", instance.node_name().unwrap_or_default()),
+            _ => format!("a drain of {} shuts it down", instance.node_name().unwrap_or_default()),
         };
         let message = format!(
             "no other node could take {} ({}): {follows}",
@@ -352,7 +345,7 @@ fn fenced(context: &Context<'_>) -> Vec<Finding> {
         let status = instance.status.as_ref()?;
         let condition =
             find(&status.conditions, types::FENCING_REQUIRED).filter(|condition| condition.status == "True")?;
-        let node = node_of(instance);
+        let node = instance.node_name().unwrap_or_default();
         let why = condition.message.as_deref().unwrap_or_default();
         let message = format!("{} does not start elsewhere: {why}", full_name(&instance.metadata));
         Some(Finding::error(message).helps_by(

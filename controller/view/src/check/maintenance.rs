@@ -207,7 +207,7 @@ fn blocked(context: &Context<'_>) -> Vec<Finding> {
 
 fn migrations(context: &Context<'_>) -> Vec<Finding> {
     let waits = |migration: &VirtualMachineInstanceMigration| {
-        let phase = migration.status.as_ref().and_then(|status| status.phase);
+        let phase = migration.phase();
         matches!(phase, None | Some(MigrationPhase::Pending | MigrationPhase::Scheduling))
     };
     let found = context.snapshot.migrations.iter().filter(|migration| waits(migration));

@@ -237,9 +237,7 @@ fn autoscaler(context: &Context<'_>) -> Vec<Finding> {
 /// Returns the nodes with guests that do not have an annotation with the value `true`.
 fn used_without<'a>(context: &Context<'a>, annotation: &str) -> Vec<&'a str> {
     let instances = context.snapshot.instances.iter();
-    let used: BTreeSet<&str> = instances
-        .filter_map(|instance| instance.status.as_ref()?.node_name.as_deref())
-        .collect();
+    let used: BTreeSet<&str> = instances.filter_map(|instance| instance.node_name()).collect();
     let nodes = context.snapshot.nodes.iter().filter(|node| {
         let annotations = node.metadata.annotations.as_ref();
         let value = annotations.and_then(|annotations| annotations.get(annotation));

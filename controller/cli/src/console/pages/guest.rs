@@ -74,7 +74,7 @@ pub(in crate::console) fn unavailable(
         };
         return Some(format!("it has no {what}"));
     }
-    match phase(instance) {
+    match instance.phase().unwrap_or_default() {
         Phase::Running => missing(device.action(), context).map(str::to_owned),
         phase => Some(format!("it does not run, its phase is {}", phase.as_str())),
     }
@@ -82,8 +82,9 @@ pub(in crate::console) fn unavailable(
 
 /// Whether a guest runs and is not being deleted.
 pub(in crate::console) fn runs(namespace: &str, name: &str, context: &Context<'_>) -> bool {
-    find(namespace, name, context)
-        .is_some_and(|instance| phase(instance) == Phase::Running && instance.metadata.deletion_timestamp.is_none())
+    find(namespace, name, context).is_some_and(|instance| {
+        instance.phase() == Some(Phase::Running) && instance.metadata.deletion_timestamp.is_none()
+    })
 }
 
 fn find<'a>(namespace: &str, name: &str, context: &Context<'a>) -> Option<&'a Arc<VirtualMachineInstance>> {
@@ -92,14 +93,6 @@ fn find<'a>(namespace: &str, name: &str, context: &Context<'a>) -> Option<&'a Ar
         let metadata = &instance.metadata;
         metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_deref() == Some(name)
     })
-}
-
-fn phase(instance: &VirtualMachineInstance) -> Phase {
-    instance
-        .status
-        .as_ref()
-        .and_then(|status| status.phase)
-        .unwrap_or_default()
 }
 
 /// Returns the links to both of a virtual machine; where one cannot be opened, a button that is disabled, with the reason.
@@ -131,8 +124,8 @@ pub(super) fn page(namespace: &str, name: &str, device: Device, context: &Contex
     };
     let mut page = Page::new(format!("{title} of {namespace}/{name}"));
     let instance = find(namespace, name, context);
-    let node = instance.and_then(|instance| instance.status.as_ref()?.node_name.as_deref());
-    let phase = instance.map_or("does not run", |instance| phase(instance).as_str());
+    let node = instance.and_then(|instance| instance.node_name());
+    let phase = instance.map_or("does not run", |instance| instance.phase().unwrap_or_default().as_str());
     page.push(
         ROOT,
         "head",

@@ -170,7 +170,7 @@ proptest! {
         }
         world.settles();
         let live = world.instance.as_ref().is_some_and(|instance| {
-            !instance.status.as_ref().and_then(|status| status.phase).is_some_and(Phase::is_final)
+            !instance.phase().is_some_and(Phase::is_final)
         });
         match last {
             RunStrategy::Always => prop_assert!(live),
