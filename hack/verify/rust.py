@@ -24,7 +24,7 @@ MOST_SECONDS = 1500
 AT_ONCE = 3
 
 # Programs that take longest start first. By their targets' names.
-LONGEST = ("migration_search", "drydock_core", "hand_over", "drydock-controller", "drydock-agent")
+LONGEST = ("drydock_core", "hand_over", "drydock-controller", "drydock-agent")
 
 # The search of all that can happen to a migration visits millions of states: only for it, the rules are optimized.
 # Optimizing them for all takes longer than all their tests.
@@ -55,15 +55,7 @@ class Program:
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """All tests but those that need a cluster; without the search if it has to be quick."""
     with progress.step("building the tests", announce=True):
-        found = _build(BUILD)
-    if not arguments.quick:
-        with progress.step("building the search", announce=True):
-            found += _build((*BUILD, "--config", OPTIMIZED, "--test", SEARCH))
-    jobs: list[tuple[str, Sequence[str], Path]] = [
-        (program.target, (str(program.path),), program.folder) for program in sorted(found, key=_turn)
-    ]
-    jobs.append(("examples in documents", ("cargo", "test", "--workspace", "--locked", "--doc"), REPOSITORY))
-    outcome = Outcome()
+        found = sorted(_build(BUILD), key=_turn)
     printed = threading.Lock()
 
     def job(name: str, argv: Sequence[str], folder: Path) -> Outcome:
@@ -73,8 +65,28 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             progress.note(f"{name}: {done.passed} passed, {len(done.failed)} failed")
         return done
 
+    def of(program: Program) -> Outcome:
+        return job(program.target, (str(program.path),), program.folder)
+
+    def search() -> Outcome:
+        outcome = Outcome()
+        try:
+            with progress.step("building the search", announce=True):
+                built = _build((*BUILD, "--config", OPTIMIZED, "--test", SEARCH))
+        except Failure as failure:
+            return Outcome(failed=[f"{SEARCH}: {failure}"])
+        for program in built:
+            outcome.add(of(program))
+        return outcome
+
+    outcome = Outcome()
     with ThreadPoolExecutor(AT_ONCE) as lanes:
-        for done in [lanes.submit(job, *job_of) for job_of in jobs]:
+        # It takes longest, so it starts first, and is built while others run.
+        jobs = [] if arguments.quick else [lanes.submit(search)]
+        jobs += [lanes.submit(of, program) for program in found]
+        documents = ("cargo", "test", "--workspace", "--locked", "--doc")
+        jobs.append(lanes.submit(job, "examples in documents", documents, REPOSITORY))
+        for done in jobs:
             outcome.add(done.result())
     return outcome
 
