@@ -28,6 +28,9 @@ from .rust import ClusterTests, cluster_tests
 NAMES = ("verify", "verify-2")
 SELFTEST = "selftest"
 
+# The tests in a browser, as if they were a file of the others.
+BROWSER = "browser"
+
 # Files that take minutes. They start in the first half, so that both clusters end at about the same time.
 LONGEST = (
     "drain",
@@ -39,6 +42,7 @@ LONGEST = (
     "certificates",
     "instances",
     "maintenance",
+    BROWSER,
 )
 
 # Seeds are short enough to be typed again.
@@ -121,7 +125,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
-    turns = Turns(tests.tests.keys() - {LAST}, seed)
+    turns = Turns(tests.tests.keys() - {LAST} | {BROWSER}, seed)
     ran: dict[str, list[str]] = {name: [] for name in NAMES}
     progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
     try:
@@ -137,8 +141,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
         with ThreadPoolExecutor(len(NAMES)) as lanes:
             ends = [
-                lanes.submit(_last, NAMES[0], tests, arguments, progress),
-                lanes.submit(_after_all, removal.run, NAMES[1], arguments, progress),
+                lanes.submit(_tests, LAST, NAMES[0], tests, arguments, progress),
+                lanes.submit(_of_python, removal.run, NAMES[1], arguments, progress),
             ]
             try:
                 for lane in ends:
@@ -175,7 +179,10 @@ def _lane(
         return outcome
     for file in turns:
         ran.append(file)
-        outcome.add(_tests(file, name, tests, arguments, progress))
+        if file == BROWSER:
+            outcome.add(_of_python(browser.run, name, arguments, progress))
+        else:
+            outcome.add(_tests(file, name, tests, arguments, progress))
     return outcome
 
 
@@ -215,14 +222,7 @@ def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namesp
     return outcome
 
 
-def _last(name: str, tests: ClusterTests, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """The tests that read what all others did, and then those in a browser, which are not Drydock's own doing."""
-    outcome = _tests(LAST, name, tests, arguments, progress)
-    outcome.add(_after_all(browser.run, name, arguments, progress))
-    return outcome
-
-
-def _after_all(
+def _of_python(
     run: Callable[[str, argparse.Namespace, Progress], Outcome], name: str, arguments: argparse.Namespace, progress: Progress
 ) -> Outcome:
     """Tests that are no file of Rust."""
