@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from embedded.cluster import Cluster
@@ -13,6 +11,7 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .runner import REPOSITORY
+from .runner import run as command
 
 # Guests of an embedded cluster run by emulation: the machine it runs on need not have KVM.
 EMULATION = """
@@ -30,8 +29,9 @@ def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), kind:
     """Build the images and push them to the cluster's registry; `kind` is `--debug`, `--fast` or, as users get them, empty."""
     options = ["--cluster", made.name, *([kind] if kind else [])]
     with progress.step("images", announce=True):
-        done = subprocess.run([str(REPOSITORY / "hack" / "images"), *names, *options], stdout=sys.stderr)
-    if done.returncode != 0:
+        # An interruption has to end the compilers too.
+        _, code = command([str(REPOSITORY / "hack" / "images"), *names, *options])
+    if code != 0:
         raise Failure("the images could not be built or pushed; see above")
 
 
