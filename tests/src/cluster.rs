@@ -8,25 +8,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use drydock_api::{Hypervisor, kubevirt::VirtualMachineInstance, labels};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use drydock_api::{HyperConverged, Hypervisor, kubevirt::VirtualMachineInstance, labels};
+use k8s_openapi::api::{
+    core::v1::{ConfigMap, Node, Pod},
+    events::v1::Event,
+};
 use kube::{
-    Api, Client, Config,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    Api, Client, Config, Resource, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::watching::until_ok;
+use crate::{
+    guests::NAMESPACE,
+    watching::{until_ok, until_some},
+};
 
-/// Returns the legacy ConfigMap as created by `hack/test`, with additional lines of data.
-pub fn config_map(data: &str) -> String {
-    format!(
-        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: kubevirt-config, namespace: drydock}}\ndata:\n  \
-         debug.useEmulation: \"true\"\n{data}"
-    )
-}
+/// The legacy ConfigMap.
+const CONFIG_MAP: &str = "kubevirt-config";
 
 /// The description of a cluster that `hack/up` writes.
 #[derive(Debug, Deserialize)]
@@ -385,29 +386,35 @@ impl Cluster {
         self.kubectl(&["-n", "drydock", "exec", &pod, "-c", "agent", "--", "sh", "-c", script])
     }
 
+    /// Returns the response to GET on a path of the API server.
+    ///
+    /// # Errors
+    /// If it is an error, or there is none.
+    pub async fn get(&self, path: &str) -> Result<String> {
+        let request = http::Request::get(path).body(Vec::new())?;
+        self.client
+            .request_text(request)
+            .await
+            .with_context(|| format!("GET {path}"))
+    }
+
     /// Queries the agent's admin port through the API server.
     ///
     /// # Errors
     /// If it does not respond.
     pub async fn agent_admin(&self, node: &str, path: &str) -> Result<String> {
         let pod = self.agent_pod(node).await?.metadata.name.unwrap_or_default();
-        self.kubectl(&[
-            "get",
-            "--raw",
-            &format!("/api/v1/namespaces/drydock/pods/{pod}:8080/proxy/{path}"),
-        ])
+        self.get(&format!("/api/v1/namespaces/drydock/pods/{pod}:8080/proxy/{path}"))
+            .await
     }
 
     /// Queries the admin port of the tunnel in an agent's pod through the API server.
     ///
     /// # Errors
     /// If it does not respond.
-    pub fn tunnel_admin(&self, pod: &str, path: &str) -> Result<String> {
-        self.kubectl(&[
-            "get",
-            "--raw",
-            &format!("/api/v1/namespaces/drydock/pods/{pod}:8081/proxy/{path}"),
-        ])
+    pub async fn tunnel_admin(&self, pod: &str, path: &str) -> Result<String> {
+        self.get(&format!("/api/v1/namespaces/drydock/pods/{pod}:8081/proxy/{path}"))
+            .await
     }
 
     /// Deletes an object by its kind and name, if it exists.
@@ -420,14 +427,84 @@ impl Cluster {
         self.kubectl(&all).map(drop)
     }
 
+    /// Replaces the legacy ConfigMap by that of `hack/test` with these additional entries.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub async fn configure(&self, entries: &[(&str, &str)]) -> Result<()> {
+        let emulation = ("debug.useEmulation", "true");
+        let data = [&[emulation], entries].concat().into_iter();
+        let map = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(CONFIG_MAP.into()),
+                ..ObjectMeta::default()
+            },
+            data: Some(data.map(|(key, value)| (key.into(), value.into())).collect()),
+            ..ConfigMap::default()
+        };
+        let maps = Api::<ConfigMap>::namespaced(self.client.clone(), "drydock");
+        match maps.replace(CONFIG_MAP, &PostParams::default(), &map).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                maps.create(&PostParams::default(), &map).await?;
+            }
+            replaced => drop(replaced?),
+        }
+        Ok(())
+    }
+
+    /// Deletes all objects of a kind in a namespace, and does not wait for their end.
+    ///
+    /// # Errors
+    /// If the API server refuses.
+    pub async fn delete_all<K: Resource<DynamicType = ()>>(&self, namespace: &str) -> Result<()> {
+        // What a test has written need not be readable as its type.
+        let kind = ApiResource::erase::<K>(&());
+        let all = Api::<DynamicObject>::namespaced_with(self.client.clone(), namespace, &kind);
+        let parameters = DeleteParams::background();
+        all.delete_collection(&parameters, &ListParams::default()).await?;
+        Ok(())
+    }
+
+    /// Deletes all pods in a namespace without a grace period, and waits until they are gone.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub async fn delete_pods_now(&self, namespace: &str) -> Result<()> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let now = DeleteParams::default().grace_period(0);
+        pods.delete_collection(&now, &ListParams::default()).await?;
+        until_some(&format!("no pod to be left in {namespace}"), || async {
+            let left = pods.list_metadata(&ListParams::default()).await?;
+            Ok(left.items.is_empty().then_some(()))
+        })
+        .await
+    }
+
+    /// Cordons a node, or uncordons it.
+    ///
+    /// # Errors
+    /// If the node cannot be written.
+    pub async fn cordon(&self, node: &str, closed: bool) -> Result<()> {
+        let patch = Patch::Merge(json!({"spec": {"unschedulable": closed.then_some(true)}}));
+        let nodes = Api::<Node>::all(self.client.clone());
+        nodes.patch(node, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
     /// Removes leftovers of earlier tests.
+    ///
+    /// By requests of its own, as hundreds of kubectl processes would take minutes.
     ///
     /// # Errors
     /// If that fails.
     pub async fn reset(&self) -> Result<()> {
-        self.delete(&["hyperconverged", "--all", "--all-namespaces"])?;
-        self.kubectl_with(&["apply"], &config_map(""))?;
-        self.delete(&["pods", "--all", "--namespace=default", "--grace-period=0", "--force"])?;
+        let configurations = Api::<HyperConverged>::all(self.client.clone());
+        for found in configurations.list_metadata(&ListParams::default()).await? {
+            let namespace = found.namespace().unwrap_or_default();
+            self.delete_all::<HyperConverged>(&namespace).await?;
+        }
+        self.configure(&[]).await?;
+        self.delete_pods_now(NAMESPACE).await?;
         for node in &self.nodes {
             let open = Patch::Merge(json!({"spec": {"unschedulable": null, "taints": null}}));
             let nodes = Api::<Node>::all(self.client.clone());
@@ -499,18 +576,26 @@ impl Cluster {
         Ok(Client::try_from(config)?)
     }
 
+    /// Returns the events of objects with this name, without the events' metadata.
+    ///
+    /// # Errors
+    /// If events cannot be listed.
+    pub async fn events(&self, name: &str) -> Result<Vec<Value>> {
+        let resource = ApiResource::erase::<Event>(&());
+        let all = Api::<DynamicObject>::namespaced_with(self.client.clone(), NAMESPACE, &resource);
+        let events = all.list(&ListParams::default()).await?.items.into_iter();
+        let found = events.map(|event| event.data);
+        Ok(found.filter(|event| event["regarding"]["name"] == name).collect())
+    }
+
     /// Returns the events of a node with this reason.
     ///
     /// # Errors
     /// If events cannot be listed.
-    pub fn node_events(&self, node: &str, reason: &str) -> Result<Vec<Value>> {
-        let text = self.kubectl(&["get", "events.events.k8s.io", "-n", "default", "-o", "json"])?;
-        let list: Value = serde_json::from_str(&text)?;
-        let items = list["items"].as_array().cloned().unwrap_or_default();
-        Ok(items
-            .into_iter()
-            .filter(|e| e["reason"] == reason && e["regarding"]["name"] == node)
-            .collect())
+    pub async fn node_events(&self, node: &str, reason: &str) -> Result<Vec<Value>> {
+        let mut events = self.events(node).await?;
+        events.retain(|event| event["regarding"]["kind"] == "Node" && event["reason"] == reason);
+        Ok(events)
     }
 }
 

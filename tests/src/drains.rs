@@ -2,12 +2,19 @@
 
 use anyhow::{Context, Result};
 use drydock_api::{
-    Hypervisor,
+    Hypervisor, NodeMaintenance,
     hypervisor::{DrainStatus, RemainingState},
     kubevirt::{VirtualMachineInstance, names::conditions as types},
+    maintenance::Group,
 };
-use k8s_openapi::api::core::v1::Node;
-use kube::Api;
+use k8s_openapi::api::{
+    core::v1::{Node, PersistentVolumeClaim, ResourceQuota},
+    policy::v1::PodDisruptionBudget,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams},
+};
 
 use crate::{
     Cluster,
@@ -30,13 +37,45 @@ pub const FOLDER: &str = "/var/lib/drydock-shared/test-drain";
 /// If the cluster cannot be reached, or guests cannot be deleted.
 pub async fn clean_for_drains() -> Result<Cluster> {
     let cluster = Cluster::without_guests().await?;
-    cluster.delete(&["pdb,resourcequota", "--all", "--namespace", NAMESPACE])?;
-    cluster.delete(&["nodemaintenances.nodemaintenance.medik8s.io", "--all"])?;
-    for name in ["stuck", "restarting"] {
-        cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
-        cluster.delete(&["pv", name])?;
+    cluster.delete_all::<PodDisruptionBudget>(NAMESPACE).await?;
+    cluster.delete_all::<ResourceQuota>(NAMESPACE).await?;
+    cluster.no_maintenance(Group::Medik8s).await?;
+    let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), NAMESPACE);
+    for name in IMMOVABLE {
+        if claims.get_metadata_opt(name).await?.is_some() {
+            delete_claim(&cluster, name)?;
+        }
     }
     Ok(cluster)
+}
+
+/// Names of guests that cannot be migrated, and of their claims and volumes.
+const IMMOVABLE: [&str; 2] = ["stuck", "restarting"];
+
+/// Deletes the claim and the volume of such a guest.
+///
+/// # Errors
+/// If they cannot be deleted.
+pub fn delete_claim(cluster: &Cluster, name: &str) -> Result<()> {
+    cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
+    cluster.delete(&["pv", name])
+}
+
+impl Cluster {
+    /// Deletes all NodeMaintenances of a group, and waits until their nodes are restored.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub async fn no_maintenance(&self, group: Group) -> Result<()> {
+        let all = Api::<NodeMaintenance>::all_with(self.client.clone(), &group);
+        all.delete_collection(&DeleteParams::background(), &ListParams::default())
+            .await?;
+        until_some("no maintenance to be left", || async {
+            let left = all.list_metadata(&ListParams::default()).await?;
+            Ok(left.items.is_empty().then_some(()))
+        })
+        .await
+    }
 }
 
 /// Returns the manifest of a guest that counts, with an eviction strategy.
@@ -72,9 +111,9 @@ pub fn immovable(name: &str, annotation: &str) -> String {
 /// # Errors
 /// If one of them does not get that far.
 pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &str)]) -> Result<()> {
-    cluster.kubectl(&["cordon", cluster.second()])?;
+    cluster.cordon(cluster.second(), true).await?;
     for (_, manifest, _) in guests {
-        cluster.apply(manifest)?;
+        cluster.apply(manifest).await?;
     }
     for (name, _, migratable) in guests {
         until_some(&format!("{name} to be there"), || async {
@@ -86,7 +125,7 @@ pub async fn started_on_the_first(cluster: &Cluster, guests: &[(&str, String, &s
             .await?;
         cluster.until_console(name, "tick 3 ").await?;
     }
-    cluster.kubectl(&["uncordon", cluster.second()]).map(drop)
+    cluster.cordon(cluster.second(), false).await
 }
 
 /// Runs `kubectl drain` with the flags in KubeVirt's documentation and `more`. Returns its output.

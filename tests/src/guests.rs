@@ -10,11 +10,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names};
+use drydock_api::kubevirt::{
+    Phase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
+    names,
+};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, LogParams, Patch, PatchParams},
+    api::{DeleteParams, DynamicObject, ListParams, LogParams, Patch, PatchParams},
+    discovery::{Scope, pinned_kind},
 };
 use tokio::{net::UdpSocket, sync::Mutex, task::JoinHandle};
 
@@ -66,12 +70,28 @@ impl Cluster {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Applies a manifest.
+    /// Applies the objects of a manifest by server-side apply; in the tests' namespace, unless they name another.
     ///
     /// # Errors
-    /// If the API server rejects it, with the output of kubectl.
-    pub fn apply(&self, manifest: &str) -> Result<()> {
-        self.kubectl_with(&["apply"], manifest).map(drop)
+    /// If the API server rejects one of them.
+    pub async fn apply(&self, manifest: &str) -> Result<()> {
+        for object in serde_saphyr::from_multiple::<DynamicObject>(manifest)? {
+            let types = object.types.as_ref().context("an object without apiVersion and kind")?;
+            let (kind, capabilities) = pinned_kind(&self.client, &types.try_into()?).await?;
+            let client = self.client.clone();
+            let api: Api<DynamicObject> = match capabilities.scope {
+                Scope::Cluster => Api::all_with(client, &kind),
+                Scope::Namespaced => {
+                    let namespace = object.namespace().unwrap_or_else(|| NAMESPACE.into());
+                    Api::namespaced_with(client, &namespace, &kind)
+                }
+            };
+            let owner = PatchParams::apply("drydock-tests").force();
+            let name = object.name_any();
+            let applied = api.patch(&name, &owner, &Patch::Apply(&object)).await;
+            applied.with_context(|| format!("applying {} {name}", types.kind))?;
+        }
+        Ok(())
     }
 
     /// Waits for a phase of an instance.
@@ -179,9 +199,10 @@ impl Cluster {
     /// # Errors
     /// If that fails.
     pub async fn no_guests(&self) -> Result<()> {
-        for kind in ["vm", "vmirs", "vmim", "vmi"] {
-            self.delete(&[kind, "--all", "--namespace", NAMESPACE, "--wait=false"])?;
-        }
+        self.delete_all::<VirtualMachine>(NAMESPACE).await?;
+        self.delete_all::<VirtualMachineInstanceReplicaSet>(NAMESPACE).await?;
+        self.delete_all::<VirtualMachineInstanceMigration>(NAMESPACE).await?;
+        self.delete_all::<VirtualMachineInstance>(NAMESPACE).await?;
         let launchers = ListParams::default().labels(&format!("{}={}", names::APP, names::VIRT_LAUNCHER));
         let hurried = DeleteParams {
             grace_period_seconds: Some(1),

@@ -23,9 +23,8 @@ use serde_json::Value;
 
 use crate::{
     Cluster,
-    cluster::config_map,
     guests::{NAMESPACE, ticks, without_a_gap},
-    watching::{until, until_some},
+    watching::{until, until_ok, until_some},
 };
 
 /// Returns the CPU features of a guest beyond its model.
@@ -198,10 +197,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If the API server rejects it.
-    pub fn limit_migrations(&self, lines: &str) -> Result<()> {
-        let lines: String = lines.lines().map(|line| format!("    {line}\n")).collect();
-        self.kubectl_with(&["apply"], &config_map(&format!("  migrations: |\n{lines}")))
-            .map(drop)
+    pub async fn limit_migrations(&self, lines: &str) -> Result<()> {
+        self.configure(&[("migrations", lines)]).await
     }
 
     /// Waits until only one pod of an instance has not ended, and returns it.
@@ -273,30 +270,16 @@ impl Cluster {
     /// # Errors
     /// If that does not happen in time; the message contains the existing reasons.
     pub async fn until_events(&self, kind: &str, name: &str, reasons: &[&str]) -> Result<Vec<Value>> {
-        let of_object = || -> Result<Vec<Value>> {
-            let text = self.kubectl(&["get", "events.events.k8s.io", "-n", NAMESPACE, "-o", "json"])?;
-            let list: Value = serde_json::from_str(&text)?;
-            let items = list["items"].as_array().cloned().unwrap_or_default();
-            Ok(items
-                .into_iter()
-                .filter(|event| event["regarding"]["kind"] == kind && event["regarding"]["name"] == name)
-                .collect())
-        };
-        let came = until_some("events", || async {
-            let events = of_object()?;
-            let all = reasons
-                .iter()
-                .all(|reason| events.iter().any(|event| event["reason"] == *reason));
-            Ok(all.then_some(events))
-        });
-        came.await.with_context(|| {
-            let seen: Vec<Value> = of_object()
-                .unwrap_or_default()
-                .iter()
-                .map(|event| event["reason"].clone())
-                .collect();
-            format!("{reasons:?} of {kind} {name}; there are {seen:?}")
+        let what = format!("events of {kind} {name} with the reasons {reasons:?}");
+        until_ok(&what, || async {
+            let mut events = self.events(name).await?;
+            events.retain(|event| event["regarding"]["kind"] == kind);
+            let seen: Vec<&Value> = events.iter().map(|event| &event["reason"]).collect();
+            let all = reasons.iter().all(|reason| seen.iter().any(|seen| *seen == reason));
+            let missing = format!("{seen:?}");
+            Ok(if all { Ok(events) } else { Err(missing) })
         })
+        .await
     }
 }
 

@@ -1,5 +1,7 @@
 //! Drydock's own workloads and pods on the cluster.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
@@ -46,16 +48,46 @@ impl Cluster {
     /// Returns the metrics of all controllers, one after the other.
     ///
     /// # Errors
-    /// If kubectl fails.
-    pub fn controller_metrics(&self) -> Result<String> {
-        let selector = "--selector=app.kubernetes.io/name=drydock-controller";
-        let pods = self.kubectl(&["get", "pods", "--namespace=drydock", selector, "--output=name"])?;
-        let metrics = pods.lines().map(|pod| {
-            let name = pod.trim_start_matches("pod/");
-            let path = format!("/api/v1/namespaces/drydock/pods/{name}:8080/proxy/metrics");
-            self.kubectl(&["get", "--raw", &path])
-        });
-        metrics.collect()
+    /// If one of them does not respond.
+    pub async fn controller_metrics(&self) -> Result<String> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), "drydock");
+        let controllers = ListParams::default().labels("app.kubernetes.io/name=drydock-controller");
+        let mut metrics = String::new();
+        for pod in pods.list_metadata(&controllers).await? {
+            let path = format!("/api/v1/namespaces/drydock/pods/{}:8080/proxy/metrics", pod.name_any());
+            metrics += &self.get(&path).await?;
+        }
+        Ok(metrics)
+    }
+
+    /// Moves a replica of the controller if both are on one node, as a drain may have left them.
+    ///
+    /// Half a minute later the leader would do so, which closes the streams that this replica serves.
+    ///
+    /// # Errors
+    /// If they do not come apart in time.
+    pub async fn controllers_apart(&self) -> Result<()> {
+        until_some("a controller on each of two nodes", || async {
+            let mut controllers = self.own_pods().await?;
+            controllers.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));
+            if controllers.len() != REPLICAS {
+                return Ok(None);
+            }
+            let nodes: BTreeSet<_> = controllers
+                .iter()
+                .map(|pod| pod.spec.as_ref()?.node_name.clone())
+                .collect();
+            if nodes.len() == REPLICAS {
+                return Ok(Some(()));
+            }
+            let leader = self.leading_controller().await?.name_any();
+            let standby = controllers.iter().find(|pod| pod.name_any() != leader);
+            if let Some(standby) = standby {
+                self.delete(&["pod", &standby.name_any(), "--namespace=drydock", "--timeout=90s"])?;
+            }
+            Ok(None)
+        })
+        .await
     }
 
     /// Waits until all pods of Drydock and all nodes are ready.

@@ -12,6 +12,9 @@ use tokio::time::timeout;
 /// reflector waits up to 30 s between its attempts, twice that with jitter, and once more if its first request reaches
 /// a server that has not loaded its RBAC rules yet. No test infers anything from the duration.
 pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Pauses between polls: most values are there within a moment, and a guest that boots is not polled too often.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// How much of the end of an object's text a failure shows, in bytes; the status is at the end.
 const SHOWN: usize = 4000;
 
@@ -68,12 +71,14 @@ where
 {
     let mut last = "not there yet".to_owned();
     let polling = async {
+        let mut pause = SHORTEST_PAUSE;
         loop {
             match poll().await? {
                 Ok(value) => return Ok(value),
                 Err(why) => last = why,
             }
-            tokio::time::sleep(Duration::from_millis(250)).await;
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     };
     if let Ok(result) = timeout(PATIENCE, polling).await {

@@ -165,9 +165,10 @@ async fn until_published(cluster: &Cluster, secrets: &Api<Secret>) -> Result<()>
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
+    cluster.controllers_apart().await?;
     let (guest, mover) = ("watched", "mover");
-    cluster.apply(&instance(guest, "count: 1s\nlisten: 7"))?;
-    cluster.apply(&instance(mover, "count: 1s"))?;
+    cluster.apply(&instance(guest, "count: 1s\nlisten: 7")).await?;
+    cluster.apply(&instance(mover, "count: 1s")).await?;
     for name in [guest, mover] {
         cluster.until_console(name, "drydock-guest ready").await?;
         cluster

@@ -98,14 +98,14 @@ async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
     let with = |name: &str, strategy: &str| {
         instance(name, "count: 1s").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
     };
-    cluster.apply(&with("mover", "LiveMigrate"))?;
+    cluster.apply(&with("mover", "LiveMigrate")).await?;
     cluster.until_phase("mover", Phase::Running).await?;
     let node = node_of(&cluster.instances().get("mover").await?)?;
     let pinned = with("stays", "None").replace(
         "spec:\n",
         &format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );
-    cluster.apply(&pinned)?;
+    cluster.apply(&pinned).await?;
     cluster.until_phase("stays", Phase::Running).await?;
     until(cluster.instances(), "mover", "whether it can move", |instance| {
         let status = instance.status.as_ref();
@@ -207,7 +207,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
         "spec:\n",
         &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );
-    cluster.apply(&pinned)?;
+    cluster.apply(&pinned).await?;
     cluster.until_phase("pinned", Phase::Running).await?;
     let (exit, text) = run(&cluster, &["drain", &node, "--timeout", "20"])?;
     ensure!(exit == Exit::NotInTime, "{exit:?}: {text}");

@@ -72,7 +72,7 @@ async fn drain_is_drawn_on_terminals_of_80_and_40_columns() -> Result<()> {
         "spec:\n",
         &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );
-    cluster.apply(&pinned)?;
+    cluster.apply(&pinned).await?;
     cluster.until_phase("pinned", Phase::Running).await?;
     for columns in [80, 40] {
         let drawn = start(&cluster, columns, &["drain", &node, "--fail-when-blocked", "1s"])?;

@@ -4,7 +4,6 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::{HyperConverged, labels as keys, reasons};
 use drydock_tests::{
     Cluster,
-    cluster::config_map,
     oracle::{self, LabelInputs},
     watching::{until, until_some},
 };
@@ -108,7 +107,9 @@ async fn unknown_minimum_model_is_refused_and_last_config_stays() -> Result<()> 
     .await?;
     assert_eq!(cluster.cpu_labels(node).await?, before);
     until_some("an event on the node", || async {
-        let events = cluster.node_events(node, reasons::events::CONFIGURATION_REFUSED)?;
+        let events = cluster
+            .node_events(node, reasons::events::CONFIGURATION_REFUSED)
+            .await?;
         Ok(events
             .iter()
             .any(|event| event["note"].as_str().is_some_and(|note| note.contains("Pendryn")))
@@ -198,7 +199,7 @@ async fn the_legacy_config_map_is_read_below_hyperconverged() -> Result<()> {
     cluster.reset().await?;
     let node = cluster.first();
     let penryn = format!("{}Penryn", keys::CPU_MINIMUM);
-    cluster.kubectl_with(&["apply"], &config_map("  min-cpu-model: Nehalem\n"))?;
+    cluster.configure(&[("min-cpu-model", "Nehalem")]).await?;
     cluster.until_label(node, &penryn, None).await?;
     cluster.kubectl_with(
         &["apply"],
@@ -207,10 +208,9 @@ async fn the_legacy_config_map_is_read_below_hyperconverged() -> Result<()> {
     cluster.until_label(node, &penryn, Some("true")).await?;
     cluster.delete(&["hyperconverged", "--all", "-n", "drydock"])?;
     cluster.until_label(node, &penryn, None).await?;
-    cluster.kubectl_with(
-        &["apply"],
-        &config_map("  migrations: \"parallelMigrationsPerCluster: many\"\n"),
-    )?;
+    cluster
+        .configure(&[("migrations", "parallelMigrationsPerCluster: many")])
+        .await?;
     cluster
         .until_condition(node, "ConfigurationAccepted", "False", "Refused")
         .await?;
@@ -218,7 +218,7 @@ async fn the_legacy_config_map_is_read_below_hyperconverged() -> Result<()> {
         !cluster.cpu_labels(node).await?.contains_key(&penryn),
         "the last good configuration is gone"
     );
-    cluster.kubectl_with(&["apply"], &config_map(""))?;
+    cluster.configure(&[]).await?;
     cluster.until_label(node, &penryn, Some("true")).await?;
     Ok(())
 }

@@ -26,7 +26,8 @@ async fn until_booted(cluster: &Cluster, name: &str, before: &[String]) -> Resul
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&instance("vm", "count: 1s"))?;
+    cluster.controllers_apart().await?;
+    cluster.apply(&instance("vm", "count: 1s")).await?;
     let started = cluster.until_phase("vm", Phase::Running).await?;
     cluster.until_console("vm", "drydock-guest ready").await?;
 
@@ -79,7 +80,8 @@ async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&instance("vm", "count: 1s"))?;
+    cluster.controllers_apart().await?;
+    cluster.apply(&instance("vm", "count: 1s")).await?;
     let started = cluster.until_phase("vm", Phase::Running).await?;
     cluster.until_console("vm", "tick 1 ").await?;
     let pod = cluster.launcher("vm").await?.uid();
@@ -156,7 +158,8 @@ async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&instance("vm", "count: 1s\nlisten: 7\nhttp: 80"))?;
+    cluster.controllers_apart().await?;
+    cluster.apply(&instance("vm", "count: 1s\nlisten: 7\nhttp: 80")).await?;
     cluster.until_phase("vm", Phase::Running).await?;
     cluster.until_console("vm", "drydock-guest ready").await?;
 
@@ -181,7 +184,7 @@ async fn display_and_ports_of_a_guest_are_reached() -> Result<()> {
     let mut held = cluster.virtctl_at_terminal(&["console", "vm"])?;
     held.until_printed("Successfully connected").await?;
     until_some("the gauge of open consoles", || async {
-        let all = cluster.controller_metrics()?;
+        let all = cluster.controller_metrics().await?;
         let gauge = "kubevirt_console_active_connections{namespace=\"default\",vmi=\"vm\"} 1";
         Ok(all.contains(gauge).then_some(()))
     })

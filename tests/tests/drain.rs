@@ -20,9 +20,8 @@ use drydock_api::{
 use drydock_core::{mask, placement::PodShare, quantity};
 use drydock_tests::{
     Cluster,
-    cluster::config_map,
     drains::{
-        FOLDER, GUESTS_ALONE, clean_for_drains, counting, drain, drain_begun, immovable, left, mark_of,
+        FOLDER, GUESTS_ALONE, clean_for_drains, counting, delete_claim, drain, drain_begun, immovable, left, mark_of,
         started_on_the_first, until_drain, until_node_condition, until_on,
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
@@ -146,8 +145,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     cluster.no_guests().await?;
     for name in ["stuck", "restarting"] {
-        cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
-        cluster.delete(&["pv", name])?;
+        delete_claim(&cluster, name)?;
     }
     cluster.on_node(&first, &format!("rm -rf {FOLDER}"))?;
     cluster.reset().await
@@ -164,8 +162,11 @@ async fn taint_moves_guests_by_default_and_by_configured_key() -> Result<()> {
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
     until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
 
-    let configured = "  feature-gates: \"LiveMigration\"\n  migrations: |-\n    nodeDrainTaintKey: mytaint/drain\n";
-    cluster.kubectl_with(&["apply"], &config_map(configured))?;
+    let configured = [
+        ("feature-gates", "LiveMigration"),
+        ("migrations", "nodeDrainTaintKey: mytaint/drain"),
+    ];
+    cluster.configure(&configured).await?;
     // That the new key is in force shows only by its effect: the default key has none any more, the new one has.
     cluster.kubectl(&["taint", "nodes", &second, "mytaint/drain=draining:NoSchedule"])?;
     until_on(&cluster, "tainted", &first).await?;
@@ -403,7 +404,9 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     let name = "stubborn";
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
     // Slow enough for the target to be deleted in the meantime.
-    cluster.limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
+    cluster
+        .limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")
+        .await?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
     let migration = until_some("its migration", || async {
         let found = migrations_of(&cluster, name).await?;
@@ -458,7 +461,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
         mark_of(instance).is_none()
     })
     .await?;
-    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
     cluster.kubectl(&["taint", "nodes", &first, TAINT])?;
     until_on(&cluster, name, &second).await?;
     cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
@@ -550,10 +553,12 @@ async fn refused_migration_is_reported_and_retried_until_created() -> Result<()>
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "refused";
     started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
-    cluster.apply(&format!(
-        "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {QUOTA}, namespace: {NAMESPACE}}}\nspec:\n  \
+    cluster
+        .apply(&format!(
+            "apiVersion: v1\nkind: ResourceQuota\nmetadata: {{name: {QUOTA}, namespace: {NAMESPACE}}}\nspec:\n  \
          hard: {{count/virtualmachineinstancemigrations.kubevirt.io: \"0\", count/configmaps: \"0\"}}\n"
-    ))?;
+        ))
+        .await?;
     // The API server enforces the quota only some time after its creation.
     let probes = Api::<ConfigMap>::namespaced(cluster.client.clone(), NAMESPACE);
     until_some("the quota to be in force", || async {
@@ -575,7 +580,7 @@ async fn refused_migration_is_reported_and_retried_until_created() -> Result<()>
     let message = &refused.remaining[0].message;
     ensure!(message.contains(&format!("exceeded quota: {QUOTA}")), "{message}");
     until_some("the rules to be watched", || async {
-        let metrics = cluster.controller_metrics()?;
+        let metrics = cluster.controller_metrics().await?;
         let is_watched = |rules: &&str| metrics.contains(&format!("drydock_watch_lists_total{{watch=\"{rules}\"}} "));
         Ok(WATCHED_RULES.iter().all(is_watched).then_some(()))
     })
@@ -660,7 +665,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
         "apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {{name: theirs, namespace: {NAMESPACE}}}\nspec:\n  \
          maxUnavailable: 1\n  selector: {{matchLabels: {{kubevirt.io: virt-launcher}}}}\n"
     );
-    cluster.apply(&theirs)?;
+    cluster.apply(&theirs).await?;
     cluster
         .until_vm_condition("kept", types::EVICTION_BUDGET_CONFLICT, "True")
         .await?;
@@ -693,7 +698,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
     let cluster = clean_for_drains().await?;
-    cluster.apply(&instance("silent", "count: 200ms"))?;
+    cluster.apply(&instance("silent", "count: 200ms")).await?;
     cluster
         .until_vm_condition("silent", types::LIVE_MIGRATABLE, "True")
         .await?;
@@ -798,7 +803,7 @@ async fn guests_without_room_elsewhere_block_or_are_shut_down() -> Result<()> {
         ("yielding", counting("yielding", "LiveMigrateIfPossible"), "True"),
     ];
     started_on_the_first(&cluster, &guests).await?;
-    cluster.apply(&filling(&cluster, &second).await?)?;
+    cluster.apply(&filling(&cluster, &second).await?).await?;
     for (name, ..) in &guests {
         // The status was also false while the other node was cordoned.
         let has_no_room = |instance: &VirtualMachineInstance| {
@@ -883,7 +888,7 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
         until_target(&cluster, name, "TargetsFound").await?;
     }
 
-    cluster.apply(&neighbor("away", "keeps-away", &second))?;
+    cluster.apply(&neighbor("away", "keeps-away", &second)).await?;
     let instance = until_target(&cluster, "apart", "PodAntiAffinityNotMet").await?;
     let message = target_message(&instance);
     ensure!(
@@ -892,7 +897,7 @@ async fn guests_that_other_pods_keep_away_block_until_those_are_gone() -> Result
     );
     // The guest's own pod is the only one of its label on the first node.
     for name in ["n1", "n2"] {
-        cluster.apply(&neighbor(name, "spread", &second))?;
+        cluster.apply(&neighbor(name, "spread", &second)).await?;
     }
     let instance = until_target(&cluster, "spread", "TopologySpreadNotMet").await?;
     let message = target_message(&instance);

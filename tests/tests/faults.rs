@@ -173,7 +173,8 @@ async fn broken_libvirtd_costs_nothing_but_fresh_facts() -> Result<()> {
     }
     ensure!(
         !cluster
-            .node_events(node, reasons::events::INSPECTION_FAILED)?
+            .node_events(node, reasons::events::INSPECTION_FAILED)
+            .await?
             .is_empty(),
         "no event"
     );
@@ -270,7 +271,8 @@ async fn node_of_unresponsive_agent_is_unschedulable_until_recovery() -> Result<
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     until_some("an event", || async {
         Ok((!cluster
-            .node_events(node, reasons::events::NODE_UNRESPONSIVE)?
+            .node_events(node, reasons::events::NODE_UNRESPONSIVE)
+            .await?
             .is_empty())
         .then_some(()))
     })

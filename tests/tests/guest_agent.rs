@@ -35,7 +35,9 @@ async fn address(cluster: &Cluster, name: &str) -> Result<Option<String>> {
 async fn guest_agent_data_is_reported_before_and_after_migration() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "talkative";
-    cluster.apply(&instance(name, "agent: on\ncount: 1s").replace("memory: 96Mi", "memory: 128Mi"))?;
+    cluster
+        .apply(&instance(name, "agent: on\ncount: 1s").replace("memory: 96Mi", "memory: 128Mi"))
+        .await?;
     cluster.until_console(name, "drydock-guest ready").await?;
     let began = until(
         cluster.instances(),
@@ -146,7 +148,7 @@ struct Freezing<'a> {
 async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "frozen";
-    cluster.apply(&with_file_system(name))?;
+    cluster.apply(&with_file_system(name)).await?;
     cluster.until_console(name, "mounted").await?;
     until(cluster.instances(), name, "the data of its agent", has_agent_data).await?;
     let guest = Freezing {
@@ -273,8 +275,8 @@ async fn hash_beside(cluster: &Cluster, name: &str, key: &str) -> Result<String>
 async fn credentials_set_by_the_agent_follow_their_secrets() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "trusted";
-    cluster.apply(&secrets("ssh-ed25519 A a", "first"))?;
-    cluster.apply(&with_credentials(name))?;
+    cluster.apply(&secrets("ssh-ed25519 A a", "first")).await?;
+    cluster.apply(&with_credentials(name)).await?;
     cluster.until_console(name, "drydock-guest ready").await?;
     until(cluster.instances(), name, "its credentials", is_synchronized).await?;
     let first = hash_beside(&cluster, name, "ssh-ed25519 A a").await?;

@@ -97,8 +97,8 @@ async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
     cluster.apply(&format!(
         "apiVersion: v1\nkind: Secret\nmetadata: {{name: {KEYS}, namespace: {NAMESPACE}}}\nstringData: {{one: ssh-ed25519 A a}}\n\
          ---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {{name: {ACCOUNT}, namespace: {NAMESPACE}}}\n"
-    ))?;
-    cluster.apply(&manifest(name))?;
+    )).await?;
+    cluster.apply(&manifest(name)).await?;
     cluster.until_phase(name, Phase::Running).await?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
     ensure!(console.contains("data=configdrive"), "{console}");
@@ -159,7 +159,7 @@ async fn guest_boots_by_efi_and_keeps_its_firmware_when_it_moves() -> Result<()>
         ("signed", true, "Secure boot enabled"),
     ];
     for (name, secure, _) in guests {
-        cluster.apply(&by_efi(name, secure))?;
+        cluster.apply(&by_efi(name, secure)).await?;
     }
     for (name, _, state) in guests {
         cluster.until_phase(name, Phase::Running).await?;

@@ -80,7 +80,7 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "steady", &collector.ticking("200ms")))?;
+    cluster.apply(&on(&node, "steady", &collector.ticking("200ms"))).await?;
     let boot = collector.first_boot().await?;
     cluster.until_vm_condition("steady", "Ready", "True").await?;
     cluster
@@ -124,7 +124,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     for name in ["kept", "deleted"] {
-        cluster.apply(&on(&node, name, "count: 200ms"))?;
+        cluster.apply(&on(&node, name, "count: 200ms")).await?;
     }
     for name in ["kept", "deleted"] {
         cluster.until_console(name, "drydock-guest ready").await?;
@@ -197,7 +197,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
 async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
-    cluster.apply(&on(&node, "lost", "count: 1s"))?;
+    cluster.apply(&on(&node, "lost", "count: 1s")).await?;
     cluster.until_console("lost", "drydock-guest ready").await?;
     cluster.until_vm_condition("lost", "Ready", "True").await?;
     let pod = cluster.launcher("lost").await?.name_any();
@@ -233,7 +233,7 @@ async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> 
     until_agent(&cluster, &node).await?;
 
     // The same without a deletion: the instance has failed with its node.
-    cluster.apply(&on(&node, "failed", "count: 1s"))?;
+    cluster.apply(&on(&node, "failed", "count: 1s")).await?;
     cluster.until_console("failed", "drydock-guest ready").await?;
     cluster.until_phase("failed", Phase::Running).await?;
     cluster.embedded("stop", &[&node])?;
@@ -261,11 +261,13 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let control = collector.datagrams("50ms");
-    cluster.apply(&format!(
-        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: forced, namespace: {NAMESPACE}}}\n\
+    cluster
+        .apply(&format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: forced, namespace: {NAMESPACE}}}\n\
          spec:\n  runStrategy: Always\n  template:\n    spec:\n{}",
-        spec(&control, 6)
-    ))?;
+            spec(&control, 6)
+        ))
+        .await?;
     let boot = collector.first_boot().await?;
     let first = cluster.until_vm_condition("forced", "Ready", "True").await?;
     let pod = cluster.launcher("forced").await?;
@@ -294,7 +296,7 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
     ensure!(first.uid().is_some());
 
     // A bare instance reports how it ended.
-    cluster.apply(&instance("bare", "count: 1s"))?;
+    cluster.apply(&instance("bare", "count: 1s")).await?;
     cluster.until_vm_condition("bare", "Ready", "True").await?;
     let pod = cluster.launcher("bare").await?;
     delete_by_force(&cluster, &pod.name_any())?;
@@ -312,11 +314,13 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
 async fn guest_of_deleted_node_never_runs_on_two_nodes() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
-    cluster.apply(&format!(
-        "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: removed, namespace: {NAMESPACE}}}\n\
+    cluster
+        .apply(&format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: removed, namespace: {NAMESPACE}}}\n\
          spec:\n  runStrategy: RerunOnFailure\n  template:\n    spec:\n{}",
-        spec(&collector.datagrams("50ms"), 6)
-    ))?;
+            spec(&collector.datagrams("50ms"), 6)
+        ))
+        .await?;
     let boot = collector.first_boot().await?;
     let first = cluster.until_vm_condition("removed", "Ready", "True").await?;
     let node = first.status.and_then(|status| status.node_name).context("no node")?;
@@ -405,8 +409,10 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "hostile", "count: 1s"))?;
-    cluster.apply(&on(&node, "neighbour", &collector.ticking("200ms")))?;
+    cluster.apply(&on(&node, "hostile", "count: 1s")).await?;
+    cluster
+        .apply(&on(&node, "neighbour", &collector.ticking("200ms")))
+        .await?;
     let boot = collector.first_boot().await?;
     for name in ["hostile", "neighbour"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
@@ -432,7 +438,7 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
             let name = format!("visitor{number}");
             // The guest is deleted before it has booted, when it does not react to a shutdown request.
             let hurried = on(&node, &name, "count: 1s").replace("PeriodSeconds: 30", "PeriodSeconds: 0");
-            cluster.apply(&hurried)?;
+            cluster.apply(&hurried).await?;
             cluster
                 .until_vm_condition(&name, "Ready", "True")
                 .await
@@ -465,7 +471,7 @@ async fn guests_that_start_while_agents_are_replaced_start_once() -> Result<()> 
         let names: Vec<&str> = round.into_iter().filter(|name| !name.is_empty()).collect();
         cluster.restart(AGENTS)?;
         for name in &names {
-            cluster.apply(&instance(name, &collector.ticking("200ms")))?;
+            cluster.apply(&instance(name, &collector.ticking("200ms"))).await?;
         }
         boots += names.len();
         for name in &names {

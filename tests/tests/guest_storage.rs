@@ -60,7 +60,7 @@ const REMEMBER: [&str; 3] = [
 async fn twice(cluster: &Cluster, name: &str, manifest: &str) -> Result<[String; 2]> {
     let mut found = [String::new(), String::new()];
     for content in &mut found {
-        cluster.apply(manifest)?;
+        cluster.apply(manifest).await?;
         let console = cluster.until_console(name, "disk now holds [REMEMBER]").await?;
         let line = console
             .lines()
@@ -91,7 +91,9 @@ async fn claim_keeps_written_data_and_empty_disk_does_not() -> Result<()> {
     let unmount = format!("umount {FOLDER}/fs; rm -rf {FOLDER}");
     let _ = cluster.on_node(&node, &unmount);
     cluster.on_node(&node, &mount)?;
-    cluster.apply(&volume("test-files", &node, &format!("{FOLDER}/fs"), "Filesystem"))?;
+    cluster
+        .apply(&volume("test-files", &node, &format!("{FOLDER}/fs"), "Filesystem"))
+        .await?;
     let claim = "persistentVolumeClaim: {claimName: test-files}";
     let kept = twice(&cluster, "keeping", &with_disk("keeping", &node, claim, &REMEMBER)).await;
     let files = cluster.on_node(&node, &format!("ls -ln {FOLDER}/fs; head -c 8 {FOLDER}/fs/disk.img"));
@@ -143,7 +145,7 @@ async fn a_block_device_is_a_disk() -> Result<()> {
         println!("SKIPPED the machine has no loop devices: {error:#}");
         return cluster.on_node(&node, &format!("rm -rf {FOLDER} {LOOP}")).map(drop);
     }
-    cluster.apply(&volume("test-block", &node, LOOP, "Block"))?;
+    cluster.apply(&volume("test-block", &node, LOOP, "Block")).await?;
     let claim = "persistentVolumeClaim: {claimName: test-block}";
     let kept = twice(&cluster, "blocks", &with_disk("blocks", &node, claim, &REMEMBER)).await;
     cluster.delete(&["vmi", "blocks"])?;
@@ -170,7 +172,7 @@ async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
          #cloud-config\n    runcmd:\n    - echo 'the secret is out' >/dev/console\n    - ip -4 addr show eth0 >/dev/console\n\
          ---\napiVersion: v1\nkind: Secret\nmetadata: {{name: of-network, namespace: {NAMESPACE}}}\nstringData:\n  networkdata: |\n    \
          version: 2\n    ethernets:\n      eth0:\n        addresses: [10.0.2.77/24]\n        gateway4: 10.0.2.2\n"
-    ))?;
+    )).await?;
     let manifest = with_disk("labelled", cluster.first(), "emptyDisk: {capacity: 1Mi}", &["true"]);
     let (before, rest) = manifest.split_once("      userData: |").context("no user data")?;
     let (_, after) = rest.split_once("  - name: data").context("no data")?;
@@ -178,7 +180,7 @@ async fn guest_gets_secrets_and_hostname_by_cloud_init() -> Result<()> {
         "{before}      secretRef: {{name: of-user}}\n      networkDataSecretRef: {{name: of-network}}\n  - name: data{after}"
     )
     .replace("spec:\n", "spec:\n  hostname: itself\n  subdomain: family\n");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let console = cluster.until_console("labelled", "drydock-guest ready").await?;
     for expected in ["hostname=itself", "the secret is out", "10.0.2.77/24"] {
         ensure!(console.contains(expected), "{expected:?} is not in\n{console}");

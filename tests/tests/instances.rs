@@ -7,7 +7,6 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
-    cluster::config_map,
     guests::{Collector, NAMESPACE, condition, instance, only, ticks, without_a_gap},
     own_parts::AGENTS,
     watching::{until, until_some},
@@ -57,7 +56,8 @@ spec:
 async fn documented_instance_boots_and_is_shown_like_in_kubevirt() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "testvmi-nocloud";
-    cluster.apply(DOCUMENTED)?;
+    // As users do.
+    cluster.kubectl_with(&["apply"], DOCUMENTED)?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
     ensure!(
         console.contains("hostname=testvmi-nocloud") && console.contains("data=nocloud"),
@@ -117,7 +117,7 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
     let control = format!("{}\nhttp: 8081", collector.datagrams("200ms"));
     let manifest =
         instance("web", &control).replace("metadata: {name: web,", "metadata: {labels: {app: web}, name: web,");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let boot = collector.first_boot().await?;
     collector.until_more(&boot, 5).await?;
     cluster.kubectl_with(
@@ -151,7 +151,7 @@ async fn a_guest_reaches_others_and_is_reached_through_a_service() -> Result<()>
 async fn guest_survives_agent_kill_rollout_and_libvirtd_kill() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
-    cluster.apply(&instance("steady", &collector.ticking("200ms")))?;
+    cluster.apply(&instance("steady", &collector.ticking("200ms"))).await?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition("steady", "Ready", "True").await?;
     let node = before
@@ -228,7 +228,7 @@ async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
         ("destroyed", Phase::Failed, "GuestDestroyed"),
         ("launcher-killed", Phase::Failed, "LauncherLost"),
     ] {
-        cluster.apply(&instance(case, "count: 1s"))?;
+        cluster.apply(&instance(case, "count: 1s")).await?;
         cluster.until_console(case, "drydock-guest ready").await?;
         cluster.until_vm_condition(case, "Ready", "True").await?;
         let pod = cluster.launcher(case).await?.name_any();
@@ -272,7 +272,7 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
     let manifest = instance("nowhere", "count: 1s")
         .replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n")
         .replace("  domain:\n", "  domain:\n    cpu: {features: [{name: sse2}]}\n");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     cluster.until_vm_condition("nowhere", "PodScheduled", "False").await?;
     let before = cluster.launcher("nowhere").await?;
     let needs = |pod: &Pod, model: &str| -> Result<bool> {
@@ -280,7 +280,7 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
         Ok(serde_json::to_string(&pod.spec)?.contains(&key))
     };
     ensure!(needs(&before, "Penryn")?, "{:?}", before.spec);
-    cluster.kubectl_with(&["apply"], &config_map("  min-cpu-model: Nehalem\n"))?;
+    cluster.configure(&[("min-cpu-model", "Nehalem")]).await?;
     let after = until_some("a pod that needs the other minimum", || async {
         let pod = cluster.launcher("nowhere").await.ok();
         Ok(match pod {
@@ -289,7 +289,7 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
         })
     })
     .await;
-    cluster.kubectl_with(&["apply"], &config_map(""))?;
+    cluster.configure(&[]).await?;
     let after = after?;
     assert_ne!(after.uid(), before.uid());
     assert_eq!(after.name_any(), before.name_any());
@@ -303,7 +303,7 @@ async fn unschedulable_instance_reports_why_until_a_node_fits() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let manifest =
         instance("picky", "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let stuck = cluster.until_vm_condition("picky", "PodScheduled", "False").await?;
     let conditions = stuck.status.unwrap_or_default().conditions;
     let message = conditions
@@ -339,7 +339,9 @@ async fn missing_secret_is_named_until_created() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let manifest = instance("secretive", "count: 1s");
     let (before, _) = manifest.split_once("      userData: |").context("no user data")?;
-    cluster.apply(&format!("{before}      secretRef: {{name: login}}\n"))?;
+    cluster
+        .apply(&format!("{before}      secretRef: {{name: login}}\n"))
+        .await?;
     let stuck = cluster.until_vm_condition("secretive", "Synchronized", "False").await?;
     let status = stuck.status.unwrap_or_default();
     let found = status
@@ -372,7 +374,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
         "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: restricted\n  labels: {pod-security.kubernetes.io/enforce: restricted}\n",
     )?;
     let manifest = instance("strict", "count: 1s").replace("namespace: default", "namespace: restricted");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let api: Api<VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
     let running = until(api, "strict", "Running", |vmi| vmi.phase() == Some(Phase::Running)).await;
     let pods = cluster.kubectl(&["-n", "restricted", "get", "pods", "-o", "name"])?;
@@ -413,7 +415,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
 async fn an_instance_that_starts_paused_waits() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let manifest = instance("later", "count: 1s").replace("spec:\n", "spec:\n  startStrategy: Paused\n");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let paused = cluster.until_vm_condition("later", "Paused", "True").await?;
     assert_eq!(condition(&paused, "Paused").1, "PausedByUser");
     assert_eq!(condition(&paused, "Ready").0, "False");
@@ -431,7 +433,7 @@ async fn an_instance_that_starts_paused_waits() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn deleted_instance_shuts_the_guest_down_and_leaves_nothing() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&instance("leaving", "count: 1s"))?;
+    cluster.apply(&instance("leaving", "count: 1s")).await?;
     cluster.until_console("leaving", "drydock-guest ready").await?;
     let pod = cluster.launcher("leaving").await?;
     let following = LogParams {

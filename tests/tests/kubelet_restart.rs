@@ -115,7 +115,7 @@ async fn started(cluster: &Cluster, node: &str) -> Result<Vec<Pod>> {
     let named = format!("    cpu: {{model: {MODEL}, features: [{{name: {FEATURE}, policy: require}}]}}\n");
     let like_the_host = "    cpu: {model: host-model}\n";
     for (name, domain) in GUESTS.into_iter().zip([named.as_str(), like_the_host]) {
-        cluster.apply(&guest(name, domain))?;
+        cluster.apply(&guest(name, domain)).await?;
     }
     let mut pods = Vec::new();
     for name in GUESTS {
@@ -178,7 +178,7 @@ async fn restart(cluster: &Cluster, node: &str) -> Result<()> {
 
     // A node without an agent accepts no new guest, although others stay.
     cluster.label(node, &[(OWN, Some("here"))]).await?;
-    cluster.apply(&guest("late", ""))?;
+    cluster.apply(&guest("late", "")).await?;
     cluster
         .until_vm_condition("late", types::POD_SCHEDULED, "False")
         .await?;

@@ -134,7 +134,7 @@ async fn tampered_labels_are_put_right_and_foreign_ones_left_alone() -> Result<(
         ensure!(now.labels().contains_key(key), "{key} is not ours to remove");
     }
     cluster.label(node, &foreign.map(|key| (key, None))).await?;
-    let events = cluster.node_events(node, reasons::events::LABELS_CHANGED)?;
+    let events = cluster.node_events(node, reasons::events::LABELS_CHANGED).await?;
     ensure!(!events.is_empty(), "no event counts the labels");
     Ok(())
 }

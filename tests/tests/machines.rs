@@ -190,7 +190,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
 async fn follow_ends(cases: &[(&str, RunStrategy, End, Then)]) -> Result<()> {
     let cluster = clean().await?;
     for (name, strategy, _, _) in cases {
-        cluster.apply(&machine(name, *strategy))?;
+        cluster.apply(&machine(name, *strategy)).await?;
         if *strategy == RunStrategy::Manual {
             until_printable_status(&cluster, name, &["Stopped"]).await?;
             request_actions(&cluster, name, json!([{"action": "Start"}])).await?;
@@ -251,7 +251,7 @@ async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<(
 async fn halted_stops_the_guest_and_deleted_machine_leaves_nothing() -> Result<()> {
     let cluster = clean().await?;
     let name = "halted";
-    cluster.apply(&machine(name, RunStrategy::Halted))?;
+    cluster.apply(&machine(name, RunStrategy::Halted)).await?;
     let idle = until_printable_status(&cluster, name, &["Stopped"]).await?;
     assert_eq!(condition(&idle, "Ready"), Some(("False".into(), "VMINotExists".into())));
     let strategy = |strategy: &str| {
@@ -289,7 +289,7 @@ async fn halted_stops_the_guest_and_deleted_machine_leaves_nothing() -> Result<(
 async fn changed_template_requires_a_restart_and_applies_then() -> Result<()> {
     let cluster = clean().await?;
     let name = "changing";
-    cluster.apply(&machine(name, RunStrategy::Always))?;
+    cluster.apply(&machine(name, RunStrategy::Always)).await?;
     let first = until_running(&cluster, name, None).await?;
     let running = until_printable_status(&cluster, name, &["Running"]).await?;
     assert_eq!(condition(&running, "RestartRequired"), None);
@@ -358,7 +358,7 @@ async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
                 "        disks:\n          - {name: none, disk: {bus: virtio}}",
             );
         }
-        cluster.apply(&manifest)?;
+        cluster.apply(&manifest).await?;
         until_printable_status(&cluster, name, statuses).await?;
     }
     // Only the kubelet's events show that a volume cannot be mounted.
@@ -367,7 +367,9 @@ async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
         "cloudInitNoCloud:\n          networkDataSecretRef: {name: no-such-secret}\n",
     );
     ensure!(plain.contains(from), "{from:?} is not in\n{plain}");
-    cluster.apply(&plain.replace("hindered", "secretless").replace(from, to))?;
+    cluster
+        .apply(&plain.replace("hindered", "secretless").replace(from, to))
+        .await?;
     until(
         cluster.instances(),
         "secretless",
@@ -390,9 +392,9 @@ async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
 async fn an_instance_of_the_same_name_is_neither_used_nor_deleted() -> Result<()> {
     let cluster = clean().await?;
     let name = "taken";
-    cluster.apply(&instance(name, "count: 1s"))?;
+    cluster.apply(&instance(name, "count: 1s")).await?;
     let bare = until_running(&cluster, name, None).await?;
-    cluster.apply(&machine(name, RunStrategy::Always))?;
+    cluster.apply(&machine(name, RunStrategy::Always)).await?;
     assert_eq!(
         until_condition(&cluster, name, "Failure", "True").await?,
         "InstanceNotOwned"
@@ -435,7 +437,7 @@ async fn members(cluster: &Cluster, name: &str) -> Result<Vec<VirtualMachineInst
 async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     let cluster = clean().await?;
     let name = "web";
-    cluster.apply(&replica_set(name, 2))?;
+    cluster.apply(&replica_set(name, 2)).await?;
     until_replicas(&cluster, name, 2, 2).await?;
     let status = sets(&cluster).get(name).await?.status.context("no status")?;
     assert_eq!(status.label_selector.as_deref(), Some("app=web"));
@@ -507,7 +509,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
 async fn relabelled_instance_leaves_the_set_and_is_replaced() -> Result<()> {
     let cluster = clean().await?;
     let name = "letgo";
-    cluster.apply(&replica_set(name, 1))?;
+    cluster.apply(&replica_set(name, 1)).await?;
     until_replicas(&cluster, name, 1, 1).await?;
     let first = members(&cluster, name).await?.pop().context("no member")?;
     cluster.kubectl(&["label", "vmi", &first.name_any(), "--overwrite", "app=debug"])?;
@@ -557,17 +559,21 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     for (name, ready, lives) in [("web", http, tcp), ("port", tcp, http)] {
         let manifest = instance(name, "count: 1s\nhttp: 8081");
         let manifest = probed(&manifest, "readinessProbe", ready, 3);
-        cluster.apply(&probed(&manifest, "livenessProbe", lives, patient))?;
+        cluster
+            .apply(&probed(&manifest, "livenessProbe", lives, patient))
+            .await?;
     }
     // Waits before more guests boot.
     for name in ["web", "port"] {
         cluster.until_vm_condition(name, "Ready", "True").await?;
     }
     for (name, how) in [("no-web", http), ("no-port", tcp)] {
-        cluster.apply(&probed(&instance(name, "count: 1s"), "readinessProbe", how, 3))?;
+        cluster
+            .apply(&probed(&instance(name, "count: 1s"), "readinessProbe", how, 3))
+            .await?;
     }
     let dead = machine("dead", RunStrategy::Always);
-    cluster.apply(&probed(&dead, "livenessProbe", http, 10))?;
+    cluster.apply(&probed(&dead, "livenessProbe", http, 10)).await?;
     let first = until_vm(&cluster, "dead").await?;
 
     for name in ["no-web", "no-port"] {
@@ -586,7 +592,9 @@ async fn probes_reach_the_guest_and_set_readiness_and_liveness() -> Result<()> {
     cluster.delete(&["vm", "dead", "--namespace", NAMESPACE])?;
 
     // A guest in transit is not probed on its target: the probe would fail and end it.
-    cluster.limit_migrations("bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")?;
+    cluster
+        .limit_migrations("bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")
+        .await?;
     let migration = cluster.migrate("web").await?;
     let moving = cluster.until_migration(&migration, MigrationPhase::Running).await?;
     let target = moving

@@ -53,8 +53,7 @@ impl World {
 
     async fn clear(&self) -> Result<()> {
         for group in Group::ALL {
-            let kind = format!("nodemaintenances.{}", group.as_str());
-            self.cluster.delete(&[&kind, "--all"])?;
+            self.cluster.no_maintenance(group).await?;
         }
         let ending: Api<Pod> = Api::namespaced(self.cluster.client.clone(), "ending");
         for pod in ending.list(&ListParams::default()).await?.items {
@@ -62,16 +61,17 @@ impl World {
             ending.patch(&pod.name_any(), &PatchParams::default(), &patch).await?;
         }
         for space in [SPACE, "ending"] {
-            self.cluster
-                .delete(&["pods", "--all", "-n", space, "--grace-period=0", "--force"])?;
-            self.cluster.delete(&["namespace", space])?;
+            if self.api::<Namespace>().get_metadata_opt(space).await?.is_some() {
+                self.cluster.delete_pods_now(space).await?;
+                self.cluster.delete(&["namespace", space])?;
+            }
         }
-        // kubectl would wait for each deletion in turn.
         let (parameters, made) = (DeleteParams::default(), ListParams::default().labels(MADE));
         self.api::<Node>().delete_collection(&parameters, &made).await?;
-        self.cluster
-            .delete(&["leases", "-n", "drydock", "-l", "drydock.dev/maintenance-reservation"])?;
-        self.cluster.delete(&["leases", "-n", LEASE_NAMESPACE, "--all"])
+        let reserved = ListParams::default().labels("drydock.dev/maintenance-reservation");
+        let own = Api::<Lease>::namespaced(self.cluster.client.clone(), "drydock");
+        own.delete_collection(&parameters, &reserved).await?;
+        self.cluster.delete_all::<Lease>(LEASE_NAMESPACE).await
     }
 
     fn api<K>(&self) -> Api<K>
@@ -225,22 +225,16 @@ impl World {
         .await
     }
 
-    fn events(&self, of: &str) -> Result<Vec<(String, String, String)>> {
-        let list = self
-            .cluster
-            .kubectl(&["get", "events.events.k8s.io", "-n", "default", "-o", "json"])?;
-        let list: Value = serde_json::from_str(&list)?;
+    async fn events(&self, of: &str) -> Result<Vec<(String, String, String)>> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let all = list["items"].as_array().cloned().unwrap_or_default();
-        let of = all.iter().filter(|event| event["regarding"]["name"] == of);
-        Ok(of
-            .map(|event| (text(&event["reason"]), text(&event["type"]), text(&event["note"])))
-            .collect())
+        let events = self.cluster.events(of).await?;
+        let fields = |event: &Value| (text(&event["reason"]), text(&event["type"]), text(&event["note"]));
+        Ok(events.iter().map(fields).collect())
     }
 
     async fn until_event(&self, of: &str, reason: &str) -> Result<(String, String)> {
         until_some(&format!("event {reason} on {of}"), || async {
-            let found = self.events(of)?.into_iter().find(|(known, ..)| known == reason);
+            let found = self.events(of).await?.into_iter().find(|(known, ..)| known == reason);
             Ok(found.map(|(_, type_, note)| (type_, note)))
         })
         .await
@@ -554,16 +548,11 @@ async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
     }
     let status = world.until_phase(group, "ghost-a", "Succeeded").await?;
     assert_eq!(status.node_was_unschedulable, Some(true));
-    let uncordoned = || {
-        anyhow::Ok(
-            world
-                .events("ghost-a")?
-                .iter()
-                .filter(|event| event.0 == "UncordonNode")
-                .count(),
-        )
+    let uncordoned = async || {
+        let events = world.events("ghost-a").await?;
+        anyhow::Ok(events.iter().filter(|event| event.0 == "UncordonNode").count())
     };
-    let before = uncordoned()?;
+    let before = uncordoned().await?;
     world.finish(group, "ghost-a").await?;
     let node = world.api::<Node>().get("ghost-a").await?;
     ensure!(
@@ -573,7 +562,7 @@ async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
     );
     // Events are recorded after the action, so an UncordonNode event would have been recorded by now.
     world.until_event("ghost-a", "RemovedMaintenance").await?;
-    assert_eq!(uncordoned()?, before);
+    assert_eq!(uncordoned().await?, before);
 
     world.cluster.kubectl(&["uncordon", "ghost-b"])?;
     let (type_, _) = world.until_event("ghost-b", "CordonedAgain").await?;

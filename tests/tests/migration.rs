@@ -277,7 +277,9 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "mover";
-    cluster.apply(&writing(name, &format!("{}\nwrite: 200ms", collector.ticking("50ms"))))?;
+    cluster
+        .apply(&writing(name, &format!("{}\nwrite: 200ms", collector.ticking("50ms"))))
+        .await?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, "Ready", "True").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
@@ -345,7 +347,7 @@ async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()>
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "traveller";
-    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
+    cluster.apply(&instance(name, &collector.ticking("50ms"))).await?;
     let boot = collector.first_boot().await?;
     let mut node = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
     let mut made = Vec::new();
@@ -381,11 +383,13 @@ async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()>
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations(&format!("{HELD}\nparallelMigrationsPerCluster: 1"))?;
+    cluster
+        .limit_migrations(&format!("{HELD}\nparallelMigrationsPerCluster: 1"))
+        .await?;
     let collector = Collector::start(&cluster).await?;
     let names = ["runs", "placed", "waits"];
     for name in names {
-        cluster.apply(&instance(name, &collector.ticking("50ms")))?;
+        cluster.apply(&instance(name, &collector.ticking("50ms"))).await?;
     }
     let mut before = Vec::new();
     for name in names {
@@ -445,7 +449,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     ensure!(left.is_empty(), "{left:?}");
 
     // Each guest is migrated when it may be.
-    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
     for (name, (node, _)) in names.iter().zip(&before) {
         let migration = cluster.migrate(name).await?;
         let (_, after) = cluster.until_migrated(&migration).await?;
@@ -463,7 +467,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
 async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "rejected";
-    cluster.apply(&instance(name, "count: 200ms"))?;
+    cluster.apply(&instance(name, "count: 200ms")).await?;
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let source = node_of(&before)?;
     let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
@@ -504,8 +508,8 @@ async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations(HELD)?;
-    cluster.apply(&instance("torn", "count: 200ms"))?;
+    cluster.limit_migrations(HELD).await?;
+    cluster.apply(&instance("torn", "count: 200ms")).await?;
     let running = cluster
         .until_vm_condition("torn", types::LIVE_MIGRATABLE, "True")
         .await?;
@@ -527,8 +531,8 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     println!("{:?} {:?}", ended.status, over.status.map(|status| status.reason));
     // No leftover blocks the next instance with this name.
     cluster.delete(&["vmi", "torn", "--namespace", NAMESPACE])?;
-    cluster.limit_migrations("parallelMigrationsPerCluster: 2")?;
-    cluster.apply(&instance("torn", "count: 200ms"))?;
+    cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
+    cluster.apply(&instance("torn", "count: 200ms")).await?;
     cluster
         .until_vm_condition("torn", types::LIVE_MIGRATABLE, "True")
         .await?;
@@ -556,7 +560,7 @@ async fn target_without_a_cpu_feature_is_avoided_or_refuses() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "choosy";
-    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
+    cluster.apply(&instance(name, &collector.ticking("50ms"))).await?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let pod = cluster.launcher(name).await?.uid();
@@ -632,7 +636,7 @@ async fn guest_moves_between_nodes_that_mask_the_same_feature() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let name = "levelled";
-    cluster.apply(&instance(name, &collector.ticking("50ms")))?;
+    cluster.apply(&instance(name, &collector.ticking("50ms"))).await?;
     let boot = collector.first_boot().await?;
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let source = node_of(&before)?;
@@ -684,14 +688,16 @@ async fn concurrent_migrations_are_limited_and_waiters_report_why() -> Result<()
     let cluster = Cluster::without_guests().await?;
     // Each migration takes seconds, so that others wait for a slot of the cluster, and none for a slot of its nodes.
     let wide = "parallelOutboundMigrationsPerNode: 6\nparallelInboundMigrationsPerNode: 6";
-    cluster.limit_migrations(&format!(
-        "parallelMigrationsPerCluster: 2\n{wide}\nbandwidthPerMigration: 24Mi"
-    ))?;
+    cluster
+        .limit_migrations(&format!(
+            "parallelMigrationsPerCluster: 2\n{wide}\nbandwidthPerMigration: 24Mi"
+        ))
+        .await?;
     let collector = Collector::start(&cluster).await?;
     let control = collector.datagrams("200ms");
     let names = ["q1", "q2", "q3", "q4", "q5", "q6"];
     for name in names {
-        cluster.apply(&instance(name, &control))?;
+        cluster.apply(&instance(name, &control)).await?;
     }
     for name in names {
         cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
@@ -766,7 +772,7 @@ async fn migration_of_an_immovable_instance_is_refused() -> Result<()> {
         cluster.migrate("nobody").await,
         "the VMI \"nobody\" does not exist under the cluster",
     )?;
-    cluster.apply(&instance("single", "count: 1s"))?;
+    cluster.apply(&instance("single", "count: 1s")).await?;
     cluster
         .until_vm_condition("single", types::LIVE_MIGRATABLE, "True")
         .await?;
@@ -815,14 +821,14 @@ async fn a_service_finds_a_guest_that_has_moved() -> Result<()> {
         &format!("metadata: {{name: {name},"),
         &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),
     );
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     cluster.until_console(name, "drydock-guest ready").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let (service, client) = service_and_client(name)
         .split_once("---\n")
         .map(|(a, b)| (a.to_owned(), b.to_owned()))
         .context("two")?;
-    cluster.apply(&service)?;
+    cluster.apply(&service).await?;
     let responses = || -> Vec<String> {
         let log = cluster.kubectl(&["logs", "client"]).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
@@ -872,7 +878,7 @@ async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
         &format!("metadata: {{name: {name},"),
         &format!("metadata: {{labels: {{app: {name}}}, name: {name},"),
     );
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     let console = cluster.until_console(name, "drydock-guest ready").await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let first = cluster.launcher(name).await?;
@@ -881,7 +887,7 @@ async fn guest_that_only_listens_is_reachable_after_two_moves() -> Result<()> {
     ensure!(console.contains(&own), "{own} in {console}");
     let manifests = service_and_client(name);
     let (service, client) = manifests.split_once("---\n").context("two")?;
-    cluster.apply(service)?;
+    cluster.apply(service).await?;
     let outcome = async {
         for _ in 0..2 {
             let migration = cluster.migrate(name).await?;

@@ -122,8 +122,8 @@ fn client_hello(name: &str) -> Result<Vec<u8>> {
 }
 
 /// Returns the number of a tunnel's refusals so far, by reason.
-fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
-    let metrics = cluster.tunnel_admin(pod, "metrics")?;
+async fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
+    let metrics = cluster.tunnel_admin(pod, "metrics").await?;
     let found = metrics.lines().filter_map(|line| {
         let (reason, count) = line
             .strip_prefix("drydock_tunnel_refusals_total{reason=\"")?
@@ -137,11 +137,11 @@ fn refusals(cluster: &Cluster, pod: &str) -> Result<BTreeMap<String, u64>> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations(HELD)?;
+    cluster.limit_migrations(HELD).await?;
     let collector = Collector::start(&cluster).await?;
     let name = "quarry";
     let control = collector.ticking("50ms");
-    cluster.apply(&instance(name, &control))?;
+    cluster.apply(&instance(name, &control)).await?;
     collector.first_boot().await?;
     let from = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
     let migration = cluster.migrate(name).await?;
@@ -151,7 +151,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let port: SocketAddr = target.address.context("an address")?.parse()?;
     let tunnel = cluster.agent_pod(&target.node.context("a node")?).await?;
     let pod = tunnel.name_any();
-    let before = refusals(&cluster, &pod)?;
+    let before = refusals(&cluster, &pod).await?;
     let session = format!("{uid}.migration.drydock.dev");
     let other = "00000000-0000-4000-8000-000000000000.migration.drydock.dev";
 
@@ -175,7 +175,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
         let _ = ended;
     }
     let more = until_some("all of it to be counted", || async {
-        let now = refusals(&cluster, &pod)?;
+        let now = refusals(&cluster, &pod).await?;
         let more = |reason: &str| now.get(reason).copied().unwrap_or(0) - before.get(reason).copied().unwrap_or(0);
         let all = more("WrongCertificate") == 2
             && more("UnknownSession") == 2

@@ -33,7 +33,7 @@ const CALM: &str = "count: 200ms\ndirty: 1\ndirty-interval: 1s";
 
 /// Creates a migration under these limits, and waits until they are recorded with it.
 async fn migrate(cluster: &Cluster, name: &str, lines: &str) -> Result<String> {
-    cluster.limit_migrations(&format!("{LIMITS}\n{lines}"))?;
+    cluster.limit_migrations(&format!("{LIMITS}\n{lines}")).await?;
     let migration = cluster.migrate(name).await?;
     cluster
         .until_migration_has_been(&migration, MigrationPhase::PreparingTarget)
@@ -70,7 +70,9 @@ async fn start_guests(cluster: &Cluster, guests: &[(&str, &str)]) -> Result<Vec<
         } else {
             "memory: 96Mi"
         };
-        cluster.apply(&instance(name, control).replace("memory: 96Mi", memory))?;
+        cluster
+            .apply(&instance(name, control).replace("memory: 96Mi", memory))
+            .await?;
     }
     let mut nodes = Vec::new();
     for (name, _) in guests {
@@ -144,7 +146,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // Only pods that are created from now on can be targets of post-copy.
     let switching = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowPostCopy: true";
-    cluster.limit_migrations(&format!("{LIMITS}\n{switching}"))?;
+    cluster.limit_migrations(&format!("{LIMITS}\n{switching}")).await?;
     let guests = [
         ("switched", SWITCHING),
         ("paused", BUSY),

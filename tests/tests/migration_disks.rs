@@ -68,7 +68,9 @@ async fn shared_claim_is_used_in_place() -> Result<()> {
         cluster.kubectl_with(&["create"], &filling_pod(&launcher))?;
         let filled = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Succeeded");
         until(cluster.pods(), "fill", "a disk in the shared folder", filled).await?;
-        cluster.apply(&sharing(name, &format!("{}\nwrite: 200ms", collector.ticking("50ms"))))?;
+        cluster
+            .apply(&sharing(name, &format!("{}\nwrite: 200ms", collector.ticking("50ms"))))
+            .await?;
         let boot = collector.first_boot().await?;
         let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
         let method = before.status.as_ref().and_then(|status| status.migration_method);
@@ -113,7 +115,7 @@ async fn start_printing_sum(cluster: &Cluster, name: &str, image: &str) -> Resul
     let manifest = instance(name, "count: 200ms")
         .replace(IMAGE, image)
         .replace(control, &format!("runcmd:\n        - '{PRINT_SUM}'\n        {control}"));
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     cluster
         .until_output(name, "what is on its disk", |text| {
@@ -210,7 +212,7 @@ spec: {policyName: nothing-beside, validationActions: [Deny]}
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn disk_is_whole_though_the_image_was_replaced() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(NOTHING_BESIDE)?;
+    cluster.apply(NOTHING_BESIDE).await?;
     let outcome = moves_whole(&cluster).await;
     let both = "validatingadmissionpolicies,validatingadmissionpolicybindings";
     cluster.kubectl(&["delete", both, "nothing-beside"])?;

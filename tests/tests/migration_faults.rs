@@ -61,7 +61,7 @@ async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result
         cluster.reset().await?;
         cluster.no_guests().await?;
         set_deadlines(&cluster, &format!("={DEADLINE}s"))?;
-        cluster.limit_migrations(SLOW)?;
+        cluster.limit_migrations(SLOW).await?;
         carry_out(&cluster, cases, keep).await
     }
     .await;
@@ -108,7 +108,7 @@ impl Guest {
         cluster.no_guests().await?;
         let collector = Collector::start(cluster).await?;
         let control = collector.ticking("50ms");
-        cluster.apply(&instance(NAME, &control))?;
+        cluster.apply(&instance(NAME, &control)).await?;
         collector.first_boot().await?;
         Ok(Self { collector })
     }
@@ -367,7 +367,7 @@ async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
         let mut open = false;
         for node in &cluster.nodes {
             let pod = cluster.agent_pod(node).await?.name_any();
-            let metrics = cluster.tunnel_admin(&pod, "metrics")?;
+            let metrics = cluster.tunnel_admin(&pod, "metrics").await?;
             let sessions = metrics
                 .lines()
                 .filter(|line| line.starts_with("drydock_tunnel_sessions"));

@@ -143,8 +143,8 @@ fn risk(migration: &VirtualMachineInstanceMigration) -> Option<String> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn monitors_may_end_in_post_copy_and_broken_stream_is_reported() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations(LIMITS)?;
-    cluster.apply(&instance(NAME, "count: 200ms"))?;
+    cluster.limit_migrations(LIMITS).await?;
+    cluster.apply(&instance(NAME, "count: 200ms")).await?;
     cluster.until_console(NAME, "tick 3 ").await?;
     for (part, side) in WATCHERS {
         let what = || format!("{part:?} of {side:?}");

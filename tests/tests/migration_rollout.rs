@@ -27,11 +27,11 @@ async fn agent_pods(cluster: &Cluster) -> Result<Vec<Pod>> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.limit_migrations(HELD)?;
+    cluster.limit_migrations(HELD).await?;
     let collector = Collector::start(&cluster).await?;
     let name = "passenger";
     let control = collector.ticking("50ms");
-    cluster.apply(&instance(name, &control))?;
+    cluster.apply(&instance(name, &control)).await?;
     collector.first_boot().await?;
     let from = node_of(&cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?)?;
     let mut before = Vec::new();
@@ -130,7 +130,7 @@ async fn counts_through<T: Future<Output = Result<()>>>(
 ) -> Result<()> {
     let collector = Collector::start(cluster).await?;
     let control = collector.ticking("50ms");
-    cluster.apply(&instance(name, &control))?;
+    cluster.apply(&instance(name, &control)).await?;
     collector.first_boot().await?;
     moves().await?;
     let boot = collector.first_boot().await?;

@@ -201,7 +201,7 @@ async fn agent_may_write_only_the_own_hypervisor_and_lease() -> Result<()> {
 /// `node`.
 async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<VirtualMachineInstance>> {
     let manifest = instance(name, "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
-    cluster.apply(&manifest)?;
+    cluster.apply(&manifest).await?;
     cluster.until_phase(name, Phase::Scheduling).await?;
     let status = json!({"status": {
         "nodeName": node,
@@ -520,7 +520,7 @@ async fn controller_changes_pods_only_as_necessary() -> Result<()> {
         tenants_pod("own", "{}"),
         tenants_pod("like-a-launcher", "{kubevirt.io: virt-launcher}"),
     ];
-    cluster.apply(&pods.concat())?;
+    cluster.apply(&pods.concat()).await?;
     let outcome = match only_witnesses(&cluster).await {
         Ok(()) => only_the_deschedulers_annotation(&cluster).await,
         failed => failed,

@@ -74,7 +74,7 @@ async fn check_move(cluster: &Cluster, started: &VirtualMachineInstance) -> Resu
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn virtctl_starts_moves_restarts_and_stops_a_machine() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&machine("vm"))?;
+    cluster.apply(&machine("vm")).await?;
     ensure!(
         cluster
             .virtctl(&["start", "vm", "--dry-run"])?
@@ -166,7 +166,7 @@ async fn virtctl_prints_refusals_like_kubevirt() -> Result<()> {
         let refused = cluster.virtctl_refused(arguments)?;
         ensure!(refused == [expected.as_str()], "{arguments:?}: {refused:?}");
     }
-    cluster.apply(&machine("vm"))?;
+    cluster.apply(&machine("vm")).await?;
     let why = "Operation cannot be fulfilled on virtualmachine.kubevirt.io \"vm\"";
     for (arguments, expected) in [
         (
@@ -204,7 +204,7 @@ async fn virtctl_prints_refusals_like_kubevirt() -> Result<()> {
          roleRef: {{apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: edit}}\n\
          subjects: [{{apiGroup: rbac.authorization.k8s.io, kind: User, name: {USER}}}]\n"
     );
-    cluster.apply(&binding)?;
+    cluster.apply(&binding).await?;
     until_some("the right to start machines", || async {
         Ok(cluster.virtctl(&["start", "vm", "--dry-run", "--as", USER]).ok())
     })
