@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -61,6 +62,12 @@ def prepare(progress: Progress) -> Path:
     return python
 
 
+def is_wanted(word: str) -> bool:
+    """Whether a word selects one of them, by its name or by that of its file."""
+    found = ((file.stem, file.read_text()) for file in TESTS.glob("test_*.py"))
+    return any(word in f"{stem}.{test}" for stem, text in found for test in re.findall(r"\bdef (test_\w+)", text))
+
+
 def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """All of them on one cluster."""
     python = prepare(progress)
@@ -81,5 +88,5 @@ def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome
     argv = [str(python), "-m", "unittest", "discover", "-v", "-s", str(TESTS)]
     argv += ["-k", arguments.only] if arguments.only else []
     with progress.step(f"browser tests on {name}", announce=True):
-        output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", folder=TESTS)
+        output, code = command(argv, environment, most_seconds=MOST_SECONDS, prefix=f"{name}: ", stamped=True, folder=TESTS)
     return of_unittest(output, code)

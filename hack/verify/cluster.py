@@ -20,18 +20,18 @@ from embedded.progress import Progress
 from . import browser, faults, previous, removal
 from .install import install
 from .outcome import Outcome, of_libtest
-from .runner import REPOSITORY, interrupt
+from .runner import REPOSITORY
 from .runner import run as command
 from .rust import ClusterTests, cluster_tests
 
-# Half of a test is waiting, for a kubelet or a guest, so two clusters side by side keep two processors busy.
-NAMES = ("verify", "verify-2")
+# Half of a test is waiting, for a kubelet or a guest. Two clusters side by side leave a sixth of two processors idle.
+NAMES = ("verify", "verify-2", "verify-3")
 SELFTEST = "selftest"
 
 # The tests in a browser, as if they were a file of the others.
 BROWSER = "browser"
 
-# Files that take minutes. They start in the first half, so that both clusters end at about the same time.
+# Files that take minutes. They start in the first half, so that the clusters end at about the same time.
 LONGEST = (
     "drain",
     "guest_faults",
@@ -88,6 +88,7 @@ class Turns:
     def __init__(self, files: Iterable[str], seed: int) -> None:
         self._left = ordered(files, seed)
         self._lock = threading.Lock()
+        self._spare = ""
 
     def __iter__(self) -> Turns:
         return self
@@ -98,10 +99,11 @@ class Turns:
                 raise StopIteration
             return self._left.pop(0)
 
-    def stop(self) -> None:
-        """Give out no more."""
+    def is_spare(self, cluster: str) -> bool:
+        """Whether this cluster is the first to which no file was left."""
         with self._lock:
-            self._left.clear()
+            self._spare = self._spare or cluster
+            return self._spare == cluster
 
 
 def ordered(files: Iterable[str], seed: int) -> list[str]:
@@ -125,39 +127,34 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
-    turns = Turns(tests.tests.keys() - {LAST} | {BROWSER}, seed)
-    ran: dict[str, list[str]] = {name: [] for name in NAMES}
+    files = wanted(tests, arguments.only)
+    turns = Turns(files, seed)
+    # For a few tests, fewer clusters come up sooner. Drydock's removal takes one.
+    ran: dict[str, list[str]] = {name: [] for name in NAMES[: max(1, len(files) + removal.is_wanted(arguments.only))]}
+    os.environ["DRYDOCK_TEST_CLUSTERS"] = ",".join(ran)
     progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
     try:
-        with ThreadPoolExecutor(len(NAMES)) as lanes:
-            running = [lanes.submit(_lane, name, turns, ran[name], tests, arguments, progress) for name in NAMES]
-            try:
-                for lane in running:
-                    outcome.add(lane.result())
-            except KeyboardInterrupt:
-                turns.stop()
-                interrupt()
-                raise
+        with ThreadPoolExecutor(len(ran)) as lanes:
+            running = [lanes.submit(_lane, name, turns, ran[name], tests, arguments, progress) for name in ran]
+            for lane in running:
+                outcome.add(lane.result())
         outcome.failed += [f"{name}: not run, no cluster came up" for name in turns]
-        with ThreadPoolExecutor(len(NAMES)) as lanes:
-            ends = [
-                lanes.submit(_tests, LAST, NAMES[0], tests, arguments, progress),
-                lanes.submit(_of_python, removal.run, NAMES[1], arguments, progress),
-            ]
-            try:
-                for lane in ends:
-                    outcome.add(lane.result())
-            except KeyboardInterrupt:
-                interrupt()
-                raise
+        installed = next((name for name in ran if not turns.is_spare(name)), NAMES[0])
+        outcome.add(_tests(LAST, installed, tests, arguments, progress))
         if outcome.failed:
             for name, files in ran.items():
                 progress.note(f"{name} ran, by seed {seed}: {', '.join(files)}")
     finally:
         if not arguments.keep:
-            for name in NAMES:
+            for name in ran:
                 clusters.down(name, progress)
     return outcome
+
+
+def wanted(tests: ClusterTests, word: str) -> list[str]:
+    """The files with tests that a word selects, but the last."""
+    files = [file for file, names in tests.tests.items() if file != LAST and selected(file, names, word)]
+    return [*files, BROWSER] if browser.is_wanted(word) else files
 
 
 def _lane(
@@ -168,7 +165,10 @@ def _lane(
     arguments: argparse.Namespace,
     progress: Progress,
 ) -> Outcome:
-    """Run tests on one cluster while there are any; `ran` gets their files in order."""
+    """Run tests on one cluster while there are any; `ran` gets their files in order.
+
+    The first cluster that gets no more is the one from which Drydock is removed, while others still test.
+    """
     outcome = Outcome()
     try:
         if name in registered.names() and not arguments.keep:
@@ -183,6 +183,8 @@ def _lane(
             outcome.add(_of_python(browser.run, name, arguments, progress))
         else:
             outcome.add(_tests(file, name, tests, arguments, progress))
+    if turns.is_spare(name):
+        outcome.add(_of_python(removal.run, name, arguments, progress))
     return outcome
 
 
@@ -203,7 +205,6 @@ def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namesp
         return Outcome()
     environment = {
         "DRYDOCK_TEST_CLUSTER": name,
-        "DRYDOCK_TEST_CLUSTERS": ",".join(NAMES),
         "RUST_BACKTRACE": "0",
     }
     with progress.step(f"cluster tests of {file} on {name}", announce=True):

@@ -5,7 +5,7 @@ import unittest
 from pathlib import Path
 
 from verify import faults, previous
-from verify.cluster import BROWSER, LAST, LONGEST, Turns, ordered, selected
+from verify.cluster import BROWSER, LAST, LONGEST, Turns, ordered, selected, wanted
 from verify.runner import REPOSITORY
 from verify.rust import ClusterTests, Program, programs, tests_by_file
 
@@ -24,8 +24,12 @@ class Shared(unittest.TestCase):
         first, second = iter(turns := Turns(self.FILES, seed=1)), iter(turns)
         taken = [next(first), next(second), next(first)]
         self.assertEqual(taken, ordered(self.FILES, 1)[:3])
-        turns.stop()
-        self.assertEqual(list(second), [])
+        self.assertEqual([*second, *first], ordered(self.FILES, 1)[3:])
+
+    def test_first_cluster_without_a_file_is_the_spare_one(self) -> None:
+        turns = Turns(self.FILES, seed=1)
+        clusters = ("second", "first", "second")
+        self.assertEqual([turns.is_spare(name) for name in clusters], [True, False, True])
 
     def test_filter_selects_whole_files_or_single_tests(self) -> None:
         names = ("cli_works", "plane_fails", "other")
@@ -38,6 +42,18 @@ class Shared(unittest.TestCase):
             ("drain", "", [*names]),
         ):
             self.assertEqual(selected(file, names, word), expected, (file, word))
+
+    def test_files_without_a_selected_test_need_no_cluster(self) -> None:
+        tests = ClusterTests(Path("/target/cluster-1"), {"drain": ("moves", "stays"), "cli": ("works",), LAST: ("rights",)})
+        for word, expected in (
+            ("moves", ["drain"]),
+            ("cli", ["cli"]),
+            ("rights", []),
+            ("test_display_is_taken", [BROWSER]),
+            ("no such test", []),
+            ("", ["drain", "cli", BROWSER]),
+        ):
+            self.assertEqual(wanted(tests, word), expected, word)
 
     def test_what_runs_on_demand_is_not_selected(self) -> None:
         names = (faults.TEST, f"{previous.TESTS}agents", "other")
