@@ -57,7 +57,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "xorriso",
     ),
     # Tests of the console: a browser, and the types of its script.
-    "browser": ("chromium", "node-typescript", "python3-venv"),
+    "browser": ("chromium-headless-shell", "node-typescript", "python3-venv"),
     # What benchmarks compare with.
     "bench": ("openssl", "socat"),
 }
