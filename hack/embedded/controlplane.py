@@ -9,14 +9,11 @@ from . import files
 from .build import Programs
 from .certificates import Certificates
 from .layout import API_PORT, SERVICE_RANGE, Layout, cache_root
-from .processes import Process
+from .processes import GARBAGE, Process
 
 AUDITED_GROUP = "system:serviceaccounts:drydock"
 ETCD_PORT, ETCD_PEER_PORT = 2379, 2380
 CONTROLLER_MANAGER_PORT, SCHEDULER_PORT = 10257, 10259
-
-# Garbage is collected a quarter as often as by default: a machine for tests has more memory than processors.
-GARBAGE = {"GOGC": "400", "GOMEMLIMIT": "8GiB"}
 
 
 def audit_policy() -> dict[str, object]:

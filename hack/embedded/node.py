@@ -15,7 +15,7 @@ from .layout import Layout, NodeLayout, cache_root
 from .nodeconfig import cni_config, containerd_config, kube_proxy_config, kubelet_config
 from .nodeconfig import mirror_config
 from .nodeinit import NodeSpec
-from .processes import SYSTEM_PATH, Process
+from .processes import GARBAGE, SYSTEM_PATH, Process
 
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
@@ -151,7 +151,7 @@ class Node:
             part=self.node.part(program),
             argv=argv,
             cluster=self.layout.directory,
-            environment=environment or {},
+            environment=GARBAGE | (environment or {}),
             wrapper=wrapper,
             configuration=configuration,
         )
