@@ -1,6 +1,6 @@
 //! Drydock's own workloads and pods on the cluster.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use k8s_openapi::api::core::v1::Pod;
@@ -45,6 +45,20 @@ impl Cluster {
         Ok(all)
     }
 
+    /// Returns the ready pods of the controller, by name, with their nodes.
+    ///
+    /// # Errors
+    /// If the API server does not respond.
+    pub async fn ready_controllers(&self) -> Result<BTreeMap<String, String>> {
+        let mut pods = self.own_pods().await?;
+        pods.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));
+        let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+        Ok(pods
+            .iter()
+            .map(|pod| (pod.name_any(), node(pod).unwrap_or_default()))
+            .collect())
+    }
+
     /// Returns the metrics of all controllers, one after the other.
     ///
     /// # Errors
@@ -68,22 +82,17 @@ impl Cluster {
     /// If they do not come apart in time.
     pub async fn controllers_apart(&self) -> Result<()> {
         until_some("a controller on each of two nodes", || async {
-            let mut controllers = self.own_pods().await?;
-            controllers.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));
+            let controllers = self.ready_controllers().await?;
             if controllers.len() != REPLICAS {
                 return Ok(None);
             }
-            let nodes: BTreeSet<_> = controllers
-                .iter()
-                .map(|pod| pod.spec.as_ref()?.node_name.clone())
-                .collect();
+            let nodes: BTreeSet<_> = controllers.values().collect();
             if nodes.len() == REPLICAS {
                 return Ok(Some(()));
             }
             let leader = self.leading_controller().await?.name_any();
-            let standby = controllers.iter().find(|pod| pod.name_any() != leader);
-            if let Some(standby) = standby {
-                self.delete(&["pod", &standby.name_any(), "--namespace=drydock", "--timeout=90s"])?;
+            if let Some(standby) = controllers.keys().find(|pod| **pod != leader) {
+                self.delete(&["pod", standby, "--namespace=drydock", "--timeout=90s"])?;
             }
             Ok(None)
         })

@@ -1,14 +1,11 @@
 //! Only one agent at a time acts on a node, and a rollout has no externally visible effect.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use drydock_api::{labels as keys, leases};
-use drydock_tests::{Cluster, agent, own_parts::AGENTS, recorder::states_of, watching::until_some};
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{Node, Pod},
-};
+use drydock_tests::{Cluster, own_parts::AGENTS, recorder::states_of, watching::until_some};
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Node};
 use kube::{Api, ResourceExt};
 
 async fn holder(cluster: &Cluster, node: &str) -> Result<String> {
@@ -123,17 +120,6 @@ async fn stopped_agent_is_reported_and_successor_replaces_labels() -> Result<()>
     Ok(())
 }
 
-/// Returns the ready pods of the controller, by name, with their nodes.
-async fn controllers(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
-    let mut pods = cluster.own_pods().await?;
-    pods.retain(|pod| pod.name_any().starts_with("drydock-controller") && agent::is_ready(pod));
-    let node = |pod: &Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
-    Ok(pods
-        .iter()
-        .map(|pod| (pod.name_any(), node(pod).unwrap_or_default()))
-        .collect())
-}
-
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn replicas_on_the_same_node_spread_once_another_is_free() -> Result<()> {
@@ -143,7 +129,7 @@ async fn replicas_on_the_same_node_spread_once_another_is_free() -> Result<()> {
         bail!("two nodes are needed");
     };
     cluster.kubectl(&["cordon", drained])?;
-    for (pod, node) in controllers(&cluster).await? {
+    for (pod, node) in cluster.ready_controllers().await? {
         if node == *drained {
             cluster.delete(&["pod", &pod, "--namespace=drydock", "--timeout=90s"])?;
         }
@@ -151,7 +137,7 @@ async fn replicas_on_the_same_node_spread_once_another_is_free() -> Result<()> {
     let are_on = |nodes: usize| {
         let cluster = &cluster;
         move || async move {
-            let found = controllers(cluster).await?;
+            let found = cluster.ready_controllers().await?;
             let different: BTreeSet<_> = found.values().cloned().collect();
             Ok((found.len() == 2 && different.len() == nodes).then_some(found))
         }
