@@ -8,7 +8,7 @@ use drydock_api::{
     maintenance::Group,
 };
 use k8s_openapi::api::{
-    core::v1::{Node, PersistentVolumeClaim, ResourceQuota},
+    core::v1::{Node, PersistentVolume, ResourceQuota},
     policy::v1::PodDisruptionBudget,
 };
 use kube::{
@@ -40,25 +40,26 @@ pub async fn clean_for_drains() -> Result<Cluster> {
     cluster.delete_all::<PodDisruptionBudget>(NAMESPACE).await?;
     cluster.delete_all::<ResourceQuota>(NAMESPACE).await?;
     cluster.no_maintenance(Group::Medik8s).await?;
-    let claims = Api::<PersistentVolumeClaim>::namespaced(cluster.client.clone(), NAMESPACE);
-    for name in IMMOVABLE {
-        if claims.get_metadata_opt(name).await?.is_some() {
-            delete_claim(&cluster, name)?;
-        }
-    }
+    delete_claims(&cluster).await?;
     Ok(cluster)
 }
 
 /// Names of guests that cannot be migrated, and of their claims and volumes.
 const IMMOVABLE: [&str; 2] = ["stuck", "restarting"];
 
-/// Deletes the claim and the volume of such a guest.
+/// Deletes the claims and the volumes of such guests. A volume is created before its claim and deleted after it.
 ///
 /// # Errors
 /// If they cannot be deleted.
-pub fn delete_claim(cluster: &Cluster, name: &str) -> Result<()> {
-    cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
-    cluster.delete(&["pv", name])
+pub async fn delete_claims(cluster: &Cluster) -> Result<()> {
+    let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
+    for name in IMMOVABLE {
+        if volumes.get_metadata_opt(name).await?.is_some() {
+            cluster.delete(&["pvc", name, "--namespace", NAMESPACE])?;
+            cluster.delete(&["pv", name])?;
+        }
+    }
+    Ok(())
 }
 
 impl Cluster {

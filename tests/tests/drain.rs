@@ -21,7 +21,7 @@ use drydock_core::{mask, placement::PodShare, quantity};
 use drydock_tests::{
     Cluster,
     drains::{
-        FOLDER, GUESTS_ALONE, clean_for_drains, counting, delete_claim, drain, drain_begun, immovable, left, mark_of,
+        FOLDER, GUESTS_ALONE, clean_for_drains, counting, delete_claims, drain, drain_begun, immovable, left, mark_of,
         started_on_the_first, until_drain, until_node_condition, until_on,
     },
     guests::{NAMESPACE, condition, instance, meanwhile},
@@ -144,9 +144,7 @@ async fn immovable_guests_stop_restart_or_block_as_configured() -> Result<()> {
     assert_eq!(left(&blocked), [("stuck", RemainingState::Blocked, "NotMigratable")]);
     until_node_condition(&cluster, &first, DRAINED, "VirtualMachinesLeft").await?;
     cluster.no_guests().await?;
-    for name in ["stuck", "restarting"] {
-        delete_claim(&cluster, name)?;
-    }
+    delete_claims(&cluster).await?;
     cluster.on_node(&first, &format!("rm -rf {FOLDER}"))?;
     cluster.reset().await
 }
