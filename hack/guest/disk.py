@@ -34,13 +34,14 @@ FAT16_LBA = 0x0E
 # after it are for the same reason, as the guest has nothing to guard: neither
 # randomness nor certificates, ciphers and derived keys are tried out, a fourth of a boot's work.
 # no5lvl, pcie_ports: a fourth of its page tables, and services of ports that nothing uses, are a tenth.
+# rodata, lsm, trace_eval_init: guards of the kernel's own memory, and names of values in traces that nobody takes.
 # no_timer_check: an emulated machine that waits for a CPU gets its first ticks too
 # late, of which Linux concludes that its timer is broken, and panics. Under KVM it
 # does not try either. Nor is its waiting a stall that it should print pages about.
 KERNEL_LINE = (
     "console=tty0 console=ttyS0,115200 quiet mitigations=off nokaslr cryptomgr.notests=1 "
-    "no_timer_check rcupdate.rcu_cpu_stall_suppress=1 no5lvl pcie_ports=compat "
-    "initcall_blacklist=jent_mod_init,load_system_certificate_list,init_encrypted,crypto_kdf108_init net.ifnames=0"
+    "no_timer_check rcupdate.rcu_cpu_stall_suppress=1 no5lvl pcie_ports=compat rodata=off lsm= net.ifnames=0 "
+    "initcall_blacklist=jent_mod_init,load_system_certificate_list,init_encrypted,crypto_kdf108_init,trace_eval_init"
 )
 BOOT_MENU = f"""DEFAULT drydock
 PROMPT 0

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from guest import disk
+from guest import bare, disk
 from oci import binaries, busybox, catalog, containerdisk, tools
 from oci.builder import Builder, Built, LayerCache
 from oci.layout import write_archive
@@ -58,6 +58,8 @@ class Images:
             made = busybox.build(self.cache, SUITE)
         elif name == "guest":
             made = containerdisk.build(self.cache, disk.build(self.folder / "guest", SUITE))
+        elif name == "bare-guest":
+            made = containerdisk.build(self.cache, bare.build(self.folder / "bare-guest"))
         else:
             assert entry.recipe is not None
             arguments = {"PROFILE": binaries.folder_of(self.options.profile), "SUITE": SUITE}

@@ -33,7 +33,7 @@ class Entry:
 
 
 def entries(repository: Path) -> dict[str, Entry]:
-    """Return all images: one for each Containerfile, and the two made for tests."""
+    """Return all images: one for each Containerfile, and the three made for tests."""
     result = {}
     for recipe in sorted((repository / "deploy" / "images").glob("*/Containerfile")):
         name = recipe.parent.name
@@ -42,4 +42,5 @@ def entries(repository: Path) -> dict[str, Entry]:
     result["busybox"] = Entry("busybox", ("docker.io/library/busybox:latest",))
     disks = tuple(f"docker.io/{disk}:latest" for disk in GUEST_DISKS)
     result["guest"] = Entry("guest", (f"{OWN}/guest:dev", *disks))
+    result["bare-guest"] = Entry("bare-guest", (f"{OWN}/bare-guest:dev",))
     return result

@@ -58,7 +58,7 @@ spec:
         devices: {disks: [{name: root, disk: {bus: virtio}}]}
       volumes:
         - name: root
-          containerDisk: {image: "kubevirt/fedora-cloud-container-disk-demo:latest", imagePullPolicy: IfNotPresent}
+          containerDisk: {image: "localhost/drydock/bare-guest:dev", imagePullPolicy: IfNotPresent}
 """
 
 Test = Callable[[Cluster, Progress], None]

@@ -24,6 +24,8 @@ PATIENCE_SECONDS = 120
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 NAMESPACE = "console-tests"
 IMAGE = "kubevirt/fedora-cloud-container-disk-demo:latest"
+# A guest without an operating system, which starts at once.
+BARE_IMAGE = "localhost/drydock/bare-guest:dev"
 
 
 def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
@@ -61,7 +63,9 @@ def until(what: str, holds: Callable[[], Any]) -> Any:
     raise AssertionError(f"waited {PATIENCE_SECONDS} s for {what}")
 
 
-def machine(name: str, strategy: str = "LiveMigrate", node: str | None = None) -> dict[str, Any]:
+def machine(
+    name: str, strategy: str = "LiveMigrate", node: str | None = None, image: str = BARE_IMAGE
+) -> dict[str, Any]:
     """The manifest of a small virtual machine, for one node if that is named."""
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 10,
@@ -70,7 +74,7 @@ def machine(name: str, strategy: str = "LiveMigrate", node: str | None = None) -
             "resources": {"requests": {"memory": "96Mi"}},
             "devices": {"disks": [{"name": "root", "disk": {"bus": "virtio"}}]},
         },
-        "volumes": [{"name": "root", "containerDisk": {"image": IMAGE, "imagePullPolicy": "IfNotPresent"}}],
+        "volumes": [{"name": "root", "containerDisk": {"image": image, "imagePullPolicy": "IfNotPresent"}}],
     }
     if node:
         spec["nodeSelector"] = {"kubernetes.io/hostname": node}

@@ -7,7 +7,7 @@ import unittest
 from typing import Any
 
 from axe_playwright_python.sync_playwright import Axe
-from console import NAMESPACE, READ, Case, apply, controllers_apart, got, kubectl, machine, node_of, until, user
+from console import IMAGE, NAMESPACE, READ, Case, apply, controllers_apart, got, kubectl, machine, node_of, until, user
 from playwright.sync_api import Page, expect
 
 NAME = "guest"
@@ -52,7 +52,7 @@ class Guests(Case):
         until("a controller on each of two nodes", controllers_apart)
 
     def test_console_of_a_guest_shows_what_is_typed_and_printed(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         page = self.page(self.console(), GUEST)
         page.get_by_role("link", name="Console").click()
         log_in(page)
@@ -81,7 +81,7 @@ class Guests(Case):
         expect(page.get_by_label("Text")).to_have_value("")
 
     def test_markup_of_a_guest_is_text(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         page = self.page(self.console(), CONSOLE)
         log_in(page)
         page.keyboard.type("clear; printf '<img src=x onerror=alert(1)>\\033[31m</div><b>red</b>\\033[0m\\n'\n")
@@ -91,7 +91,7 @@ class Guests(Case):
         self.assertEqual(page.locator("#terminal > .row").count(), 24)
 
     def test_display_shows_the_guest_and_takes_its_keyboard(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         console = self.console()
         serial = self.page(console, CONSOLE)
         log_in(serial)
@@ -135,7 +135,7 @@ class Guests(Case):
         return notice.inner_text().partition("#key=")[2].split()[0]
 
     def test_second_console_takes_it_and_the_first_shows_that(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         first = self.page(self.console(), CONSOLE)
         log_in(first)
         second = self.page(self.console(), CONSOLE)
@@ -148,7 +148,7 @@ class Guests(Case):
         expect(second.locator("#state")).to_contain_text("Another client has taken the console")
 
     def test_display_is_taken_only_on_request(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         first = self.page(self.console(), DISPLAY)
         expect(first.locator("#canvas")).to_be_visible()
         second = self.page(self.console(), DISPLAY)
@@ -159,7 +159,7 @@ class Guests(Case):
         expect(first.locator("#state")).to_contain_text("Another client has taken the display")
 
     def test_closing_the_tab_leaves_the_display_to_others(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         first = self.page(self.console(), DISPLAY)
         expect(first.locator("#canvas")).to_be_visible()
         first.goto("about:blank")
@@ -172,7 +172,7 @@ class Guests(Case):
         return "Connected" in page.locator("#state").inner_text()
 
     def test_console_follows_a_guest_that_migrates_and_ends_with_it(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         page = self.page(self.console(), CONSOLE)
         log_in(page)
         shown = self.page(self.console(), DISPLAY)
@@ -199,7 +199,7 @@ class Guests(Case):
         expect(page.locator("#terminal")).to_contain_text("66-there")
 
     def test_user_without_the_right_sees_which_is_missing(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         with user("console-viewer", READ) as name:
             page = self.page(self.console("--as", name), GUEST)
             for label, resource in (("Console", "console"), ("Display", "vnc")):
@@ -211,7 +211,7 @@ class Guests(Case):
             self.assertEqual(page.locator("#terminal").count(), 0)
 
     def test_console_that_only_reads_shows_the_display_alone(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         console = self.console("--read-only")
         page = self.page(console, GUEST)
         expect(page.get_by_role("button", name="Console")).to_be_disabled()
@@ -238,7 +238,7 @@ class Guests(Case):
         expect(page.locator("#unavailable")).to_contain_text("it does not run")
 
     def test_pages_of_a_guest_have_no_finding_of_axe(self) -> None:
-        self.running(machine(NAME))
+        self.running(machine(NAME, image=IMAGE))
         console = self.console()
         page = self.page(console)
         for scheme in ("light", "dark"):

@@ -19,7 +19,7 @@ use kube::{
 use crate::{
     Cluster,
     cluster::Begun,
-    guests::{NAMESPACE, instance, spec},
+    guests::{NAMESPACE, bare_instance, bare_spec},
     migrations::node_of,
     watching::{until, until_some},
 };
@@ -81,7 +81,12 @@ impl Cluster {
 
 /// Returns the manifest of a guest that counts, with an eviction strategy.
 pub fn counting(name: &str, strategy: &str) -> String {
-    instance(name, "count: 200ms").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
+    with_strategy(&bare_instance(name), strategy)
+}
+
+/// Returns the manifest of an instance with an eviction strategy.
+pub fn with_strategy(instance: &str, strategy: &str) -> String {
+    instance.replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
 }
 
 /// Returns the manifest of a guest with a ReadWriteOnce claim, so that it cannot be migrated.
@@ -96,7 +101,7 @@ pub fn immovable(name: &str, annotation: &str) -> String {
          runStrategy: Always\n  template:\n    metadata: {{annotations: {{{annotation}}}}}\n    spec:\n      \
          evictionStrategy: LiveMigrate\n{}",
         // The guest boots from the first disk.
-        spec("count: 1s", 6).replace(
+        bare_spec(6).replace(
             "      volumes:\n",
             &format!(
                 "          - {{name: data, disk: {{bus: virtio}}}}\n      volumes:\n      \

@@ -33,6 +33,10 @@ pub const NAMESPACE: &str = "default";
 /// The image of the guest, with the name in KubeVirt's documentation.
 pub const IMAGE: &str = "kubevirt/fedora-cloud-container-disk-demo:latest";
 
+/// The image of a guest without an operating system: it counts on its console, and it switches off when its power
+/// button is pressed. It starts at once, where Linux takes seconds of an emulated processor.
+pub const BARE_IMAGE: &str = "localhost/drydock/bare-guest:dev";
+
 /// Returns the manifest of a small VirtualMachineInstance; `control` are lines of the guest's `drydock:` map.
 pub fn instance(name: &str, control: &str) -> String {
     format!(
@@ -40,6 +44,16 @@ pub fn instance(name: &str, control: &str) -> String {
          spec:\n{}",
         spec(control, 2)
     )
+}
+
+/// Returns the manifest of a VirtualMachineInstance whose guest is that of [`BARE_IMAGE`].
+pub fn bare_instance(name: &str) -> String {
+    instance(name, "").replace(IMAGE, BARE_IMAGE)
+}
+
+/// Returns the spec of such a guest, indented by `depth` spaces.
+pub fn bare_spec(depth: usize) -> String {
+    spec("", depth).replace(IMAGE, BARE_IMAGE)
 }
 
 /// Returns the spec of a small guest, indented by `depth` spaces.

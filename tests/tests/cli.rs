@@ -7,7 +7,7 @@ use drydock_api::kubevirt::Phase;
 use drydock_cli::{Exit, Terminal};
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, instance},
+    guests::{NAMESPACE, bare_instance},
     migrations::node_of,
     watching::{until, until_some},
 };
@@ -96,7 +96,7 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
 /// Starts a guest that can move and one that is pinned to the same node. Returns the node.
 async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
     let with = |name: &str, strategy: &str| {
-        instance(name, "count: 1s").replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
+        bare_instance(name).replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
     };
     cluster.apply(&with("mover", "LiveMigrate")).await?;
     cluster.until_phase("mover", Phase::Running).await?;
@@ -203,7 +203,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
         let nodes = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"])?;
         nodes.trim().to_owned()
     };
-    let pinned = instance("pinned", "count: 1s").replace(
+    let pinned = bare_instance("pinned").replace(
         "spec:\n",
         &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );

@@ -11,7 +11,7 @@ use drydock_api::kubevirt::Phase;
 use drydock_cli::{Exit, run_live};
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, instance},
+    guests::{NAMESPACE, bare_instance},
     watching::until_some,
 };
 use nix::pty::{Winsize, openpty};
@@ -68,7 +68,7 @@ async fn drain_is_drawn_on_terminals_of_80_and_40_columns() -> Result<()> {
         nodes.trim().to_owned()
     };
     // No other node has the label of this one.
-    let pinned = instance("pinned", "count: 1s").replace(
+    let pinned = bare_instance("pinned").replace(
         "spec:\n",
         &format!("spec:\n  evictionStrategy: LiveMigrate\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );

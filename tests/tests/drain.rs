@@ -22,9 +22,9 @@ use drydock_tests::{
     Cluster,
     drains::{
         FOLDER, GUESTS_ALONE, clean_for_drains, counting, delete_claims, drain, drain_begun, immovable, left, mark_of,
-        started_on_the_first, until_drain, until_node_condition, until_on,
+        started_on_the_first, until_drain, until_node_condition, until_on, with_strategy,
     },
-    guests::{NAMESPACE, condition, instance, meanwhile},
+    guests::{NAMESPACE, bare_instance, condition, instance, meanwhile},
     migrations::{migrations_of, node_of},
     session::Session,
     watching::{until, until_some},
@@ -46,7 +46,8 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let names = ["one", "two", "three"];
-    let guests = names.map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    let guest = |name| with_strategy(&instance(name, "count: 200ms"), "LiveMigrate");
+    let guests = names.map(|name| (name, guest(name), "True"));
     started_on_the_first(&cluster, &guests).await?;
 
     // A replica of the controller may be on the node too, and is then evicted during the drain.
@@ -696,7 +697,7 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
     let cluster = clean_for_drains().await?;
-    cluster.apply(&instance("silent", "count: 200ms")).await?;
+    cluster.apply(&bare_instance("silent")).await?;
     cluster
         .until_vm_condition("silent", types::LIVE_MIGRATABLE, "True")
         .await?;

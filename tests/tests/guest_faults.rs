@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names, names::conditions as types};
 use drydock_tests::{
     Cluster, agent,
-    guests::{Collector, NAMESPACE, condition, instance, only, spec, ticks, without_a_gap},
+    guests::{Collector, NAMESPACE, bare_instance, condition, instance, only, spec, ticks, without_a_gap},
     own_parts::AGENTS,
     watching::{until, until_some},
 };
@@ -17,10 +17,10 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 /// virsh in a launcher pod, connected to the pod's libvirtd.
 const VIRSH: &str = "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'";
 
-/// Returns the manifest of a guest that can only run on `node`.
-fn on(node: &str, name: &str, control: &str) -> String {
+/// Returns the manifest of an instance that can only run on `node`.
+fn on(node: &str, instance: &str) -> String {
     let selector = format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n");
-    instance(name, control).replace("spec:\n", &selector)
+    instance.replace("spec:\n", &selector)
 }
 
 /// Waits until a node is ready, or not ready.
@@ -80,7 +80,9 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "steady", &collector.ticking("200ms"))).await?;
+    cluster
+        .apply(&on(&node, &instance("steady", &collector.ticking("200ms"))))
+        .await?;
     let boot = collector.first_boot().await?;
     cluster.until_vm_condition("steady", "Ready", "True").await?;
     cluster
@@ -124,7 +126,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
     for name in ["kept", "deleted"] {
-        cluster.apply(&on(&node, name, "count: 200ms")).await?;
+        cluster.apply(&on(&node, &bare_instance(name))).await?;
     }
     for name in ["kept", "deleted"] {
         cluster.until_console(name, "drydock-guest ready").await?;
@@ -197,7 +199,7 @@ async fn guest_of_isolated_node_runs_on_and_agent_confirms_ends() -> Result<()> 
 async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = cluster.second().to_owned();
-    cluster.apply(&on(&node, "lost", "count: 1s")).await?;
+    cluster.apply(&on(&node, &bare_instance("lost"))).await?;
     cluster.until_console("lost", "drydock-guest ready").await?;
     cluster.until_vm_condition("lost", "Ready", "True").await?;
     let pod = cluster.launcher("lost").await?.name_any();
@@ -233,7 +235,7 @@ async fn guest_of_powered_off_node_is_kept_until_out_of_service() -> Result<()> 
     until_agent(&cluster, &node).await?;
 
     // The same without a deletion: the instance has failed with its node.
-    cluster.apply(&on(&node, "failed", "count: 1s")).await?;
+    cluster.apply(&on(&node, &bare_instance("failed"))).await?;
     cluster.until_console("failed", "drydock-guest ready").await?;
     cluster.until_phase("failed", Phase::Running).await?;
     cluster.embedded("stop", &[&node])?;
@@ -296,7 +298,7 @@ async fn force_deleted_pod_is_replaced_only_after_the_guest_ended() -> Result<()
     ensure!(first.uid().is_some());
 
     // A bare instance reports how it ended.
-    cluster.apply(&instance("bare", "count: 1s")).await?;
+    cluster.apply(&bare_instance("bare")).await?;
     cluster.until_vm_condition("bare", "Ready", "True").await?;
     let pod = cluster.launcher("bare").await?;
     delete_by_force(&cluster, &pod.name_any())?;
@@ -409,9 +411,9 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let collector = Collector::start(&cluster).await?;
     let node = cluster.first().to_owned();
-    cluster.apply(&on(&node, "hostile", "count: 1s")).await?;
+    cluster.apply(&on(&node, &bare_instance("hostile"))).await?;
     cluster
-        .apply(&on(&node, "neighbour", &collector.ticking("200ms")))
+        .apply(&on(&node, &instance("neighbour", &collector.ticking("200ms"))))
         .await?;
     let boot = collector.first_boot().await?;
     for name in ["hostile", "neighbour"] {
@@ -436,8 +438,8 @@ async fn hostile_launcher_harms_only_the_own_guest() -> Result<()> {
         // and other guests are created and deleted.
         if number % 2 == 0 {
             let name = format!("visitor{number}");
-            // The guest is deleted before it has booted, when it does not react to a shutdown request.
-            let hurried = on(&node, &name, "count: 1s").replace("PeriodSeconds: 30", "PeriodSeconds: 0");
+            // The guest may be deleted before it has started and reacts to a shutdown request.
+            let hurried = on(&node, &bare_instance(&name)).replace("PeriodSeconds: 30", "PeriodSeconds: 0");
             cluster.apply(&hurried).await?;
             cluster
                 .until_vm_condition(&name, "Ready", "True")

@@ -7,7 +7,7 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
-    guests::{Collector, NAMESPACE, condition, instance, only, ticks, without_a_gap},
+    guests::{Collector, NAMESPACE, bare_instance, condition, instance, only, ticks, without_a_gap},
     own_parts::AGENTS,
     watching::{until, until_some},
 };
@@ -228,7 +228,7 @@ async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
         ("destroyed", Phase::Failed, "GuestDestroyed"),
         ("launcher-killed", Phase::Failed, "LauncherLost"),
     ] {
-        cluster.apply(&instance(case, "count: 1s")).await?;
+        cluster.apply(&bare_instance(case)).await?;
         cluster.until_console(case, "drydock-guest ready").await?;
         cluster.until_vm_condition(case, "Ready", "True").await?;
         let pod = cluster.launcher(case).await?.name_any();
@@ -269,7 +269,7 @@ async fn each_end_of_a_guest_is_reported_with_phase_and_reason() -> Result<()> {
 async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // The feature belongs to the minimum CPU model, so the pod selects the label of that model.
-    let manifest = instance("nowhere", "count: 1s")
+    let manifest = bare_instance("nowhere")
         .replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n")
         .replace("  domain:\n", "  domain:\n    cpu: {features: [{name: sse2}]}\n");
     cluster.apply(&manifest).await?;
@@ -301,8 +301,7 @@ async fn a_waiting_pod_is_made_anew_when_the_configuration_changes() -> Result<(
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn unschedulable_instance_reports_why_until_a_node_fits() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    let manifest =
-        instance("picky", "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
+    let manifest = bare_instance("picky").replace("spec:\n", "spec:\n  nodeSelector: {example.com/ssd: \"true\"}\n");
     cluster.apply(&manifest).await?;
     let stuck = cluster.until_vm_condition("picky", "PodScheduled", "False").await?;
     let conditions = stuck.status.unwrap_or_default().conditions;
@@ -337,7 +336,7 @@ async fn unschedulable_instance_reports_why_until_a_node_fits() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn missing_secret_is_named_until_created() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    let manifest = instance("secretive", "count: 1s");
+    let manifest = bare_instance("secretive");
     let (before, _) = manifest.split_once("      userData: |").context("no user data")?;
     cluster
         .apply(&format!("{before}      secretRef: {{name: login}}\n"))
@@ -373,7 +372,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
         &["apply"],
         "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: restricted\n  labels: {pod-security.kubernetes.io/enforce: restricted}\n",
     )?;
-    let manifest = instance("strict", "count: 1s").replace("namespace: default", "namespace: restricted");
+    let manifest = bare_instance("strict").replace("namespace: default", "namespace: restricted");
     cluster.apply(&manifest).await?;
     let api: Api<VirtualMachineInstance> = Api::namespaced(cluster.client.clone(), "restricted");
     let running = until(api, "strict", "Running", |vmi| vmi.phase() == Some(Phase::Running)).await;
@@ -414,7 +413,7 @@ async fn a_launcher_keeps_to_the_restricted_standard_and_has_no_token() -> Resul
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn an_instance_that_starts_paused_waits() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    let manifest = instance("later", "count: 1s").replace("spec:\n", "spec:\n  startStrategy: Paused\n");
+    let manifest = bare_instance("later").replace("spec:\n", "spec:\n  startStrategy: Paused\n");
     cluster.apply(&manifest).await?;
     let paused = cluster.until_vm_condition("later", "Paused", "True").await?;
     assert_eq!(condition(&paused, "Paused").1, "PausedByUser");
@@ -433,7 +432,7 @@ async fn an_instance_that_starts_paused_waits() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn deleted_instance_shuts_the_guest_down_and_leaves_nothing() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
-    cluster.apply(&instance("leaving", "count: 1s")).await?;
+    cluster.apply(&bare_instance("leaving")).await?;
     cluster.until_console("leaving", "drydock-guest ready").await?;
     let pod = cluster.launcher("leaving").await?;
     let following = LogParams {

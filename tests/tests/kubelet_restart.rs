@@ -11,7 +11,7 @@ use drydock_api::{
 use drydock_core::launcher_pod::guest_label;
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, instance, ticks, without_a_gap},
+    guests::{NAMESPACE, bare_instance, ticks, without_a_gap},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
@@ -29,7 +29,7 @@ const GUESTS: [&str; 2] = ["named", "like-the-host"];
 /// Returns the manifest of a small guest that selects [`OWN`], with additional lines of its domain.
 fn guest(name: &str, domain: &str) -> String {
     let selector = format!("spec:\n  nodeSelector: {{{OWN}: here}}\n");
-    instance(name, "count: 200ms")
+    bare_instance(name)
         .replace("spec:\n", &selector)
         .replace("  domain:\n", &format!("  domain:\n{domain}"))
 }

@@ -7,7 +7,7 @@ use drydock_api::kubevirt::{
 };
 use drydock_tests::{
     Cluster,
-    guests::{self, NAMESPACE, instance, spec},
+    guests::{self, BARE_IMAGE, IMAGE, NAMESPACE, bare_instance, bare_spec, instance},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -42,7 +42,7 @@ fn machine(name: &str, strategy: RunStrategy) -> String {
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
          spec:\n  runStrategy: {}\n  template:\n    metadata: {{labels: {{app: {name}}}}}\n    spec:\n{}",
         strategy.as_str(),
-        spec("count: 1s", 6)
+        bare_spec(6)
     )
 }
 
@@ -51,7 +51,7 @@ fn replica_set(name: &str, replicas: i32) -> String {
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstanceReplicaSet\n\
          metadata: {{name: {name}, namespace: {NAMESPACE}}}\nspec:\n  replicas: {replicas}\n  \
          selector: {{matchLabels: {{app: {name}}}}}\n  template:\n    metadata: {{labels: {{app: {name}}}}}\n    spec:\n{}",
-        spec("count: 1s", 6)
+        bare_spec(6)
     )
 }
 
@@ -289,7 +289,8 @@ async fn halted_stops_the_guest_and_deleted_machine_leaves_nothing() -> Result<(
 async fn changed_template_requires_a_restart_and_applies_then() -> Result<()> {
     let cluster = clean().await?;
     let name = "changing";
-    cluster.apply(&machine(name, RunStrategy::Always)).await?;
+    let machine = machine(name, RunStrategy::Always).replace(BARE_IMAGE, IMAGE);
+    cluster.apply(&machine).await?;
     let first = until_running(&cluster, name, None).await?;
     let running = until_printable_status(&cluster, name, &["Running"]).await?;
     assert_eq!(condition(&running, "RestartRequired"), None);
@@ -392,7 +393,7 @@ async fn hindrance_of_a_machine_start_is_named() -> Result<()> {
 async fn an_instance_of_the_same_name_is_neither_used_nor_deleted() -> Result<()> {
     let cluster = clean().await?;
     let name = "taken";
-    cluster.apply(&instance(name, "count: 1s")).await?;
+    cluster.apply(&bare_instance(name)).await?;
     let bare = until_running(&cluster, name, None).await?;
     cluster.apply(&machine(name, RunStrategy::Always)).await?;
     assert_eq!(

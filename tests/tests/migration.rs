@@ -19,7 +19,7 @@ use drydock_core::{launcher_pod::made_for, mask};
 use drydock_tests::{
     Cluster, agent,
     cluster::setting,
-    guests::{Collector, IMAGE, NAMESPACE, instance, only, ticks, without_a_gap},
+    guests::{Collector, IMAGE, NAMESPACE, bare_instance, instance, only, ticks, without_a_gap},
     migrations::{NODE_LABEL, how_it_went, node_of, required_features, waiting},
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
@@ -467,7 +467,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
 async fn rejected_target_pod_is_replaced_and_the_guest_moves() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "rejected";
-    cluster.apply(&instance(name, "count: 200ms")).await?;
+    cluster.apply(&bare_instance(name)).await?;
     let before = cluster.until_vm_condition(name, types::LIVE_MIGRATABLE, "True").await?;
     let source = node_of(&before)?;
     let target = cluster.nodes.iter().find(|node| **node != source).context("one node")?;
@@ -532,7 +532,7 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
     // No leftover blocks the next instance with this name.
     cluster.delete(&["vmi", "torn", "--namespace", NAMESPACE])?;
     cluster.limit_migrations("parallelMigrationsPerCluster: 2").await?;
-    cluster.apply(&instance("torn", "count: 200ms")).await?;
+    cluster.apply(&bare_instance("torn")).await?;
     cluster
         .until_vm_condition("torn", types::LIVE_MIGRATABLE, "True")
         .await?;
@@ -772,7 +772,7 @@ async fn migration_of_an_immovable_instance_is_refused() -> Result<()> {
         cluster.migrate("nobody").await,
         "the VMI \"nobody\" does not exist under the cluster",
     )?;
-    cluster.apply(&instance("single", "count: 1s")).await?;
+    cluster.apply(&bare_instance("single")).await?;
     cluster
         .until_vm_condition("single", types::LIVE_MIGRATABLE, "True")
         .await?;

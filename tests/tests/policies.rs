@@ -11,7 +11,7 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
-    guests::{NAMESPACE, instance},
+    guests::{NAMESPACE, bare_instance},
     watching::until,
 };
 use k8s_openapi::api::{
@@ -200,7 +200,7 @@ async fn agent_may_write_only_the_own_hypervisor_and_lease() -> Result<()> {
 /// Creates an instance that fits no node, so that only the test writes its status. The administrator sets its node to
 /// `node`.
 async fn parked(cluster: &Cluster, name: &str, node: &str) -> Result<Api<VirtualMachineInstance>> {
-    let manifest = instance(name, "count: 1s").replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
+    let manifest = bare_instance(name).replace("spec:\n", "spec:\n  nodeSelector: {example.com/no: where}\n");
     cluster.apply(&manifest).await?;
     cluster.until_phase(name, Phase::Scheduling).await?;
     let status = json!({"status": {

@@ -8,7 +8,7 @@ use drydock_api::kubevirt::{
 use drydock_core::subresources::KUBEVIRT_VERSION;
 use drydock_tests::{
     Cluster,
-    guests::{NAMESPACE, spec},
+    guests::{NAMESPACE, bare_spec},
     migrations::{migrations_of, node_of},
     watching::{until, until_some},
 };
@@ -22,7 +22,7 @@ fn machine(name: &str) -> String {
     format!(
         "apiVersion: kubevirt.io/v1\nkind: VirtualMachine\nmetadata: {{name: {name}, namespace: {NAMESPACE}}}\n\
          spec:\n  runStrategy: Halted\n  template:\n    spec:\n{}",
-        spec("count: 1s", 6)
+        bare_spec(6)
     )
 }
 

@@ -13,7 +13,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from guest import disk, seed
+from guest import bare, disk, seed
 from guest.machine import Machine, drive
 
 CACHE = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")) / "images" / "guest"
@@ -147,6 +147,18 @@ class Boot(unittest.TestCase):
             machine.type("poweroff\n")
             machine.expect(r"drydock-guest power off up=")
             self.assertEqual(machine.wait(), 0)
+
+    def test_guest_without_operating_system(self) -> None:
+        boots = set()
+        for bus in ("virtio", "sata"):
+            with Machine(drive(bare.build(CACHE.parent / "bare-guest"), bus), self.scratch) as machine:
+                boots.add(machine.expect(r"^drydock-guest ready boot=([0-9a-f]{8}) data=none$")[1])
+                ticks = [
+                    int(machine.expect(r"^tick (\d+) boot=[0-9a-f]{8} up=\d+\.\d{3}$")[1]) for _ in range(5)
+                ]
+                self.assertEqual(ticks, [1, 2, 3, 4, 5], "a tick is missing or came twice")
+                self.power_off(machine)
+        self.assertEqual(len(boots), 2, "two boots have one number")
 
     def log_in(self, machine: Machine, account: str, password: str) -> None:
         machine.expect(r"login: ")

@@ -15,24 +15,35 @@ data_mount() {
     return 1
 }
 
+data_find() {
+    if data_mount cidata CIDATA; then
+        DATA=nocloud
+    elif data_mount config-2 CONFIG-2; then
+        DATA=configdrive
+    else
+        return 1
+    fi
+}
+
 data_read() {
     mkdir -p $D
     : >$D/user; : >$D/meta; : >$D/network; : >$D/kernel
     data_kernel
-    if data_mount cidata CIDATA; then
-        DATA=nocloud
+    # It may be on a disk of the controller that is still trying its ports.
+    data_find || { wait "$ata"; data_find; } || return
+    case $DATA in
+    nocloud)
         data_flatten user-data user
         data_flatten meta-data meta
         data_flatten network-config network
         cp $D/disk/user-data $D/user-data 2>/dev/null
-    elif data_mount config-2 CONFIG-2; then
-        DATA=configdrive
+        ;;
+    configdrive)
         data_flatten openstack/latest/user_data user
         data_flatten openstack/latest/meta_data.json meta
         cp $D/disk/openstack/latest/user_data $D/user-data 2>/dev/null
-    else
-        return
-    fi
+        ;;
+    esac
     umount $D/disk
 }
 
