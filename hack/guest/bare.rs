@@ -3,7 +3,7 @@
 //! It runs as soon as the BIOS has read one sector, which saves an emulated processor the four seconds that Linux
 //! takes. Nothing else is in it: no network, no disk, no login.
 //!
-//! The lines are those of the guest with Linux: `tick N boot=... up=...`. Ports and registers are those of the
+//! The lines are those of the guest with Linux: `tick N boot=... up=... late=...ms`. Ports and registers are those of the
 //! machines that QEMU emulates: UART 16550 (COM1), interrupt controller 8259, timer 8254, clock MC146818, and ACPI's
 //! fixed hardware (ACPI specification 6.5, 4.8.3).
 
@@ -273,7 +273,7 @@ unsafe extern "C" fn run() -> ! {
         let (power, boot) = (Power::find(), boot_number());
         start_timer();
         let _ = writeln!(console, "drydock-guest ready boot={boot:08x} data=none");
-        let (mut number, mut due) = (1_u64, 0);
+        let (mut number, mut due) = (1_u64, 1);
         loop {
             let now = wait();
             let (seconds, millis) = (now * PERIOD / 1000, now * PERIOD % 1000);
@@ -282,7 +282,8 @@ unsafe extern "C" fn run() -> ! {
                 power.off();
             }
             if now >= due {
-                let _ = writeln!(console, "tick {number} boot={boot:08x} up={seconds}.{millis:03}");
+                let late = (now - due) * PERIOD;
+                let _ = writeln!(console, "tick {number} boot={boot:08x} up={seconds}.{millis:03} late={late}ms");
                 number += 1;
                 // Times missed in a standstill are not caught up in a burst.
                 due = if now - due > EVERY { now } else { due } + EVERY;

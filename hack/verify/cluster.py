@@ -24,9 +24,8 @@ from .runner import REPOSITORY
 from .runner import run as command
 from .rust import ClusterTests, cluster_tests
 
-# Half of a test is waiting, for a kubelet or a guest, so two clusters side by side keep two processors busy. With three,
-# they are never idle, but each test takes so much longer that nothing is gained.
-NAMES = ("verify", "verify-2")
+# Half of a test is waiting, for a kubelet or a guest. Two clusters side by side leave a third of two processors idle.
+NAMES = ("verify", "verify-2", "verify-3")
 SELFTEST = "selftest"
 
 # The tests in a browser, as if they were a file of the others.

@@ -154,7 +154,7 @@ class Boot(unittest.TestCase):
             with Machine(drive(bare.build(CACHE.parent / "bare-guest"), bus), self.scratch) as machine:
                 boots.add(machine.expect(r"^drydock-guest ready boot=([0-9a-f]{8}) data=none$")[1])
                 ticks = [
-                    int(machine.expect(r"^tick (\d+) boot=[0-9a-f]{8} up=\d+\.\d{3}$")[1]) for _ in range(5)
+                    int(machine.expect(r"^tick (\d+) boot=[0-9a-f]{8} up=\d+\.\d{3} late=\d+ms$")[1]) for _ in range(5)
                 ]
                 self.assertEqual(ticks, [1, 2, 3, 4, 5], "a tick is missing or came twice")
                 self.power_off(machine)
