@@ -1,7 +1,7 @@
 //! A guest without an operating system: it counts on its console and obeys the power button.
 //!
-//! It runs as soon as the BIOS has read one sector, which saves an emulated processor the four seconds that Linux
-//! takes. Nothing else is in it: no network, no disk, no login.
+//! The BIOS starts it, which saves an emulated processor the four seconds that Linux takes. Nothing else is in it: no
+//! network, no disk, no login.
 //!
 //! The lines are those of the guest with Linux: `tick N boot=... up=... late=...ms`. Ports and registers are those of the
 //! machines that QEMU emulates: UART 16550 (COM1), interrupt controller 8259, timer 8254, clock MC146818, and ACPI's
@@ -81,7 +81,7 @@ packet:
     .global interrupted_by_timer
 interrupted_by_timer:
     pushq %rax
-    incq periods(%rip)
+    incq PERIODS(%rip)
     movb $0x20, %al
     outb %al, $0x20
     popq %rax
@@ -114,14 +114,14 @@ unsafe extern "C" {
 
 /// Periods of the timer so far: written by its interrupt, which comes only in `wait`.
 #[unsafe(no_mangle)]
-static mut periods: u64 = 0;
+static mut PERIODS: u64 = 0;
 
-/// Milliseconds between two interrupts of the timer.
-const PERIOD: u64 = 50;
+/// Time between two interrupts of the timer.
+const PERIOD_MILLIS: u64 = 50;
 /// Periods between two ticks.
 const EVERY: u64 = 4;
 /// The timer counts 1,193,182 times a second.
-const TIMER: u32 = 1_193_182 / (1000 / PERIOD as u32);
+const TIMER: u32 = 1_193_182 / (1000 / PERIOD_MILLIS as u32);
 
 unsafe fn write_8(port: u16, value: u8) {
     unsafe { asm!("out dx, al", in("dx") port, in("al") value, options(nomem, nostack)) }
@@ -176,7 +176,11 @@ unsafe fn start_timer() {
     struct Pointer(u16, u64);
     static mut HANDLERS: [[u64; 2]; 256] = [[0; 2]; 256];
     for number in 0..256 {
-        let handler = if number == 0x20 { interrupted_by_timer as *const () } else { interrupted as *const () } as u64;
+        let handler = if number == 0x20 {
+            interrupted_by_timer as *const ()
+        } else {
+            interrupted as *const ()
+        } as u64;
         // An interrupt gate of the code segment, in the first 64 KiB.
         unsafe { HANDLERS[number] = [(handler & 0xffff) | (8 << 16) | (0x8e00 << 32), 0] }
     }
@@ -184,9 +188,16 @@ unsafe fn start_timer() {
         let pointer = Pointer(4095, addr_of!(HANDLERS) as u64);
         asm!("lidt [{}]", in(reg) &pointer, options(nostack));
         // Interrupts 0-7 become 0x20-0x27, 8-15 become 0x28-0x2f, and all but the timer's are masked.
-        for (port, value) in
-            [(0x20, 0x11), (0xa0, 0x11), (0x21, 0x20), (0xa1, 0x28), (0x21, 4), (0xa1, 2), (0x21, 1), (0xa1, 1)]
-        {
+        for (port, value) in [
+            (0x20, 0x11),
+            (0xa0, 0x11),
+            (0x21, 0x20),
+            (0xa1, 0x28),
+            (0x21, 4),
+            (0xa1, 2),
+            (0x21, 1),
+            (0xa1, 1),
+        ] {
             write_8(port, value);
         }
         write_8(0x21, 0xfe);
@@ -202,7 +213,7 @@ unsafe fn wait() -> u64 {
     unsafe {
         // The interrupt's frame must not lie where a function keeps values below the stack pointer.
         asm!("sub rsp, 256", "sti", "hlt", "cli", "add rsp, 256");
-        addr_of_mut!(periods).read_volatile()
+        addr_of_mut!(PERIODS).read_volatile()
     }
 }
 
@@ -223,12 +234,17 @@ impl Power {
     /// Finds the registers by the table FADT, and takes over from the firmware.
     unsafe fn find() -> Option<Self> {
         unsafe {
-            let root = (0xe_0000..0x10_0000).step_by(16).find(|&place| &read::<[u8; 8]>(place) == b"RSD PTR ")?;
+            let root = (0xe_0000..0x10_0000)
+                .step_by(16)
+                .find(|&place| &read::<[u8; 8]>(place) == b"RSD PTR ")?;
             let tables = read::<u32>(root + 16) as usize;
             let end = tables + read::<u32>(tables + 4) as usize;
             let mut all = (tables + 36..end).step_by(4).map(|entry| read::<u32>(entry) as usize);
             let fixed = all.find(|&table| &read::<[u8; 4]>(table) == b"FACP")?;
-            let power = Self { events: read(fixed + 56), control: read(fixed + 64) };
+            let power = Self {
+                events: read(fixed + 56),
+                control: read(fixed + 64),
+            };
             let (command, enable) = (read::<u16>(fixed + 48), read::<u8>(fixed + 52));
             if command != 0 {
                 write_8(command, enable);
@@ -276,14 +292,17 @@ unsafe extern "C" fn run() -> ! {
         let (mut number, mut due) = (1_u64, 1);
         loop {
             let now = wait();
-            let (seconds, millis) = (now * PERIOD / 1000, now * PERIOD % 1000);
+            let (seconds, millis) = (now * PERIOD_MILLIS / 1000, now * PERIOD_MILLIS % 1000);
             if let Some(power) = power.as_ref().filter(|power| power.is_pressed()) {
                 let _ = writeln!(console, "drydock-guest power off up={seconds}.{millis:03}s");
                 power.off();
             }
             if now >= due {
-                let late = (now - due) * PERIOD;
-                let _ = writeln!(console, "tick {number} boot={boot:08x} up={seconds}.{millis:03} late={late}ms");
+                let late = (now - due) * PERIOD_MILLIS;
+                let _ = writeln!(
+                    console,
+                    "tick {number} boot={boot:08x} up={seconds}.{millis:03} late={late}ms"
+                );
                 number += 1;
                 // Times missed in a standstill are not caught up in a burst.
                 due = if now - due > EVERY { now } else { due } + EVERY;
