@@ -7,7 +7,7 @@ Suites, in this order (name some to run only those):
   rust      unit, property and expected-output tests of all crates
   embedded  the embedded Kubernetes tried out
   crates    each crate built alone, dependencies' licences and versions
-  cluster   end-to-end tests on three embedded clusters of their own side by side, taken away afterwards
+  cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
 
 Each starts when those before it have ended, but embedded beside rust, and crates and cluster beside each other. What embedded
 and cluster need is built from the start on.

@@ -19,7 +19,7 @@ use kube::{
 use crate::{
     Cluster,
     cluster::Begun,
-    guests::{NAMESPACE, bare_instance, bare_spec},
+    guests::{NAMESPACE, bare_instance, bare_spec, instance},
     migrations::node_of,
     watching::{until, until_some},
 };
@@ -84,8 +84,12 @@ pub fn counting(name: &str, strategy: &str) -> String {
     with_strategy(&bare_instance(name), strategy)
 }
 
-/// Returns the manifest of an instance with an eviction strategy.
-pub fn with_strategy(instance: &str, strategy: &str) -> String {
+/// Returns the same for a guest with Linux, whose memory takes a while to move.
+pub fn counting_on_linux(name: &str, strategy: &str) -> String {
+    with_strategy(&instance(name, "count: 200ms"), strategy)
+}
+
+fn with_strategy(instance: &str, strategy: &str) -> String {
     instance.replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
 }
 

@@ -11,7 +11,7 @@ use drydock_api::kubevirt::names::conditions;
 use drydock_tests::{
     Cluster,
     display::Display,
-    guests::{bare_instance, instance},
+    guests::instance,
     session::Session,
     watching::{until, until_some},
 };
@@ -168,7 +168,7 @@ async fn admissions_streams_and_migrations_outlast_renewals() -> Result<()> {
     cluster.controllers_apart().await?;
     let (guest, mover) = ("watched", "mover");
     cluster.apply(&instance(guest, "count: 1s\nlisten: 7")).await?;
-    cluster.apply(&bare_instance(mover)).await?;
+    cluster.apply(&instance(mover, "count: 1s")).await?;
     for name in [guest, mover] {
         cluster.until_console(name, "drydock-guest ready").await?;
         cluster

@@ -21,10 +21,10 @@ use drydock_core::{mask, placement::PodShare, quantity};
 use drydock_tests::{
     Cluster,
     drains::{
-        FOLDER, GUESTS_ALONE, clean_for_drains, counting, delete_claims, drain, drain_begun, immovable, left, mark_of,
-        started_on_the_first, until_drain, until_node_condition, until_on, with_strategy,
+        FOLDER, GUESTS_ALONE, clean_for_drains, counting, counting_on_linux, delete_claims, drain, drain_begun,
+        immovable, left, mark_of, started_on_the_first, until_drain, until_node_condition, until_on,
     },
-    guests::{NAMESPACE, bare_instance, condition, instance, meanwhile},
+    guests::{NAMESPACE, bare_instance, condition, meanwhile},
     migrations::{migrations_of, node_of},
     session::Session,
     watching::{until, until_some},
@@ -46,8 +46,7 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let names = ["one", "two", "three"];
-    let guest = |name| with_strategy(&instance(name, "count: 200ms"), "LiveMigrate");
-    let guests = names.map(|name| (name, guest(name), "True"));
+    let guests = names.map(|name| (name, counting_on_linux(name, "LiveMigrate"), "True"));
     started_on_the_first(&cluster, &guests).await?;
 
     // A replica of the controller may be on the node too, and is then evicted during the drain.
@@ -401,7 +400,7 @@ async fn failed_evacuation_backs_off_ends_and_restarts_on_request() -> Result<()
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let name = "stubborn";
-    started_on_the_first(&cluster, &[(name, counting(name, "LiveMigrate"), "True")]).await?;
+    started_on_the_first(&cluster, &[(name, counting_on_linux(name, "LiveMigrate"), "True")]).await?;
     // Slow enough for the target to be deleted in the meantime.
     cluster
         .limit_migrations("bandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 0\nprogressTimeout: 0")

@@ -7,7 +7,9 @@ use drydock_api::leases::CONTROLLER_LEASE;
 use drydock_tests::{
     Cluster,
     cluster::{now, setting},
-    drains::{FLAGS, GUESTS_ALONE, clean_for_drains, counting, drain, started_on_the_first, until_on},
+    drains::{
+        FLAGS, GUESTS_ALONE, clean_for_drains, counting, counting_on_linux, drain, started_on_the_first, until_on,
+    },
     guests::meanwhile,
     own_parts::CONTROLLERS,
     watching::until_some,
@@ -114,7 +116,7 @@ impl Disturbance {
 async fn drain_completes_despite_control_plane_disturbances() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let nodes = [cluster.first().to_owned(), cluster.second().to_owned()];
-    let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting(name, "LiveMigrate"), "True"));
+    let guests = ["shaken-one", "shaken-two"].map(|name| (name, counting_on_linux(name, "LiveMigrate"), "True"));
     started_on_the_first(&cluster, &guests).await?;
     let kills: usize = setting("DRYDOCK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
     let mut disturbances = vec![Disturbance::LeaderKilled; kills];
