@@ -7,6 +7,7 @@ use drydock_api::kubevirt::Phase;
 use drydock_cli::{Exit, Terminal};
 use drydock_tests::{
     Cluster,
+    drains::counting,
     guests::{NAMESPACE, bare_instance},
     migrations::node_of,
     watching::{until, until_some},
@@ -95,13 +96,10 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
 
 /// Starts a guest that can move and one that is pinned to the same node. Returns the node.
 async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
-    let with = |name: &str, strategy: &str| {
-        bare_instance(name).replace("spec:\n", &format!("spec:\n  evictionStrategy: {strategy}\n"))
-    };
-    cluster.apply(&with("mover", "LiveMigrate")).await?;
+    cluster.apply(&counting("mover", "LiveMigrate")).await?;
     cluster.until_phase("mover", Phase::Running).await?;
     let node = node_of(&cluster.instances().get("mover").await?)?;
-    let pinned = with("stays", "None").replace(
+    let pinned = counting("stays", "None").replace(
         "spec:\n",
         &format!("spec:\n  nodeSelector: {{kubernetes.io/hostname: {node}}}\n"),
     );
