@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::{
     guests::NAMESPACE,
-    watching::{until_ok, until_some},
+    watching::{Stopwatch, until_ok, until_some},
 };
 
 /// The legacy ConfigMap.
@@ -610,6 +610,7 @@ impl Begun {
     /// If it failed, with its output.
     pub fn finish(mut self) -> Result<String> {
         let child = self.0.take().context("it is running")?;
+        let _stopwatch = Stopwatch::start("the rest of kubectl".to_owned());
         let done = child.wait_with_output()?;
         let output = format!(
             "{}{}",
@@ -652,6 +653,7 @@ pub fn setting(name: &str) -> Option<String> {
 }
 
 fn output(command: &mut Command) -> Result<String> {
+    let _stopwatch = Stopwatch::start(format!("{command:?}"));
     let done = command
         .stdin(Stdio::null())
         .output()

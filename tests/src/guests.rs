@@ -25,7 +25,7 @@ use tokio::{net::UdpSocket, sync::Mutex, task::JoinHandle};
 use crate::{
     Cluster,
     migrations::how_it_went,
-    watching::{until, until_ok, until_some},
+    watching::{Stopwatch, until, until_ok, until_some},
 };
 
 /// The namespace of tests' virtual machines.
@@ -461,6 +461,7 @@ impl Collector {
 
 /// Sleeps between two checks that something does *not* happen, for which there is no event.
 pub async fn meanwhile(span: Duration) {
+    let _stopwatch = Stopwatch::start("pause".to_owned());
     tokio::time::sleep(span).await;
 }
 

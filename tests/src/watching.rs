@@ -1,6 +1,10 @@
 //! Waiting for a value by watching, never for a fixed time.
 
-use std::{fmt::Debug, future::Future, time::Duration};
+use std::{
+    fmt::Debug,
+    future::Future,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, anyhow};
 use kube::{Api, Resource, runtime::wait::await_condition};
@@ -15,6 +19,8 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 /// Pauses between polls: most values are there within a moment, and a guest that boots is not polled too often.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// Waits of at least this length are printed.
+const LONG: Duration = Duration::from_secs(1);
 /// How much of the end of an object's text a failure shows, in bytes; the status is at the end.
 const SHOWN: usize = 4000;
 
@@ -27,6 +33,7 @@ where
     K: Resource + Clone + Debug + Send + DeserializeOwned + 'static,
 {
     let met = |object: Option<&K>| object.is_some_and(&condition);
+    let _stopwatch = Stopwatch::start(format!("{name}: {what}"));
     match timeout(PATIENCE, await_condition(api.clone(), name, met)).await {
         Ok(Ok(Some(object))) => Ok(object),
         Ok(Ok(None)) => Err(anyhow!("{name} has gone while waiting for {what}")),
@@ -69,6 +76,7 @@ pub async fn until_ok<T, F>(what: &str, mut poll: impl FnMut() -> F) -> Result<T
 where
     F: Future<Output = Result<std::result::Result<T, String>>>,
 {
+    let _stopwatch = Stopwatch::start(what.to_owned());
     let mut last = "not there yet".to_owned();
     let polling = async {
         let mut pause = SHORTEST_PAUSE;
@@ -85,4 +93,27 @@ where
         return result;
     }
     Err(anyhow!("waited in vain for {what}; the last result was: {last}"))
+}
+
+/// Prints how long something took, once it is over: the output of a test, which a failure shows, has where its time went.
+#[derive(Debug)]
+pub(crate) struct Stopwatch {
+    what: String,
+    begun: Instant,
+}
+
+impl Stopwatch {
+    pub(crate) fn start(what: String) -> Self {
+        let begun = Instant::now();
+        Self { what, begun }
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        let took = self.begun.elapsed();
+        if took >= LONG {
+            println!("{:.1} s: {}", took.as_secs_f64(), self.what);
+        }
+    }
 }
