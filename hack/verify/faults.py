@@ -33,7 +33,7 @@ Written by `hack/test --all-faults`, which tries a fault of every kind on every 
 migration, on two nodes with real guests. After each, once it is undone: the guest runs on exactly one node, no number
 of its count is missing or there twice, the objects say where it is, and it can be moved again. Where the fault hits the
 guest itself, its end is reported as such. `hack/test` tries the first
-twelve of a part in which each pair of kind, part, side and phase comes at least once
+nine of a part in which each pair of kind, part, side and phase comes at least once
 (`DRYDOCK_FAULTS_CASES=99`: all of that part).
 
 - *kill* is `kill -9`, *freeze* stops a process for longer than the deadlines (11 s and 8 s) and lets it go on, *cut*

@@ -52,7 +52,7 @@ const ATTEMPTS: usize = 3;
 const SEED: u64 = 1;
 /// Number of cases of the small set to run; overridden by the environment variable `DRYDOCK_FAULTS_CASES`. Those with
 /// the most pairs come first, and each takes half a minute.
-const CASES: usize = 12;
+const CASES: usize = 9;
 
 /// Runs cases on a cluster with deadlines of seconds, and restores the cluster.
 async fn tried(cases: &[Case], keep: impl FnMut(&Value) -> Result<()>) -> Result<()> {
