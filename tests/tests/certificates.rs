@@ -31,15 +31,15 @@ use serde_json::json;
 
 const SECRET: &str = "drydock-webhook-certificates";
 /// Renewals while streams are open. Each takes about five seconds, since a new CA has to be known everywhere first.
-const RENEWALS: usize = 24;
+const RENEWALS: usize = 14;
 /// Renewals after the controllers' restart, which ends the streams of those that were there.
-const RENEWALS_AFTER_RESTART: usize = 5;
+const RENEWALS_AFTER_RESTART: usize = 3;
 /// At this renewal the Secret is deleted.
-const DELETION: usize = 7;
+const DELETION: usize = 4;
 /// At this renewal a migration begins, which lasts for more than one.
-const MIGRATION: usize = 10;
+const MIGRATION: usize = 6;
 /// At this renewal the Secret's content is replaced by garbage.
-const GARBAGE: usize = 15;
+const GARBAGE: usize = 9;
 
 /// CAs valid for 20 seconds and certificates valid for 10, each renewed after a fifth of its lifetime. Migrations are slow.
 const LIFETIMES: &str = "apiVersion: hco.kubevirt.io/v1beta1\nkind: HyperConverged\nmetadata:\n  name: \

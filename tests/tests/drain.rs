@@ -46,7 +46,11 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let names = ["one", "two", "three"];
-    let guests = names.map(|name| (name, counting_on_linux(name, "LiveMigrate"), "True"));
+    let guests = [
+        (names[0], counting_on_linux(names[0], "LiveMigrate"), "True"),
+        (names[1], counting(names[1], "LiveMigrate"), "True"),
+        (names[2], counting(names[2], "LiveMigrate"), "True"),
+    ];
     started_on_the_first(&cluster, &guests).await?;
 
     // A replica of the controller may be on the node too, and is then evicted during the drain.

@@ -1,7 +1,7 @@
 //! Guests that modify their memory during a migration: whether the migration converges, what happens if it does not,
 //! and how that is reported.
 //!
-//! Four guests migrate concurrently, since each takes most of a minute: the limits of a migration are recorded with it
+//! Four guests migrate concurrently, since each takes half a minute: the limits of a migration are recorded with it
 //! when it starts.
 
 use anyhow::{Context, Result, ensure};
@@ -98,7 +98,7 @@ async fn check_stubborn(cluster: &Cluster, migration: &str, node: &str) -> Resul
     assert_eq!(source.reason.as_deref(), Some("CompletionTimeExceeded"));
     let why = source.message.unwrap_or_default();
     ensure!(
-        why.contains("of the 2 min that it may") && why.contains("it is given up"),
+        why.contains("of the 45 s that it may") && why.contains("it is given up"),
         "{why}"
     );
     // A guest that modifies the same few pages repeatedly modifies just what one pass can send. Whether that is
@@ -159,7 +159,7 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     let switched = migrate(&cluster, "switched", switching).await?;
     let pausing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 20\nallowWorkloadDisruption: true";
     let paused = migrate(&cluster, "paused", pausing).await?;
-    let nothing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 90";
+    let nothing = "bandwidthPerMigration: 8Mi\ncompletionTimeoutPerGiB: 45";
     let stubborn = migrate(&cluster, "stubborn", nothing).await?;
     let patient = "bandwidthPerMigration: 4Mi\ncompletionTimeoutPerGiB: 0";
     let calm = migrate(&cluster, "calm", patient).await?;
