@@ -9,8 +9,8 @@ Suites, in this order (name some to run only those):
   crates    each crate built alone, dependencies' licences and versions
   cluster   end-to-end tests on two embedded clusters of their own side by side, taken away afterwards
 
-Each starts when those before it have ended, but embedded beside rust, and crates and cluster beside each other. What embedded
-and cluster need is built from the start on.
+Style and python start at once, rust after style, embedded after python, crates after rust, cluster after embedded, whatever else
+runs then. What embedded and cluster need is built from the start on.
 
 `--quick` runs style and rust without what takes long: for every commit.
 
@@ -60,9 +60,16 @@ SUITES: dict[str, Suite] = {
 # Their programs are built from the start on: compilers of Rust leave a processor idle for a third of the style checks.
 ON_CLUSTERS = {"embedded", "cluster"}
 
-# Suites that one may run beside, of those before it. Rust's tests and an embedded cluster wait for guests and nodes more than
-# they compute, and crates takes the time that the clusters leave.
-BESIDE = {"embedded": {"rust"}, "crates": {"embedded"}, "cluster": {"crates"}}
+# Suites that one may run beside, of those before it. Those with clusters or guests wait more than they compute, and crates takes
+# the time that the others leave. Neither python nor cluster runs beside embedded, which checks at its end that nothing that belongs
+# to a cluster is left on the machine.
+BESIDE = {
+    "python": {"style"},
+    "rust": {"python"},
+    "embedded": {"style", "rust"},
+    "crates": {"python", "embedded"},
+    "cluster": {"python", "rust", "crates"},
+}
 
 
 def main(argv: list[str]) -> int:

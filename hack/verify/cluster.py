@@ -24,9 +24,9 @@ from .runner import REPOSITORY
 from .runner import run as command
 from .rust import ClusterTests, cluster_tests
 
-# Half of a test is waiting, for a kubelet or a guest. Two clusters side by side leave a fourth of two processors to what runs
-# beside them. With three nothing is left, and as each test takes longer by half, little is gained.
-NAMES = ("verify", "verify-2")
+# Half of a test is waiting, for a kubelet or a guest. Two clusters side by side leave a fourth of two processors idle, three
+# almost nothing.
+NAMES = ("verify", "verify-2", "verify-3")
 SELFTEST = "selftest"
 
 # The tests in a browser, as if they were a file of the others.

@@ -12,6 +12,7 @@ from pathlib import Path
 from embedded.progress import Progress
 
 from .outcome import Outcome
+from .runner import IDLE
 from .runner import run as command
 
 CRATES = (
@@ -28,9 +29,6 @@ CRATES = (
 )
 
 DENY_VERSION = "0.20.2"
-
-# Linux's scheduling policy for what may wait for everything else (util-linux).
-IDLE = ("chrt", "--idle", "0")
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:

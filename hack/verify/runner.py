@@ -11,6 +11,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+# Linux's scheduling policy for what may wait for everything else (util-linux).
+IDLE = ("chrt", "--idle", "0")
+
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 _running: set[subprocess.Popen[str]] = set()

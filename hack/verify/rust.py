@@ -14,7 +14,7 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .outcome import Outcome, of_libtest
-from .runner import REPOSITORY
+from .runner import IDLE, REPOSITORY
 from .runner import run as command
 
 # Several times what they take: one that hangs is to be reported as such.
@@ -24,7 +24,11 @@ MOST_SECONDS = 1500
 AT_ONCE = 3
 
 # Programs that take longest start first. By their targets' names.
-LONGEST = ("drydock_core", "hand_over", "drydock-controller", "drydock-agent")
+LONGEST = ("hand_over", "drydock-controller", "drydock-agent")
+
+# The program that waits for nothing, as the search does: both get the time that clusters and guests leave, and may end while
+# the cluster tests run.
+COMPUTES = "drydock_core"
 
 # The search of all that can happen to a migration visits millions of states: only for it, the rules are optimized.
 # Optimizing them for all takes longer than all their tests.
@@ -66,7 +70,8 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         return done
 
     def of(program: Program) -> Outcome:
-        return job(program.target, (str(program.path),), program.folder)
+        policy = IDLE if program.target in (COMPUTES, SEARCH) else ()
+        return job(program.target, (*policy, str(program.path)), program.folder)
 
     def search() -> Outcome:
         outcome = Outcome()
@@ -80,10 +85,11 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         return outcome
 
     outcome = Outcome()
-    with ThreadPoolExecutor(AT_ONCE) as lanes:
-        # It takes longest, so it starts first, and is built while others run.
-        jobs = [] if arguments.quick else [lanes.submit(search)]
-        jobs += [lanes.submit(of, program) for program in found]
+    with ThreadPoolExecutor() as leftover, ThreadPoolExecutor(AT_ONCE) as lanes:
+        # The search is built while others run.
+        jobs = [] if arguments.quick else [leftover.submit(search)]
+        for program in found:
+            jobs.append((leftover if program.target == COMPUTES else lanes).submit(of, program))
         documents = ("cargo", "test", "--workspace", "--locked", "--doc")
         jobs.append(lanes.submit(job, "examples in documents", documents, REPOSITORY))
         for done in jobs:

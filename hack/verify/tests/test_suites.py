@@ -23,11 +23,11 @@ class Before(unittest.TestCase):
             {name: before(name, names[:at]) for at, name in enumerate(names)},
             {
                 "style": [],
-                "python": ["style"],
-                "rust": ["style", "python"],
-                "embedded": ["style", "python"],
-                "crates": ["style", "python", "rust"],
-                "cluster": ["style", "python", "rust", "embedded"],
+                "python": [],
+                "rust": ["style"],
+                "embedded": ["python"],
+                "crates": ["style", "rust"],
+                "cluster": ["style", "embedded"],
             },
         )
 
@@ -64,22 +64,22 @@ class SideBySide(unittest.TestCase):
             ended.append("style")
             raise Failure("no compiler")
 
-        def python(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+        def rust(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             return Outcome(passed=len(ended))
 
-        failed, passed = self.run_suites(style=style, python=python)
+        failed, passed = self.run_suites(style=style, rust=rust)
         self.assertEqual((failed.failed, passed.passed), (["style: no compiler"], 1))
 
     def test_an_interruption_ends_those_that_run_and_starts_no_others(self) -> None:
         begun = threading.Event()
         started: list[str] = []
 
-        def rust(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+        def style(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             begun.set()
             while True:
                 runner.run(["sleep", "0.1"], quiet=True)
 
-        def embedded(arguments: argparse.Namespace, progress: Progress) -> Outcome:
+        def python(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             self.assertTrue(begun.wait(60))
             main = threading.main_thread().ident
             assert main is not None
@@ -93,7 +93,7 @@ class SideBySide(unittest.TestCase):
         # A background job of a shell ignores it.
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         with self.assertRaises(KeyboardInterrupt):
-            self.run_suites(rust=rust, embedded=embedded, cluster=cluster)
+            self.run_suites(style=style, python=python, cluster=cluster)
         self.assertEqual(started, [])
 
 
