@@ -44,6 +44,10 @@ pub use text::{Written, summary, worth_writing};
 
 /// The downtime limit of the first pass over the memory, unless a lower maximum is configured. QEMU stops the guest as soon
 /// as it expects to send the rest within the limit, so even an idle guest stands still for about this long.
+///
+/// A lower limit costs time in which the guest runs. `hack/bench migration` on two processors without KVM, once with 200 ms and
+/// twice with 100 ms: a guest of 256 MiB stood still for 0.29 s, with 100 ms for 0.21 and 0.24 s; its job lasted 1.03 times
+/// virsh's, with 100 ms 1.08 and 1.04; that of a guest that writes 1.02, with 100 ms 1.14 and 1.31.
 pub const FIRST_DOWNTIME: Duration = Duration::from_millis(100);
 /// The downtime limit from the second pass on, unless a lower maximum is configured (QEMU's and KubeVirt's value).
 pub const USUAL_DOWNTIME: Duration = Duration::from_millis(300);
