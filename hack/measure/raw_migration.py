@@ -2,6 +2,8 @@
 
     pod like a guest's ── virsh migrate ─▶ libvirt ─▶ migration/*.sock ─▶ relay ─▶ pod like a migration's target
 
+The relay is a process that copies bytes, or for what QEMU sends socat with TLS, since Drydock's tunnel encrypts too.
+
 The pods are copies of those that Drydock made for a guest and for its migration, without what Drydock knows them by. The
 domain, its disks and what is in its memory are the same. On the target virsh lets the guest go on at once, as people do
 by hand: a reply that is lost then leaves two guests, which Drydock rules out, at the price of one message.
@@ -14,6 +16,7 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,15 +27,18 @@ from typing import Any
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 
+from . import socat
 from .api import PATIENCE, Api
 from .guest_start import VIRSH, raw_pod
 from .guests import NAMESPACE, PODS, in_pod, run_folder
 from .movers import Job, Moved, around, job_of, log_of
 from .pods import the_process
+from .relay import ROUTES
 from .standstill import Tick
 
 HACK = Path(__file__).resolve().parent.parent
 VARIABLE = "DRYDOCK_GUEST"
+OF_QEMU = ("migration/memory.sock", "migration/disks.sock")
 FOLDER = "/run/drydock"
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -113,19 +119,19 @@ class ByHand:
     def _virsh(self, command: str) -> None:
         in_pod(self._made, self._pods[-1]["metadata"]["name"], f'{VIRSH} {command} "$1" > /dev/null', self._domain)
 
-    def move(self) -> ByVirsh:
+    def move(self, encrypted: bool = False) -> ByVirsh:
         """To a new pod on the other node."""
         self.prepare()
-        return self.go()
+        return self.go(encrypted)
 
     def prepare(self) -> None:
         """Make the pod to go to."""
         in_pod(self._made, self._create(self._target)["metadata"]["name"], ACQUAINT)
 
-    def go(self) -> ByVirsh:
+    def go(self, encrypted: bool = False) -> ByVirsh:
         """Move to the pod that was prepared."""
         names = [pod["metadata"]["name"] for pod in self._pods[-2:]]
-        when, lasted = self._migrate()
+        when, lasted = self._migrate(encrypted)
         job = job_of(self._made, names[1])
         found = around(self._api, *names, lasted)
         self.leave()
@@ -139,9 +145,9 @@ class ByHand:
         """Take the pod away that the guest came from."""
         self._delete(self._pods[-2])
 
-    def _migrate(self) -> tuple[Times, float]:
+    def _migrate(self, encrypted: bool = False) -> tuple[Times, float]:
         source, target = self._pods[-2:]
-        with relay(run_folder(self._made, source), run_folder(self._made, target), self._group_of_tunnel(source)):
+        with relay(run_folder(self._made, source), run_folder(self._made, target), self._group_of_tunnel(source), encrypted):
             begun = time.monotonic()
             output = in_pod(self._made, source["metadata"]["name"], MIGRATE, self._domain, self._disks, self._copy, check=False)
             lasted, now = time.monotonic() - begun, time.time()
@@ -225,16 +231,37 @@ def variable(pod: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def relay(source: Path, target: Path, group: Path | None = None) -> Iterator[None]:
-    """A process, of a control group, that carries what the source pod's libvirt and QEMU send to the target pod."""
-    argv = [sys.executable, "-m", "measure.relay", str(source), str(target)]
-    with subprocess.Popen(argv, cwd=HACK, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def relay(source: Path, target: Path, group: Path | None = None, encrypted: bool = False) -> Iterator[None]:
+    """Processes, of a control group, that carry what the source pod's libvirt and QEMU send to the target pod.
+
+    What QEMU sends can be encrypted on its way, as Drydock's tunnel does.
+    """
+    plain = [name for name in ROUTES if not encrypted or name not in OF_QEMU]
+    argv = [sys.executable, "-m", "measure.relay", str(source), str(target), *plain]
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(argv, cwd=HACK, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert process.stdin is not None and process.stdout is not None
-        try:
-            if process.stdout.readline().strip() != "listening":
-                raise Failure("the relay between two pods does not listen")
-            if group is not None:
-                (group / "cgroup.procs").write_text(str(process.pid))
-            yield
-        finally:
-            process.stdin.close()
+        stack.callback(process.stdin.close)
+        if process.stdout.readline().strip() != "listening":
+            raise Failure("the relay between two pods does not listen")
+        pids = [process.pid]
+        if encrypted:
+            pids += stack.enter_context(_encrypted(source, target))
+        for pid in pids if group is not None else ():
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+
+
+@contextlib.contextmanager
+def _encrypted(source: Path, target: Path) -> Iterator[list[int]]:
+    """Processes of socat that carry what QEMU sends by TLS; their pids."""
+    with tempfile.TemporaryDirectory(prefix="drydock-bench-") as folder, contextlib.ExitStack() as stack:
+        # Paths of pods' folders are too long for a socket's address.
+        near, far = Path(folder) / "near", Path(folder) / "far"
+        near.symlink_to(source)
+        far.symlink_to(target)
+        transport = socat.tls(Path(folder))
+        pids: list[int] = []
+        for name in OF_QEMU:
+            pids += stack.enter_context(socat.carrying(near / name, far / ROUTES[name], transport, many=True))
+        yield pids

@@ -1,11 +1,11 @@
-"""A plain relay between the sockets of two pods, for migrations without Drydock: `python3 -m measure.relay FROM TO`.
+"""A plain relay between the sockets of two pods, for migrations without Drydock: `python3 -m measure.relay FROM TO SOCKET...`.
 
     FROM/migration/libvirt.sock ──▶ TO/libvirt/libvirt-sock
     FROM/migration/memory.sock  ──▶ TO/migration/memory.sock
     FROM/migration/disks.sock   ──▶ TO/migration/disks.sock
 
-It prints `listening` once it does, and ends with its standard input. Both pods are on this machine: nothing is encrypted,
-and no network is between them.
+It carries what comes to the named sockets, all of them or some. It prints `listening` once it does, and ends with its standard
+input. Both pods are on this machine: nothing is encrypted, and no network is between them.
 """
 
 from __future__ import annotations
@@ -90,13 +90,13 @@ def serve(server: socket.socket, target: Path) -> None:
         threading.Thread(target=carry, args=(near, far), daemon=True).start()
 
 
-def main(near: Path, far: Path) -> None:
+def main(near: Path, far: Path, sockets: list[str]) -> None:
     """Relay until standard input ends."""
-    for here, there in ROUTES.items():
-        threading.Thread(target=serve, args=(listen(near / here), far / there), daemon=True).start()
+    for here in sockets:
+        threading.Thread(target=serve, args=(listen(near / here), far / ROUTES[here]), daemon=True).start()
     print("listening", flush=True)
     sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -24,6 +23,7 @@ from embedded.progress import Progress
 from oci.binaries import target_folder
 from verify.runner import REPOSITORY
 
+from . import socat
 from .api import PATIENCE, Api
 from .figure import SAMPLES, Figure, median
 from .relay import connect, listen
@@ -37,8 +37,6 @@ STREAMS = 4
 SLOWER = 1.11
 # Of each side: idle, and two buffers of 64 KiB each way for every stream, with as much again in TLS.
 MEMORY = 8
-
-SOCAT = ("socat", "-b", "65536")
 
 
 @dataclass(frozen=True)
@@ -160,50 +158,21 @@ def _tunnel(program: Path, folder: Path) -> Iterator[Carrier]:
 
 @contextlib.contextmanager
 def _socat_tls(folder: Path) -> Iterator[Carrier]:
-    certificate = folder / "certificate.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
-    made += ["-subj", "/CN=bench", "-keyout", str(certificate), "-out", str(folder / "public.pem")]
-    subprocess.run(made, check=True, stderr=subprocess.DEVNULL)
-    with certificate.open("a") as file:
-        file.write((folder / "public.pem").read_text())
-    tls = f"cert={certificate},cafile={folder / 'public.pem'},verify=1,openssl-min-proto-version=TLS1.3"
-    with _socat(folder, f"OPENSSL-LISTEN:%d,bind=127.0.0.1,nodelay,{tls}", f"OPENSSL:127.0.0.1:%d,nodelay,commonname=bench,{tls}") as made_:
-        yield made_
-
-
-@contextlib.contextmanager
-def _socat_tcp(folder: Path) -> Iterator[Carrier]:
-    with _socat(folder, "TCP-LISTEN:%d,bind=127.0.0.1,nodelay", "TCP:127.0.0.1:%d,nodelay") as made:
+    with _socat(folder, socat.tls(folder)) as made:
         yield made
 
 
 @contextlib.contextmanager
-def _socat(folder: Path, listens: str, dials: str) -> Iterator[Carrier]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    entrance = folder / "entrance"
-    with contextlib.ExitStack() as stack:
-        exit_ = stack.enter_context(listen(folder / "exit"))
-        pids = []
-        for near, far, listening in (
-            (listens % port, f"UNIX-CONNECT:{folder / 'exit'}", lambda: _listens(port)),
-            (f"UNIX-LISTEN:{entrance}", dials % port, entrance.exists),
-        ):
-            process = subprocess.Popen([*SOCAT, near, far], stdin=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            pids.append(process.pid)
-            while not listening():
-                if process.poll() is not None:
-                    raise Failure(f"socat ended with {process.returncode}: {near}")
-                time.sleep(0.02)
-        yield Carrier(entrance, exit_, (pids[0], pids[1]))
+def _socat_tcp(folder: Path) -> Iterator[Carrier]:
+    with _socat(folder, socat.TCP) as made:
+        yield made
 
 
-def _listens(port: int) -> bool:
-    """Whether somebody listens at a port of the loopback; to connect would be taken for the one connection."""
-    table = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in table)
+@contextlib.contextmanager
+def _socat(folder: Path, transport: socat.Transport) -> Iterator[Carrier]:
+    entrance, leads_to = folder / "entrance", folder / "exit"
+    with listen(leads_to) as exit_, socat.carrying(entrance, leads_to, transport) as pids:
+        yield Carrier(entrance, exit_, pids)
 
 
 def _processor_seconds(pid: int) -> float:

@@ -154,15 +154,16 @@ class Relays(unittest.TestCase):
             for pod in (near, far):
                 for part in ("migration", "libvirt"):
                     (pod / part).mkdir(parents=True)
-            with relay(near, far):
-                for here, there in ROUTES.items():
-                    with self.subTest(here), listen(far / there) as server, connect(near / here) as client:
-                        client.sendall(b"request" * 1000)
-                        client.shutdown(socket.SHUT_WR)
-                        with server.accept()[0] as arrived:
-                            self.assertEqual(_all(arrived), b"request" * 1000)
-                            arrived.sendall(b"response")
-                        self.assertEqual(_all(client), b"response")
+            for encrypted in (False, True):
+                with relay(near, far, encrypted=encrypted):
+                    for here, there in ROUTES.items():
+                        with self.subTest(here, encrypted=encrypted), listen(far / there) as server, connect(near / here) as client:
+                            client.sendall(b"request" * 1000)
+                            client.shutdown(socket.SHUT_WR)
+                            with server.accept()[0] as arrived:
+                                self.assertEqual(_all(arrived), b"request" * 1000)
+                                arrived.sendall(b"response")
+                            self.assertEqual(_all(client), b"response")
 
     def test_missing_mover_is_an_error_at_once(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
