@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import shutil
 from pathlib import Path
 
+from guest import store
 from oci.builder import content_key, key_of
 from oci.progress import run, step
 
@@ -15,26 +14,13 @@ DISK_SIZE = 1 << 20
 
 def build(cache: Path) -> Path:
     """Return the disk, building it if its sources have changed."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        key = key_of("bare", [content_key(SOURCES / name) for name in ("bare.rs", "bare.ld", "bare.py")])
-        disk = cache / "disks" / key / "disk.qcow2"
-        if not disk.exists():
-            scratch = cache / "work"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            shutil.rmtree(disk.parent.parent, ignore_errors=True)
-            with step("guest without an operating system"):
-                made = _assemble(scratch)
-                disk.parent.mkdir(parents=True)
-                made.rename(disk)
-            shutil.rmtree(scratch)
-    return disk
+    key = key_of("bare", [content_key(SOURCES / name) for name in ("bare.rs", "bare.ld", "bare.py")])
+    with store.locked(cache):
+        return store.stored(cache, key, _assemble)
 
 
-def _assemble(scratch: Path) -> Path:
-    program, raw, disk = scratch / "bare.elf", scratch / "disk.img", scratch / "disk.qcow2"
+def _assemble(scratch: Path) -> None:
+    program, raw = scratch / "bare.elf", scratch / "disk.img"
     compiler = ["rustc", "--edition=2024", "-O", "-Cpanic=abort", "-Cstrip=symbols", "-Crelocation-model=static"]
     compiler += ["-Ctarget-feature=+crt-static"]
     compiler += ["-Clink-args=-nostdlib -nostartfiles -Wl,--build-id=none,--script=bare.ld"]
@@ -42,8 +28,8 @@ def _assemble(scratch: Path) -> Path:
         [*compiler, "-o", str(program), "bare.rs"],
         ["objcopy", "-O", "binary", str(program), str(raw)],
         ["truncate", f"--size={DISK_SIZE}", str(raw)],
-        ["qemu-img", "convert", "-O", "qcow2", str(raw), str(disk)],
+        ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / store.NAME)],
     )
-    for command in steps:
-        run(command, log=scratch / f"{command[0]}.log", what=command[0], cwd=SOURCES)
-    return disk
+    with step("guest without an operating system"):
+        for command in steps:
+            run(command, log=scratch / f"{command[0]}.log", what=command[0], cwd=SOURCES)

@@ -7,17 +7,15 @@ finds Debian's signed boot loaders there, also with secure boot.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import struct
 import subprocess
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from guest import agent, initrd
+from guest import agent, initrd, store
 from oci.builder import content_key, key_of
 from oci.busybox import install_applets
 from oci.debian import Mirror
@@ -64,36 +62,13 @@ FOLDERS = ("dev", "proc", "sys", "run", "tmp", "root", "boot", "mnt", "sbin")
 
 def build(cache: Path, suite: str) -> Path:
     """Return the guest's disk, building what changed of it."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with store.locked(cache):
         system, of_agent = _system(cache / f"packages-{suite}", suite), _agent(cache / f"agent-{suite}", suite)
         of_efi = _efi(cache / f"efi-{suite}", suite)
         parts = [content_key(SOURCES / name) for name in ("root", "agent.py", "beacon.rs", "disk.py", "initrd.py")]
-        disks = cache / "disks"
         archives = sorted(path.name for packages in (system, of_agent, of_efi) for path in packages.glob("*.deb"))
-        folder = disks / key_of("guest", parts, archives)
-        disk = folder / "disk.qcow2"
-        if not disk.exists():
-            scratch = cache / "work"
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir()
-            with step("guest: program, initrd and disk"):
-                _assemble(system, of_agent, of_efi, scratch)
-            _forget_old(disks)
-            folder.mkdir(parents=True, exist_ok=True)
-            (scratch / disk.name).rename(disk)
-            shutil.rmtree(scratch)
-            note(f"        {size(disk.stat().st_size)}, which the guest sees as {DISK_SIZE >> 20} MiB")
-    return disk
-
-
-def _forget_old(disks: Path) -> None:
-    """Remove disks of former sources, but none that a machine may still run from."""
-    oldest = time.time() - 7 * 86400
-    for folder in disks.glob("*"):
-        if folder.stat().st_mtime < oldest:
-            shutil.rmtree(folder)
+        key = key_of("guest", parts, archives)
+        return store.stored(cache, key, lambda scratch: _assemble(system, of_agent, of_efi, scratch))
 
 
 def _system(folder: Path, suite: str) -> Path:
@@ -135,6 +110,13 @@ def _unpack(packages: Path, folder: Path) -> Path:
 
 
 def _assemble(system: Path, of_agent: Path, of_efi: Path, scratch: Path) -> None:
+    with step("guest: program, initrd and disk"):
+        _fill(system, of_agent, of_efi, scratch)
+    made = scratch / store.NAME
+    note(f"        {size(made.stat().st_size)}, which the guest sees as {DISK_SIZE >> 20} MiB")
+
+
+def _fill(system: Path, of_agent: Path, of_efi: Path, scratch: Path) -> None:
     unpacked, root = _unpack(system, scratch / "unpacked"), scratch / "root"
     busybox = next(path for path in (unpacked / "usr/bin/busybox", unpacked / "bin/busybox") if path.exists())
     (kernel,) = (unpacked / "boot").glob("vmlinuz-*")
@@ -229,7 +211,7 @@ def _write_disk(kernel: Path, of_efi: Path, scratch: Path) -> None:
         ["mcopy", "-i", place, str(grub), "::EFI/BOOT/grubx64.efi"],
         ["mcopy", "-i", place, str(menu_of_efi), "::EFI/debian/grub.cfg"],
         ["syslinux", "--install", "--offset", str(PARTITION_START), str(raw)],
-        ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / "disk.qcow2")],
+        ["qemu-img", "convert", "-O", "qcow2", str(raw), str(scratch / store.NAME)],
     )
     for command in steps:
         run(command, log=scratch / f"{command[0]}.log", what=command[0], env=env)
