@@ -27,7 +27,7 @@ use drydock_api::{
     kubevirt::VirtualMachineInstance,
 };
 use drydock_core::{
-    instance::ending::ended,
+    instance::ending::{Ended, ended},
     mask::{self, MaskHere, MaskedModels},
     processor,
 };
@@ -105,6 +105,8 @@ pub(crate) struct Seen {
     pub(crate) pod_uid: Option<String>,
     /// That pod; `None` if it does not exist (any more).
     pub(crate) pod: Option<Arc<Pod>>,
+    /// How the guest ended in that pod, if it no longer exists and the watch showed its end.
+    pub(crate) ending: Option<Ended>,
     /// The host.
     pub(crate) host: Arc<Host>,
     /// When the deletion of the Node object was confirmed, if it was deleted.
@@ -201,9 +203,12 @@ impl Guests {
     /// Starts and stops tasks, and passes changes on to those that continue.
     fn reconcile(&mut self, host: &Arc<Host>) {
         let mut present = BTreeSet::new();
+        let mut named = BTreeSet::new();
         for instance in self.watches.instances() {
             let Some(uid) = instance.uid() else { continue };
             present.insert(uid.clone());
+            let pods = instance.status.iter().flat_map(|status| status.active_pods.keys());
+            named.extend(pods.cloned());
             let seen = self.seen(instance, host);
             self.tasks.update(uid.clone(), seen, |receiver| {
                 let span =
@@ -216,6 +221,7 @@ impl Guests {
         for uid in self.tasks.stop_others(&present) {
             self.directory.remove(&uid);
         }
+        self.watches.keep_endings(|uid| named.contains(uid));
         let guests = i64::try_from(self.tasks.len()).unwrap_or(i64::MAX);
         self.shared.metrics.guests.set(guests);
     }
@@ -230,8 +236,10 @@ impl Guests {
             chosen.map(|(uid, _)| uid.clone())
         });
         let pod = pod_uid.as_ref().and_then(|uid| self.watches.pod(uid));
+        let gone = pod_uid.as_ref().filter(|_| pod.is_none());
         Seen {
             instance,
+            ending: gone.and_then(|uid| self.watches.ending(uid)),
             pod_uid,
             pod,
             host: Arc::clone(host),
@@ -245,6 +253,7 @@ impl Observed for Seen {
         self.instance.resource_version() != other.instance.resource_version()
             || self.pod_uid != other.pod_uid
             || pod_differs(self.pod.as_deref(), other.pod.as_deref())
+            || self.ending != other.ending
             || self.host != other.host
             || self.node_deleted != other.node_deleted
     }

@@ -22,7 +22,7 @@ use drydock_api::{
 use drydock_core::{
     domain::{DomainInput, DomainProblem, disk_targets, domain_name, domain_xml, guest_memory},
     guest::{self, Domain, GuestAgent, GuestState, Observed},
-    instance::ending::ended,
+    instance::ending::{Ended, ended},
 };
 use drydock_host::{
     document::ParseError,
@@ -197,7 +197,7 @@ impl GuestTask {
         }
         let kubelet = self.shared.kubelet.clone();
         if seen.pod.is_none() {
-            return self.confirm_end(&kubelet, &pod_uid).await;
+            return self.confirm_end(&kubelet, &pod_uid, seen.ending.as_ref()).await;
         }
         let folder = PodFolder::new(&kubelet, &pod_uid, RUN_VOLUME)?;
         let text = tokio::select! {
@@ -513,7 +513,7 @@ impl GuestTask {
     /// kubelet has removed its folder, which it does after the pod's containers have ended, and the API server itself
     /// has no such pod. The folder alone is not enough: a pod that was just created has none yet, and the watch may
     /// not show it yet.
-    async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str) -> Result<Then, Trouble> {
+    async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str, ending: Option<&Ended>) -> Result<Then, Trouble> {
         tokio::select! {
             gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
             _ = self.seen.changed() => return Ok(Then::Again),
@@ -522,7 +522,7 @@ impl GuestTask {
         if report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
             return Ok(Then::OnChange);
         }
-        self.report_end(pod_uid).await;
+        self.report_end(pod_uid, ending).await;
         Ok(Then::OnChange)
     }
 }

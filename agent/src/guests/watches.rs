@@ -10,7 +10,10 @@ use drydock_api::kubevirt::{
     VirtualMachineInstance,
     names::{APP, LAUNCHER, VIRT_LAUNCHER},
 };
-use drydock_core::pod_state::is_final;
+use drydock_core::{
+    instance::ending::{Ended, ended},
+    pod_state::is_final,
+};
 use drydock_runtime::{Cache, Change, Key, Trigger, Watch, Watches};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
@@ -19,7 +22,16 @@ use kube::{Client, ResourceExt};
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LauncherPods {
     pods: Cache<Pod>,
-    by_uid: Arc<Mutex<HashMap<String, Known>>>,
+    by_uid: Arc<Mutex<Index>>,
+}
+
+/// What is known of pods, by their UIDs.
+#[derive(Debug, Default)]
+struct Index {
+    /// Pods that exist.
+    known: HashMap<String, Known>,
+    /// How guests ended in pods that existed.
+    endings: HashMap<String, Ended>,
 }
 
 /// An existing pod.
@@ -36,7 +48,7 @@ impl LauncherPods {
     /// Starts watching for `node`. Notifies each of `wakes` of changes, and `labels` of those that concern the labels
     /// of the Node.
     pub(crate) fn start(client: &Client, watches: &Watches, node: &str, wakes: &[Trigger], labels: &Trigger) -> Self {
-        let by_uid = Arc::new(Mutex::new(HashMap::new()));
+        let by_uid = Arc::<Mutex<Index>>::default();
         let (index, wakes, labels) = (Arc::clone(&by_uid), wakes.to_vec(), labels.clone());
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
@@ -69,7 +81,7 @@ impl LauncherPods {
 
     /// Returns the pod with this UID.
     pub(crate) fn with_uid(&self, uid: &str) -> Option<Arc<Pod>> {
-        let key = lock(&self.by_uid).get(uid)?.key.clone();
+        let key = lock(&self.by_uid).known.get(uid)?.key.clone();
         self.pods
             .get(&key)
             .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
@@ -77,7 +89,17 @@ impl LauncherPods {
 
     /// Returns what was written to the readiness gate of the pod with this UID.
     pub(super) fn written_gate(&self, uid: &str) -> Option<WrittenGate> {
-        Some(Arc::clone(&lock(&self.by_uid).get(uid)?.gate))
+        Some(Arc::clone(&lock(&self.by_uid).known.get(uid)?.gate))
+    }
+
+    /// Returns how the guest ended in the pod with this UID, which no longer exists; `None` if the watch did not show it.
+    pub(crate) fn ending(&self, uid: &str) -> Option<Ended> {
+        lock(&self.by_uid).endings.get(uid).cloned()
+    }
+
+    /// Drops the endings of all pods but these.
+    pub(crate) fn keep_endings(&self, is_needed: impl Fn(&str) -> bool) {
+        lock(&self.by_uid).endings.retain(|uid, _| is_needed(uid));
     }
 
     /// Creates a cache with these pods.
@@ -146,20 +168,33 @@ impl GuestWatches {
     pub(crate) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.pods.with_uid(uid)
     }
+
+    /// Returns how the guest ended in a pod that no longer exists, if the watch showed it.
+    pub(crate) fn ending(&self, uid: &str) -> Option<Ended> {
+        self.pods.ending(uid)
+    }
+
+    /// Drops the endings of all pods but these.
+    pub(crate) fn keep_endings(&self, is_needed: impl Fn(&str) -> bool) {
+        self.pods.keep_endings(is_needed);
+    }
 }
 
-fn observe(index: &Mutex<HashMap<String, Known>>, change: &Change<Pod>) {
+fn observe(index: &Mutex<Index>, change: &Change<Pod>) {
     let Change::Object { key, old, new } = change else {
         return;
     };
     let uid = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.uid());
-    let (old, new) = (uid(old), uid(new));
+    let (before, new) = (uid(old), uid(new));
     let mut index = lock(index);
-    if let Some(old) = old.filter(|old| new.as_ref() != Some(old)) {
-        index.remove(&old);
+    if let Some(gone) = before.filter(|before| new.as_ref() != Some(before)) {
+        index.known.remove(&gone);
+        if let Some(ended) = old.as_deref().and_then(ended) {
+            index.endings.insert(gone, ended);
+        }
     }
     if let Some(new) = new {
-        index.entry(new).or_insert_with(|| Known {
+        index.known.entry(new).or_insert_with(|| Known {
             key: key.clone(),
             gate: WrittenGate::default(),
         });
@@ -208,6 +243,41 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn the_end_in_a_pod_is_known_after_the_pod_is_gone() {
+        let message = json!({"outcome": "Shutdown", "message": "the guest shut down", "requested": true}).to_string();
+        let pod = |uid: &str, state: Value| -> Option<Arc<Pod>> {
+            let status = json!({"containerStatuses": [{
+                "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+            }]});
+            let pod = json!({"metadata": {"name": uid, "uid": uid}, "status": status});
+            Some(Arc::new(serde_json::from_value(pod).unwrap()))
+        };
+        let over = |uid: &str| pod(uid, json!({"terminated": {"exitCode": 0, "message": message}}));
+        let runs = |uid: &str| pod(uid, json!({"running": {}}));
+        let pods = LauncherPods::default();
+        let see = |old, new| {
+            let key = Key::namespaced("default", "p");
+            observe(&pods.by_uid, &Change::Object { key, old, new });
+        };
+        see(None, runs("a"));
+        see(runs("a"), over("a"));
+        assert_eq!(pods.ending("a"), None, "its pod shows it");
+        see(over("a"), None);
+        let ending = pods.ending("a").unwrap();
+        assert_eq!(
+            (ending.outcome, ending.evicted),
+            (Some(drydock_api::launcher::Outcome::Shutdown), true)
+        );
+        // Another pod of this name, and one that was gone before it had ended.
+        see(over("b"), runs("c"));
+        see(runs("c"), None);
+        assert!(pods.ending("b").is_some() && pods.ending("c").is_none());
+        pods.keep_endings(|uid| uid == "b");
+        assert_eq!(pods.ending("a"), None);
+        assert!(pods.ending("b").is_some());
+    }
 
     #[test]
     fn only_pods_that_come_or_end_concern_the_node() {

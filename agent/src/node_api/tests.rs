@@ -96,6 +96,7 @@ fn seen_on(node: &str) -> Seen {
         instance: Arc::new(instance),
         pod_uid: Some("00-11".into()),
         pod: None,
+        ending: None,
         host: Arc::new(host),
         node_deleted: None,
     }

@@ -15,7 +15,7 @@ use drydock_api::{
         names::conditions as types,
         status::{
             CpuTopology, DrydockStatus, GuestCpu, GuestOsInfo, ImageRecord, InterfaceStatus, MachineStatus,
-            MemoryStatus, PhaseTransition, VolumeStatus,
+            MemoryStatus, PhaseTransition, PodEnding, VolumeStatus,
         },
     },
     launcher::{CONTAINER, Readiness, Ready},
@@ -25,6 +25,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
     conditions::{Status, whole_seconds},
+    instance::ending::Ended,
     launcher_pod::image_identity,
     migratable::{self, Facts},
     vm_conditions::{POD_TERMINATING, condition},
@@ -177,6 +178,7 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
             libvirt_version: domain.libvirt_version.clone(),
             pod_uid: observed.pod.metadata.uid.clone(),
             ended_pods: ended_pods(observed, &before),
+            ending: ending(observed, &before),
             images: images(observed, &before),
             thaw_at: None,
         }),
@@ -201,6 +203,12 @@ fn ended_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
     reported.filter(is_of_this_pod).cloned().collect()
 }
 
+/// Keeps how the guest in this pod has ended.
+fn ending(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<PodEnding> {
+    let reported = before.drydock.as_ref()?.ending.clone();
+    reported.filter(|ending| observed.pod.metadata.uid.as_ref() == Some(&ending.pod_uid))
+}
+
 /// Reports that the guest runs, with the time of the first such report.
 fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanceStatus, now: Timestamp) {
     wanted.phase = Some(Phase::Running);
@@ -217,17 +225,29 @@ fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanc
     }];
 }
 
-/// Returns the previous report, extended by the fact that nothing runs any more in a pod that was force-deleted or
-/// whose Node was deleted.
+/// Returns the previous report, extended by the fact that nothing runs any more in a pod that no longer exists or
+/// whose Node was deleted; and by how the guest ended, if the launcher reported that before the pod was gone.
 pub fn with_ended_pod(
     before: &VirtualMachineInstanceStatus,
     pod_uid: &str,
+    ended: Option<&Ended>,
     now: Timestamp,
 ) -> VirtualMachineInstanceStatus {
     let mut wanted = own_part(before, now);
-    let ended = &mut wanted.drydock.get_or_insert_default().ended_pods;
-    if !ended.iter().any(|uid| uid == pod_uid) {
-        ended.push(pod_uid.into());
+    let drydock = wanted.drydock.get_or_insert_default();
+    if !drydock.ended_pods.iter().any(|uid| uid == pod_uid) {
+        drydock.ended_pods.push(pod_uid.into());
+    }
+    if let Some(ended) = ended
+        && let Some(outcome) = ended.outcome
+    {
+        drydock.ending = Some(PodEnding {
+            pod_uid: pod_uid.into(),
+            outcome,
+            message: ended.message.clone(),
+            evicted: ended.evicted,
+            by_kubelet: ended.by_kubelet,
+        });
     }
     wanted
 }

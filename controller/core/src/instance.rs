@@ -463,7 +463,7 @@ impl<'a> View<'a> {
                     Fate::Ended(ended)
                 }
                 // The agent reports the end before the kubelet writes it, or while the kubelet cannot.
-                None if reported => reported_end(),
+                None if reported => reported_end(observed.instance, &uid(pod)),
                 None if gone(node) => Fate::GoneWithItsNode,
                 None => Fate::Alive,
             };
@@ -479,7 +479,7 @@ impl<'a> View<'a> {
                 continue;
             }
             let fate = if recorded_uids.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
-                reported_end()
+                reported_end(observed.instance, uid)
             } else if gone(Some(node)) {
                 Fate::GoneWithItsNode
             } else {
@@ -495,12 +495,22 @@ impl<'a> View<'a> {
 }
 
 /// Returns the end of a guest as reported by its node's agent, or by the agent of either side of its migration.
-fn reported_end() -> Fate {
-    Fate::Ended(Ended {
-        outcome: None,
-        message: "its pod or its Node was deleted; the node's agent saw the guest end".into(),
-        evicted: true,
-        by_kubelet: false,
+fn reported_end(instance: &VirtualMachineInstance, pod_uid: &str) -> Fate {
+    let drydock = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
+    let ending = drydock.and_then(|drydock| drydock.ending.as_ref());
+    Fate::Ended(match ending.filter(|ending| ending.pod_uid == pod_uid) {
+        Some(ending) => Ended {
+            outcome: Some(ending.outcome),
+            message: ending.message.clone(),
+            evicted: ending.evicted,
+            by_kubelet: ending.by_kubelet,
+        },
+        None => Ended {
+            outcome: None,
+            message: "its pod or its Node was deleted; the node's agent saw the guest end".into(),
+            evicted: true,
+            by_kubelet: false,
+        },
     })
 }
 

@@ -12,6 +12,7 @@ use drydock_core::{
         self,
         node_deleted::{self, Guest, Step},
     },
+    instance::ending::Ended,
     launcher_pod::grace_period,
 };
 use drydock_host::{
@@ -39,7 +40,7 @@ impl GuestTask {
             Ok(_) => {}
             // Without a ready libvirt no guest was started, and none is started after this report.
             Err(FolderError::NotThere { .. }) if is_empty(&instance, &kubelet, pod_uid) => {
-                self.report_end(pod_uid).await;
+                self.report_end(pod_uid, None).await;
                 return Ok(Then::OnChange);
             }
             Err(error) => return Err(error.into()),
@@ -50,7 +51,7 @@ impl GuestTask {
             connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, Deadlines::default()) => connected,
             gone = folder_is_gone(&kubelet, pod_uid) => {
                 gone?;
-                self.report_end(pod_uid).await;
+                self.report_end(pod_uid, None).await;
                 return Ok(Then::OnChange);
             }
             _ = self.seen.changed() => return Ok(Then::Again),
@@ -73,7 +74,7 @@ impl GuestTask {
                         node = self.shared.node,
                         "the guest has ended, as its Node was deleted"
                     );
-                    self.report_end(pod_uid).await;
+                    self.report_end(pod_uid, None).await;
                     return Ok(Then::OnChange);
                 }
                 Step::PressPowerButton => {
@@ -110,11 +111,11 @@ impl GuestTask {
         }
     }
 
-    /// Reports that a pod has no guest any more and gets none.
-    pub(super) async fn report_end(&mut self, pod_uid: &str) {
+    /// Reports that a pod has no guest any more and gets none, and how its guest ended, if that is known.
+    pub(super) async fn report_end(&mut self, pod_uid: &str, ending: Option<&Ended>) {
         let instance = self.instance();
         let before = instance.status.clone().unwrap_or_default();
-        let wanted = guest::with_ended_pod(&before, pod_uid, clock::now());
+        let wanted = guest::with_ended_pod(&before, pod_uid, ending, clock::now());
         let written = self.write(&instance, &wanted).await;
         self.remember(written);
     }

@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf, sync::Arc};
 
+use drydock_api::launcher::Outcome;
 use drydock_core::mask::MaskedModels;
 use drydock_host::{
     domain::StoppedDetail,
@@ -90,6 +91,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
         instance: Arc::new(serde_json::from_value(stored.clone()).unwrap()),
         pod_uid: Some(POD.into()),
         pod: Some(Arc::new(pod.clone())),
+        ending: None,
         host: Arc::new(host),
         node_deleted: None,
     });
@@ -408,6 +410,45 @@ async fn another_pod_or_a_deleted_node_ends_the_connection() {
         });
         assert!(matches!(end.await, Some(Ok(Then::Again))));
         assert_eq!(fixture.around.libvirt.calls(), STARTED);
+    }
+}
+
+#[tokio::test]
+async fn end_in_a_pod_that_is_gone_is_reported_as_its_launcher_did() {
+    let ended = Ended {
+        outcome: Some(Outcome::Shutdown),
+        message: "the guest shut down".into(),
+        evicted: true,
+        by_kubelet: false,
+    };
+    for ending in [Some(ended), None] {
+        let mut fixture = fixture(&running(), FakeLibvirt::default());
+        fs::create_dir(fixture.kubelet.join("pods")).unwrap();
+        let known = ending.clone();
+        fixture.around.seen.send_modify(|seen| {
+            seen.pod = None;
+            seen.ending = known;
+        });
+        let around = &mut fixture.around;
+        let api_server = async {
+            let request = around.server.next_request().await;
+            assert_eq!(request.method, Method::GET);
+            let empty = json!({
+                "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": [],
+            });
+            request.with(&empty);
+            around.report().await
+        };
+        let (then, status) = tokio::join!(fixture.task.serve(), api_server);
+        assert!(matches!(then, Ok(Then::OnChange)));
+        assert_eq!(status["drydock"]["endedPods"], json!([POD]));
+        let expected = ending.map(|_| {
+            json!({
+                "podUID": POD, "outcome": "Shutdown", "message": "the guest shut down", "evicted": true,
+                "byKubelet": false,
+            })
+        });
+        assert_eq!(status["drydock"].get("ending"), expected.as_ref());
     }
 }
 

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, migration::MigrationState};
-use crate::launcher::DiskFormat;
+use crate::launcher::{DiskFormat, Outcome};
 
 pub use super::guest_cpu::GuestCpu;
 
@@ -376,10 +376,12 @@ pub struct DrydockStatus {
     /// UID of the pod in which the guest runs.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// UIDs of pods that were deleted by force, of which the agent has seen that nothing runs in
-    /// them any more.
+    /// UIDs of pods that no longer exist, of which the agent has seen that nothing runs in them any more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended_pods: Vec<String>,
+    /// How the guest ended in one of these pods, if its launcher reported it before the pod was gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ending: Option<PodEnding>,
     /// When its agent thaws its frozen file systems by itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "super::time")]
@@ -388,6 +390,27 @@ pub struct DrydockStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "super::by_name::<ImageRecord>")]
     pub images: Vec<ImageRecord>,
+}
+
+/// How a guest ended in a pod that no longer exists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PodEnding {
+    /// UID of the pod.
+    #[serde(rename = "podUID")]
+    pub pod_uid: String,
+    /// How the guest ended: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
+    #[schemars(with = "String")]
+    pub outcome: Outcome,
+    /// The launcher's message.
+    #[serde(default)]
+    pub message: String,
+    /// Whether the cluster has ended the guest, and not the guest itself.
+    #[serde(default)]
+    pub evicted: bool,
+    /// Whether it was the kubelet that evicted the pod.
+    #[serde(default)]
+    pub by_kubelet: bool,
 }
 
 /// The image below a containerDisk, as it was at the first start.

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use drydock_api::launcher::{BackingImage, DiskFormat, PreparedDisk};
+use drydock_api::launcher::{BackingImage, DiskFormat, Outcome, PreparedDisk};
 use serde_json::{Value, json};
 
 use super::*;
@@ -175,13 +175,41 @@ fn an_end_is_not_the_agents_to_conclude() {
 fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
     let case = Case::new(&plain(), GuestState::Running);
     let first = case.report();
-    let wanted = with_ended_pod(&first, "p", NOW.parse().unwrap());
+    let wanted = with_ended_pod(&first, "p", None, NOW.parse().unwrap());
     assert_eq!(wanted.drydock.as_ref().unwrap().ended_pods, ["p"]);
+    assert_eq!(wanted.drydock.as_ref().unwrap().ending, None);
     assert!(differs(&first, &wanted));
-    let again = with_ended_pod(&wanted, "p", NOW.parse().unwrap());
+    let again = with_ended_pod(&wanted, "p", None, NOW.parse().unwrap());
     assert_eq!(again, wanted, "recorded once");
     assert_eq!(wanted.phase, Some(Phase::Running));
     assert_eq!(wanted.conditions, first.conditions);
+}
+
+#[test]
+fn report_of_a_launcher_is_kept_after_its_pod_is_gone() {
+    let mut case = Case::new(&plain(), GuestState::Off);
+    let first = case.report();
+    let mut ended = Ended {
+        outcome: Some(Outcome::Shutdown),
+        message: "the guest shut down".into(),
+        evicted: true,
+        by_kubelet: false,
+    };
+    let wanted = with_ended_pod(&first, "p", Some(&ended), NOW.parse().unwrap());
+    let ending = wanted.drydock.as_ref().unwrap().ending.clone().unwrap();
+    assert_eq!(
+        (ending.pod_uid.as_str(), ending.outcome, ending.evicted),
+        ("p", Outcome::Shutdown, true)
+    );
+    assert!(differs(&first, &wanted));
+    case.instance.status = Some(wanted.clone());
+    assert_eq!(case.report().drydock.unwrap().ending, Some(ending), "reports go on");
+    case.pod.metadata.uid = Some("another".into());
+    assert_eq!(case.report().drydock.unwrap().ending, None);
+    // A launcher that was killed has reported nothing.
+    ended.outcome = None;
+    let unknown = with_ended_pod(&first, "p", Some(&ended), NOW.parse().unwrap());
+    assert_eq!(unknown.drydock.unwrap().ending, None);
 }
 
 #[test]

@@ -15,6 +15,9 @@
 //! | the guest's own shutdown, even if the pod is requested to end then | not requested | – |
 //!
 //! The pod's status decides only if the launcher does not or could not report whether its end was requested.
+//!
+//! A pod that is being deleted is gone a moment after its end, perhaps while no controller leads. Then the launcher's report
+//! is in the instance's status, from the agent of its node, which watches its pods all the time.
 
 use drydock_api::{
     kubevirt::Phase,

@@ -347,6 +347,30 @@ fn report_of_the_agent_ends_instance_of_a_force_deleted_pod() {
 }
 
 #[test]
+fn launchers_report_decides_though_its_pod_is_gone() {
+    // While no controller led, the pod ended and was deleted.
+    for (pod, outcome, evicted, expected) in [
+        ("p", "Shutdown", true, (Phase::Succeeded, "Evicted")),
+        ("p", "Shutdown", false, (Phase::Succeeded, "GuestShutdown")),
+        ("p", "Crashed", false, (Phase::Failed, "GuestCrashed")),
+        ("p", "Destroyed", true, (Phase::Failed, "Evicted")),
+        ("another", "Shutdown", true, (Phase::Failed, "Evicted")),
+    ] {
+        let mut status = up();
+        status["drydock"] = json!({
+            "endedPods": ["p"],
+            "ending": {"podUID": pod, "outcome": outcome, "message": "m", "evicted": evicted},
+        });
+        let plan = at(&instance(&status), &[], true, NodeState::Ready);
+        assert_eq!(
+            (phase(&plan).unwrap(), reason(&plan)),
+            expected,
+            "{pod} {outcome} {evicted}"
+        );
+    }
+}
+
+#[test]
 fn deleted_node_proves_nothing_while_its_agent_may_live() {
     assert_eq!(NodeState::of_deleted(AgentSign::Silent), NodeState::Gone);
     assert_eq!(NodeState::of_deleted(AgentSign::MayLive), NodeState::Deleted);
