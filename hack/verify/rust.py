@@ -26,14 +26,11 @@ AT_ONCE = 3
 # Programs that take longest start first. By their targets' names.
 LONGEST = ("hand_over", "drydock-controller", "drydock-agent")
 
-# The program that waits for nothing, as the search does: both get the time that clusters and guests leave, and may end while
-# the cluster tests run.
-COMPUTES = "drydock_core"
-
-# The search of all that can happen to a migration visits millions of states: only for it, the rules are optimized.
-# Optimizing them for all takes longer than all their tests.
+# The search of all that can happen to a migration, which takes a minute and is no part of `cargo test`.
 SEARCH = "migration_search"
-OPTIMIZED = "profile.dev.package.drydock-core.opt-level=1"
+
+# Programs that wait for nothing: they get the time that clusters and guests leave, and may end while the cluster tests run.
+COMPUTE = ("drydock_core", SEARCH)
 
 # An expected output that differs is a failure, and nothing is written beside it.
 ENVIRONMENT = {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}
@@ -60,6 +57,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """All tests but those that need a cluster; without the search if it has to be quick."""
     with progress.step("building the tests", announce=True):
         found = sorted(_build(BUILD), key=_turn)
+        found += [] if arguments.quick else _build((*BUILD, "--test", SEARCH))
     printed = threading.Lock()
 
     def job(name: str, argv: Sequence[str], folder: Path) -> Outcome:
@@ -70,26 +68,15 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         return done
 
     def of(program: Program) -> Outcome:
-        policy = IDLE if program.target in (COMPUTES, SEARCH) else ()
+        policy = IDLE if program.target in COMPUTE else ()
         return job(program.target, (*policy, str(program.path)), program.folder)
-
-    def search() -> Outcome:
-        outcome = Outcome()
-        try:
-            with progress.step("building the search", announce=True):
-                built = _build((*BUILD, "--config", OPTIMIZED, "--test", SEARCH))
-        except Failure as failure:
-            return Outcome(failed=[f"{SEARCH}: {failure}"])
-        for program in built:
-            outcome.add(of(program))
-        return outcome
 
     outcome = Outcome()
     with ThreadPoolExecutor() as leftover, ThreadPoolExecutor(AT_ONCE) as lanes:
-        # The search is built while others run.
-        jobs = [] if arguments.quick else [leftover.submit(search)]
-        for program in found:
-            jobs.append((leftover if program.target == COMPUTES else lanes).submit(of, program))
+        jobs = [
+            (leftover if program.target in COMPUTE else lanes).submit(of, program)
+            for program in found
+        ]
         documents = ("cargo", "test", "--workspace", "--locked", "--doc")
         jobs.append(lanes.submit(job, "examples in documents", documents, REPOSITORY))
         for done in jobs:
