@@ -63,8 +63,16 @@ config:
 class Boot(unittest.TestCase):
     """One boot for each bus, each with other data."""
 
+    disk: Path
+    bare: Path
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        # Before the first test, as what a build prints would stand in the line of a test's result.
+        cls.disk = disk.build(CACHE, "trixie")
+        cls.bare = bare.build(CACHE.parent / "bare-guest")
+
     def setUp(self) -> None:
-        self.disk = disk.build(CACHE, "trixie")
         scratch = tempfile.TemporaryDirectory(prefix="drydock-boot-")
         self.addCleanup(scratch.cleanup)
         self.scratch = Path(scratch.name)
@@ -151,7 +159,7 @@ class Boot(unittest.TestCase):
     def test_guest_without_operating_system(self) -> None:
         boots = set()
         for bus in ("virtio", "sata"):
-            with Machine(drive(bare.build(CACHE.parent / "bare-guest"), bus), self.scratch) as machine:
+            with Machine(drive(self.bare, bus), self.scratch) as machine:
                 boots.add(machine.expect(r"^drydock-guest ready boot=([0-9a-f]{8}) data=none$")[1])
                 ticks = [
                     int(machine.expect(r"^tick (\d+) boot=[0-9a-f]{8} up=\d+\.\d{3} late=\d+ms$")[1]) for _ in range(5)
