@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use drydock_api::leases::CONTROLLER_LEASE;
+use drydock_api::{kubevirt::Phase, leases::CONTROLLER_LEASE};
 use drydock_tests::{
     Cluster,
     cluster::{now, setting},
@@ -27,7 +27,11 @@ use serde_json::json;
 async fn budgets_hold_without_controller_and_drain_then_continues() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
-    started_on_the_first(&cluster, &[("held", counting("held", "LiveMigrate"), "True")]).await?;
+    let guests = [
+        ("held", counting("held", "LiveMigrate"), "True"),
+        ("plain", counting("plain", "None"), "True"),
+    ];
+    started_on_the_first(&cluster, &guests).await?;
     let scaled =
         |replicas: &str| cluster.kubectl(&["-n", "drydock", "scale", "deployment/drydock-controller", replicas]);
     scaled("--replicas=0")?;
@@ -47,6 +51,11 @@ async fn budgets_hold_without_controller_and_drain_then_continues() -> Result<()
         })
         .await?;
         let refused = drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=12s"]);
+        until_some("the pod of the guest that may be shut down to be gone", || async {
+            let plain = cluster.instances().get("plain").await?;
+            Ok(cluster.launchers_of(&plain).await?.is_empty().then_some(()))
+        })
+        .await?;
         anyhow::Ok(format!("{:#}", refused.err().context("the drain came to an end")?))
     }
     .await;
@@ -54,6 +63,10 @@ async fn budgets_hold_without_controller_and_drain_then_continues() -> Result<()
     cluster.rolled_out(CONTROLLERS)?;
     let text = away?;
     ensure!(text.contains("disruption budget"), "{text}");
+    // Only its node's agent saw how it ended.
+    let plain = cluster.until_phase("plain", Phase::Succeeded).await?;
+    let reason = plain.status.and_then(|status| status.reason);
+    assert_eq!(reason.as_deref(), Some("Evicted"));
     drain(&cluster, &first, &[GUESTS_ALONE, "--timeout=90s"])?;
     until_on(&cluster, "held", &second).await?;
     cluster.goes_on("held").await?;
