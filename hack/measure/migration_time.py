@@ -94,7 +94,10 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             series.requested.append(list(requested(made, since)))
             series.moved.append(moved)
             series.gaps.append(longest_gap(moved.ticks))
-            virsh, encrypted = by_hand.move(), by_hand.move(encrypted=True).job
+            # In turns, so that each goes from either node to the other: the two have different shares of the processors.
+            ways = (False, True) if turn % 2 == 0 else (True, False)
+            moves = {way: by_hand.move(encrypted=way) for way in ways}
+            virsh, encrypted = moves[False], moves[True].job
             job = virsh.job
             if min(moved.job.processed, job.processed, encrypted.processed) < kind.filled:
                 raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job} and by hand as {job} and {encrypted}")
