@@ -203,12 +203,9 @@ impl Guests {
     /// Starts and stops tasks, and passes changes on to those that continue.
     fn reconcile(&mut self, host: &Arc<Host>) {
         let mut present = BTreeSet::new();
-        let mut named = BTreeSet::new();
         for instance in self.watches.instances() {
             let Some(uid) = instance.uid() else { continue };
             present.insert(uid.clone());
-            let pods = instance.status.iter().flat_map(|status| status.active_pods.keys());
-            named.extend(pods.cloned());
             let seen = self.seen(instance, host);
             self.tasks.update(uid.clone(), seen, |receiver| {
                 let span =
@@ -221,7 +218,13 @@ impl Guests {
         for uid in self.tasks.stop_others(&present) {
             self.directory.remove(&uid);
         }
-        self.watches.keep_endings(|uid| named.contains(uid));
+        let names = |instance: &VirtualMachineInstance, pod_uid: &str| {
+            let status = instance.status.as_ref();
+            status.is_some_and(|status| status.active_pods.contains_key(pod_uid))
+        };
+        // Hardly ever is there an ending, so that no list of pods is made for them at each change.
+        self.watches
+            .keep_endings(|uid| self.watches.instances().iter().any(|instance| names(instance, uid)));
         let guests = i64::try_from(self.tasks.len()).unwrap_or(i64::MAX);
         self.shared.metrics.guests.set(guests);
     }
