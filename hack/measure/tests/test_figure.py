@@ -19,8 +19,8 @@ class Figures(unittest.TestCase):
             line = json.loads(figure.line())
             self.assertEqual((line["ratio"], line["ok"]), (ratio, ok), figure)
 
-    def test_a_median_needs_seven_samples(self) -> None:
-        self.assertEqual(median([7, 1, 2, 3, 4, 5, 6]), 4)
+    def test_a_median_needs_eight_samples(self) -> None:
+        self.assertEqual(median([7, 1, 2, 3, 4, 5, 6, 8]), 4.5)
         with self.assertRaises(AssertionError):
             median([1, 2, 3])
 
