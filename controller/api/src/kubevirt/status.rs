@@ -376,10 +376,11 @@ pub struct DrydockStatus {
     /// UID of the pod in which the guest runs.
     #[serde(rename = "podUID", skip_serializing_if = "Option::is_none")]
     pub pod_uid: Option<String>,
-    /// UIDs of pods that no longer exist, of which the agent has seen that nothing runs in them any more.
+    /// UIDs of this guest's earlier pods in which nothing runs any more, as the agent has seen: the pod is gone, or its
+    /// Node is.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ended_pods: Vec<String>,
-    /// How the guest ended in one of these pods, if its launcher reported it before the pod was gone.
+    /// How the guest ended in one of these pods, if its launcher has reported it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<PodEnding>,
     /// When its agent thaws its frozen file systems by itself.
