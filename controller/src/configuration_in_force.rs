@@ -155,7 +155,10 @@ impl Resolver {
             let sources = sources(&self.config_maps.all(), &self.hyperconvergeds.all(), &self.namespaces);
             let resolution = resolve(sources, |_| None, last_good.as_ref());
             let mut configuration = resolution.configuration.clone();
-            last_good = Some(resolution.configuration);
+            // What applies while an object is refused from the start is no valid value of the administrator's.
+            if !resolution.refused() {
+                last_good = Some(resolution.configuration);
+            }
             let Choice { model, verdict } = if configuration.default_cpu_model.is_some() {
                 let nodes = hypervisors.all();
                 let facts = nodes.iter().filter_map(|node| node.status.as_ref()?.facts.as_deref());

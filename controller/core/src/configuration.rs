@@ -2,7 +2,8 @@
 //! previous one, field by field.
 //!
 //! An object with an invalid value is refused as a whole: it is reported with field, value and the allowed values,
-//! and the last configuration in force stays. So no node ever applies half of a change.
+//! and the last configuration in force stays. So no node ever applies half of a change. A process that starts while an
+//! object is refused does not know what was in force before: it applies the object's valid values.
 
 pub mod default_model;
 pub mod gathering;
@@ -203,7 +204,7 @@ pub struct Layer {
 /// A layer as read from an object, with its problems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
-    /// The valid settings.
+    /// The valid settings, without the invalid ones.
     pub layer: Layer,
     /// The invalid settings.
     pub problems: Vec<Problem>,
@@ -298,7 +299,8 @@ impl Resolution {
 /// Merges the objects in force (lowest layer first).
 ///
 /// `knows_model` returns whether the node's CPU map has a minimum model (`None`: unknown, which is no reason to
-/// refuse). If any object is refused, `last_good` stays in force; without one, the other objects apply.
+/// refuse). If any object is refused, `last_good` stays in force. Without one, all valid values apply: if one typing
+/// error voided the others, a restart would undo the eviction strategy, and drains would shut guests down.
 pub fn resolve(
     mut sources: Vec<Source>,
     knows_model: impl Fn(&str) -> Option<bool>,
@@ -319,17 +321,13 @@ pub fn resolve(
                 model,
                 "a CPU model of libvirt's CPU map on every node, for example Penryn or Haswell",
             );
+            source.parsed.layer.min_cpu_model = None;
         }
     }
     let refused = sources.iter().any(|source| !source.parsed.problems.is_empty());
     let configuration = match last_good.filter(|_| refused) {
         Some(good) => good.clone(),
-        None => merge(
-            sources
-                .iter()
-                .filter(|s| s.parsed.problems.is_empty())
-                .map(|s| &s.parsed.layer),
-        ),
+        None => merge(sources.iter().map(|source| &source.parsed.layer)),
     };
     Resolution { configuration, sources }
 }

@@ -40,28 +40,27 @@ pub fn parse(spec: &HyperConvergedSpec) -> Parsed {
 
 /// Reads migration settings into the layer; `path` is their path in the object.
 pub(super) fn live_migration(parsed: &mut Parsed, from: &LiveMigrationConfig, path: &str) {
-    for (field, value) in [
-        ("parallelMigrationsPerCluster", from.parallel_migrations_per_cluster),
-        (
-            "parallelOutboundMigrationsPerNode",
-            from.parallel_outbound_migrations_per_node,
-        ),
-        (
-            "parallelInboundMigrationsPerNode",
-            from.parallel_inbound_migrations_per_node,
-        ),
-    ] {
-        if value.is_some_and(|value| !(1..=10_000).contains(&value)) {
-            parsed.refuse(
-                format!("{path}.{field}"),
-                value.unwrap_or_default().to_string(),
-                "1 to 10000",
-            );
+    let mut number = |field: &str, value: Option<u32>| {
+        let allowed = value.filter(|value| (1..=10_000).contains(value));
+        if let Some(value) = value
+            && allowed.is_none()
+        {
+            parsed.refuse(format!("{path}.{field}"), value.to_string(), "1 to 10000");
         }
-    }
-    parsed.layer.per_cluster = from.parallel_migrations_per_cluster;
-    parsed.layer.outbound_per_node = from.parallel_outbound_migrations_per_node;
-    parsed.layer.inbound_per_node = from.parallel_inbound_migrations_per_node;
+        allowed
+    };
+    let per_cluster = number("parallelMigrationsPerCluster", from.parallel_migrations_per_cluster);
+    let outbound_per_node = number(
+        "parallelOutboundMigrationsPerNode",
+        from.parallel_outbound_migrations_per_node,
+    );
+    let inbound_per_node = number(
+        "parallelInboundMigrationsPerNode",
+        from.parallel_inbound_migrations_per_node,
+    );
+    parsed.layer.per_cluster = per_cluster;
+    parsed.layer.outbound_per_node = outbound_per_node;
+    parsed.layer.inbound_per_node = inbound_per_node;
     if let Some(text) = &from.bandwidth_per_migration {
         match quantity::bytes(text) {
             Some(bytes) => parsed.layer.bandwidth = Some(bytes),

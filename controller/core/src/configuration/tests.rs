@@ -1,4 +1,6 @@
-use drydock_api::hyperconverged::{CertConfig, CertLifetime, HyperConvergedSpec, LiveMigrationConfig, ObsoleteCpus};
+use drydock_api::hyperconverged::{
+    CertConfig, CertLifetime, EvictionStrategy, HyperConvergedSpec, LiveMigrationConfig, ObsoleteCpus,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -174,6 +176,49 @@ fn a_refused_object_leaves_the_last_good_configuration_in_force() {
         Some(&good),
     );
     assert_eq!(undecided.configuration.min_cpu_model, "Pendryn");
+}
+
+#[test]
+fn valid_values_of_a_refused_object_apply_if_none_was_good() {
+    let spec = HyperConvergedSpec {
+        eviction_strategy: Some(EvictionStrategy::LiveMigrate),
+        live_migration_config: Some(LiveMigrationConfig {
+            parallel_migrations_per_cluster: Some(0),
+            parallel_outbound_migrations_per_node: Some(7),
+            node_drain_taint_key: Some("my drain".into()),
+            ..LiveMigrationConfig::default()
+        }),
+        cert_config: Some(CertConfig {
+            ca: None,
+            server: Some(CertLifetime {
+                duration: Some("12h".into()),
+                renew_before: Some("12h".into()),
+            }),
+        }),
+        ..HyperConvergedSpec::default()
+    };
+    let resolution = resolve(
+        vec![source(hyperconverged::KIND, hyperconverged::parse(&spec))],
+        |_| None,
+        None,
+    );
+    assert_eq!(resolution.sources[0].parsed.problems.len(), 3);
+    let built_in = Configuration::default();
+    let expected = Configuration {
+        eviction_strategy: EvictionStrategy::LiveMigrate,
+        migrations: Migrations {
+            outbound_per_node: 7,
+            ..built_in.migrations
+        },
+        ..built_in
+    };
+    assert_eq!(resolution.configuration, expected);
+    let cases = [("min-cpu-model", "two models"), ("obsolete-cpu-models", "not a model")];
+    for (key, value) in cases {
+        let parsed = config_map(&[(key, value), ("debug.useEmulation", "true")]);
+        let resolution = resolve(vec![source(legacy::KIND, parsed)], |_| None, None);
+        assert!(resolution.refused() && resolution.configuration.use_emulation, "{key}");
+    }
 }
 
 #[test]
