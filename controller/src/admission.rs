@@ -67,7 +67,8 @@ pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState,
     let eviction = Handler::from(move |request: ReviewRequest| {
         let evictions = evictions.clone();
         async move { evictions.review(&request).await }
-    });
+    })
+    .within(evictions::DEADLINE);
     Handlers::from_iter([
         ("/validate/pods/eviction", eviction),
         ("/mutate/virtualmachineinstances", instances),

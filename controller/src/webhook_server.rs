@@ -36,7 +36,8 @@ pub(crate) use metrics::WebhookMetrics;
 /// How long after the order to stop requests are still taken: endpoints leave Services within a
 /// second or two.
 pub(crate) const LEAVE: Duration = Duration::from_secs(4);
-/// How long a response may take, less than the timeout in webhook configurations.
+/// How long a response may take unless its handler has a deadline of its own; less than the 10 s that API servers wait,
+/// by the webhook configurations.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(9);
 
 /// The port cannot be opened.
@@ -60,7 +61,7 @@ pub(crate) struct WebhookServer {
     pub(crate) metrics: WebhookMetrics,
     /// How long requests are taken after the order to stop.
     pub(crate) leave: Duration,
-    /// How long a response may take.
+    /// How long a response may take, unless its handler has a deadline of its own.
     pub(crate) deadline: Duration,
 }
 

@@ -19,12 +19,13 @@
 //! responds that there is no such pod, which drainers treat as success.
 //!
 //! A cache that lags behind proves nothing: before a pod may go, the API server is read if the caches do not have the
-//! pod or its instance, or may have an outdated state.
+//! pod or its instance, or may have an outdated state. An API server that does not respond by the end of the hold is
+//! a reason to refuse.
 
 mod logged;
 mod metrics;
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::{
     VirtualMachineInstance,
@@ -52,7 +53,10 @@ use kube::{
     },
 };
 use serde_json::json;
-use tokio::sync::{SemaphorePermit, watch};
+use tokio::{
+    sync::{SemaphorePermit, watch},
+    time::{timeout, timeout_at},
+};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -74,8 +78,13 @@ pub(crate) const HELD_AT_ONCE: usize = 8;
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
 /// How long the deletion of a pod whose guest has migrated away may take before the eviction is granted all the same:
 /// a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
-/// used. Together with [`HOLD`], below the time that API servers give the webhook.
+/// used.
 pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(4);
+/// How long the webhook server waits for a review: the hold, the end of the pod, and half a second. It is shorter than
+/// the webhook's `timeoutSeconds` (13), since an API server allows an eviction if the webhook does not respond.
+pub(super) const DEADLINE: Duration = HOLD
+    .saturating_add(GONE_WITHIN)
+    .saturating_add(Duration::from_millis(500));
 /// Code and reason of refusals: the same as for a PDB.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -140,10 +149,10 @@ impl Verdict {
         }
     }
 
-    fn unknown(error: &kube::Error) -> Self {
+    fn unknown(detail: impl fmt::Display) -> Self {
         Self {
             decision: EvictionDecision::Refuse(Refusal::InstanceUnknown),
-            detail: chain(error).to_string(),
+            detail: detail.to_string(),
             ..Self::allow()
         }
     }
@@ -179,33 +188,12 @@ impl Evictions {
             Ok(eviction) => eviction,
             Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
         };
-        match self.conflict(&eviction).await {
-            Ok(None) => {}
-            Ok(Some(text)) => return conflicting(response, &eviction, text),
-            Err(error) => {
-                let verdict = Verdict::unknown(&error);
-                return refused(response, Refusal::InstanceUnknown, &verdict, &verdict.detail);
-            }
-        }
-        // If the instance has no strategy of its own, the cluster's applies.
-        self.launchers.configuration.resolved().await;
-        let mut news = self.news.clone();
-        news.mark_unchanged();
-        let mut verdict = self.judge(&eviction.pod).await;
-        if verdict.decision == EvictionDecision::Mark {
-            verdict.decision = EvictionDecision::Refuse(self.mark(&eviction, &mut verdict).await);
-        }
-        if let EvictionDecision::Refuse(refusal) = verdict.decision
-            && refusal.may_pass()
-            && let Some(_place) = eviction.place(&self.held)
-        {
-            let first = refusal;
-            verdict = self.hold(&eviction.pod, verdict, news).await;
-            // The response to the request that triggered the evacuation must not attribute it to another request.
-            if let EvictionDecision::Refuse(Refusal::InProgress) = verdict.decision {
-                verdict.decision = EvictionDecision::Refuse(first);
-            }
-        }
+        let until = clock::Instant::now() + HOLD;
+        let mut verdict = match timeout_at(until, self.decide(&eviction, until)).await {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(conflict)) => return conflicting(response, &eviction, conflict),
+            Err(_) => Verdict::unknown("the API server did not respond in time"),
+        };
         match verdict.decision {
             EvictionDecision::Allow(_) => {
                 self.logged.forget(&eviction.pod);
@@ -215,11 +203,15 @@ impl Evictions {
                         .as_ref()
                         .is_some_and(|instance| is_elsewhere(instance, pod))
                 };
-                match verdict.pod.as_ref().filter(|_| !eviction.dry_run) {
-                    Some(pod) if left(pod) => self.end(&eviction, pod, self.news.clone()).await,
-                    Some(pod) => self.release(&eviction.pod, pod, self.news.clone()).await,
-                    None => {}
-                }
+                let prepare = async {
+                    match verdict.pod.as_ref().filter(|_| !eviction.dry_run) {
+                        Some(pod) if left(pod) => self.end(&eviction, pod, self.news.clone()).await,
+                        Some(pod) => self.release(&eviction.pod, pod, self.news.clone()).await,
+                        None => {}
+                    }
+                };
+                // The pod may go in any case. If its PDB still stands, the API server refuses.
+                let _ = timeout(GONE_WITHIN, prepare).await;
                 response
             }
             EvictionDecision::Refuse(refusal) => {
@@ -235,6 +227,39 @@ impl Evictions {
             // The instance was marked above.
             EvictionDecision::Mark => refused(response, Refusal::Triggered, &verdict, ""),
         }
+    }
+
+    /// Returns the verdict on an eviction. Holds the eviction until the time `until` if its guest may have moved by
+    /// then.
+    ///
+    /// # Errors
+    /// If the eviction's preconditions do not hold; the text has the reason.
+    async fn decide(&self, eviction: &Eviction, until: clock::Instant) -> Result<Verdict, String> {
+        match self.conflict(eviction).await {
+            Ok(None) => {}
+            Ok(Some(text)) => return Err(text),
+            Err(error) => return Ok(Verdict::unknown(chain(&error))),
+        }
+        // If the instance has no strategy of its own, the cluster's applies.
+        self.launchers.configuration.resolved().await;
+        let mut news = self.news.clone();
+        news.mark_unchanged();
+        let mut verdict = self.judge(&eviction.pod).await;
+        if verdict.decision == EvictionDecision::Mark {
+            verdict.decision = EvictionDecision::Refuse(self.mark(eviction, &mut verdict).await);
+        }
+        if let EvictionDecision::Refuse(refusal) = verdict.decision
+            && refusal.may_pass()
+            && let Some(_place) = eviction.place(&self.held)
+        {
+            let first = refusal;
+            verdict = self.hold(&eviction.pod, verdict, news, until).await;
+            // The response to the request that triggered the evacuation must not attribute it to another request.
+            if let EvictionDecision::Refuse(Refusal::InProgress) = verdict.decision {
+                verdict.decision = EvictionDecision::Refuse(first);
+            }
+        }
+        Ok(verdict)
     }
 
     /// Returns why an eviction does not apply to the existing pod of its name, if its preconditions exclude that pod.
@@ -273,7 +298,7 @@ impl Evictions {
             None => match self.pods(key).get_opt(&key.name).await {
                 Ok(Some(pod)) => Arc::new(pod),
                 Ok(None) => return Verdict::allow(),
-                Err(error) => return Verdict::unknown(&error),
+                Err(error) => return Verdict::unknown(chain(&error)),
             },
         };
         let Some((instance_key, uid)) = owner(&pod).filter(|_| is_launcher(&pod)) else {
@@ -285,7 +310,7 @@ impl Evictions {
         if instance.is_none() {
             match self.api(&instance_key).get_opt(&instance_key.name).await {
                 Ok(found) => instance = found.filter(is).map(Arc::new),
-                Err(error) => return Verdict::unknown(&error),
+                Err(error) => return Verdict::unknown(chain(&error)),
             }
         }
         let strategy = instance
@@ -316,8 +341,14 @@ impl Evictions {
         migration.is_none_or(|migration| !Record::of(migration).is_over())
     }
 
-    /// Waits until the verdict changes, for at most [`HOLD`], and no longer than that is worthwhile.
-    async fn hold(&self, pod: &Key, mut verdict: Verdict, mut news: watch::Receiver<u64>) -> Verdict {
+    /// Waits until the verdict changes, at most until the time `until`, and no longer than that is worthwhile.
+    async fn hold(
+        &self,
+        pod: &Key,
+        mut verdict: Verdict,
+        mut news: watch::Receiver<u64>,
+        until: clock::Instant,
+    ) -> Verdict {
         let began = clock::Instant::now();
         // The first eviction of a drain does not know yet which other guests are to leave.
         let mut judged_at = match verdict.decision {
@@ -327,16 +358,20 @@ impl Evictions {
         loop {
             if judged_at.is_some_and(|at| at <= clock::Instant::now()) {
                 judged_at = None;
-                if !is_worth_holding(began.elapsed(), self.time_left(&verdict)) {
+                let held = HOLD.saturating_sub(until.duration_since(clock::Instant::now()));
+                if !is_worth_holding(held, self.time_left(&verdict)) {
                     return verdict;
                 }
             }
             tokio::select! {
-                () = clock::sleep_until_instant(Some(began + HOLD)) => return verdict,
+                () = clock::sleep_until_instant(Some(until)) => return verdict,
                 () = clock::sleep_until_instant(judged_at) => continue,
                 changed = news.changed() => if changed.is_err() { return verdict },
             }
-            verdict = self.judge(pod).await;
+            verdict = match timeout_at(until, self.judge(pod)).await {
+                Ok(verdict) => verdict,
+                Err(_) => return verdict,
+            };
             match verdict.decision {
                 EvictionDecision::Refuse(refusal) if refusal.may_pass() => {}
                 // The watch does not show the mark yet, or the mark was removed: neither changes the verdict.

@@ -1,6 +1,6 @@
 //! The handlers of the webhook paths.
 
-use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc};
+use std::{collections::BTreeMap, fmt, pin::Pin, sync::Arc, time::Duration};
 
 use kube::core::{
     DynamicObject,
@@ -14,7 +14,10 @@ type ReviewFuture = Pin<Box<dyn Future<Output = AdmissionResponse> + Send>>;
 
 /// Handles one kind of review. Created from any `async fn(AdmissionRequest<DynamicObject>) -> AdmissionResponse`.
 #[derive(Clone)]
-pub(crate) struct Handler(Arc<dyn Fn(ReviewRequest) -> ReviewFuture + Send + Sync>);
+pub(crate) struct Handler {
+    respond: Arc<dyn Fn(ReviewRequest) -> ReviewFuture + Send + Sync>,
+    deadline: Option<Duration>,
+}
 
 impl<F, A> From<F> for Handler
 where
@@ -22,14 +25,30 @@ where
     A: Future<Output = AdmissionResponse> + Send + 'static,
 {
     fn from(respond: F) -> Self {
-        Self(Arc::new(move |request| Box::pin(respond(request))))
+        Self {
+            respond: Arc::new(move |request| Box::pin(respond(request))),
+            deadline: None,
+        }
     }
 }
 
 impl Handler {
+    /// Gives the handler this long to respond, instead of the server's deadline.
+    pub(crate) fn within(self, deadline: Duration) -> Self {
+        Self {
+            deadline: Some(deadline),
+            ..self
+        }
+    }
+
+    /// Returns how long the handler has to respond; `None`: the server's deadline.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
     /// Calls the handler.
     pub(crate) fn review(&self, request: ReviewRequest) -> ReviewFuture {
-        (self.0)(request)
+        (self.respond)(request)
     }
 }
 

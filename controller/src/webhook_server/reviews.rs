@@ -138,7 +138,7 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
         None => Err(Refusal::UnknownPath.into()),
         Some((_, handler)) => {
             let judged = tokio::time::timeout(
-                reviews.deadline,
+                handler.deadline().unwrap_or(reviews.deadline),
                 AssertUnwindSafe(judge(handler, request)).catch_unwind(),
             );
             match judged.await {

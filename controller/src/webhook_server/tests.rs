@@ -19,6 +19,8 @@ use crate::certificates::{ServedCertificate, self_made};
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
 const PATH: &str = "/validate/virtualmachines";
+/// Its handler has a deadline of its own.
+const HURRIED: &str = "/validate/hurried";
 
 async fn judge(request: AdmissionRequest<DynamicObject>) -> AdmissionResponse {
     let response = AdmissionResponse::from(&request);
@@ -50,7 +52,10 @@ async fn served(leave: Duration, deadline: Duration) -> Served {
     let process = Process::new();
     let metrics = WebhookMetrics::register(&mut Registry::default());
     let server = WebhookServer {
-        handlers: Handlers::from_iter([(PATH, Handler::from(judge))]),
+        handlers: Handlers::from_iter([
+            (PATH, Handler::from(judge)),
+            (HURRIED, Handler::from(judge).within(Duration::from_millis(50))),
+        ]),
         certificate,
         metrics: metrics.clone(),
         leave,
@@ -214,18 +219,21 @@ async fn stopping_server_finishes_requests_and_refuses_new_ones() {
 
 #[tokio::test]
 async fn a_verdict_that_does_not_come_is_not_waited_for() {
-    let served = served(Duration::ZERO, Duration::from_millis(50)).await;
-    let mut connection = served.connect().await;
     let mut request = review("1");
     request["request"]["name"] = json!("slow");
-    let response = connection
-        .send("POST", PATH, request.to_string().as_bytes())
-        .await
-        .unwrap();
-    assert_eq!(
-        (response.status, response.body.split(':').next()),
-        (504, Some("TooLate"))
-    );
+    let hour = Duration::from_secs(3600);
+    for (path, deadline) in [(PATH, Duration::from_millis(50)), (HURRIED, hour)] {
+        let served = served(Duration::ZERO, deadline).await;
+        let mut connection = served.connect().await;
+        let response = connection
+            .send("POST", path, request.to_string().as_bytes())
+            .await
+            .unwrap();
+        assert_eq!(
+            (response.status, response.body.split(':').next()),
+            (504, Some("TooLate"))
+        );
+    }
 }
 
 #[tokio::test]

@@ -261,6 +261,35 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn eviction_is_refused_in_time_by_a_slow_api_server() {
+    // The mark is stored after this time; `None`: never.
+    for (takes, message) in [(Some(2), TRIGGERED), (None, "the API server did not respond in time")] {
+        let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
+        let began = clock::Instant::now();
+        let request = review_request(|_| {});
+        let (response, _patch) = tokio::join!(evictions.review(&request), async {
+            let patch = server.next_request().await;
+            let Some(seconds) = takes else { return Some(patch) };
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            patch.with(&serde_json::to_value(marked()).unwrap());
+            None
+        });
+        assert!(!response.allowed && response.result.code == 429);
+        assert!(response.result.message.contains(message), "{}", response.result.message);
+        assert_eq!(began.elapsed(), HOLD, "the mark takes {takes:?} s");
+    }
+}
+
+#[test]
+fn deadline_is_shorter_than_the_timeout_of_the_webhook() {
+    let webhooks = include_str!("../../../../deploy/controller/webhooks.yaml");
+    let (_, eviction) = webhooks.split_once("path: /validate/pods/eviction").unwrap();
+    let (_, timeout) = eviction.split_once("timeoutSeconds: ").unwrap();
+    let (seconds, _) = timeout.split_once('\n').unwrap();
+    assert!(HOLD + GONE_WITHIN < DEADLINE && DEADLINE < Duration::from_secs(seconds.parse().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
     let (question, began) = (review_request(|_| {}), clock::Instant::now());
