@@ -51,8 +51,10 @@ pub(super) async fn check(client: &Client, group: Group, node: &Node) -> Result<
 /// The rule of the older group. The outer error is the API server's, the inner one is the refusal.
 async fn check_guard(client: &Client) -> kube::Result<Result<(), String>> {
     let pdbs = Api::<PodDisruptionBudget>::namespaced(client.clone(), NAMESPACE);
-    let guard = pdbs.get_opt(QUORUM_GUARD).await?;
-    Ok(if guard.as_ref().is_none_or(allows_disruption) {
+    // Listed, since the controller may list budgets and not get them.
+    let named = ListParams::default().fields(&format!("metadata.name={QUORUM_GUARD}"));
+    let guards = pdbs.list(&named).await?.items;
+    Ok(if guards.iter().all(allows_disruption) {
         Ok(())
     } else {
         Err("can not put master node into maintenance at this moment, it would violate the master quorum".into())
@@ -166,12 +168,13 @@ mod tests {
                 assert!(
                     request
                         .path()
-                        .ends_with("/namespaces/openshift-etcd/poddisruptionbudgets/etcd-quorum-guard")
+                        .ends_with("/namespaces/openshift-etcd/poddisruptionbudgets")
                 );
-                match &found {
-                    Some(guard) => request.with(guard),
-                    None => request.refuse(404, "NotFound"),
-                }
+                assert!(request.query().contains("metadata.name%3Detcd-quorum-guard"));
+                let items: Vec<_> = found.iter().collect();
+                request.with(&json!({
+                    "apiVersion": "policy/v1", "kind": "PodDisruptionBudgetList", "metadata": {}, "items": items,
+                }));
             };
             let (result, ()) = tokio::join!(check(&client, Group::KubeVirt, &master), reply);
             let expected =
