@@ -1,6 +1,6 @@
 //! Tests what an agent's token may write, with a real token.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use drydock_api::{
     Hypervisor,
     kubevirt::{
@@ -11,16 +11,21 @@ use drydock_api::{
 };
 use drydock_tests::{
     Cluster, agent,
+    cluster::now,
     guests::{NAMESPACE, bare_instance},
     watching::until,
 };
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{Node, Pod},
+use k8s_openapi::{
+    api::{
+        coordination::v1::Lease,
+        core::v1::{Node, Pod},
+        events::v1::Event,
+    },
+    apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams},
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -194,6 +199,38 @@ async fn agent_may_write_only_the_own_hypervisor_and_lease() -> Result<()> {
             .map(drop),
         "the controller's Lease",
     )?;
+    Ok(())
+}
+
+#[tokio::test]
+#[ignore = "needs a cluster: hack/test cluster"]
+async fn agent_may_write_only_events_of_the_own_pod() -> Result<()> {
+    let cluster = Cluster::connect().await?;
+    let own = cluster.agent_pod(cluster.first()).await?.name_any();
+    let others = cluster.agent_pod(cluster.second()).await?.name_any();
+    let event = |instance: &str, name: &str| -> Result<Event> {
+        Ok(serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": NAMESPACE}, "eventTime": MicroTime(now()), "type": "Normal",
+            "action": "Test", "reason": "Tested", "reportingController": "drydock-agent", "reportingInstance": instance,
+            "regarding": {"apiVersion": "v1", "kind": "Pod", "name": "any", "namespace": NAMESPACE},
+        }))?)
+    };
+    let agents = Api::<Event>::namespaced(cluster.as_agent_of(cluster.first()).await?, NAMESPACE);
+    let parameters = PostParams::default();
+    agents.create(&parameters, &event(&own, "of-this-agent")?).await?;
+    let forged = agents.create(&parameters, &event(&others, "of-another-agent")?).await;
+    let message = refusal(forged.map(drop), "an event of another agent")?;
+    ensure!(message.contains("only write events reported by"), "{message}");
+    let all = Api::<Event>::namespaced(cluster.client.clone(), NAMESPACE);
+    all.create(&parameters, &event("kubelet", "of-a-kubelet")?).await?;
+    let series = Patch::Merge(json!({"series": {"count": 2, "lastObservedTime": MicroTime(now())}}));
+    agents.patch("of-this-agent", &PatchParams::default(), &series).await?;
+    let forged = agents.patch("of-a-kubelet", &PatchParams::default(), &series).await;
+    let message = refusal(forged.map(drop), "a series of a kubelet's event")?;
+    ensure!(message.contains("only write events reported by"), "{message}");
+    for name in ["of-this-agent", "of-a-kubelet"] {
+        all.delete(name, &DeleteParams::default()).await?;
+    }
     Ok(())
 }
 
@@ -521,12 +558,56 @@ async fn controller_changes_pods_only_as_necessary() -> Result<()> {
         tenants_pod("like-a-launcher", "{kubevirt.io: virt-launcher}"),
     ];
     cluster.apply(&pods.concat()).await?;
-    let outcome = match only_witnesses(&cluster).await {
-        Ok(()) => only_the_deschedulers_annotation(&cluster).await,
-        failed => failed,
-    };
+    let outcome = async {
+        only_launchers(&cluster).await?;
+        only_witnesses(&cluster).await?;
+        only_the_deschedulers_annotation(&cluster).await
+    }
+    .await;
     cluster.kubectl(&["-n", NAMESPACE, "delete", "pod", "own", "like-a-launcher", "--now"])?;
     outcome
+}
+
+async fn only_launchers(cluster: &Cluster) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(cluster.as_controller().await?, NAMESPACE);
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    let container = json!([{"name": "first", "image": "own", "securityContext": {"privileged": true}}]);
+    for (field, value, expected) in [
+        ("/metadata/name", json!("like-a-launcher"), ""),
+        ("/metadata/labels", json!({}), "only create launcher pods"),
+        ("/spec/automountServiceAccountToken", json!(true), "no token"),
+        ("/spec/hostNetwork", json!(true), "share a namespace"),
+        ("/spec/hostPID", json!(true), "share a namespace"),
+        ("/spec/hostIPC", json!(true), "share a namespace"),
+        (
+            "/spec/volumes",
+            json!([{"name": "root", "hostPath": {"path": "/"}}]),
+            "mount a folder",
+        ),
+        ("/spec/containers", container.clone(), "be privileged"),
+        ("/spec/initContainers", container, "be privileged"),
+    ] {
+        let mut pod = json!({
+            "metadata": {"name": "like-a-launcher", "labels": {"kubevirt.io": "virt-launcher"}},
+            "spec": {
+                "automountServiceAccountToken": false, "hostNetwork": false, "hostPID": false, "hostIPC": false,
+                "volumes": [], "initContainers": [], "containers": [{"name": "own", "image": "own"}],
+            },
+        });
+        let place = pod.pointer_mut(field).with_context(|| format!("no {field}"))?;
+        *place = value;
+        let result = pods.create(&dry_run, &serde_json::from_value(pod)?).await.map(drop);
+        if expected.is_empty() {
+            result?;
+        } else {
+            let message = refusal(result, field)?;
+            ensure!(message.contains(expected), "{field}: {message}");
+        }
+    }
+    Ok(())
 }
 
 async fn only_the_deschedulers_annotation(cluster: &Cluster) -> Result<()> {

@@ -22,13 +22,15 @@ pub const DEFINITIONS: [(&str, &str); 8] = [
     ("nodemaintenances.nodemaintenance.kubevirt.io", "v1beta1"),
 ];
 /// The admission policies (`deploy/policies/`).
-pub(super) const POLICIES: [&str; 9] = [
+pub(super) const POLICIES: [&str; 11] = [
+    "drydock-agent-events",
     "drydock-agent-hypervisors",
     "drydock-agent-instances",
     "drydock-agent-leases",
     "drydock-agent-migrations",
     "drydock-agent-nodes",
     "drydock-agent-pods",
+    "drydock-controller-launchers",
     "drydock-controller-pods",
     "drydock-controller-witnesses",
     "drydock-instance-labels",
