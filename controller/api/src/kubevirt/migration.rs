@@ -32,7 +32,7 @@ use super::{Condition, guest_cpu::GuestCpu};
     printcolumn = r#"{"name":"Source","type":"string","jsonPath":".status.sourceNode","priority":1}"#,
     printcolumn = r#"{"name":"Target","type":"string","jsonPath":".status.target.node","priority":1}"#,
     printcolumn = r#"{"name":"Progress","type":"string","jsonPath":".status.source.progress.summary","priority":1}"#,
-    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it failed, or what it waits for"}"#,
+    printcolumn = r#"{"name":"Reason","type":"string","jsonPath":".status.reason","description":"Why it failed"}"#,
     printcolumn = r#"{"name":"Age","type":"date","jsonPath":".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
