@@ -576,7 +576,7 @@ async fn only_launchers(cluster: &Cluster) -> Result<()> {
     };
     let container = json!([{"name": "first", "image": "own", "securityContext": {"privileged": true}}]);
     for (field, value, expected) in [
-        ("/metadata/name", json!("like-a-launcher"), ""),
+        ("/metadata/name", json!("one-more-launcher"), ""),
         ("/metadata/labels", json!({}), "only create launcher pods"),
         ("/spec/automountServiceAccountToken", json!(true), "no token"),
         ("/spec/hostNetwork", json!(true), "share a namespace"),

@@ -49,6 +49,21 @@ fn nothing_configured_gives_the_documented_defaults() {
 }
 
 #[test]
+fn documented_hyper_converged_has_the_built_in_values() {
+    let page = include_str!("../../../../deploy/docs/configuration.md");
+    let (_, block) = page.split_once("```yaml\n").unwrap();
+    let (text, _) = block.split_once("```").unwrap();
+    let object: drydock_api::HyperConverged = serde_saphyr::from_str(text).unwrap();
+    assert!(object.spec.other.is_empty(), "{:?}", object.spec.other);
+    let parsed = hyperconverged::parse(&object.spec);
+    assert_eq!(parsed.problems, []);
+    let layer = &parsed.layer;
+    assert!(layer.eviction_strategy.is_some() && layer.min_cpu_model.is_some() && layer.ca.is_some());
+    assert!(layer.server.is_some() && layer.drain_taint_key.is_some() && layer.workload_disruption.is_some());
+    assert_eq!(merge([layer]), Configuration::default());
+}
+
+#[test]
 fn the_config_map_of_the_drain_documentation_is_read() {
     let parsed = config_map(&[
         ("feature-gates", "LiveMigration"),
