@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embedded import prerequisites
+from embedded import prerequisites, toolchains
 from embedded.errors import Failure
 from embedded.progress import Progress
 from verify.programs import built_meanwhile
@@ -19,7 +19,7 @@ def build(progress: Progress) -> None:
 
     What is built already is found in a second.
     """
-    prerequisites.check_toolchains(("cargo", "go", "python3"))
+    toolchains.check(("cargo", "go", "python3"))
     with progress.step("building what is not built yet", announce=True), built_meanwhile("cluster") as kubernetes:
         prerequisites.ensure(PACKAGES, progress, toolchains=())
         _, of_images = run([str(REPOSITORY / "hack" / "images"), f"--{PROFILE}"], prefix="images: ")

@@ -13,6 +13,7 @@ from pathlib import Path
 from .commands import last_lines
 from .errors import Failure
 from .progress import Progress
+from .toolchains import check
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     # The embedded cluster itself.
@@ -62,12 +63,6 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "bench": ("openssl", "socat"),
 }
 
-TOOLCHAINS = {
-    "cargo": "the Rust toolchain (cargo)",
-    "go": "the Go toolchain (go)",
-    "python3": "Python 3.11 or newer (python3)",
-}
-
 _ATTEMPTS = 4
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _POLICY_TEXT = "#!/bin/sh\n# Drydock: services that packages bring stay off.\nexit 101\n"
@@ -101,7 +96,7 @@ def ensure(
 ) -> None:
     """Install what is missing and check for the toolchains."""
     progress = progress or Progress()
-    check_toolchains(toolchains)
+    check(toolchains)
     packages = missing(groups)
     if not packages:
         return
@@ -113,13 +108,6 @@ def ensure(
     left = missing(groups)
     if left:
         raise Failure(f"apt-get succeeded but these packages are still missing: {' '.join(left)}")
-
-
-def check_toolchains(names: Iterable[str]) -> None:
-    """Fail early, with a name, when a compiler is not there."""
-    for name in names:
-        if shutil.which(name) is None:
-            raise Failure(f"{TOOLCHAINS.get(name, name)} is not on the PATH")
 
 
 def _apt(*arguments: str) -> None:

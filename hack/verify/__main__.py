@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
-from embedded import build, interruption, prerequisites
+from embedded import build, interruption, prerequisites, toolchains
 from embedded.errors import Failure
 from embedded.progress import Progress
 
@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
     progress = Progress()
     outcomes: list[Outcome] = []
     try:
-        prerequisites.check_toolchains(("cargo", "go", "python3"))
+        toolchains.check(("cargo", "go", "python3"))
         names = list(dict.fromkeys(arguments.suites or suites))
         with built_meanwhile("cluster", "virtctl", "descheduler") if ON_CLUSTERS & set(names) else nullcontext():
             prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=())

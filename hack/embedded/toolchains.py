@@ -1,0 +1,71 @@
+"""Compilers and interpreters that these scripts use and do not install: versions needed, and versions found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import Failure
+
+_REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A program on the PATH, the command that prints its version, and the lowest version that will do."""
+
+    title: str
+    argv: tuple[str, ...]
+    least: str
+    remedy: str
+
+
+def known() -> dict[str, Toolchain]:
+    """The toolchains by the name of their program."""
+    workspace = tomllib.loads((_REPOSITORY / "Cargo.toml").read_text())["workspace"]
+    return {
+        "cargo": Toolchain(
+            "the Rust toolchain (cargo)",
+            ("cargo", "--version"),
+            workspace["package"]["rust-version"],
+            "rustup installs the version of rust-toolchain.toml",
+        ),
+        # Older ones do not fetch the version that a go.mod names.
+        "go": Toolchain("the Go toolchain (go)", ("go", "env", "GOVERSION"), "1.21", "go.dev/dl has newer ones"),
+        "python3": Toolchain("Python 3 (python3)", ("python3", "--version"), "3.11", "python.org has newer ones"),
+    }
+
+
+def check(names: Iterable[str]) -> None:
+    """Fail at once, with what is needed, when a toolchain is not there or too old."""
+    toolchains = known()
+    for name in names:
+        toolchain = toolchains[name]
+        if shutil.which(name) is None:
+            raise Failure(f"{toolchain.title} is not on the PATH; version {toolchain.least} or newer is needed")
+        found = _version(toolchain)
+        if found is None or _numbers(found) < _numbers(toolchain.least):
+            raise Failure(
+                f"{toolchain.title} on the PATH has version {found or 'unknown'}; "
+                f"version {toolchain.least} or newer is needed: {toolchain.remedy}"
+            )
+
+
+def _version(toolchain: Toolchain) -> str | None:
+    """The version as the program prints it in the repository, where rustup chooses that of rust-toolchain.toml."""
+    # Standard error is shown: rustup reports there that it installs a version.
+    argv = toolchain.argv
+    done = subprocess.run(argv, cwd=_REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(argv)} failed with {done.returncode}; see above")
+    found = re.search(r"\d+\.\d+(\.\d+)?", done.stdout)
+    return found[0] if found else None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split("."))
