@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from .commands import last_lines
@@ -63,9 +65,13 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "bench": ("openssl", "socat"),
 }
 
+# Services of these packages that would take a port of a cluster: `docker-registry` listens on *:5000.
+SERVICES = ("docker-registry",)
+
 _ATTEMPTS = 4
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _POLICY_TEXT = "#!/bin/sh\n# Drydock: services that packages bring stay off.\nexit 101\n"
+_LOCK = Path("/run/lock/drydock-packages.lock")
 
 
 def missing(groups: Iterable[str]) -> list[str]:
@@ -75,6 +81,11 @@ def missing(groups: Iterable[str]) -> list[str]:
         if group not in PACKAGES:
             raise Failure(f"unknown package group {group!r}; known: {', '.join(PACKAGES)}")
         wanted += [package for package in PACKAGES[group] if package not in wanted]
+    return _absent(wanted)
+
+
+def _absent(wanted: Sequence[str]) -> list[str]:
+    """Those of these packages that are not installed."""
     if not wanted:
         return []
     if shutil.which("dpkg-query") is None:
@@ -97,39 +108,109 @@ def ensure(
     """Install what is missing and check for the toolchains."""
     progress = progress or Progress()
     check(toolchains)
+    _forget_policy()
     packages = missing(groups)
     if not packages:
         return
     if os.geteuid() != 0:
         raise Failure(f"not root, and these packages are missing: {' '.join(packages)}")
-    with progress.step(f"installing {' '.join(packages)}", announce=True), _services_stay_off():
-        _apt("update")
-        _apt("install", "--yes", "--no-install-recommends", *packages)
+    with _alone(progress):
+        # Another command may have installed them meanwhile.
+        packages = missing(groups)
+        if packages:
+            _install(packages, progress)
     left = missing(groups)
     if left:
         raise Failure(f"apt-get succeeded but these packages are still missing: {' '.join(left)}")
 
 
-def _apt(*arguments: str) -> None:
+def _install(packages: Sequence[str], progress: Progress) -> None:
+    with progress.step(f"installing {' '.join(packages)}", announce=True), _services_stay_off():
+        _apt(progress, "update")
+        try:
+            _apt(progress, "install", "--yes", "--no-install-recommends", *packages)
+        finally:
+            # Also after an interruption: the next run cannot know who installed the package.
+            brought = [package for package in SERVICES if package in packages]
+            left = _absent(brought)
+            _disable([package for package in brought if package not in left], progress)
+
+
+def _disable(services: Iterable[str], progress: Progress) -> None:
+    """Keep services that a package has enabled from starting at the next boot."""
+    for service in services:
+        # The first needs an init script, the second a unit; either removes the link by which systemd starts it.
+        commands = (["update-rc.d", service, "disable"], ["deb-systemd-helper", "disable", f"{service}.service"])
+        # deb-systemd-helper refuses to run outside a package's scripts.
+        results = [_run_to_end(argv, progress, {"DPKG_MAINTSCRIPT_PACKAGE": service}) for argv in commands]
+        if all(code != 0 for code, _ in results):
+            progress.note(f"the service {service} could not be disabled; it starts at the next boot")
+
+
+def _apt(progress: Progress, *arguments: str) -> None:
     """apt-get, tried again: mirrors and locks have passing troubles."""
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3", "-q"]
     printed = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(3 * attempt)
-        done = subprocess.run(
-            ["apt-get", *options, *arguments],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        if done.returncode == 0:
+        # apt-get refuses to go on after a dpkg that was ended half-way. If this fails, apt-get reports why.
+        _run_to_end(["dpkg", "--configure", "-a"], progress)
+        code, printed = _run_to_end(["apt-get", *options, *arguments], progress)
+        if code == 0:
             return
-        printed = done.stdout
     raise Failure(f"apt-get {arguments[0]} failed {_ATTEMPTS} times", last_lines(printed))
+
+
+def _run_to_end(
+    argv: Sequence[str], progress: Progress, environment: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a command that must not end half-way, in a session that no interruption of this one reaches, and wait for
+    its end in any case; return its exit code and what it printed."""
+    fixed = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        try:
+            process = subprocess.Popen(
+                argv,
+                env={**os.environ, **fixed, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return 127, f"command not found: {argv[0]}"
+        try:
+            code = process.wait()
+        except BaseException:
+            progress.note(f"interrupted; waiting for {argv[0]}, which must not end half-way")
+            process.wait()
+            raise
+        output.seek(0)
+        return code, output.read()
+
+
+@contextlib.contextmanager
+def _alone(progress: Progress) -> Iterator[None]:
+    """Let only one command of this machine install packages at a time."""
+    _LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with _LOCK.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.note("waiting: another command is installing packages")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _forget_policy() -> None:
+    """Remove the policy of an installation that was killed; one that runs just now keeps its own."""
+    if os.geteuid() != 0 or _policy() != _POLICY_TEXT.encode():
+        return
+    _LOCK.parent.mkdir(parents=True, exist_ok=True)
+    with _LOCK.open("a") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _POLICY.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -139,7 +220,7 @@ def _services_stay_off() -> Iterator[None]:
     Debian's maintainer scripts query this file first. One that is already there is
     somebody's decision and stays.
     """
-    if _POLICY.exists() and _POLICY.read_text() != _POLICY_TEXT:
+    if _policy() not in (None, _POLICY_TEXT.encode()):
         yield
         return
     _POLICY.write_text(_POLICY_TEXT)
@@ -148,3 +229,11 @@ def _services_stay_off() -> Iterator[None]:
         yield
     finally:
         _POLICY.unlink(missing_ok=True)
+
+
+def _policy() -> bytes | None:
+    """The content of the file, if there is one."""
+    try:
+        return _POLICY.read_bytes()
+    except FileNotFoundError:
+        return None
