@@ -20,6 +20,7 @@ def build(progress: Progress) -> None:
     What is built already is found in a second.
     """
     toolchains.check(("cargo", "go", "python3"))
+    prerequisites.ensure(("programs",), progress, toolchains=())
     with progress.step("building what is not built yet", announce=True), built_meanwhile("cluster") as kubernetes:
         prerequisites.ensure(PACKAGES, progress, toolchains=())
         _, of_images = run([str(REPOSITORY / "hack" / "images"), f"--{PROFILE}"], prefix="images: ")

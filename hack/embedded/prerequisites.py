@@ -18,6 +18,8 @@ from .progress import Progress
 from .toolchains import check
 
 PACKAGES: dict[str, tuple[str, ...]] = {
+    # Fetching the Go modules of the cluster's programs, which are built while the others are installed.
+    "programs": ("ca-certificates",),
     # The embedded cluster itself.
     "cluster": (
         "ca-certificates",

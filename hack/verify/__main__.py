@@ -120,6 +120,7 @@ def main(argv: list[str]) -> int:
     outcomes: list[Outcome] = []
     try:
         toolchains.check(("cargo", "go", "python3"))
+        prerequisites.ensure(("programs",), progress, toolchains=())
         names = list(dict.fromkeys(arguments.suites or suites))
         with built_meanwhile("cluster", "virtctl", "descheduler") if ON_CLUSTERS & set(names) else nullcontext():
             prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=())

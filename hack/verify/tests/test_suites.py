@@ -6,11 +6,12 @@ import io
 import signal
 import threading
 import unittest
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
 from embedded.errors import Failure
 from embedded.progress import Progress
+from verify import __main__ as verify
 from verify import runner
 from verify.__main__ import SUITES, _run, before
 from verify.outcome import Outcome
@@ -33,6 +34,28 @@ class Before(unittest.TestCase):
 
     def test_what_is_named_runs_in_that_order(self) -> None:
         self.assertEqual(before("style", ["cluster", "rust"]), ["cluster", "rust"])
+
+
+class Preparation(unittest.TestCase):
+    def test_what_fetches_modules_is_installed_before_they_are_built(self) -> None:
+        steps: list[object] = []
+
+        @contextlib.contextmanager
+        def built(*what: str) -> Iterator[None]:
+            steps.append("build")
+            yield
+
+        def ensure(groups: Iterable[str], *_: object, **__: object) -> None:
+            steps.append(groups)
+
+        self.enterContext(mock.patch.object(verify, "built_meanwhile", built))
+        self.enterContext(mock.patch.object(verify, "_run", return_value=[Outcome(passed=1)]))
+        self.enterContext(mock.patch.object(verify.toolchains, "check"))
+        self.enterContext(mock.patch.object(verify.interruption, "heed_termination"))
+        self.enterContext(mock.patch.object(verify.prerequisites, "ensure", ensure))
+        self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+        self.assertEqual(verify.main(["cluster"]), 0)
+        self.assertEqual(steps, [("programs",), "build", verify.prerequisites.PACKAGES])
 
 
 class SideBySide(unittest.TestCase):
