@@ -18,6 +18,7 @@ def main(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     # Folders are shared with pods that run as anybody, whatever the caller's habits.
     os.umask(0o022)
+    interruption.heed_termination()
     progress = Progress(getattr(arguments, "verbose", False))
     try:
         return arguments.verb(arguments, progress) or 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import cluster as clusters
-from . import leftovers, registered
+from . import leftovers, processes, registered
 from .cluster import Cluster
 from .errors import Failure
 from .progress import Progress
@@ -21,6 +21,20 @@ _MENDING_BUDGET = 40.0
 
 # Moments at which `up` is killed: in its first steps, and while parts start.
 _CRASHES = (0.3, 0.7, 1.2, 2.0, 3.0)
+
+
+def names(name: str) -> tuple[str, str]:
+    """The clusters of a life: its own, and the one beside it."""
+    return name, f"{name}2"
+
+
+def left_behind(name: str) -> list[str]:
+    """The clusters that an earlier life of this name left because it was killed; none while a command has that name."""
+    commands = (set(processes.command_line(pid)) for pid in processes.all_pids() if pid != os.getpid())
+    if any("-m" in words and words & {name, f"--name={name}"} for words in commands):
+        return []
+    there = registered.names()
+    return [one for one in names(name) if one in there]
 
 
 def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress) -> int:
@@ -39,10 +53,10 @@ def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress
         _timed_up(name, "up of a cluster with dead parts", progress, _MENDING_BUDGET)
         _kill_node(cluster, progress)
         _timed_up(name, "up of a cluster with a dead node", progress, _MENDING_BUDGET)
-        failed += _beside(f"{name}2", cluster, check, progress)
+        failed += _beside(names(name)[1], cluster, check, progress)
     finally:
         clusters.down(name, progress)
-        clusters.down(f"{name}2", progress)
+        clusters.down(names(name)[1], progress)
     return failed + _compare(before, progress)
 
 
@@ -68,9 +82,11 @@ def _crash(name: str, delay: float, progress: Progress) -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        child.wait(timeout=delay)
-    except subprocess.TimeoutExpired:
-        child.send_signal(signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=delay)
+    finally:
+        # Also after an interruption: it would go on with a cluster that is being removed.
+        child.kill()
         child.wait()
     progress.note(f"ok      killed up after {delay} s")
 

@@ -236,13 +236,18 @@ class Process:
         return Failure(f"{self.part} died; its last words in {self.log}:", self.last_lines())
 
 
+def command_line(pid: int) -> list[str]:
+    """The program and the arguments of a process; empty if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
+    except OSError:
+        return []
+    return text.split("\0") if text else []
+
+
 def command_name(pid: int) -> str:
     """The base name of a process's first argument."""
-    try:
-        first = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-    except OSError:
-        return ""
-    return os.path.basename(first.decode(errors="replace"))
+    return os.path.basename(next(iter(command_line(pid)), ""))
 
 
 def _announces(pid: int) -> bool:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# What writing to a terminal or a pipe fails with once nobody is there who could read.
+_NOBODY_READS = (errno.EIO, errno.EPIPE)
+
+
+def show(text: str) -> None:
+    """Print a line on standard error. It is lost if the terminal is gone: the work, or its clean-up, goes on."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno not in _NOBODY_READS:
+            raise
 
 
 class Progress:
@@ -24,7 +37,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Print one line, stamped with the elapsed time."""
         with self._lock:
-            print(f"[{self.elapsed():6.1f}s] {text}", file=sys.stderr, flush=True)
+            show(f"[{self.elapsed():6.1f}s] {text}")
 
     def detail(self, text: str) -> None:
         """Print one line that only `-v` shows."""

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from embedded import build
 from embedded import cluster as clusters
-from embedded import registered
+from embedded import lifecycle, registered
 from embedded.errors import Failure
-from embedded.progress import Progress
+from embedded.progress import Progress, show
 
 from . import browser, faults, previous, removal
 from .install import install
@@ -65,6 +65,8 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     build.virtctl(progress)
     build.descheduler(progress)
     browser.prepare(progress)
+    for name in lifecycle.left_behind(SELFTEST):
+        clusters.down(name, progress)
     output, code = command(
         [sys.executable, "-m", "embedded", "selftest", "--name", SELFTEST, "--lifecycle"],
         {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -246,4 +248,4 @@ def _show(name: str, progress: Progress) -> None:
     except (Failure, OSError, subprocess.SubprocessError) as problem:
         shown = str(problem)
     for line in shown.splitlines():
-        print(f"    {name}: {line}", file=sys.stderr, flush=True)
+        show(f"    {name}: {line}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+
+from embedded.progress import show
 
 # Linux's scheduling policy for what may wait for everything else (util-linux).
 IDLE = ("chrt", "--idle", "0")
@@ -70,7 +71,7 @@ def run(
             lines.append(line)
             if not quiet:
                 stamp = f"{time.monotonic() - begun:6.1f}s " if stamped else ""
-                print(f"    {prefix}{stamp}{line.rstrip()}", file=sys.stderr, flush=True)
+                show(f"    {prefix}{stamp}{line.rstrip()}")
         code = process.wait()
     except KeyboardInterrupt:
         _signal(process, signal.SIGTERM)
@@ -82,10 +83,10 @@ def run(
         _running.discard(process)
     if late.is_set():
         lines.append(f"\nno end within {most_seconds:.0f} s\n")
-        print(f"    {prefix}no end within {most_seconds:.0f} s", file=sys.stderr, flush=True)
+        show(f"    {prefix}no end within {most_seconds:.0f} s")
     if quiet and code != 0:
         for line in lines[-60:]:
-            print(f"    {line.rstrip()}", file=sys.stderr)
+            show(f"    {line.rstrip()}")
     return "".join(lines), code
 
 

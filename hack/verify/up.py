@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     # Folders are shared with pods that run as anybody, whatever the caller's habits.
     os.umask(0o022)
+    interruption.heed_termination()
     progress = Progress(arguments.verbose)
     try:
         made = cluster.up(arguments.name, arguments.nodes, arguments.kvm, progress)

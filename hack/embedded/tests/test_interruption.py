@@ -1,14 +1,25 @@
-"""Clean-up of a command that is terminated."""
+"""Clean-up of a command that is terminated, or loses its terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import unittest
+from unittest import mock
 
+from embedded import __main__ as embedded
+from embedded import interruption
+from embedded.progress import Progress, show
+
+# Each line that it reads during its clean-up is one that it prints.
 PROGRAM = """
-import signal
+import signal, sys
 from embedded import interruption
 
 interruption.heed_termination()
@@ -16,20 +27,78 @@ try:
     print("ready", flush=True)
     signal.pause()
 finally:
-    print("cleaned up", flush=True)
+    print("cleans up", flush=True)
+    print(sys.stdin.readline(), flush=True)
 """
 
 
 class Interruption(unittest.TestCase):
+    def start(self, *wrapper: str) -> subprocess.Popen[str]:
+        """The program, once it waits for a signal."""
+        argv = [*wrapper, sys.executable, "-c", PROGRAM]
+        pipe = subprocess.PIPE
+        child = self.enterContext(subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        self.assertEqual(self.line(child), "ready\n")
+        return child
+
+    def line(self, child: subprocess.Popen[str]) -> str:
+        """The next line of its output."""
+        assert child.stdout is not None
+        return child.stdout.readline()
+
     def test_command_that_is_terminated_cleans_up(self) -> None:
-        argv = [sys.executable, "-c", PROGRAM]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            self.assertEqual(child.stdout.readline(), "ready\n")
-            child.send_signal(signal.SIGTERM)
-            printed, error = child.communicate(timeout=60)
-        self.assertEqual(printed, "cleaned up\n")
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(number):
+                child = self.start()
+                child.send_signal(number)
+                printed, error = child.communicate("cleaned up", timeout=60)
+                self.assertEqual(printed, "cleans up\ncleaned up\n")
+                self.assertIn("KeyboardInterrupt", error)
+
+    def test_second_hang_up_does_not_end_the_clean_up(self) -> None:
+        child = self.start()
+        child.send_signal(signal.SIGHUP)
+        self.assertEqual(self.line(child), "cleans up\n")
+        child.send_signal(signal.SIGHUP)
+        self.assertEqual(child.communicate("cleaned up", timeout=60)[0], "cleaned up\n")
+
+    def test_command_under_nohup_runs_on_after_a_hang_up(self) -> None:
+        # A wrapper, as nohup itself appends to a file if it has a terminal.
+        child = self.start("sh", "-c", "trap '' HUP; exec \"$@\"", "sh")
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(signal.SIGTERM)
+        error = child.communicate("cleaned up", timeout=60)[1]
+        self.assertNotIn("_hang_up", error)
         self.assertIn("KeyboardInterrupt", error)
+
+    def test_embedded_commands_heed_a_termination(self) -> None:
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.enterContext(mock.patch.dict(os.environ, {"DRYDOCK_STATE": folder}))
+        with mock.patch.object(interruption, "heed_termination") as heed:
+            self.assertEqual(embedded.main(["list"]), 0)
+        heed.assert_called_once_with()
+
+
+class Broken(io.StringIO):
+    """A stream of which nothing is read any more, or that cannot be written for another reason."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+class Terminal(unittest.TestCase):
+    def test_progress_goes_on_without_a_terminal(self) -> None:
+        for number in (errno.EIO, errno.EPIPE):
+            with contextlib.redirect_stderr(Broken(number)), Progress().step("removing", announce=True):
+                show("a line")
+
+    def test_full_disk_is_an_error(self) -> None:
+        with contextlib.redirect_stderr(Broken(errno.ENOSPC)), self.assertRaisesRegex(OSError, "No space"):
+            show("a line")
 
 
 if __name__ == "__main__":

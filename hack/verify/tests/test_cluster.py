@@ -1,10 +1,15 @@
 """Sharing tests out among clusters."""
 
+import argparse
 import json
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from verify import faults, previous
+from embedded import interruption
+from embedded.errors import Failure
+from embedded.progress import Progress
+from verify import cluster, faults, previous, up
 from verify.cluster import BROWSER, LAST, LONGEST, Turns, ordered, selected, wanted
 from verify.runner import REPOSITORY
 from verify.rust import ClusterTests, Program, programs, tests_by_file
@@ -78,6 +83,36 @@ class Shared(unittest.TestCase):
     def test_the_files_that_are_named_exist(self) -> None:
         exist = {path.stem for path in (REPOSITORY / "tests" / "tests").glob("*.rs")}
         self.assertLessEqual({*LONGEST, LAST} - {BROWSER}, exist)
+
+
+class SelfTest(unittest.TestCase):
+    def test_clusters_of_a_killed_run_are_removed_first(self) -> None:
+        steps: list[str] = []
+
+        def command(*_: object, **__: object) -> tuple[str, int]:
+            steps.append("self-test")
+            return "[   1.0s] ok      it works\n", 0
+
+        for name in ("ensure", "virtctl", "descheduler"):
+            self.enterContext(mock.patch.object(cluster.build, name))
+        self.enterContext(mock.patch.object(cluster.browser, "prepare"))
+        self.enterContext(mock.patch.object(cluster.lifecycle, "left_behind", lambda name: [name]))
+        self.enterContext(mock.patch.object(cluster.clusters, "down", lambda name, progress: steps.append(f"down {name}")))
+        self.enterContext(mock.patch.object(cluster, "command", command))
+        outcome = cluster.selftest(argparse.Namespace(), mock.create_autospec(Progress))
+        self.assertEqual((outcome.passed, outcome.failed), (1, []))
+        self.assertEqual(steps, [f"down {cluster.SELFTEST}", "self-test"])
+
+
+class Up(unittest.TestCase):
+    def test_bringing_up_heeds_a_termination(self) -> None:
+        with (
+            mock.patch.object(interruption, "heed_termination") as heed,
+            mock.patch.object(up.cluster, "up", side_effect=Failure("no root")),
+            mock.patch("sys.stderr"),
+        ):
+            self.assertEqual(up.main([]), 1)
+        heed.assert_called_once_with()
 
 
 class Programs(unittest.TestCase):

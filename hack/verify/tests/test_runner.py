@@ -1,6 +1,7 @@
 """Commands that are run to their end, and those that have none."""
 
 import contextlib
+import errno
 import io
 import sys
 import threading
@@ -25,6 +26,12 @@ class Run(unittest.TestCase):
         self.assertRegex(self.shown.getvalue(), r"^    lane: +\d+\.\ds one\n$")
         run(["echo", "two"], prefix="lane: ")
         self.assertIn("    lane: two\n", self.shown.getvalue())
+
+    def test_output_is_kept_when_the_terminal_is_gone(self) -> None:
+        gone = mock.Mock(**{"write.side_effect": OSError(errno.EIO, "Input/output error")})
+        with contextlib.redirect_stderr(gone):
+            self.assertEqual(run(["sh", "-c", "echo one; exec >&-; exit 3"]), ("one\n", 3))
+        gone.write.assert_called()
 
     def test_what_has_no_end_is_ended_with_all_that_it_began(self) -> None:
         # The output ends only when nobody is left who could write to it.
