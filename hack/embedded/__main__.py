@@ -39,8 +39,9 @@ def _up(arguments: argparse.Namespace, progress: Progress) -> None:
 
 
 def _down(arguments: argparse.Namespace, progress: Progress) -> None:
-    for name in registered.names() if arguments.all else [arguments.name]:
-        cluster.down(name, progress)
+    failed = cluster.down_each(registered.names() if arguments.all else [arguments.name], progress)
+    if failed:
+        raise Failure("\n".join(failed))
 
 
 def _status(arguments: argparse.Namespace, progress: Progress) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from . import bringup, build, commands, locks, network, registered, teardown
 from .bringup import Bringup
@@ -185,6 +185,17 @@ def up(
 def down(name: str = DEFAULT_NAME, progress: Progress | None = None) -> None:
     """Take a cluster away, with everything that it made."""
     teardown.down(name, progress or Progress())
+
+
+def down_each(names: Iterable[str], progress: Progress) -> list[str]:
+    """Take clusters away; return a line for each one that cannot be removed, which keeps no other."""
+    failed = []
+    for name in names:
+        try:
+            down(name, progress)
+        except (Failure, OSError) as problem:
+            failed.append(f"cluster {name} cannot be removed: {problem}")
+    return failed
 
 
 def load(name: str = DEFAULT_NAME, progress: Progress | None = None) -> Cluster:

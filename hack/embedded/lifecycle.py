@@ -38,9 +38,10 @@ def left_behind(name: str) -> list[str]:
 
 
 def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress) -> int:
-    """Play a whole life; the cluster must not exist before, and does not after."""
-    if name in registered.names():
-        raise Failure(f"cluster {name} exists: choose a --name that is free, or hack/down it first")
+    """Play a whole life; the clusters must not exist before, and do not after."""
+    for one in names(name):
+        if one in registered.names():
+            raise Failure(f"cluster {one} exists: choose a --name that is free, or hack/down it first")
     before = leftovers.take()
     failed = 0
     try:
@@ -55,8 +56,10 @@ def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress
         _timed_up(name, "up of a cluster with a dead node", progress, _MENDING_BUDGET)
         failed += _beside(names(name)[1], cluster, check, progress)
     finally:
-        clusters.down(name, progress)
-        clusters.down(names(name)[1], progress)
+        kept = clusters.down_each(names(name), progress)
+        for line in kept:
+            progress.note(f"FAILED  {line}")
+        failed += len(kept)
     return failed + _compare(before, progress)
 
 

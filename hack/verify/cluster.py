@@ -148,8 +148,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
                 progress.note(f"{name} ran, by seed {seed}: {', '.join(files)}")
     finally:
         if not arguments.keep:
-            for name in ran:
-                clusters.down(name, progress)
+            outcome.failed += clusters.down_each(ran, progress)
     return outcome
 
 

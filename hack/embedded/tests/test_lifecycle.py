@@ -8,6 +8,7 @@ import unittest
 from unittest import mock
 
 from embedded import lifecycle, processes
+from embedded.errors import Failure
 from embedded.progress import Progress
 
 
@@ -30,9 +31,44 @@ class LeftBehind(unittest.TestCase):
 
     def test_command_line_of_a_process_is_read(self) -> None:
         program = "from embedded import processes; import os; print(processes.command_line(os.getpid())[-3:])"
-        done = subprocess.run([sys.executable, "-c", program, "a b", "", "c"], capture_output=True, text=True, check=True)
+        argv = [sys.executable, "-c", program, "a b", "", "c"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True)
         self.assertEqual(done.stdout, "['a b', '', 'c']\n")
         self.assertEqual(processes.command_line(2**22 + 1), [])
+
+
+class Run(unittest.TestCase):
+    def test_clusters_that_were_there_are_not_taken(self) -> None:
+        for there in ("selftest", "selftest2"):
+            with (
+                mock.patch.object(lifecycle.registered, "names", lambda: [there]),
+                mock.patch.object(lifecycle.clusters, "down") as down,
+                self.assertRaisesRegex(Failure, f"cluster {there} exists"),
+            ):
+                lifecycle.run("selftest", mock.Mock(), mock.create_autospec(Progress))
+            down.assert_not_called()
+
+    def test_cluster_that_cannot_be_removed_keeps_no_other(self) -> None:
+        removed: list[str] = []
+
+        def down(name: str, progress: Progress) -> None:
+            if name == "selftest":
+                raise Failure("processes [7] survive SIGKILL")
+            removed.append(name)
+
+        for name in ("_crash", "_kill_parts", "_kill_node"):
+            self.enterContext(mock.patch.object(lifecycle, name))
+        self.enterContext(mock.patch.object(lifecycle, "_timed_up", return_value=(mock.Mock(), 1.0)))
+        self.enterContext(mock.patch.object(lifecycle, "_beside", return_value=2))
+        self.enterContext(mock.patch.object(lifecycle, "_compare", return_value=4))
+        self.enterContext(mock.patch.object(lifecycle.leftovers, "take"))
+        self.enterContext(mock.patch.object(lifecycle.registered, "names", lambda: []))
+        self.enterContext(mock.patch.object(lifecycle.clusters, "down", down))
+        progress = mock.create_autospec(Progress)
+        self.assertEqual(lifecycle.run("selftest", lambda *_: 8, progress), 1 + 2 + 4 + 8)
+        self.assertEqual(removed, ["selftest2"])
+        line = "cluster selftest cannot be removed: processes [7] survive SIGKILL"
+        progress.note.assert_called_once_with(f"FAILED  {line}")
 
 
 class Crash(unittest.TestCase):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -11,6 +12,7 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 from verify import cluster, faults, previous, up
 from verify.cluster import BROWSER, LAST, LONGEST, Turns, ordered, selected, wanted
+from verify.outcome import Outcome
 from verify.runner import REPOSITORY
 from verify.rust import ClusterTests, Program, programs, tests_by_file
 
@@ -85,6 +87,30 @@ class Shared(unittest.TestCase):
         self.assertLessEqual({*LONGEST, LAST} - {BROWSER}, exist)
 
 
+class Removed(unittest.TestCase):
+    def test_cluster_that_cannot_be_removed_keeps_results(self) -> None:
+        removed: list[str] = []
+
+        def down(name: str, progress: Progress) -> None:
+            if name == cluster.NAMES[0]:
+                raise OSError("busy")
+            removed.append(name)
+
+        tests = ClusterTests(Path("/target/cluster-1"), {"drain": ("moves",), "cli": ("works",)})
+        for name in ("virtctl", "descheduler"):
+            self.enterContext(mock.patch.object(cluster.build, name, return_value="/program"))
+        self.enterContext(mock.patch.dict(os.environ))
+        self.enterContext(mock.patch.object(cluster, "cluster_tests", return_value=tests))
+        self.enterContext(mock.patch.object(cluster, "_lane", lambda name, turns, *_: Outcome(passed=len([*turns]))))
+        self.enterContext(mock.patch.object(cluster, "_tests", return_value=Outcome(passed=1)))
+        self.enterContext(mock.patch.object(cluster.clusters, "down", down))
+        arguments = argparse.Namespace(seed=1, only="", keep=False)
+        outcome = cluster.run(arguments, mock.create_autospec(Progress))
+        self.assertEqual(outcome.failed, [f"cluster {cluster.NAMES[0]} cannot be removed: busy"])
+        self.assertGreaterEqual(outcome.passed, 3)
+        self.assertEqual(removed, list(cluster.NAMES[1:]))
+
+
 class SelfTest(unittest.TestCase):
     def test_clusters_of_a_killed_run_are_removed_first(self) -> None:
         steps: list[str] = []
@@ -97,7 +123,8 @@ class SelfTest(unittest.TestCase):
             self.enterContext(mock.patch.object(cluster.build, name))
         self.enterContext(mock.patch.object(cluster.browser, "prepare"))
         self.enterContext(mock.patch.object(cluster.lifecycle, "left_behind", lambda name: [name]))
-        self.enterContext(mock.patch.object(cluster.clusters, "down", lambda name, progress: steps.append(f"down {name}")))
+        down = self.enterContext(mock.patch.object(cluster.clusters, "down"))
+        down.side_effect = lambda name, progress: steps.append(f"down {name}")
         self.enterContext(mock.patch.object(cluster, "command", command))
         outcome = cluster.selftest(argparse.Namespace(), mock.create_autospec(Progress))
         self.assertEqual((outcome.passed, outcome.failed), (1, []))
