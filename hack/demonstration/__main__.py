@@ -1,7 +1,8 @@
 """hack/demo: brings up a real two-node Kubernetes, installs Drydock and shows its main job.
 
 Installs the Debian packages that are missing, builds Kubernetes and Drydock (minutes at the first
-time, seconds after), and takes the cluster away at the end unless --keep is given.
+time, seconds after), and takes the cluster away at the end unless --keep is given or it was
+there before.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import os
 import sys
 
-from embedded import cluster, interruption
+from embedded import cluster, interruption, registered
 from embedded.errors import Failure
 from embedded.layout import DEFAULT_NAME
 from embedded.progress import Progress
@@ -34,17 +35,17 @@ def main(argv: list[str]) -> int:
     progress = Progress()
     try:
         preparation.build(progress)
-        made = cluster.up(arguments.name, progress=progress)
-        try:
-            # The first scenes do without virtctl and leave processor time.
-            with built_meanwhile("virtctl"):
-                _show(made, progress)
-        finally:
-            if arguments.keep:
-                print(f"\nThe cluster is yours: export KUBECONFIG={made.kubeconfig}")
-                print(f"Take it away with: hack/down --name {arguments.name}")
-            else:
-                cluster.down(arguments.name, progress)
+        there = arguments.name in registered.names()
+        with cluster.brought_up(arguments.name, progress, keep=arguments.keep or there) as made:
+            try:
+                # The first scenes do without virtctl and leave processor time.
+                with built_meanwhile("virtctl"):
+                    _show(made, progress)
+            finally:
+                if arguments.keep or there:
+                    why = "was there before and stays" if there else "is yours"
+                    print(f"\nThe cluster {why}: export KUBECONFIG={made.kubeconfig}")
+                    print(f"Take it away with: hack/down --name {arguments.name}")
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from . import bringup, build, commands, locks, network, registered, teardown
 from .bringup import Bringup
@@ -180,6 +181,18 @@ def up(
     """Make a cluster, or mend one, and return once all its nodes are Ready."""
     progress = progress or Progress()
     return Cluster(bringup.up(name, nodes, kvm, progress), progress)
+
+
+@contextmanager
+def brought_up(
+    name: str, progress: Progress, nodes: int | None = None, keep: bool = False
+) -> Iterator[Cluster]:
+    """A cluster that is taken away at the end, also one that came up only in part; `keep` leaves it."""
+    try:
+        yield up(name, nodes, progress=progress)
+    finally:
+        if not keep:
+            down(name, progress)
 
 
 def down(name: str = DEFAULT_NAME, progress: Progress | None = None) -> None:

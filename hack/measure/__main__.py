@@ -125,12 +125,8 @@ def _cluster(name: str, nodes: int | None, keep: bool, progress: Progress) -> It
     """
     if not keep and name in registered.names():
         cluster.down(name, progress)
-    made = cluster.up(name, nodes, progress=progress)
-    try:
+    with cluster.brought_up(name, progress, nodes, keep) as made:
         yield made
-    finally:
-        if not keep:
-            cluster.down(name, progress)
 
 
 def main(argv: list[str]) -> int:

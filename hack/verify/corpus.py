@@ -119,14 +119,11 @@ def main(argv: list[str]) -> int:
     progress = Progress()
     try:
         paths = files(arguments.folder)
-        made = clusters.up(arguments.name or NAME, None if arguments.name else 1, progress=progress)
-        try:
+        name, nodes = (arguments.name, None) if arguments.name else (NAME, 1)
+        with clusters.brought_up(name, progress, nodes, keep=bool(arguments.name)) as made:
             if not arguments.name:
                 install(made, progress, kind="--debug")
             report = judge(made, paths, progress)
-        finally:
-            if not arguments.name:
-                clusters.down(NAME, progress)
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1

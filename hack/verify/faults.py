@@ -99,23 +99,21 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     if arguments.again:
         results.unlink(missing_ok=True)
     before = results.stat().st_size if results.exists() else 0
-    made = clusters.up(NAME, progress=progress)
-    try:
-        install(made, progress)
-        argv = [*cluster_tests(progress).argv("migration_faults", [TEST]), "--nocapture"]
-        environment = {
-            "DRYDOCK_TEST_CLUSTER": NAME,
-            "DRYDOCK_FAULTS_RESULTS": str(results.absolute()),
-            "DRYDOCK_FAULTS_ONLY": arguments.only,
-            "RUST_BACKTRACE": "0",
-        }
-        _, code = command(argv, environment, folder=REPOSITORY / "tests")
-    finally:
-        if results.exists():
-            TABLE.write_text(table(*read(results.read_text())))
-            progress.note(f"wrote {TABLE.relative_to(REPOSITORY)}")
-        if not arguments.keep:
-            clusters.down(NAME, progress)
+    with clusters.brought_up(NAME, progress, keep=arguments.keep) as made:
+        try:
+            install(made, progress)
+            argv = [*cluster_tests(progress).argv("migration_faults", [TEST]), "--nocapture"]
+            environment = {
+                "DRYDOCK_TEST_CLUSTER": NAME,
+                "DRYDOCK_FAULTS_RESULTS": str(results.absolute()),
+                "DRYDOCK_FAULTS_ONLY": arguments.only,
+                "RUST_BACKTRACE": "0",
+            }
+            _, code = command(argv, environment, folder=REPOSITORY / "tests")
+        finally:
+            if results.exists():
+                TABLE.write_text(table(*read(results.read_text())))
+                progress.note(f"wrote {TABLE.relative_to(REPOSITORY)}")
     return outcome(results.read_bytes()[before:].decode(errors="replace") if results.exists() else "", code)
 
 

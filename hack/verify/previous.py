@@ -111,8 +111,7 @@ def workload(folder: Path, manifest: Path, digests: dict[str, str], strategy: di
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Move guests with parts of both versions, on a cluster of its own."""
     tree = source(COMMIT, progress)
-    made = clusters.up(NAME, progress=progress)
-    try:
+    with clusters.brought_up(NAME, progress, keep=arguments.keep) as made:
         earlier = images(tree, made, progress)
         # After those of the previous release, so that names without a digest are of this one.
         install(made, progress, kind="--debug")
@@ -141,13 +140,9 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             "RUST_BACKTRACE": "0",
         }
         output, code = command(argv, environment, most_seconds=MOST_SECONDS, folder=REPOSITORY / "tests")
-    finally:
-        if not arguments.keep:
-            clusters.down(NAME, progress)
-    found = of_libtest(output, code)
-    RESULT.write_text(HEAD + table(output))
-    progress.note(f"wrote {RESULT.relative_to(REPOSITORY)}")
-    return found
+        RESULT.write_text(HEAD + table(output))
+        progress.note(f"wrote {RESULT.relative_to(REPOSITORY)}")
+    return of_libtest(output, code)
 
 
 def table(output: str) -> str:
