@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 from embedded import cluster as clusters
@@ -39,6 +40,9 @@ RESULT = REPOSITORY / "tests" / "previous-release.md"
 # A cold build of all of the previous release, and then some.
 MOST_SECONDS = 3600
 
+# Days after which the build of another release is no longer worth its gigabytes.
+UNUSED_DAYS = 7
+
 HEAD = """# Parts of two versions together
 
 Written by `hack/test --previous-release`, which moves guests on a cluster of which some parts are of the previous
@@ -56,6 +60,8 @@ def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Pa
     """The files of a release, taken from the history once."""
     tree = folder_of(commit) / "source"
     if tree.exists():
+        # Shows when it was used last.
+        os.utime(tree.parent)
         return tree
     _, code = command(["git", "cat-file", "-e", f"{commit}^{{commit}}"], quiet=True, folder=repository)
     if code != 0:
@@ -63,6 +69,7 @@ def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Pa
             f"the previous release, commit {commit}, is not in the history of this clone; "
             "a shallow clone gets it by `git fetch --unshallow`"
         )
+    _sweep(tree.parent)
     partial = tree.with_name("source.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -71,6 +78,14 @@ def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Pa
         subprocess.run(["tar", "-x", "-C", str(partial)], input=archive.stdout, check=True)
     partial.rename(tree)
     return tree
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the other releases that nothing has used for some days: each has its own build of everything."""
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for other in folder.parent.glob("*"):
+        if other != folder and other.stat().st_mtime < oldest:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def images(tree: Path, made: Cluster, progress: Progress) -> dict[str, str]:

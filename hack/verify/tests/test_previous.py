@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
 
 from embedded.errors import Failure
 from embedded.progress import Progress
-from verify.previous import COMMIT, FILE, TESTS, source, table, workload
+from verify.previous import COMMIT, FILE, TESTS, UNUSED_DAYS, source, table, workload
 from verify.runner import REPOSITORY
 
 
@@ -40,6 +41,22 @@ class Source(unittest.TestCase):
         self.assertEqual((tree / "file").read_text(), "earlier")
         (tree / "file").write_text("kept")
         self.assertEqual((source(commit, Progress(), self.repository) / "file").read_text(), "kept")
+
+    def test_releases_that_nothing_uses_any_more_are_removed(self) -> None:
+        commit = self.git("rev-parse", "HEAD")
+        tree = source(commit, Progress(), self.repository)
+        releases = tree.parent.parent
+        old = time.time() - (UNUSED_DAYS + 1) * 86400
+        for name in ("unused", "used"):
+            (releases / name / "target").mkdir(parents=True)
+        os.utime(releases / "unused", (old, old))
+        os.utime(tree.parent, (old, old))
+        source(commit, Progress(), self.repository)
+        self.assertEqual({path.name for path in releases.iterdir()}, {commit, "unused", "used"})
+        self.git("-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "-q", "--allow-empty", "-m", "second")
+        later = self.git("rev-parse", "HEAD")
+        source(later, Progress(), self.repository)
+        self.assertEqual({path.name for path in releases.iterdir()}, {commit, later, "used"})
 
     def test_commit_that_is_not_in_the_history_is_named(self) -> None:
         with self.assertRaisesRegex(Failure, COMMIT + ".*unshallow"):
