@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..runner import REPOSITORY
-from .source import WRITE, cell, prose
+from .source import WRITE, cell, prose, read
 
 # Programs with flags: name, the file of their command line.
 PROGRAMS = (("drydock-controller", "controller/src/args.rs"), ("drydock-agent", "agent/src/args.rs"))
+
+# Crates with constants that are defaults.
+CRATES = {"drydock_api": "controller/api/src", "drydock_core": "controller/core/src"}
+
+# Returns the text of a module by its path from the crate on.
+Modules = Callable[[tuple[str, ...]], str]
 
 
 @dataclass
@@ -21,6 +27,7 @@ class Flag:
     meaning: str
     default: str = ""
     variable: str = ""
+    required: bool = False
 
 
 @dataclass
@@ -40,12 +47,61 @@ _ENTRY = re.compile(
 _VARIANT = re.compile(r"((?:^\s*///.*\n)+)^\s*(\w+)\((?:Box<)?(\w+)>?\),$", re.MULTILINE)
 
 
-def flags(source: str, structs: dict[str, str], name: str) -> Iterator[Flag]:
-    """The flags of a struct of clap's, those of structs that it contains among them."""
+def module(path: tuple[str, ...]) -> str:
+    """The source of a module."""
+    crate, *parents = path
+    return read("/".join([CRATES[crate], *(parents or ["lib"])]) + ".rs")
+
+
+def _paths(tree: str) -> Iterator[str]:
+    """The paths that a `use` without spaces imports."""
+    prefix, brace, rest = tree.partition("{")
+    if not brace:
+        yield tree
+        return
+    depth, begin = 0, 0
+    for at, char in enumerate(rest):
+        if depth == 0 and char in ",}":
+            if rest[begin:at]:
+                yield from _paths(prefix + rest[begin:at])
+            begin = at + 1
+        depth += {"{": 1, "}": -1}.get(char, 0)
+
+
+def constant(path: str, source: str, modules: Modules = module) -> str:
+    """The value of a constant that a file names: a string, or those of an array separated by commas."""
+    imported = {
+        one.rpartition("::")[2]: one
+        for tree in re.findall(r"^use ([^;]+);", source, re.MULTILINE)
+        for one in _paths(re.sub(r"\s", "", tree))
+    }
+    *parents, name = imported.get(path, path).split("::")
+    text = modules(tuple(parents)) if parents else source
+    found = re.search(rf"\bconst {name}: [^=]+=\s*([^;]+);", text)
+    if not found:
+        raise ValueError(f"there is no constant {path}")
+    parts = [part.strip() for part in found[1].strip().strip("[]").split(",") if part.strip()]
+    return ",".join(part.strip('"') if part.startswith('"') else constant(part, text, modules) for part in parts)
+
+
+def _default(options: str, source: str, modules: Modules) -> str:
+    """The default of a flag as its user would write it; empty without one."""
+    if literal := re.search(r'\bdefault_value\s*=\s*"([^"]*)"', options):
+        return literal[1]
+    if named := re.search(r"\bdefault_values?(?:_t)?\s*=\s*((?:\w+::)*[A-Z][A-Z0-9_]+)\b", options):
+        return constant(named[1], source, modules)
+    typed = re.search(r"\bdefault_value_t\s*=\s*([^,]+)", options)
+    return typed[1].strip().rpartition("::")[2].lower() if typed else ""
+
+
+def flags(source: str, structs: dict[str, str], name: str, modules: Modules = module) -> Iterator[Flag]:
+    """The flags of a struct of clap's, those of structs that it contains among them, without hidden ones."""
     for comment, kind, options, of, type_ in _ENTRY.findall(structs.get(name, "")):
         if kind == "command":
             if "flatten" in options:
-                yield from flags(source, structs, type_)
+                yield from flags(source, structs, type_, modules)
+            continue
+        if re.search(r"\bhide\s*=\s*true\b", options):
             continue
         text = dict(re.findall(r'(\w+)\s*=\s*"([^"]*)"', options))
         value = text.get("value_name", "")
@@ -54,19 +110,16 @@ def flags(source: str, structs: dict[str, str], name: str) -> Iterator[Flag]:
             shown += f" {value}" if value else ("" if type_ == "bool" else f" {of.upper()}")
         else:
             shown = value or of.upper()
-        default = text.get("default_value", "")
-        typed = re.search(r"default_value_t\s*=\s*([^,]+)", options)
-        if typed:
-            default = typed[1].strip().rpartition("::")[2].lower()
-        yield Flag(shown, prose(comment), default, text.get("env", ""))
+        required = "default_value" not in options and type_ != "bool" and not re.match(r"(Option|Vec)<", type_)
+        yield Flag(shown, prose(comment), _default(options, source, modules), text.get("env", ""), required)
 
 
-def commands(source: str) -> Iterator[Command]:
+def commands(source: str, modules: Modules = module) -> Iterator[Command]:
     """The subcommands of a program."""
     structs = dict(_STRUCT.findall(source))
     enum = re.search(r"enum Command \{\n(.*?)\n\}", source, re.DOTALL)
     for comment, variant, struct in _VARIANT.findall(enum[1] if enum else ""):
-        yield Command(re.sub(r"(?<!^)(?=[A-Z])", "-", variant).lower(), prose(comment), list(flags(source, structs, struct)))
+        yield Command(re.sub(r"(?<!^)(?=[A-Z])", "-", variant).lower(), prose(comment), list(flags(source, structs, struct, modules)))
 
 
 def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
@@ -85,6 +138,7 @@ def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
             lines += ["", "| flag | default | environment | meaning |", "|---|---|---|---|"]
             for flag in command.flags:
                 default, variable = (f"`{text}`" if text else "" for text in (flag.default, flag.variable))
+                default = "required" if flag.required else default
                 lines.append(f"| `{flag.name}` | {default} | {variable} | {cell(flag.meaning)} |")
     return "\n".join(lines) + "\n"
 

@@ -60,10 +60,11 @@ def metrics(source: str) -> Iterator[Metric]:
         # A declaration comes before the values of its fields.
         types.setdefault(of, type_)
     types |= dict(_LOCAL.findall(source))
-    variables = dict(_VARIABLE.findall(source))
+    variables = list(_VARIABLE.finditer(source))
     labels = {name: tuple(re.findall(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+):", body, re.MULTILINE)) for name, body in _LABELS.findall(source)}
     aliases = dict(_ALIAS.findall(source))
-    for name, text, variable, unit, of, kind in _METRIC.findall(source):
+    for found in _METRIC.finditer(source):
+        name, text, variable, unit, of, kind = found.groups("")
         type_ = types.get(of, "")
         type_ = aliases.get(type_, type_)
         family = re.match(r"Family<(\w+)", type_)
@@ -72,7 +73,9 @@ def metrics(source: str) -> Iterator[Metric]:
         shown += "_total" if "Counter" in type_ or kind == "Counter" else ""
         declared = labels.get(family[1], ()) if family else ()
         shown, declared = OTHERS.get(name, (shown, declared))
-        meaning = _HELP_BREAK.sub("", text or variables.get(variable, ""))
+        # Functions have variables of the same name: the nearest one before its use counts.
+        before = [one[2] for one in variables if one[1] == variable and one.end() <= found.start()]
+        meaning = _HELP_BREAK.sub("", text or (before[-1] if before else ""))
         yield Metric(shown, COLLECTED.get(shown, declared), meaning)
 
 

@@ -39,6 +39,13 @@ impl Metrics {
     }
 }
 
+fn encode(encoder: &mut Encoder) {
+    let help = "Slots";
+    encoder.encode_descriptor("drydock_slots", help, None, MetricType::Gauge);
+    let help = "Their limit";
+    encoder.encode_descriptor("drydock_slots_limit", help, None, MetricType::Gauge);
+}
+
 #[cfg(test)]
 mod tests {
     const NONE: (&str, &str) = ("drydock_not_one", "of a test");
@@ -46,6 +53,13 @@ mod tests {
 '''
 
 FLAGS = '''
+use drydock_core::{
+    minimum::DEFAULT_MODEL,
+    selection::{NAMESPACES, select},
+};
+
+const HERE: &str = "/here";
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run it.
@@ -81,8 +95,42 @@ struct DryRunArgs {
     /// How.
     #[arg(long, value_enum, default_value_t = Output::Text)]
     output: Output,
+    /// Internal.
+    #[arg(long, hide = true)]
+    cache: Option<PathBuf>,
+    /// Its model.
+    #[arg(long, default_value = DEFAULT_MODEL)]
+    model: String,
+    /// Its namespaces.
+    #[arg(long, value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned))]
+    namespaces: Vec<String>,
+    /// Its namespace.
+    #[arg(long, default_value = drydock_api::NAMESPACE)]
+    namespace: String,
+    /// Its folder.
+    #[arg(long, default_value = HERE)]
+    folder: PathBuf,
+    /// Its mask.
+    #[arg(long, default_value = "", value_parser = mask)]
+    mask: Mask,
+    /// Its node.
+    #[arg(long, env = "NODE")]
+    node: String,
+    /// Its peers.
+    #[arg(long)]
+    peers: Vec<String>,
+    /// Its port.
+    #[arg(long, default_value_t = 9446)]
+    port: u16,
 }
 '''
+
+# Modules with constants that are defaults, by their path.
+MODULES = {
+    ("drydock_api",): 'pub const NAMESPACE: &str = "drydock";',
+    ("drydock_core", "minimum"): 'pub const DEFAULT_MODEL: &str =\n    "Penryn";',
+    ("drydock_core", "selection"): 'pub const NAMESPACES: [&str; 2] = [\n    drydock_api::NAMESPACE,\n    "kubevirt",\n];',
+}
 
 
 REASONS = '''
@@ -189,6 +237,8 @@ class Metrics(unittest.TestCase):
                 metrics.Metric("kubevirt_left", ("node", "kind"), "What is left"),
                 metrics.Metric("drydock_failures_total", (), "What failed"),
                 metrics.Metric("process_cpu_seconds_total", (), "CPU time"),
+                metrics.Metric("drydock_slots", (), "Slots"),
+                metrics.Metric("drydock_slots_limit", (), "Their limit"),
             ],
         )
 
@@ -199,7 +249,7 @@ class Metrics(unittest.TestCase):
 
 class Flags(unittest.TestCase):
     def test_flags_have_defaults_and_those_of_structs_within(self) -> None:
-        run, dry = flags.commands(FLAGS)
+        run, dry = flags.commands(FLAGS, MODULES.__getitem__)
         self.assertEqual((run.name, run.meaning), ("run", "Run it."))
         self.assertEqual(
             run.flags,
@@ -209,7 +259,34 @@ class Flags(unittest.TestCase):
             ],
         )
         self.assertEqual(dry.name, "dry-run")
-        self.assertEqual(dry.flags, [flags.Flag("FILE", "What."), flags.Flag("--output OUTPUT", "How.", "text")])
+        first = [flags.Flag("FILE", "What.", required=True), flags.Flag("--output OUTPUT", "How.", "text")]
+        self.assertEqual(dry.flags[:2], first)
+
+    def test_defaults_that_are_constants_have_their_values(self) -> None:
+        _, dry = flags.commands(FLAGS, MODULES.__getitem__)
+        defaults = {flag.name.split()[0]: flag.default for flag in dry.flags if flag.default}
+        self.assertEqual(
+            defaults,
+            {
+                "--output": "text",
+                "--model": "Penryn",
+                "--namespaces": "drydock,kubevirt",
+                "--namespace": "drydock",
+                "--folder": "/here",
+                "--port": "9446",
+            },
+        )
+
+    def test_constant_that_is_not_found_is_an_error(self) -> None:
+        modules = {**MODULES, ("drydock_api",): ""}
+        with self.assertRaisesRegex(ValueError, "drydock_api::NAMESPACE"):
+            list(flags.commands(FLAGS, modules.__getitem__))
+
+    def test_hidden_flags_are_omitted_and_required_ones_marked(self) -> None:
+        _, dry = flags.commands(FLAGS, MODULES.__getitem__)
+        self.assertNotIn("--cache", " ".join(flag.name for flag in dry.flags))
+        self.assertEqual([flag.name for flag in dry.flags if flag.required], ["FILE", "--node NODE"])
+        self.assertIn("| `--node NODE` | required | `NODE` | Its node. |", flags.page([("a", [dry])]))
 
 
 class Source(unittest.TestCase):
