@@ -1,7 +1,9 @@
 """Static checks of sources and documents."""
 
+import re
 import unittest
 
+from verify.runner import REPOSITORY
 from verify.style import (
     FUNCTION_LINES,
     TEST_NAME,
@@ -18,6 +20,16 @@ from verify.style import (
     speech_comments,
     speech_texts,
 )
+
+
+class Commands(unittest.TestCase):
+    def test_every_command_has_a_row(self) -> None:
+        hack = REPOSITORY / "hack"
+        lines = (hack / "README.md").read_text().splitlines()
+        rows = "\n".join(line.split(" | ")[0] for line in lines if line.startswith("| `"))
+        commands = [path.name for path in hack.iterdir() if path.is_file() and not path.suffix]
+        self.assertGreater(len(commands), 5)
+        self.assertEqual([name for name in commands if not re.search(rf"`hack/{name}[` ]", rows)], [])
 
 
 class NamedTests(unittest.TestCase):
