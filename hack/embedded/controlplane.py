@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from . import files
+from . import files, imagestore
 from .build import Programs
 from .certificates import Certificates
-from .layout import API_PORT, SERVICE_RANGE, Layout, cache_root
+from .layout import API_PORT, SERVICE_RANGE, Layout, image_store
 from .processes import GARBAGE, Process
 
 AUDITED_GROUP = "system:serviceaccounts:drydock"
@@ -80,21 +80,21 @@ class ControlPlane:
         config, certificates = self.layout.config, self.certificates
         files.write(config / "audit-policy.json", _json(audit_policy()))
         # YAML's readers take JSON, and the registry's is the only one that minds the name.
-        files.write(config / "registry.yml", _json(registry_config(self.layout, self._storage)))
+        files.write(config / "registry.yml", _json(registry_config(self.layout, image_store())))
         for user in ("kube-controller-manager", "kube-scheduler"):
             files.write(config / f"{user}.kubeconfig", certificates.kubeconfig(user), mode=0o600)
         files.write(
             config / "kube-scheduler.json", _json(scheduler_config(config / "kube-scheduler.kubeconfig"))
         )
         files.write(self.layout.kubeconfig, certificates.kubeconfig("admin"), mode=0o600)
-        self._storage.mkdir(parents=True, exist_ok=True)
+        image_store().mkdir(parents=True, exist_ok=True)
         self.layout.logs.mkdir(parents=True, exist_ok=True)
 
     @property
     def registry(self) -> Process:
         config = self.layout.config / "registry.yml"
         return self._process(
-            "registry",
+            imagestore.PART,
             ["docker-registry", "serve", str(config)],
             [config],
         )
@@ -210,10 +210,6 @@ class ControlPlane:
     @property
     def etcd_url(self) -> str:
         return f"http://{self.layout.loopback}:{ETCD_PORT}"
-
-    @property
-    def _storage(self) -> Path:
-        return cache_root() / "registry"
 
     def _process(
         self,

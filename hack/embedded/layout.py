@@ -33,6 +33,11 @@ def cache_root() -> Path:
     return Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")).absolute()
 
 
+def image_store() -> Path:
+    """The images of the registries of all clusters."""
+    return cache_root() / "registry"
+
+
 def state_root() -> Path:
     """What belongs to running clusters, one folder each."""
     return Path(os.environ.get("DRYDOCK_STATE", "/var/lib/drydock-embedded")).absolute()

@@ -6,10 +6,10 @@ import os
 import shutil
 from pathlib import Path
 
-from . import cgroups, locks, network, processes, registered, sysctls
+from . import cgroups, imagestore, locks, network, processes, registered, sysctls
 from .bringup import SYSCTL_RECORD
 from .commands import run
-from .layout import Layout, Settings, check_name, state_root
+from .layout import Layout, Settings, check_name, image_store, state_root
 from .progress import Progress
 
 _NETNS_FOLDER = Path("/run/netns")
@@ -45,12 +45,13 @@ def _leave_if_last(progress: Progress) -> None:
         if registered.names():
             return
         sysctls.restore(state_root() / SYSCTL_RECORD)
-        locks.forget("")
         # `ip netns` mounts its folder on itself and never takes that back.
         if _NETNS_FOLDER.is_dir() and not any(_NETNS_FOLDER.iterdir()):
             while str(_NETNS_FOLDER) in _mount_points():
                 run("umount", str(_NETNS_FOLDER))
             _NETNS_FOLDER.rmdir()
+        imagestore.sweep(image_store(), progress)
+        locks.forget("")
     try:
         state_root().rmdir()
     except OSError:
