@@ -23,6 +23,9 @@ class Source(unittest.TestCase):
         cache = mock.patch.dict(os.environ, {"DRYDOCK_CACHE": str(self.folder / "cache")})
         cache.start()
         self.addCleanup(cache.stop)
+        # A hook, or `git rebase --exec`, names the repository that it runs in: `git init` would change that one.
+        for name in [name for name in os.environ if name.startswith("GIT_")]:
+            del os.environ[name]
         self.repository = self.folder / "repository"
         self.repository.mkdir()
         self.git("init", "-q")
