@@ -65,6 +65,7 @@ pub(super) struct GuestTask {
     written: Option<VirtualMachineInstance>,
     /// Back-off for writes that the API server refused.
     backoff: Backoff,
+    /// When a refused write is due again.
     retry: Option<clock::Instant>,
 }
 
@@ -154,6 +155,7 @@ impl GuestTask {
     pub(super) async fn run(mut self) {
         let mut trouble_backoff = Backoff::new(RETRY.0, RETRY.1);
         loop {
+            self.end_due_retry();
             let wake = match self.serve().await {
                 Ok(Then::Again) => continue,
                 Ok(Then::OnChange) => {
@@ -175,6 +177,12 @@ impl GuestTask {
                 () = clock::sleep_until_instant(wake) => {}
             }
         }
+    }
+
+    /// Ends the wait for a retry that is due: what follows is that retry. One that has nothing to write any more must
+    /// not be due for ever.
+    fn end_due_retry(&mut self) {
+        self.retry.take_if(|at| *at <= clock::Instant::now());
     }
 
     /// Returns the VMI as it was last seen or written.
@@ -237,6 +245,7 @@ impl GuestTask {
         // Whether the guest stands still in order to move, and was not resumed here.
         let mut has_left = false;
         loop {
+            self.end_due_retry();
             let seen = self.seen.borrow_and_update().clone();
             let (Some(pod), true, None) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid), seen.node_deleted)
             else {
@@ -332,10 +341,8 @@ impl GuestTask {
             self.start(handle, &instance, ready).await?;
             state = Some(handle.state().await?);
         }
-        let Some(state) = state.filter(|_| !never_ran || state.is_some()) else {
-            return Ok(());
-        };
-        let Some(running) = facts::guest_state(state) else {
+        let Some(running) = state.and_then(facts::guest_state) else {
+            known.credentials.postpone();
             return Ok(());
         };
         if running != GuestState::Off && known.live.is_none() {

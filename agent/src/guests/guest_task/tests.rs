@@ -452,6 +452,85 @@ async fn end_in_a_pod_that_is_gone_is_reported_as_its_launcher_did() {
     }
 }
 
+/// Returns a time that has passed.
+async fn overdue() -> Option<clock::Instant> {
+    let at = clock::Instant::now();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    Some(at)
+}
+
+#[tokio::test(start_paused = true)]
+async fn overdue_retry_of_a_pod_not_shown_lists_pods_once() {
+    for (refuses, expected) in [(false, 1), (true, 2)] {
+        let mut fixture = fixture(&running(), FakeLibvirt::default());
+        fs::create_dir(fixture.kubelet.join("pods")).unwrap();
+        fixture.around.seen.send_modify(|seen| seen.pod = None);
+        let receiver = fixture.around.seen.subscribe();
+        let other = GuestTask::new(fixture.task.shared.clone(), receiver, mpsc::channel(1).1);
+        let mut task = std::mem::replace(&mut fixture.task, other);
+        task.retry = overdue().await;
+        let server = &mut fixture.around.server;
+        let start = clock::Instant::now();
+        let api_server = async {
+            for attempt in 1..=expected {
+                let request = server.next_request().await;
+                if refuses && attempt == 1 {
+                    request.refuse(429, "TooManyRequests");
+                    continue;
+                }
+                let mut shown = pod();
+                shown["apiVersion"] = json!("meta.k8s.io/v1");
+                shown["kind"] = json!("PartialObjectMetadata");
+                request.with(&json!({
+                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {},
+                    "items": [shown],
+                }));
+            }
+            assert!(!refuses || start.elapsed() >= RETRY.0 / 2, "{:?}", start.elapsed());
+            assert!(server.is_left_alone().await);
+        };
+        tokio::select! {
+            () = task.run() => panic!("the task has ended"),
+            () = api_server => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn overdue_retry_without_a_domain_ends() {
+    let mut fixture = fixture(&running(), FakeLibvirt::default());
+    fixture.task.retry = Some(clock::Instant::now());
+    let end = fixture.attend(async |around| around.idle().await);
+    assert!(end.await.is_none());
+    assert_eq!(fixture.task.retry, None);
+}
+
+#[tokio::test]
+async fn credentials_are_not_retried_without_a_domain() {
+    let mut fixture = fixture(&running(), FakeLibvirt::default());
+    let (handle, _events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
+    let spec = serde_json::from_value(json!({
+        "domain": {"devices": {}},
+        "accessCredentials": [{"userPassword": {
+            "source": {"secret": {"secretName": "passwords"}},
+            "propagationMethod": {"qemuGuestAgent": {}},
+        }}],
+    }))
+    .unwrap();
+    let mut known = Known {
+        agent: Some(GuestAgent::default()),
+        credentials: Credentials::of(&fixture.kubelet, POD, &spec).unwrap(),
+        ..Known::default()
+    };
+    // The Secret is not mounted.
+    fixture.task.synchronize_credentials(&handle, &mut known).await;
+    assert!(known.credentials.retry().is_some());
+    let (pod, ready): (Pod, _) = (serde_json::from_value(pod()).unwrap(), Ready::default());
+    let reconciled = fixture.task.reconcile(&handle, &mut known, &ready, &pod).await;
+    reconciled.unwrap();
+    assert_eq!(known.credentials.retry(), None);
+}
+
 #[tokio::test]
 async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
     let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
