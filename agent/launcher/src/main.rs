@@ -21,6 +21,7 @@ mod prepare_command;
 mod probes;
 mod process_end;
 mod processes;
+mod readiness_file;
 mod same_disk_command;
 mod supervisor;
 

@@ -46,6 +46,7 @@ use crate::{
         schedule::{Kind, Verdict},
     },
     processes::{self, Reaped, ShortCommand},
+    readiness_file::ReadinessFile,
 };
 
 /// Time limit for virsh. libvirt responds in milliseconds unless it hangs.
@@ -76,6 +77,7 @@ pub(crate) struct Supervisor {
     libvirtd: Option<Daemon>,
     qemu: Option<Pid>,
     probes: Option<Probes>,
+    readiness: ReadinessFile,
     ending: Option<Ending>,
 }
 
@@ -188,6 +190,7 @@ impl Supervisor {
             libvirtd: None,
             qemu: None,
             probes: Probes::new(&guest.probes)?,
+            readiness: ReadinessFile::new(folders.readiness()),
             ending: None,
             root: root.to_owned(),
             guest,
@@ -242,6 +245,9 @@ impl Supervisor {
         }
         self.console.work(now, &mut self.out);
         self.probe();
+        if self.readiness.retry(now) {
+            self.log("the guest's readiness is written");
+        }
         self.read_complaints();
         self.end_overdue(now);
         self.happened(Event::Time);
@@ -292,20 +298,14 @@ impl Supervisor {
         }
     }
 
-    /// Writes the result of the readiness probe for the agent. The file is replaced atomically.
+    /// Writes the result of the readiness probe for the agent.
     fn publish_readiness(&mut self, verdict: &Verdict) {
         let (ready, message) = match verdict {
             Verdict::Succeeds => (true, String::new()),
             Verdict::Fails { why, .. } => (false, why.clone()),
         };
-        let file = self.folders.readiness();
-        let unfinished = file.with_extension("new");
-        let written = serde_json::to_vec(&Readiness { ready, message })
-            .map_err(io::Error::other)
-            .and_then(|text| fs::write(&unfinished, text))
-            .and_then(|()| fs::rename(&unfinished, &file));
-        if let Err(error) = written {
-            self.log(&format!("the guest's readiness cannot be written: {error}"));
+        if let Err(error) = self.readiness.publish(Readiness { ready, message }, Instant::now()) {
+            self.log(&format!("the guest's readiness cannot be written, retrying: {error}"));
         }
     }
 
@@ -479,8 +479,10 @@ impl Supervisor {
         let prepare = self.prepare.as_ref().map(|command| command.deadline);
         let probes = self.probes.as_ref().and_then(Probes::wake);
         let probes = probes.map(|at| self.started + at);
-        [lifecycle, virsh, prepare, probes, self.console.wake()]
+        let own = [self.console.wake(), self.readiness.wake()];
+        [lifecycle, virsh, prepare, probes]
             .into_iter()
+            .chain(own)
             .flatten()
             .min()
     }

@@ -1,0 +1,101 @@
+//! The file with the result of the guest's readiness probe, which the agent reads.
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use drydock_api::launcher::Readiness;
+
+/// Pause before a result that could not be written is written again, as when the disk is full.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The file, and the result that it does not have yet.
+#[derive(Debug)]
+pub(crate) struct ReadinessFile {
+    path: PathBuf,
+    /// The result that could not be written, and when it is due again.
+    unwritten: Option<(Readiness, Instant)>,
+}
+
+impl ReadinessFile {
+    /// Returns the file at this path, which need not exist.
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, unwritten: None }
+    }
+
+    /// Replaces the file atomically by one with this result.
+    ///
+    /// # Errors
+    /// If it cannot be written. The result is kept for [`retry`](Self::retry).
+    pub(crate) fn publish(&mut self, readiness: Readiness, now: Instant) -> io::Result<()> {
+        let unfinished = self.path.with_extension("new");
+        let written = serde_json::to_vec(&readiness)
+            .map_err(io::Error::other)
+            .and_then(|text| fs::write(&unfinished, text))
+            .and_then(|()| fs::rename(&unfinished, &self.path));
+        self.unwritten = written.is_err().then(|| (readiness, now + RETRY));
+        written
+    }
+
+    /// Writes a result that could not be written, once it is due. Returns whether it has been written now.
+    pub(crate) fn retry(&mut self, now: Instant) -> bool {
+        let due = self.unwritten.take_if(|(_, at)| *at <= now);
+        due.is_some_and(|(readiness, _)| self.publish(readiness, now).is_ok())
+    }
+
+    /// Returns when to call [`retry`](Self::retry).
+    pub(crate) fn wake(&self) -> Option<Instant> {
+        self.unwritten.as_ref().map(|(_, at)| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn readiness(ready: bool) -> Readiness {
+        Readiness {
+            ready,
+            message: String::new(),
+        }
+    }
+
+    #[test]
+    fn result_that_cannot_be_written_is_written_later() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("readiness.json");
+        let read = || serde_json::from_slice::<Readiness>(&fs::read(&path).unwrap()).unwrap();
+        let (mut file, now) = (ReadinessFile::new(path.clone()), Instant::now());
+        file.publish(readiness(true), now).unwrap();
+        assert_eq!(file.wake(), None);
+        // No file can be written in place of a folder.
+        let obstacle = path.with_extension("new");
+        fs::create_dir(&obstacle).unwrap();
+        file.publish(readiness(false), now).unwrap_err();
+        assert_eq!((read(), file.wake()), (readiness(true), Some(now + RETRY)));
+        assert!(!file.retry(now + RETRY), "it still cannot be written");
+        fs::remove_dir(&obstacle).unwrap();
+        let due = file.wake().unwrap();
+        assert!(!file.retry(due - RETRY / 2), "it is not due yet");
+        assert!(file.retry(due));
+        assert_eq!((read(), file.wake()), (readiness(false), None));
+    }
+
+    #[test]
+    fn next_result_replaces_one_that_is_not_written() {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("readiness.json");
+        let (mut file, now) = (ReadinessFile::new(path.clone()), Instant::now());
+        let obstacle = path.with_extension("new");
+        fs::create_dir(&obstacle).unwrap();
+        file.publish(readiness(false), now).unwrap_err();
+        fs::remove_dir(&obstacle).unwrap();
+        file.publish(readiness(true), now).unwrap();
+        assert!(!file.retry(now + RETRY));
+        assert!(fs::read_to_string(&path).unwrap().contains("true"));
+    }
+}
