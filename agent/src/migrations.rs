@@ -17,6 +17,7 @@ mod side;
 mod source_task;
 mod status_patch;
 mod target_task;
+mod unneeded_sessions;
 mod watches;
 
 use std::{collections::BTreeSet, sync::Arc};
@@ -27,20 +28,17 @@ use drydock_runtime::{Key, Process};
 use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::sync::watch;
 use tracing::{Instrument, info_span};
 
 use crate::{
     guests::{Host, Shared},
     object_tasks::{ObjectTasks, Observed, pod_differs},
-    tunnel::{
-        client::TunnelError,
-        local::Role,
-        tunnels::{KnownSessions, Tunnels},
-    },
+    tunnel::{local::Role, tunnels::Tunnels},
 };
 use source_task::SourceTask;
 use target_task::TargetTask;
+use unneeded_sessions::UnneededSessions;
 pub(crate) use watches::MigrationWatches;
 
 /// The observed state of one side of a migration.
@@ -97,18 +95,18 @@ impl Migrations {
             return;
         }
         let mut sessions = self.tunnels.sessions();
-        let mut closing = JoinSet::new();
+        let mut unneeded = UnneededSessions::new(self.shared.client.clone(), self.shared.node.clone());
         loop {
             let host = self.host.borrow_and_update().clone();
             if let Some(host) = host {
                 let present = self.reconcile(&host);
-                self.close_others(&sessions.borrow_and_update(), &present, &mut closing);
+                unneeded.close(&sessions.borrow_and_update(), &present, &self.watches);
             }
             tokio::select! {
                 () = stopping.cancelled() => return,
                 () = self.watches.changed() => {}
                 _ = sessions.changed() => {}
-                Some(_) = closing.join_next() => {}
+                () = unneeded.changed() => {}
                 changed = self.host.changed() => if changed.is_err() { return },
             }
         }
@@ -123,6 +121,7 @@ impl Migrations {
                     continue;
                 }
                 let Some(uid) = migration.uid() else { continue };
+                let read_status = self.may_have_begun(&uid);
                 let key = (uid, role == Role::Source);
                 present.insert(key.clone());
                 let pod = seen::pod_uid(&migration, role).and_then(|uid| self.watches.pod(uid));
@@ -133,7 +132,7 @@ impl Migrations {
                 };
                 self.tasks.update(key, seen, |receiver| {
                     let (shared, tunnels) = (self.shared.clone(), self.tunnels.clone());
-                    start(role, shared, tunnels, receiver, self.first)
+                    start(role, shared, tunnels, receiver, read_status)
                 });
             }
         }
@@ -142,23 +141,12 @@ impl Migrations {
         present
     }
 
-    /// Closes sessions of the tunnels that are no longer needed: those of migrations that are over and settled here,
-    /// or deleted. (A session that is being created belongs to a migration that the watches have shown.)
-    fn close_others(
-        &self,
-        known: &KnownSessions,
-        present: &BTreeSet<(String, bool)>,
-        closing: &mut JoinSet<Result<(), TunnelError>>,
-    ) {
-        for (uid, session) in &known.sessions {
-            // A side of a later version may be needed for a purpose that only that version knows.
-            let is_unknown = session.state.role == Role::Unknown;
-            if is_unknown || present.contains(&(uid.clone(), session.state.role == Role::Source)) {
-                continue;
-            }
-            let (uid, tunnel) = (uid.clone(), session.tunnel.clone());
-            closing.spawn(async move { tunnel.close(&uid).await });
-        }
+    /// Returns whether an earlier process may have served a migration: the first reconcile finds it, or a tunnel has a
+    /// session of it, which a watch that began with an outdated list shows late.
+    fn may_have_begun(&self, uid: &str) -> bool {
+        let sessions = self.tunnels.sessions();
+        let known = sessions.borrow();
+        self.first || !known.is_complete || known.sessions.contains_key(uid)
     }
 }
 

@@ -36,6 +36,20 @@ impl MigrationWatches {
         }
     }
 
+    /// Creates synced caches of these migrations from and to this node.
+    #[cfg(test)]
+    pub(super) fn filled(
+        from: impl IntoIterator<Item = VirtualMachineInstanceMigration>,
+        to: impl IntoIterator<Item = VirtualMachineInstanceMigration>,
+    ) -> Self {
+        Self {
+            from: Cache::filled(from),
+            to: Cache::filled(to),
+            pods: LauncherPods::filled([]),
+            changed: Trigger::new(),
+        }
+    }
+
     /// Waits until the caches are synced.
     pub(crate) async fn wait_until_synced(&self) {
         tokio::join!(
