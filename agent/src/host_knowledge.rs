@@ -14,7 +14,7 @@ use drydock_core::{
     node::Failure,
 };
 use drydock_host::{fingerprint, inspection::Report, memory, roots::Roots};
-use drydock_runtime::{Process, chain};
+use drydock_runtime::{Process, chain, clock};
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -45,7 +45,8 @@ pub(crate) struct HostKnowledge {
     running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
     /// Fingerprint of the host at the last check.
     present: Fingerprint,
-    next_check: Option<Timestamp>,
+    /// When to check again, independent of how the wall clock is set.
+    next_check: Option<clock::Instant>,
     concluded: bool,
 }
 
@@ -92,7 +93,7 @@ impl HostKnowledge {
     }
 
     /// Returns when to check the host again.
-    pub(crate) fn next_check(&self) -> Option<Timestamp> {
+    pub(crate) fn next_check(&self) -> Option<clock::Instant> {
         self.next_check
     }
 
@@ -103,8 +104,8 @@ impl HostKnowledge {
 
     /// Checks whether the host has changed, and starts an inspection if so. Returns whether it started one.
     pub(crate) fn check(&mut self, now: Timestamp) -> bool {
-        let every = now + self.args.fingerprint_interval;
-        self.next_check = Some(every);
+        let interval = self.args.fingerprint_interval;
+        self.next_check = Some(clock::Instant::now() + interval);
         if self.running.is_some() {
             // Changes in the meantime are detected once it has ended.
             return false;
@@ -113,7 +114,7 @@ impl HostKnowledge {
         match need(&self.history, &self.present, now) {
             Need::None => false,
             Need::At(retry) => {
-                self.next_check = Some(retry.min(every));
+                self.next_check = Some(clock::Instant::now() + clock::until(retry, now).min(interval));
                 false
             }
             Need::Now(parts) => {
@@ -154,7 +155,7 @@ impl HostKnowledge {
         self.concluded = true;
         // Check again at once: the host may have changed during the inspection, and after a failure the check
         // schedules the retry.
-        self.next_check = Some(now);
+        self.next_check = Some(clock::Instant::now());
         let failure = match ended {
             Err(error) => {
                 self.metrics.inspected(Err(error.reason()), 0);

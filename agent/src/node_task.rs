@@ -77,7 +77,8 @@ pub(crate) struct NodeTask {
     questions: CpuMapQueries,
     host: HostKnowledge,
     following: Option<Following>,
-    follow_at: Option<Timestamp>,
+    /// When to follow a changed configuration, independent of how the wall clock is set.
+    follow_at: Option<clock::Instant>,
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
     /// Labels of launcher pods whose changes wait for others.
@@ -181,7 +182,8 @@ impl NodeTask {
         let mut check_host = true;
         loop {
             let now = clock::now();
-            if (check_host || self.host.next_check().is_some_and(|at| now >= at)) && self.host.check(now) {
+            let due = self.host.next_check().is_some_and(|at| at <= clock::Instant::now());
+            if (check_host || due) && self.host.check(now) {
                 self.questions.forget();
             }
             if is_next
@@ -191,7 +193,7 @@ impl NodeTask {
                 ready.release();
             }
             let wake = self.round(now).await;
-            let wake = [wake, self.host.next_check()].into_iter().flatten().min();
+            let due = [self.follow_at, self.host.next_check()].into_iter().flatten().min();
             check_host = false;
             tokio::select! {
                 () = stopping.cancelled() => break,
@@ -211,6 +213,7 @@ impl NodeTask {
                 ended = self.host.ended() => self.host.conclude(ended, clock::now()),
                 () = announcements.next() => check_host = true,
                 () = clock::sleep_until(wake) => {}
+                () = clock::sleep_until_instant(due) => {}
             }
         }
         self.farewell().await;
@@ -239,12 +242,11 @@ impl NodeTask {
         self.args.folders.kubelet.kubelet_dir.join("cpu_manager_state")
     }
 
-    /// Reads everything, plans and acts. Returns when to run again, if at a known time.
+    /// Reads everything, plans and acts. Returns when to run again, if at a known time, besides [`Self::follow_at`].
     async fn round(&mut self, now: Timestamp) -> Option<Timestamp> {
-        let follow_at = self.follow(now);
-        if self.lock.is_none() {
-            return follow_at;
-        }
+        self.follow();
+        // Only the acting agent writes.
+        self.lock.as_ref()?;
         match self.act(now, false).await {
             Ok(wake) => {
                 if std::mem::take(&mut self.recount) {
@@ -254,20 +256,19 @@ impl NodeTask {
                     info!("the API server takes writes again");
                     self.backoff.reset();
                 }
-                [follow_at, wake].into_iter().flatten().min()
+                wake
             }
             Err(error) => {
                 if self.backoff.is_reset() {
                     warn!(error = %chain(&error), "the API server did not take a write");
                 }
-                let retry = now + self.backoff.delay();
-                Some(follow_at.map_or(retry, |at| at.min(retry)))
+                Some(now + self.backoff.delay())
             }
         }
     }
 
     /// Follows the configuration in the caches, at this node's turn.
-    fn follow(&mut self, now: Timestamp) -> Option<Timestamp> {
+    fn follow(&mut self) {
         let sources = sources(
             &self.caches.config_maps(),
             &self.caches.hyperconvergeds(),
@@ -279,13 +280,13 @@ impl NodeTask {
             .is_some_and(|following| following.sources == sources)
         {
             self.follow_at = None;
-            return None;
+            return;
         }
         if self.following.is_some() {
+            let now = clock::Instant::now();
             let turn = || now + spread(self.hypervisors, self.args.configuration_jitter, self.place);
-            let at = *self.follow_at.get_or_insert_with(turn);
-            if now < at {
-                return Some(at);
+            if now < *self.follow_at.get_or_insert_with(turn) {
+                return;
             }
         }
         self.follow_at = None;
@@ -299,7 +300,6 @@ impl NodeTask {
             resolution,
             minimum,
         });
-        None
     }
 
     /// Returns the configuration previously in force, of this process or as recorded by an earlier one.

@@ -284,3 +284,27 @@ async fn departing_agent_reports_that_the_node_takes_no_guests() {
     assert_eq!(requested[0], format!("PATCH {NODE}"));
     assert_eq!(labels.borrow()["kubevirt.io/schedulable"], "false");
 }
+
+#[tokio::test]
+async fn change_is_followed_in_turn_whatever_the_wall_clock() {
+    let mut fixture = fixture(None).await;
+    let task = &mut fixture.task;
+    task.follow();
+    let config_map = serde_json::from_value(json!({
+        "metadata": {"name": "kubevirt-config", "namespace": task.args.configuration_namespaces[0]},
+        "data": {"migrations": "{}"},
+    }))
+    .unwrap();
+    let before = sources(&[Arc::new(config_map)], &[], &task.args.configuration_namespaces);
+    assert!(!before.is_empty());
+    task.following.as_mut().unwrap().sources = before.clone();
+    (task.hypervisors, task.place) = (200, 1.0);
+    // From now on only this clock advances.
+    tokio::time::pause();
+    for (passed, followed) in [(0, false), (999, false), (1, true)] {
+        tokio::time::advance(Duration::from_millis(passed)).await;
+        task.follow();
+        assert_eq!(task.following.as_ref().unwrap().sources != before, followed);
+        assert_eq!(task.follow_at.is_none(), followed);
+    }
+}

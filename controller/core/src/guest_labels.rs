@@ -71,7 +71,11 @@ pub fn plan(guests: &Guests<'_>, current: &BTreeMap<String, String>, write_now: 
     let wanted: BTreeMap<_, _> = keys(guests.node, pods).map(|key| (key, TRUE.to_owned())).collect();
     let changes = labels::changes(current, &wanted, |key| key.starts_with(GUEST));
     let since = |of: fn(&Option<String>) -> bool, before: Option<Timestamp>| {
-        changes.values().any(of).then(|| before.unwrap_or(now))
+        // A time in the future was before the clock was set back.
+        changes
+            .values()
+            .any(of)
+            .then(|| before.map_or(now, |before| before.min(now)))
     };
     let waiting = Waiting {
         missing: since(Option::is_some, guests.waiting.missing),

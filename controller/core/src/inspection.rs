@@ -62,7 +62,8 @@ pub fn need(history: &History, present: &Fingerprint, now: Timestamp) -> Need {
             return Need::Now(parts);
         }
         let retry_at = failed.at + retry_after(failed.times);
-        return if now >= retry_at {
+        // A failure in the future was before the clock was set back.
+        return if now >= retry_at || now < failed.at {
             Need::Now(Vec::new())
         } else {
             Need::At(retry_at)
@@ -116,6 +117,7 @@ mod tests {
             failed,
         };
         let parts = vec!["kernel".to_owned(), "kvm".to_owned()];
+        let hour = Duration::from_secs(3600);
         let after = |seconds| now + Duration::from_secs(seconds);
         for (history, present, at, expected) in [
             (History::default(), &old, now, Need::Now(vec![])),
@@ -124,6 +126,7 @@ mod tests {
             (history(None, failed(1, &old)), &old, after(4), Need::At(after(5))),
             (history(None, failed(1, &old)), &old, after(5), Need::Now(vec![])),
             (history(None, failed(3, &old)), &old, after(5), Need::At(after(20))),
+            (history(None, failed(1, &old)), &old, now - hour, Need::Now(vec![])),
             (history(None, failed(1, &old)), &new, now, Need::Now(parts)),
             (
                 history(Some(&old), failed(99, &new)),

@@ -213,3 +213,16 @@ proptest! {
         prop_assert_eq!(plan(&seen(Some(&pods), Waiting::default()), &node, true, at(0)), Plan::default());
     }
 }
+
+#[test]
+fn clock_set_back_begins_the_wait_anew() {
+    let waiting = Waiting {
+        missing: Some(at(3600)),
+        left: Some(at(3600)),
+    };
+    let bound = [pod("x", Some(NODE), "Running")];
+    for (pods, launchers, expected) in [(&bound[..], &[][..], at(1)), (&[], &["x"], at(60))] {
+        let plan = plan(&seen(Some(pods), waiting), &labels(launchers), false, at(0));
+        assert_eq!((plan.changes.len(), plan.wake), (0, Some(expected)));
+    }
+}
