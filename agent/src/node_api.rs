@@ -23,7 +23,7 @@ use std::{
 };
 
 use drydock_api::hypervisor::AgentEndpoint;
-use drydock_runtime::{Process, Watches, chain};
+use drydock_runtime::{Process, Watches, chain, tcp::KeepAlive};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
@@ -31,6 +31,7 @@ use prometheus_client::{
     metrics::{counter::Counter, gauge::Gauge},
     registry::Registry,
 };
+use socket2::SockRef;
 use thiserror::Error;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -196,8 +197,11 @@ impl Accepting {
                 debug!("connection of a controller refused: no authority of controllers is known");
                 return;
             };
-            // Responses are small, and users type.
-            let _ = connection.set_nodelay(true);
+            if let Err(error) = set_up(&connection) {
+                refused.inc();
+                debug!(error = %chain(&error), "connection of a controller refused: it cannot be set up");
+                return;
+            }
             let handshake = timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(connection)).await;
             let Ok(Ok(connection)) = handshake else {
                 refused.inc();
@@ -219,4 +223,18 @@ impl Accepting {
             }
         }
     }
+}
+
+/// Configures a controller's connection, so that a stream does not keep its place for ever when the controller's node
+/// has died, whether the guest has output or not.
+///
+/// The user timeout also ends a connection from which the controller takes nothing for that long. The controller gives
+/// up a client that takes nothing before (`controller/src/subresources/websocket.rs`).
+///
+/// # Errors
+/// If the kernel refuses.
+fn set_up(connection: &TcpStream) -> io::Result<()> {
+    let keep_alive = KeepAlive::FOR_USERS;
+    keep_alive.set_up(connection)?;
+    SockRef::from(connection).set_tcp_user_timeout(Some(keep_alive.total()))
 }

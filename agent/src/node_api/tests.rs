@@ -298,3 +298,14 @@ async fn node_api_serves_controllers_of_the_bundle_only() {
     setup.trust.follow(b"");
     assert!(!works(setup.authority.client(fingerprint)).await);
 }
+
+#[tokio::test]
+async fn connection_of_a_controller_that_has_gone_ends() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let connecting = TcpStream::connect(listener.local_addr().unwrap());
+    let (_controller, accepted) = tokio::try_join!(connecting, listener.accept()).unwrap();
+    set_up(&accepted.0).unwrap();
+    let socket = SockRef::from(&accepted.0);
+    assert!(socket.keepalive().unwrap());
+    assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(150)));
+}

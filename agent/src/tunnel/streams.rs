@@ -17,9 +17,9 @@ use std::{
 };
 
 use drydock_host::unread::{Unread, unread};
-use drydock_runtime::Backoff;
+use drydock_runtime::{Backoff, tcp::KeepAlive};
 use futures::future::BoxFuture;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadHalf, WriteHalf, split},
     net::{TcpStream, UnixStream},
@@ -35,12 +35,12 @@ use super::{
 /// Buffer size of each direction in bytes. rustls holds the same amount again until TCP has taken it.
 const BUFFER: usize = 64 * 1024;
 
-/// Idle time of a connection before the kernel sends a keep-alive probe.
-const QUIET: Duration = Duration::from_secs(60);
-/// Interval between keep-alive probes.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
-/// Number of probes that may be lost. It is high because cutting a stream may cost a guest.
-const UNANSWERED: u32 = 12;
+/// Keep-alive of a connection between tunnels. The number of probes is high because cutting a stream may cost a guest.
+const KEEP_ALIVE: KeepAlive = KeepAlive {
+    idle: Duration::from_secs(60),
+    interval: Duration::from_secs(15),
+    probes: 12,
+};
 
 /// First interval for polling whether a reply has been read. It doubles. The kernel also wakes the waiting task;
 /// polling covers kernels that do not.
@@ -59,12 +59,7 @@ const MAX_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 /// # Errors
 /// If the kernel refuses.
 pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let keep_alive = TcpKeepalive::new()
-        .with_time(QUIET)
-        .with_interval(KEEPALIVE_INTERVAL)
-        .with_retries(UNANSWERED);
-    SockRef::from(stream).set_tcp_keepalive(&keep_alive)
+    KEEP_ALIVE.set_up(stream)
 }
 
 /// Observes a source's libvirt connection to find the reply that is the proof.

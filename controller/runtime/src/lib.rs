@@ -37,6 +37,7 @@ mod process;
 mod refusal;
 mod retry;
 mod start;
+pub mod tcp;
 #[cfg(feature = "tls-port")]
 pub mod tls_port;
 mod tolerant_decode;

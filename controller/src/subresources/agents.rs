@@ -14,7 +14,7 @@ use drydock_api::{
     hypervisor::AgentEndpoint,
     node_api::{self, Refusal, RefusalReason, STREAM_PROTOCOL},
 };
-use drydock_runtime::{Process, chain, pinned_tls::Pinned};
+use drydock_runtime::{Process, chain, pinned_tls::Pinned, tcp::KeepAlive};
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use kube::{Api, Client};
@@ -146,9 +146,7 @@ impl Agents {
             .with_custom_certificate_verifier(pinned)
             .with_client_cert_resolver(Arc::clone(&self.certificate));
         config.resumption = Resumption::disabled();
-        let stream = TcpStream::connect(&endpoint.address).await?;
-        // Users type.
-        stream.set_nodelay(true)?;
+        let stream = KeepAlive::FOR_USERS.connect(&endpoint.address).await?;
         // The agent's certificate has a name that nobody reads.
         let name = "agent.drydock.dev".try_into().map_err(io::Error::other)?;
         TlsConnector::from(Arc::new(config)).connect(name, stream).await

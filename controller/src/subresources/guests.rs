@@ -12,11 +12,9 @@ use drydock_core::subresources::{
     guest::{self, Port, Transport},
     options::{self, is_dry_run, read},
 };
+use drydock_runtime::tcp::KeepAlive;
 use kube::ResourceExt;
-use tokio::{
-    net::{TcpStream, UdpSocket},
-    time::timeout,
-};
+use tokio::{net::UdpSocket, time::timeout};
 
 use super::{calls::Calls, reply::Reply, websocket::Peer};
 
@@ -127,8 +125,9 @@ impl Calls {
 async fn connect(address: SocketAddr, port: Port) -> io::Result<Peer> {
     match port.transport {
         Transport::Tcp => {
-            let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await??;
-            stream.set_nodelay(true)?;
+            // Without a user timeout, which would also end the connection to a guest that takes nothing for long, such
+            // as a paused one.
+            let stream = timeout(CONNECT_TIMEOUT, KeepAlive::FOR_USERS.connect(address)).await??;
             Ok(Peer::Bytes(Box::new(stream)))
         }
         Transport::Udp => {

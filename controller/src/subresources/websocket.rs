@@ -50,6 +50,8 @@ const SUBPROTOCOL: &str = "plain.kubevirt.io";
 const PING_AFTER: Duration = Duration::from_secs(30);
 /// Number of unacknowledged pings after which a client is gone.
 const MAX_UNACKNOWLEDGED: u32 = 3;
+/// Time for a client to take a message, after which it is gone as well: while output waits, no ping can be sent.
+const SEND_TIMEOUT: Duration = PING_AFTER.saturating_mul(MAX_UNACKNOWLEDGED);
 /// Size of a read from the guest, and so of a message to the client, in bytes.
 const BUFFER: usize = 32 * 1024;
 /// Maximum size of a message of a client, in bytes: virtctl copies up to 32 KiB at once.
@@ -209,7 +211,7 @@ async fn to_client(
                 Message::Ping(Bytes::from_static(b"keep alive"))
             }
         };
-        if client.send(message).await.is_err() {
+        if !matches!(timeout(SEND_TIMEOUT, client.send(message)).await, Ok(Ok(()))) {
             return End::Client;
         }
     }
@@ -432,6 +434,22 @@ mod tests {
         // Nothing is read any more.
         assert_eq!(relay.await.unwrap().0, End::Client);
         drop((client, guest));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn client_that_takes_no_output_is_gone() {
+        let Setup {
+            client,
+            mut guest,
+            relay,
+        } = setup().await;
+        let flood = async { while guest.write_all(&[0; 4096]).await.is_ok() {} };
+        let end = async {
+            let relay = timeout(Duration::from_secs(3600), relay).await;
+            relay.unwrap().unwrap().0
+        };
+        assert_eq!(tokio::join!(flood, end).1, End::Client);
+        drop(client);
     }
 
     #[tokio::test(start_paused = true)]
