@@ -222,7 +222,7 @@ impl Guests {
             let status = instance.status.as_ref();
             status.is_some_and(|status| status.active_pods.contains_key(pod_uid))
         };
-        // Hardly ever is there an ending, so that no list of pods is made for them at each change.
+        // Endings are rare, so the instances are searched per ending instead of listing their pods at each change.
         self.watches
             .keep_endings(|uid| self.watches.instances().iter().any(|instance| names(instance, uid)));
         let guests = i64::try_from(self.tasks.len()).unwrap_or(i64::MAX);

@@ -120,7 +120,7 @@ impl Report {
         let documents = match documents {
             Ok(documents) => documents,
             Err(error) => {
-                // Parsers show where in several lines.
+                // Parsers add the position on further lines, which are omitted.
                 let error = error.lines().next().unwrap_or_default().to_owned();
                 self.unreadable.push(Unreadable { file: name, error });
                 return;

@@ -50,7 +50,7 @@ const CERTIFICATE: &str = "tls.crt";
 /// Key of the Secret: its key.
 const KEY: &str = "tls.key";
 
-/// Has a certificate of its own making served; the bundle to trust it by.
+/// Serves a self-made certificate. Returns the bundle with which clients trust it.
 #[cfg(test)]
 pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::ByteString {
     use drydock_core::{certificates::Lifetimes, configuration::Configuration};

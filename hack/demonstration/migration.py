@@ -100,7 +100,7 @@ def progress(migration: dict[str, Any]) -> str:
 
 
 def _judge(stage: Stage, migration: dict[str, Any], lasted: float) -> None:
-    """See in the guest's own words that it has lost nothing."""
+    """Check by the guest's output that it has lost nothing."""
     status = migration["status"]
     if status["phase"] != "Succeeded":
         raise Failure(f"{GUEST} has not moved: {status.get('reason')}", str(status.get("conditions")))

@@ -1,5 +1,4 @@
 """A real Kubernetes on one machine: built from Go modules, run without an engine.
 
-`cluster` is the door for other Python code, `python3 -m embedded` the one for
-people and for other programs.
+Other Python code uses `cluster`; people and other programs use `python3 -m embedded`.
 """

@@ -1,4 +1,4 @@
-"""Short commands of the system, run to their end, with their words on failure."""
+"""Runs short system commands to their end, and reports their output on failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float | None = 120,
 ) -> str:
-    """Run a command and return what it printed; its failure is ours."""
+    """Run a command and return its output. Raises Failure if the command fails."""
     try:
         done = subprocess.run(
             argv,

@@ -1,8 +1,8 @@
 """How long the webhook takes to respond to an eviction to which it has responded before, and its requests for that.
 
-The webhook is called as the API server calls it, two hundred times a second, over connections that are kept. What is not
-its own work is measured by a path that nobody serves, over the same connections at the same rate. (Nobody reads what is
-sent to it, after which the server would end the connection: nothing is.)
+The webhook is called as the API server calls it, two hundred times a second, over connections that are kept. Time that
+is not its own work is measured with requests for a path without a handler, over the same connections at the same rate.
+(They have no body: the server would not read it and would close the connection.)
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class ByHand:
             time.sleep(1)
 
     def rest(self) -> None:
-        """Have it stand still, so that it takes nothing from others that are measured."""
+        """Pause the guest, so that it does not disturb other measurements."""
         self._virsh("suspend")
 
     def go_on(self) -> None:

@@ -95,6 +95,6 @@ class Stream(Frames):
             raise Failure(f"{path}: {status}")
 
     def close(self) -> None:
-        """End it, as virtctl does: without a word."""
+        """Close it as virtctl does: without a close frame."""
         self._reader.close()
         self._socket.close()

@@ -238,7 +238,7 @@ fn query_private_libvirtd(
         && let Err(error) = daemon.keep_capabilities(folder)
     {
         // The libvirts of guests then probe QEMU themselves.
-        tracing::warn!(folder = %folder.display(), %error, "what libvirt has learned of QEMU cannot be kept");
+        tracing::warn!(folder = %folder.display(), %error, "libvirt's cache of QEMU capabilities cannot be stored");
     }
     Ok(match &probed.problem {
         // The connection broke because libvirtd crashed. Results received before that are dropped, because they may

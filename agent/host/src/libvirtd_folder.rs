@@ -92,7 +92,7 @@ fn clear_stale(scratch: &Path) {
                 .metadata()
                 .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == geteuid().as_raw());
         if is_ours && is_stale(&path) {
-            tracing::info!(folder = %path.display(), "clearing away what a killed inspection has left");
+            tracing::info!(folder = %path.display(), "removing the leftovers of a killed inspection");
             descendants::end_at_home(&path.join("home"), LEFT_BEHIND);
             remove(&path);
         }

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use super::{directory::CommandRequest, report::publish_event};
 
-/// What is done with the file systems of a guest.
+/// A change to the file systems of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FileSystems {
-    /// They are frozen, and thawed after this number of seconds; `None`: never.
+    /// Freezes them. They are thawed after this number of seconds; never if `None`.
     Freeze(Option<NonZeroU32>),
     /// They are thawed.
     Thaw,

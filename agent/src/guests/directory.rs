@@ -44,7 +44,7 @@ struct Entry {
     requests: mpsc::Sender<GuestRequest>,
 }
 
-/// The guests of this node by the UIDs of their VMIs. Clones are the same.
+/// The guests of this node by the UIDs of their VMIs. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, Entry>>>);
 

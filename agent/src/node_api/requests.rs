@@ -1,4 +1,4 @@
-//! From HTTP to a guest.
+//! Serves HTTP requests of controllers for a guest.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -96,7 +96,8 @@ impl Requests {
         for (command, reply) in commands.iter().zip(received) {
             match reply {
                 Ok(reply) => replies.add(command, &reply),
-                // One that the agent does not know; but a list that cannot be read is not empty.
+                // The agent may not know the command. A report of one command then fails, because its list would
+                // wrongly be empty.
                 Err(error) if commands.len() == 1 => return Err(failed(error)),
                 Err(_) => {}
             }

@@ -38,7 +38,7 @@ impl StreamKey {
     }
 }
 
-/// The open streams. Clones are the same.
+/// The open streams. Clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Streams {
     open: Arc<Mutex<HashMap<StreamKey, CancellationToken>>>,
@@ -71,10 +71,11 @@ impl Streams {
         }
     }
 
-    /// Takes a stream. Whoever had it is disconnected, or keeps it if the new client wants to `preserve` that.
+    /// Takes a stream. Its present client is disconnected, unless the new client requests to `preserve` that
+    /// connection.
     ///
     /// # Errors
-    /// If the stream is in use and to be preserved, or there are too many.
+    /// If the stream is in use and must be preserved, or if there are too many streams.
     pub(super) fn take(&self, key: StreamKey, preserve: bool) -> Result<StreamPlace, Refusal> {
         let replaced = CancellationToken::new();
         let mut open = self.lock();

@@ -1,4 +1,4 @@
-//! Who this process is, and which controllers it trusts.
+//! The identity of this process, and the controllers that it trusts.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -38,7 +38,7 @@ enum TrustError {
     Tls(#[from] rustls::Error),
 }
 
-/// The process's identity, and the controllers that it trusts. Clones are the same.
+/// The process's identity, and the controllers that it trusts. Clones share one state.
 #[derive(Clone, Debug)]
 pub(super) struct Trust(Arc<Inner>);
 

@@ -233,7 +233,7 @@ async fn follow_one(name: String, path: PathBuf, is_own: bool, news: Arc<NewsSen
                 break;
             }
             Err(error) => {
-                debug!(tunnel = name, error = %chain(&error), "a tunnel cannot be talked to yet");
+                debug!(tunnel = name, error = %chain(&error), "a tunnel cannot be reached yet");
                 tokio::time::sleep(pause.delay()).await;
             }
         }

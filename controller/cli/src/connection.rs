@@ -1,4 +1,4 @@
-//! How the API server is reached, as kubectl's options and the kubeconfig have it.
+//! The connection to the API server, as kubectl's options and the kubeconfig specify it.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -92,7 +92,7 @@ pub(crate) enum ServerError {
 }
 
 impl Connection {
-    /// Returns a client, for watches if `watches` is set: those may be silent for long.
+    /// Returns a client; with `watches`, its read timeout suits watches, which may receive nothing for long.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read or used.

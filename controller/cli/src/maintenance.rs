@@ -57,8 +57,8 @@ pub(crate) async fn execute(
     }
 }
 
-/// Puts nodes into maintenance that are not. A node for which that fails holds up none of the others. Returns those that are
-/// in maintenance now, and the worst exit code.
+/// Starts maintenance of the nodes that are not in maintenance yet. A failure for one node does not prevent the others.
+/// Returns those that are in maintenance now, and the worst exit code.
 pub(crate) async fn start(client: &Client, options: &Start, out: &mut dyn Write) -> (Vec<String>, Exit) {
     let (mut started, mut worst) = (Vec::new(), Exit::Done);
     for node in &options.nodes {
@@ -170,7 +170,7 @@ async fn show(
         return Err(Failure::NotInMaintenance(node.to_owned()));
     }
     let hypervisor = Api::<Hypervisor>::all(client.clone()).get_opt(node).await;
-    // Without them there is no word about virtual machines, which is less than nothing at all.
+    // Optional: if the Hypervisor cannot be read, the report omits the virtual machines.
     let drain = hypervisor
         .ok()
         .flatten()

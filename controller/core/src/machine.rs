@@ -1,4 +1,4 @@
-//! What the controller does about one VirtualMachine: whether its instance is made, ended or left.
+//! How the controller reconciles one VirtualMachine: whether its instance is created, deleted or left alone.
 //!
 //! ```text
 //!               ┌──────────── absent ◀──────────── gone ───────────┐
@@ -8,9 +8,9 @@
 //!               └──────────── stop request, Halted ──────────────────▲
 //! ```
 //!
-//! The status is written before anything is deleted or made, so that what has to follow (an
-//! instance that is to be made again, a failure that was counted) is not lost between two steps.
-//! A request to start stays in the status until the requested instance exists.
+//! The status is written before the instance is deleted or created. So a controller that stops between two steps loses
+//! neither an instance that has to be created again nor a counted failure. A request to start stays in the status until
+//! the requested instance exists.
 
 pub mod instance_of;
 pub mod printable;
@@ -71,7 +71,7 @@ pub struct Plan {
     pub create: Option<Box<VirtualMachineInstance>>,
     /// The run strategy of a halted machine is changed to Always, since somebody has requested that it starts.
     pub run: bool,
-    /// The machine may go.
+    /// The finalizer is removed, so that the machine can be deleted.
     pub remove_finalizer: bool,
     /// When to reconcile again, if nothing changes before.
     pub wake: Option<Timestamp>,
@@ -286,8 +286,8 @@ fn status(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation: &E
     status
 }
 
-/// Whether somebody has requested that a halted machine starts with its guest standing still. Other requests to start it
-/// change the run strategy at once. One that is older than the run strategy is void.
+/// Returns whether a user has requested that a halted machine starts with its guest paused. Other start requests change
+/// the run strategy immediately. A request from before the last change of the run strategy is ignored.
 fn starts_halted(before: &VirtualMachineStatus, strategy: RunStrategy) -> bool {
     let is_void = before.run_strategy.is_some_and(|before| before != strategy);
     !is_void && before.state_change_requests.iter().any(is_paused_start)
@@ -306,7 +306,7 @@ fn started(machine: &VirtualMachine, requests: &[StateChangeRequest]) -> Virtual
     instance
 }
 
-/// What is true of the instance of the machine's name.
+/// Returns the state of the instance with the machine's name.
 fn standing(instance: Option<&VirtualMachineInstance>, own: Option<&VirtualMachineInstance>) -> Standing {
     let Some(own) = own else {
         return if instance.is_some() {
@@ -334,13 +334,14 @@ fn was_evicted(instance: &VirtualMachineInstance) -> bool {
     reason == Some(EVICTED) || was_evicted_by_kubelet(instance)
 }
 
-/// Whether its kubelet evicted it, for what it used or for what its node lacks: that may happen again at once.
+/// Returns whether the kubelet evicted it, because of its resource usage or a shortage on its node: that may happen
+/// again immediately.
 fn was_evicted_by_kubelet(instance: &VirtualMachineInstance) -> bool {
     let reason = instance.status.as_ref().and_then(|status| status.reason.as_deref());
     reason == Some(EVICTED_BY_KUBELET)
 }
 
-/// Whether whoever deletes the machine wants to keep what belongs to it.
+/// Returns whether the deletion of the machine orphans its dependents, so that the instance is kept.
 fn is_orphaning(machine: &VirtualMachine) -> bool {
     machine
         .metadata
@@ -358,7 +359,7 @@ fn on_deletion(machine: &VirtualMachine, standing: Standing) -> Decision {
     }
 }
 
-/// The requests that have not been done yet, and the one that follows from this decision.
+/// Returns the requests that are still pending, and the request that follows from this decision.
 fn requests(before: &[StateChangeRequest], evaluation: &Evaluation<'_>) -> Vec<StateChangeRequest> {
     let Evaluation {
         standing,

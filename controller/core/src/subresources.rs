@@ -6,7 +6,7 @@
 //!                                                                     └▶ guest::command, stream, ... ─▶ the agent's port
 //! ```
 //!
-//! Which checks there are, in which order, and how failures read is KubeVirt's (`pkg/virt-api/rest`, v1.9.0): clients
+//! The checks, their order and the messages of failures are KubeVirt's (`pkg/virt-api/rest`, v1.9.0), because clients
 //! match on codes and messages. Where Drydock differs, the function's documentation states it.
 
 pub mod discovery;

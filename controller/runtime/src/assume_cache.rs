@@ -254,7 +254,7 @@ impl<K: Resource> Assumed<K> {
         }
         for index in indexes {
             index.observe(change);
-            // A change of an earlier object of the name takes the key out of what they have in common.
+            // A change of an earlier object with this name removes the key from index entries that both objects share.
             if let Some((created, _)) = self.created.get(key) {
                 index.add(key, created);
             }

@@ -215,7 +215,7 @@ impl Connections {
             let _permit = permit;
             let stream = match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
                 Ok(Ok(stream)) => stream,
-                // Port scanners and probes are many: no more than a number.
+                // Port scanners and probes are frequent, so such failures are only counted.
                 Ok(Err(error)) => {
                     failures.inc();
                     debug!(port = name, error = %chain(&error), "TLS handshake failed");

@@ -1,8 +1,9 @@
 //! The certificate of the web console in the cluster (`deploy/console`), whose pods have no right to make one.
 //!
-//! The Secret is in the console's manifests, empty. Where it is there the leader fills it and renews what is in it; where it
-//! is not, the console is not installed, and nothing is made. The pods mount the certificate and its key; the key of the
-//! authority is mounted nowhere. The authority is another than that of the webhooks, which agents and API servers trust.
+//! The Secret is in the console's manifests, empty. If it exists, the leader fills it and renews its content; otherwise
+//! the console is not installed, and nothing is created. The pods mount the certificate and its key; the key of the
+//! authority is mounted nowhere. The authority is another than that of the webhooks, which agents and API servers
+//! trust.
 
 use std::time::Duration;
 
@@ -123,7 +124,7 @@ impl ConsoleCertificateTask {
             Some(Action::Write(data)) if term.is_valid() => {
                 let written = write(&self.secrets, SECRET, Some(&secret), data).await;
                 match written {
-                    // Somebody else was quicker, which the watch will show.
+                    // Another writer was faster; the watch will show its change.
                     Err(kube::Error::Api(status)) if status.code == 409 => {}
                     written => written.map_err(|error| chain(&error).to_string())?,
                 }

@@ -56,7 +56,7 @@ pub(super) struct Keeper {
     trust: Trust,
     /// What the Secret holds; `None`: not known yet.
     contents: Option<Contents>,
-    /// What was last complained about.
+    /// The problems that were last logged.
     complaints: Vec<(&'static str, Unusable)>,
     serving: Option<Arc<Servable>>,
     served: ServedCertificate,
@@ -64,7 +64,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Knows nothing yet of the Secret of this name. Certificates are for all of these names.
+    /// Creates a keeper that has not observed the Secret of this name yet. Its certificates are valid for all of these
+    /// DNS names.
     pub(super) fn new(
         secret: &'static str,
         names: Vec<String>,

@@ -8,8 +8,7 @@ use drydock_core::{
     configuration::{Configuration, gathering::sources, resolve},
 };
 
-/// The lifetimes in force. Of an object that is refused nothing counts: those that were in force
-/// before (`last_good`) stay.
+/// Returns the lifetimes in force. If any object is refused, the previous lifetimes (`last_good`) stay in force.
 pub(super) fn in_force(
     objects: &[Arc<HyperConverged>],
     namespaces: &[String],

@@ -24,7 +24,7 @@ use super::{
     written::write,
 };
 
-/// Where things are.
+/// The namespaces that the task uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// The controller's own namespace.
@@ -235,7 +235,7 @@ impl CertificatesTask {
             }
             Some(Action::Publish(bundle)) => {
                 let namespace = &self.place.namespace;
-                // A place that refuses the bundle holds up no other.
+                // A failed write to one object does not prevent the others.
                 let mutating = publish(&self.client, &self.mutating.all(), namespace, &bundle)
                     .await
                     .map_err(failed("the bundle of the mutating webhooks"));

@@ -6,8 +6,8 @@ use kube::{Api, api::ObjectMeta};
 use super::keeper::Data;
 use crate::requests::writing;
 
-/// Writes the Secret of this name, if it is still as it was `seen`: made if it was not there, replaced if it was.
-/// The API server refuses (409) if it has changed since.
+/// Writes the Secret of this name, if it is unchanged since it was `seen`: creates it if it did not exist, otherwise
+/// replaces it. The API server refuses (409) if it has changed since.
 pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, data: Data) -> kube::Result<()> {
     let parameters = writing();
     match seen {
@@ -18,7 +18,7 @@ pub(super) async fn write(api: &Api<Secret>, name: &str, seen: Option<&Secret>, 
                     ..ObjectMeta::default()
                 },
                 data: Some(data),
-                // Not kubernetes.io/tls: of that, the API server would refuse what lacks a key, and the
+                // Not kubernetes.io/tls: the API server refuses Secrets of that type without both of its keys, and the
                 // type of a Secret cannot be changed.
                 type_: Some("Opaque".into()),
                 ..Secret::default()

@@ -32,9 +32,9 @@ use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
 /// The API server's code for a JSON patch of which a test fails.
 const UNPROCESSABLE: u16 = 422;
-/// KubeVirt's code for what a controller is to do.
+/// KubeVirt's code for a request that a controller will carry out.
 const ACCEPTED: Reply = Reply::Empty(StatusCode::ACCEPTED);
-/// Its code for what is done.
+/// KubeVirt's code for a request that has been carried out.
 const DONE: Reply = Reply::Empty(StatusCode::OK);
 
 /// Reads and writes for operations.
@@ -67,7 +67,7 @@ impl Calls {
             .map_err(|error| chain(&error).to_string())
     }
 
-    /// Why a user may not do this to an object; `None` if it may.
+    /// Returns why the user may not use this verb on the object; `None` if the user may.
     pub(super) async fn review(&self, user: &User, verb: &str, target: &Target) -> Result<Option<String>, Failure> {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let review = SubjectAccessReview {
@@ -99,7 +99,7 @@ impl Calls {
         })
     }
 
-    /// Does an operation, other than one for which [`Self::connect`] is.
+    /// Executes an operation, except those that [`Self::connect`] handles.
     pub(super) async fn execute(&self, operation: Operation, target: &Target, body: &[u8]) -> Result<Reply, Failure> {
         info!(
             operation = operation.as_str(),
@@ -184,7 +184,7 @@ impl Calls {
         self.instances(target).get_opt(&target.name).await.map_err(internal)
     }
 
-    /// Reads the instance that is the target, or that a machine owns which is.
+    /// Reads the target instance, or the instance that the target machine owns.
     ///
     /// # Errors
     /// If there is none, or it is not the machine's.
@@ -253,12 +253,13 @@ impl Calls {
                 namespace = target.namespace,
                 name = target.name,
                 error = %chain(&error),
-                "change before a failed one not taken back"
+                "could not undo a change that preceded a failed one"
             );
         }
     }
 
-    /// What a patch that was not applied means: a conflict, if what it was decided by is something else by now.
+    /// Converts the error of a patch that was not applied: to a conflict, if the values on which the decision was based
+    /// have changed.
     async fn failure(&self, target: &Target, patch: &JsonPatch, error: Error) -> Failure {
         let unprocessable = matches!(&error, Error::Api(status) if status.code == UNPROCESSABLE);
         if unprocessable && patch.written != Written::Instance {
@@ -319,7 +320,7 @@ impl Calls {
     }
 }
 
-/// Whether all tests of a patch hold. A test for null holds where there is nothing.
+/// Returns whether all tests of a patch succeed. A test for null also succeeds if there is no value.
 fn holds(operations: &Value, object: &Value) -> bool {
     let tests = operations.as_array().into_iter().flatten();
     tests.filter(|operation| operation["op"] == "test").all(|test| {

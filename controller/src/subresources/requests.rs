@@ -1,4 +1,4 @@
-//! From HTTP to an operation: path, user, right.
+//! Turns HTTP requests into operations: parses the path, authenticates the user, and checks the user's permissions.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -157,7 +157,8 @@ impl Requests {
     }
 }
 
-/// Whether a client does not want to replace another. What cannot be parsed counts as false, as in KubeVirt.
+/// Returns whether a client requests not to replace another client. A value that cannot be parsed counts as false, as
+/// in KubeVirt.
 fn preserves_session(query: &str) -> bool {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
     let value = pairs

@@ -27,7 +27,7 @@ const MAX_PER_USER: usize = 128;
 /// RFC 6455 (7.4.1): the connection ends because of a rule of the server.
 const POLICY: u16 = 1008;
 
-/// The websockets. Clones are the same.
+/// The websockets. Clones share one state.
 #[derive(Clone)]
 pub(super) struct Sessions {
     client: Client,
@@ -37,7 +37,7 @@ pub(super) struct Sessions {
     process: Process,
 }
 
-/// The right of a user to have a websocket; given back when dropped.
+/// A user's place for a websocket; released when dropped.
 pub(super) struct UserPlace {
     sessions: Sessions,
     user: String,

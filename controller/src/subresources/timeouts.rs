@@ -18,7 +18,7 @@ pub(crate) struct StreamTimeouts {
     pub(crate) total: Option<Duration>,
 }
 
-/// When a stream began, and when something last came.
+/// The start of a stream, and the times of the last client message and of the last data.
 #[derive(Debug)]
 pub(super) struct Activity {
     begin: Instant,

@@ -22,7 +22,7 @@ use x509_parser::parse_x509_certificate;
 
 use crate::certificates::ServedCertificate;
 
-/// Whom the port trusts. Clones are the same.
+/// The clients that the port trusts. Clones share one state.
 #[derive(Clone)]
 pub(super) struct Trust {
     certificate: Arc<dyn ResolvesServerCert>,
@@ -47,7 +47,7 @@ enum TrustError {
 }
 
 impl Trust {
-    /// Trusts nobody until the ConfigMap is there, and then whom it names at the time.
+    /// Trusts no client until the ConfigMap exists; then trusts the clients that its current version names.
     pub(super) fn start(client: &Client, watches: &Watches, certificate: ServedCertificate) -> Self {
         let trust = Self::new(Arc::new(certificate));
         let follower = trust.clone();
@@ -80,7 +80,7 @@ impl Trust {
         }
     }
 
-    /// Trusts whom the ConfigMap names. What cannot be used is logged, and nobody is trusted then.
+    /// Trusts the clients that the ConfigMap names. If its authorities cannot be used, logs that and trusts no client.
     pub(super) fn follow(&self, data: &BTreeMap<String, String>) {
         let mut proxy = FrontProxy::read(data);
         if proxy == self.current.read().unwrap_or_else(PoisonError::into_inner).proxy {
@@ -104,8 +104,8 @@ impl Trust {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).config)
     }
 
-    /// The user of a request, if kube-apiserver vouches for it: the handshake has verified the client's certificate, and
-    /// its name is kube-apiserver's.
+    /// Returns the user of a request, if kube-apiserver has sent the request: the handshake has verified the client's
+    /// certificate, and its name is kube-apiserver's.
     pub(super) fn user(&self, peer: Option<&CertificateDer<'_>>, headers: &HeaderMap) -> Option<User> {
         let (_, certificate) = parse_x509_certificate(peer?).ok()?;
         let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
@@ -120,7 +120,7 @@ impl Trust {
     }
 }
 
-/// TLS with clients that may have a certificate, which one of the authorities has to have signed.
+/// Returns a TLS configuration in which a client certificate is optional; one of the authorities must have signed it.
 fn config(proxy: &FrontProxy, certificate: &Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, TrustError> {
     let builder = tls_port::builder().map_err(TrustError::Tls)?;
     let mut roots = RootCertStore::empty();

@@ -171,7 +171,7 @@ impl WebSocket {
     }
 }
 
-/// A websocket of which only the end is left to send.
+/// A websocket on which only the close frame is left to send.
 pub(super) struct Closing(SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>);
 
 impl Closing {
@@ -233,7 +233,7 @@ async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut 
         }
         activity.data();
         if guest.write(&data).await.is_err() {
-            // The other direction finds out why, after what the guest has sent last.
+            // The other direction determines the reason, after it has forwarded the guest's last data.
             std::future::pending::<()>().await;
         }
     }

@@ -115,7 +115,7 @@ pub struct Right {
     pub allowed: bool,
 }
 
-/// How a check has come out, the least serious first.
+/// The outcome of a check, from the least to the most serious.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {

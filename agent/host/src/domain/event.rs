@@ -114,7 +114,7 @@ impl fmt::Display for CloseReason {
             Self::Client => f.write_str("the connection was given up"),
             Self::Overdue { call } => write!(f, "libvirtd did not respond in time when {call}"),
             Self::TooManyEvents => f.write_str("more events came than can be read"),
-            Self::Garbage => f.write_str("what came was not libvirt's protocol"),
+            Self::Garbage => f.write_str("the received data was not libvirt's protocol"),
             Self::Unknown(raw) => write!(f, "reason {raw}"),
         }
     }

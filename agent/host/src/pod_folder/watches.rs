@@ -107,7 +107,10 @@ impl Watches {
         })
     }
 
-    #[expect(unsafe_code, reason = "tokio waits for a descriptor that is not its own only so")]
+    #[expect(
+        unsafe_code,
+        reason = "tokio has no safe way to wait for a descriptor that it does not own"
+    )]
     async fn read(&'static self) {
         // SAFETY: the descriptor belongs to the inotify instance, which is never closed or replaced: `self` lives as
         // long as the process.

@@ -1,5 +1,5 @@
-//! Has the guest's agent set the access credentials of the manifest. Which commands that takes is decided in
-//! [`drydock_core::access_credentials`].
+//! Lets the guest's agent set the access credentials of the manifest. [`drydock_core::access_credentials`] returns the
+//! commands for that.
 //!
 //! ```text
 //!  agent connected, Secret changed ─▶ read ─▶ commands ─▶ all succeeded ─▶ AccessCredentialsSynchronized
@@ -25,7 +25,8 @@ use tracing::{info, warn};
 
 use super::{GuestTask, Known, publish_event};
 
-/// Pause before credentials that could not be set are set again: first and maximum. A user may not exist yet.
+/// Delay before a failed attempt to set credentials is repeated: first and maximum. For example, the guest's user may
+/// not exist yet.
 const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
 /// KubeVirt's message.
 const OFFLINE: &str = "Guest agent is offline";
@@ -44,7 +45,7 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
-    /// Returns those of a guest in this pod, of which none are set yet.
+    /// Returns the credentials of a guest in this pod. None of them counts as set yet.
     ///
     /// # Errors
     /// If the UID is not one that Kubernetes allows.
@@ -78,14 +79,14 @@ impl Credentials {
         self.failed.as_ref().map(|(_, at)| *at)
     }
 
-    /// Makes them be set again: the guest or its agent is another.
+    /// Discards what is known, so that the credentials are set again: the guest or its agent has changed.
     pub(super) fn forget(&mut self) {
         self.set = None;
         self.failed = None;
         self.backoff = None;
     }
 
-    /// Ends the wait for the next try, which happens when the guest runs again.
+    /// Cancels the scheduled retry while the guest does not run. The next attempt is made when it runs again.
     pub(super) fn postpone(&mut self) {
         self.failed = None;
     }
@@ -98,8 +99,8 @@ impl Credentials {
         files.collect()
     }
 
-    /// Sets the credentials if the guest does not have them as far as known. Returns the result if it is to be published:
-    /// credentials were set, or the reason is another one.
+    /// Sets the credentials if the guest does not have them as far as known. Returns the result if it has to be
+    /// published: the credentials were set, or the reason for the failure has changed.
     async fn synchronize(
         &mut self,
         handle: &DomainHandle,
@@ -170,7 +171,8 @@ impl GuestTask {
     }
 }
 
-/// Sends all commands. Each is tried, whether those before it have failed or not, unless the agent does not respond.
+/// Sends all commands and returns the first error. A refused command does not stop the following ones; any other error
+/// does.
 async fn set_all(handle: &DomainHandle, spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<(), String> {
     let mut first = None;
     for command in access_credentials::commands(spec, secrets)? {

@@ -21,7 +21,7 @@ use crate::guests::commands::{FileSystems, failed};
 
 /// Pause before a thaw that has failed is tried again.
 const THAW_AGAIN: Duration = Duration::from_secs(5);
-/// How often a record is written that conflicts with other writes.
+/// Maximum number of attempts to write a record that conflicts with other writes.
 const ATTEMPTS: u32 = 5;
 /// How long the watch may take to show the write of another client after a conflict.
 const SHOWN_AFTER: Duration = Duration::from_secs(2);
@@ -39,7 +39,8 @@ impl GuestTask {
         }
     }
 
-    /// Freezes them, and thaws them again if that fails. They stay as they are if they are frozen already, as in KubeVirt.
+    /// Freezes the file systems, and thaws them again if that fails. File systems that are already frozen are left
+    /// unchanged, as in KubeVirt.
     async fn freeze(&mut self, handle: &DomainHandle, thaw_after: Option<NonZeroU32>) -> Result<(), Refusal> {
         if self.instance().status.as_ref().is_some_and(freeze::is_frozen) {
             return Ok(());
@@ -81,7 +82,7 @@ impl GuestTask {
         Some(known.thaw_again.map_or(due, |again| again.max(due)))
     }
 
-    /// Thaws file systems whose time has come.
+    /// Thaws file systems whose freeze has expired.
     pub(super) async fn thaw_at_last(&mut self, handle: &DomainHandle, known: &mut Known) {
         let (instance, first) = (self.instance(), known.thaw_again.is_none());
         match self.thaw(handle).await {

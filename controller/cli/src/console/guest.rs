@@ -52,17 +52,17 @@ const AGAIN: u16 = 1012;
 const RECONNECT: Duration = Duration::from_secs(120);
 /// Time between two attempts for that.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// What KubeVirt and Drydock refuse a display with that another client has (`preserveSession`).
+/// Message with which KubeVirt and Drydock refuse a display that another client has open (`preserveSession`).
 const IN_USE: &str = "Active VNC connection";
 /// Bytes to a serial console that may wait.
 const MOST_INPUT: usize = 64 << 10;
 
-/// How it is with the connection to a guest.
+/// The state of the connection to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Status {
     /// The websocket is being opened.
     Connecting,
-    /// It is open. After another one that was closed there is the reason of that.
+    /// It is open. If it replaces a closed connection, contains the reason why that was closed.
     Connected(Option<String>),
     /// It was closed for this reason, and another one is being opened.
     Reconnecting(String),
@@ -70,7 +70,7 @@ pub(super) enum Status {
     InUse,
     /// Another client has taken it, or the connection broke: nobody knows which.
     Lost,
-    /// There will be no other one, for this reason.
+    /// It has ended for this reason, and is not opened again.
     Ended(String),
 }
 
@@ -264,7 +264,7 @@ impl Guest {
         }
     }
 
-    /// Passes bytes on until the connection ends, and returns how it is with it then.
+    /// Forwards bytes until the connection ends, and returns its state then.
     async fn relay(&self, mut socket: Socket, reason: Option<String>) -> Status {
         if let Screen::Display(rfb) = &mut lock(&self.state).screen {
             rfb.restart();
@@ -367,7 +367,7 @@ impl Guest {
         self.output.notify_one();
     }
 
-    /// Waits until something of a display with this size has changed, and returns it; nothing if it has not within the
+    /// Waits until a display with this size changes, and returns the changes; empty if there are none within
     /// `patience`, and `None` if the display has another size or is closed.
     pub(super) async fn frame(&self, size: (u16, u16), patience: Duration) -> Option<Vec<u8>> {
         let end = Instant::now() + patience;

@@ -174,7 +174,7 @@ fn router(front: Arc<Front>) -> Router {
 
 /// Refuses what the guard refuses, and sets the headers of all responses.
 async fn guarded(State(front): State<Arc<Front>>, request: Request, next: Next) -> Response {
-    // A browser would hold it against all that its user runs on the own machine.
+    // On localhost, a browser would apply HSTS to every other service of the user's machine, too.
     let is_own_machine = guard::is_own_machine(request.headers());
     let admitted = guard::admit_in_cluster(request.method(), request.uri().path(), request.headers(), &front.hosts);
     let mut response = match admitted {

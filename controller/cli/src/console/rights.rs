@@ -56,7 +56,7 @@ impl Action {
 pub(super) struct Rights(BTreeMap<Action, String>);
 
 impl Rights {
-    /// The rights of somebody who may do nothing, for this reason.
+    /// Returns rights that allow nothing, for this reason.
     #[cfg(test)]
     pub(super) fn none(why: &str) -> Self {
         Self(Action::ALL.map(|action| (action, why.to_owned())).into())

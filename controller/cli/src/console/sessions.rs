@@ -1,4 +1,4 @@
-//! Who may use the console: whoever opened a link that it gave out.
+//! Access to the console: for a browser that has opened one of its links.
 //!
 //! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request. There is
 //! no cookie, because a browser would send that to every port of this address.

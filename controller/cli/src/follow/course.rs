@@ -58,7 +58,7 @@ impl Course {
             .map(|since| since + most)
     }
 
-    /// Takes a report of its drain, or that there is none; returns what has changed.
+    /// Processes a report of its drain (`None`: not drained). Returns the changes as events.
     pub(super) fn drain(&mut self, drain: Option<DrainStatus>, now: Timestamp) -> Vec<DrainEvent> {
         let found = events(now, self.node(), self.shown.drain.as_ref(), drain.as_ref());
         let is_blocked = drain.as_ref().is_some_and(|drain| drain.blocked > 0);
@@ -95,7 +95,7 @@ impl Course {
             return Vec::new();
         }
         if is_gone || object.metadata.deletion_timestamp.is_some() {
-            // One that was being deleted before it was followed is not the one that is followed.
+            // A maintenance that was already being deleted when following began is an earlier one.
             return if self.begun.contains(&group) {
                 self.called_off(now)
             } else {
@@ -165,7 +165,7 @@ impl Course {
         self.shown.migrations = self.migrations.values().cloned().collect();
     }
 
-    /// Takes that it can be followed no longer.
+    /// Records that the drain can no longer be followed.
     pub(super) fn fail(&mut self, failure: &Failure) {
         self.exit = Some(failure.exit());
         self.shown.end = Some(End::Unread(chain(failure).to_string()));

@@ -176,9 +176,9 @@ impl Patch {
 /// | `InProgress`: the node is closed, and is emptied or empty | `MaintenanceInProgress=True` |
 /// | `Ended`: the node was given back | `MaintenanceInProgress=False` |
 ///
-/// The KEP has a drain come before the maintenance. A NodeMaintenance is one request for both, and what reads this condition
-/// (dashboards, remediators) has to know of a node that is being emptied too, so the condition holds from the start;
-/// `Drained` is what separates the two.
+/// In the KEP, a drain precedes the maintenance. A NodeMaintenance requests both at once, and the readers of this
+/// condition (dashboards, remediators) must also recognise a node that is still being drained. So the condition holds
+/// from the start; `Drained` distinguishes the two stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// It has not begun.

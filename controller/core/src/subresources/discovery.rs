@@ -1,7 +1,7 @@
 //! The documents by which kube-apiserver and clients find the API.
 //!
-//! kube-apiserver aggregates them; as long as they are not served, it takes the group for broken, and namespaces are not
-//! deleted. So they depend on nothing.
+//! kube-apiserver aggregates them. While they are not served, it considers the group unavailable, and namespaces cannot
+//! be deleted. So serving them depends on no other component.
 
 use serde_json::{Value, json};
 
@@ -97,8 +97,8 @@ fn group() -> Value {
     })
 }
 
-/// Without verbs, as KubeVirt has them: `kubectl api-resources` and the collectors of garbage and namespaces leave
-/// resources without verbs alone.
+/// Returns the resources of a version. They have no verbs, as in KubeVirt: `kubectl api-resources`, the garbage
+/// collector and the namespace controller ignore resources without verbs.
 fn resources(version: &str) -> Value {
     let resource =
         |name: String| json!({"name": name, "singularName": "", "namespaced": true, "kind": "", "verbs": null});
@@ -119,7 +119,8 @@ fn resources(version: &str) -> Value {
     })
 }
 
-/// `virtctl` prints a warning unless major and minor version are its own; build metadata does not count.
+/// Returns the document with the version. `virtctl` prints a warning if its own major or minor version differs; build
+/// metadata does not count.
 fn version(release: &str) -> Value {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",

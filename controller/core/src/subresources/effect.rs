@@ -2,18 +2,19 @@
 
 use serde_json::{Value, json};
 
-/// What a request has written: these patches one after the other, or nothing.
+/// The writes of a request: these patches, in this order; may be empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Effect(pub Vec<JsonPatch>);
 
-/// A JSON patch (RFC 6902) that tests what it was decided by: where that is something else by now, it is refused.
+/// A JSON patch (RFC 6902) that tests the values on which the decision was based. The API server refuses it if they
+/// have changed since.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonPatch {
     /// What it changes.
     pub written: Written,
     /// Its operations.
     pub operations: Value,
-    /// The operations that take it back, where a patch after it fails.
+    /// The operations that undo it if a later patch fails.
     pub undo: Option<Value>,
 }
 
@@ -28,14 +29,15 @@ pub enum Written {
     Instance,
 }
 
-/// The operations that put `value` where `before` is (`None`: nothing), if that is still so.
+/// Returns the operations that replace `before` (`None`: no value) with `value`, if `before` is still the current
+/// value.
 pub(super) fn replace(path: &str, before: Option<&Value>, value: &Value) -> Value {
     match before {
         Some(before) => json!([
             {"op": "test", "path": path, "value": before},
             {"op": "replace", "path": path, "value": value},
         ]),
-        // A test for null holds where there is nothing.
+        // A test for null also succeeds if there is no value.
         None => json!([
             {"op": "test", "path": path, "value": null},
             {"op": "add", "path": path, "value": value},

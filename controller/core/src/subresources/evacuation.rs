@@ -1,4 +1,4 @@
-//! What `evacuate/cancel` does: it takes back that a guest is to leave its node.
+//! The subresource `evacuate/cancel`: withdraws the request that a guest leaves its node.
 
 use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 
@@ -17,7 +17,7 @@ pub fn is_started(machine: &VirtualMachine) -> Result<(), Failure> {
     Err(Failure::conflict(Resource::Machine, name, "VMI is not started"))
 }
 
-/// The node of which it matters how it is marked: that which the request names, or that on which the instance is.
+/// Returns the node whose marks decide: the node that the request names, or else the node that the instance is on.
 pub fn node<'a>(instance: &'a VirtualMachineInstance, requested: &'a str) -> &'a str {
     if !requested.is_empty() {
         return requested;
@@ -27,8 +27,8 @@ pub fn node<'a>(instance: &'a VirtualMachineInstance, requested: &'a str) -> &'a
     node.unwrap_or_default()
 }
 
-/// Whether the instance has a mark that is to be taken away. `requested` is the node that the request names, if it names
-/// one; `key` is the drain taint's, `marks` are those of [`node`].
+/// Returns whether the instance has a mark to remove. `requested` is the node that the request names, or empty; `key`
+/// is the key of the drain taint; `marks` are the marks of [`node`].
 ///
 /// KubeVirt refuses while the node has the drain taint. Drydock refuses in a maintenance too: the next reconcile would
 /// mark the guest again.

@@ -11,7 +11,7 @@ pub struct Failure {
     pub code: u16,
     /// Kubernetes' reason for the code.
     pub reason: &'static str,
-    /// For people. At most 1,024 bytes of the whole body are read by websocket clients, so it is short.
+    /// Message for users. It is short, because websocket clients read at most 1,024 bytes of the whole body.
     pub message: String,
     /// Which object it is about.
     pub object: Option<(Resource, String)>,
@@ -54,12 +54,12 @@ impl Failure {
         Self::plain(400, "BadRequest", why.into())
     }
 
-    /// The user has not the right.
+    /// Returns the failure for a user who lacks the required permission.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::plain(403, "Forbidden", message.into())
     }
 
-    /// Nobody vouches for the user: the request did not come through kube-apiserver.
+    /// Returns the failure for an unauthenticated user: the request did not come through kube-apiserver.
     pub fn unauthorized() -> Self {
         Self::plain(401, "Unauthorized", "Unauthorized".into())
     }
@@ -84,12 +84,12 @@ impl Failure {
         Self::plain(429, "TooManyRequests", message.into())
     }
 
-    /// Drydock has none of it.
+    /// Returns the failure for a feature that Drydock does not support.
     pub fn not_supported(what: &str) -> Self {
         Self::bad_request(format!("Drydock does not support {what}."))
     }
 
-    /// The API server did not do what this request needs.
+    /// Returns the failure for an error of the API server that this request depends on.
     pub fn internal(why: impl AsRef<str>) -> Self {
         Self::plain(
             500,

@@ -1,4 +1,5 @@
-//! Who calls: kube-apiserver vouches for its users by headers, and for itself by a client certificate.
+//! Authentication of requests: kube-apiserver names its users in headers, and authenticates itself by a client
+//! certificate.
 //!
 //! Both are described by the ConfigMap `extension-apiserver-authentication` in `kube-system`, which kube-apiserver writes
 //! from its flags `--requestheader-*`.
@@ -10,7 +11,7 @@ pub const NAMESPACE: &str = "kube-system";
 /// Its name.
 pub const CONFIG_MAP: &str = "extension-apiserver-authentication";
 
-/// How kube-apiserver vouches for users.
+/// How kube-apiserver identifies itself and its users.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FrontProxy {
     /// Certificate authorities of its client certificates, in PEM; empty: none is trusted.
@@ -31,13 +32,14 @@ pub struct User {
     pub uid: Option<String>,
     /// Its groups.
     pub groups: Vec<String>,
-    /// What else is known of it.
+    /// Its extra attributes.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl FrontProxy {
-    /// Reads the data of the ConfigMap. What is absent or no list of strings is empty, and then nobody is trusted; but
-    /// names without entries allow any certificate of the authorities.
+    /// Parses the data of the ConfigMap. A value that is absent or not a list of strings counts as empty. No client is
+    /// trusted without authorities, or if the allowed names cannot be parsed; an empty list of names allows any
+    /// certificate of the authorities.
     pub fn read(data: &BTreeMap<String, String>) -> Self {
         let list = |key: &str| -> Option<Vec<String>> {
             let text = data.get(&format!("requestheader-{key}"))?;
@@ -62,7 +64,8 @@ impl FrontProxy {
         }
     }
 
-    /// Whether a client certificate of this common name, which one of the authorities has signed, is kube-apiserver's.
+    /// Returns whether a client certificate with this common name is kube-apiserver's, provided that one of the
+    /// authorities has signed it.
     pub fn allows(&self, common_name: &str) -> bool {
         self.allowed_names.is_empty() || self.allowed_names.iter().any(|name| name == common_name)
     }
@@ -99,8 +102,8 @@ impl FrontProxy {
     }
 }
 
-/// A key of extra information, of which kube-apiserver has encoded what a header's name cannot have; as it is where that
-/// makes no text.
+/// Decodes the key of an extra attribute: kube-apiserver percent-encodes the characters that header names cannot
+/// contain. Returns the key unchanged if the decoded bytes are not UTF-8.
 fn percent_decoded(key: &str) -> String {
     let mut bytes = Vec::with_capacity(key.len());
     let mut rest = key.as_bytes();

@@ -156,8 +156,9 @@ pub fn stream<'a>(
 /// Checks a report about the guest of an instance, and returns the instance.
 ///
 /// # Errors
-/// As for the display if it is a picture of that; otherwise 404 if there is none, and 409 in KubeVirt's words if it does not
-/// run, or its guest agent is not connected. (KubeVirt's code is 500 for each.)
+/// For a screenshot, the same as for a stream of the display. For all other reports, 404 if there is no instance, and
+/// 409 with KubeVirt's message if it does not run, or its guest agent is not connected. (KubeVirt's code is 500 for
+/// each.)
 pub fn report<'a>(
     name: &str,
     instance: Option<&'a VirtualMachineInstance>,
@@ -228,7 +229,7 @@ pub fn address(name: &str, instance: &VirtualMachineInstance) -> Result<IpAddr, 
     address.ok_or_else(|| Failure::bad_request("no network interfaces are present"))
 }
 
-/// Returns how clients read that an agent has refused a request about an instance.
+/// Converts an agent's refusal of a request about an instance to the failure that clients receive.
 pub fn refused(name: &str, refusal: &Refusal) -> Failure {
     let why = refusal.message.as_str();
     match refusal.reason {
@@ -238,8 +239,8 @@ pub fn refused(name: &str, refusal: &Refusal) -> Failure {
     }
 }
 
-/// Why a stream has ended at the guest's side, by the instance with which it began and what is there now. `None` if nothing
-/// is known: another client has taken the stream, or the connection broke.
+/// Returns why a stream has ended at the guest's side, given the instance with which it began and the current one.
+/// `None` if the reason is unknown: another client has taken the stream, or the connection broke.
 pub fn close(before: &VirtualMachineInstance, now: Option<&VirtualMachineInstance>) -> Option<Close> {
     /// Going away.
     const AWAY: u16 = 1001;

@@ -16,12 +16,12 @@ use crate::{
     machine::{owns, run_strategy},
 };
 
-/// How the name of a migration begins that a user has requested by the machine.
+/// Name prefix of a migration that a user has requested through the machine.
 pub const MIGRATION_NAME_PREFIX: &str = "kubevirt-migrate-vm-";
-/// The time to shut down of a guest that is restarted by force: the least that a kubelet does not take for "unset".
+/// Grace period, in seconds, of a guest that is restarted by force: the minimum that a kubelet does not treat as unset.
 const FORCED_GRACE_PERIOD: i64 = 1;
 
-/// A machine as a request finds it: whole, since it is compared with what the API server has.
+/// The machine that a request acts on. `written` is complete, because patches test its values in the API server.
 #[derive(Clone, Debug)]
 pub struct Found<'a> {
     /// The machine.
@@ -33,7 +33,7 @@ pub struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// A machine with the instance of its name, if it owns that.
+    /// Returns a machine with the instance of its name, if the machine owns that instance.
     pub fn new(machine: &'a VirtualMachine, written: &'a Value, instance: Option<&'a VirtualMachineInstance>) -> Self {
         Self {
             machine,
@@ -83,7 +83,7 @@ impl<'a> Found<'a> {
         let requests = json!(requests);
         let operations = if self.written.get("status").is_some_and(Value::is_object) {
             let mut operations = replace("/status/stateChangeRequests", pending, &requests);
-            // Who starts a machine by hand does not wait for the back-off of earlier failures.
+            // A start that a user requests does not wait for the back-off of earlier failures.
             if let (Some(failure), Value::Array(all)) = (self.written.pointer("/status/startFailure"), &mut operations)
             {
                 all.push(json!({"op": "test", "path": "/status/startFailure", "value": failure}));
@@ -121,8 +121,8 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Gives the guest less time to shut down; `None` if that is not less than it has. Longer it cannot become: a guest
-    /// that already shuts down would not know of it.
+    /// Shortens the guest's grace period to `seconds`; `None` if it is not longer than that. It cannot be extended,
+    /// because a guest that is already shutting down would not learn of the change.
     fn shorten(&self, instance: &VirtualMachineInstance, seconds: i64) -> Option<JsonPatch> {
         const PATH: &str = "/spec/terminationGracePeriodSeconds";
         let before = instance.spec.termination_grace_period_seconds;

@@ -62,8 +62,8 @@ const GET: &str = "GET";
 /// What a request does.
 ///
 /// # Errors
-/// 404 where the subresource is none of KubeVirt's, 405 where it is with another method, and KubeVirt's or Drydock's
-/// refusal where Drydock has none of it.
+/// 404 if KubeVirt has no such subresource, 405 if KubeVirt has it for other methods only, and KubeVirt's or Drydock's
+/// refusal if Drydock does not implement it.
 pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
     use Resource::{ExpandSpec, Instance, Machine};
     let (allowed, operation) = match (target.resource, target.subresource.as_str()) {

@@ -99,13 +99,13 @@ impl Freeze {
     }
 }
 
-/// Reads a body, which is JSON or YAML, whatever its Content-Type; an empty one has no options.
+/// Parses a body as JSON or YAML, regardless of its Content-Type; an empty body has no options.
 ///
 /// # Errors
-/// 400 in KubeVirt's words, if it is neither or does not fit.
+/// 400 with KubeVirt's message, if the body is neither, or does not match the type.
 pub fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Failure> {
     let failed = |error: String| {
-        // Parsers show where in several lines.
+        // Parsers add the position on further lines, which are omitted.
         let error = error.lines().next().unwrap_or_default().to_owned();
         Failure::bad_request(format!("Can not unmarshal Request body to struct, error: {error}"))
     };

@@ -140,7 +140,7 @@ fn of_version(version: &'static str, parts: &[&str]) -> Path {
     }
 }
 
-/// The verb that a method stands for in roles (kube-apiserver's `RequestInfo`); `None` of a method that stands for none.
+/// Returns the RBAC verb of a method (kube-apiserver's `RequestInfo`); `None` for a method without one.
 pub fn verb(method: &str, has_name: bool) -> Option<&'static str> {
     Some(match (method, has_name) {
         ("GET" | "HEAD", true) => "get",

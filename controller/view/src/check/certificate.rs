@@ -1,4 +1,4 @@
-//! When certificates end: as much of X.509 as that takes.
+//! The expiry of certificates: the part of X.509 that is needed for it.
 
 use jiff::Timestamp;
 use k8s_openapi::ByteString;

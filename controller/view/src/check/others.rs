@@ -101,7 +101,7 @@ impl<'a> Workload<'a> {
         named || label(super::NAME).is_some_and(|value| value == component)
     }
 
-    /// Returns whether a container has an option that begins so, or has it among the values of another.
+    /// Returns whether an argument of a container contains this option, alone or among the values of another option.
     fn has_option(&self, option: &str) -> bool {
         let containers = self.spec.into_iter().flat_map(|spec| &spec.containers);
         let mut arguments = containers.flat_map(|container| container.command.iter().chain(&container.args).flatten());

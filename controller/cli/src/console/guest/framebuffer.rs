@@ -1,4 +1,4 @@
-//! What a display shows, and what of it the browser has not got yet.
+//! The content of a display, and the changes that the browser has not received yet.
 
 use std::sync::{
     Arc,

@@ -1,4 +1,4 @@
-//! What the keys of a browser are for guests: bytes on a serial port, and keysyms of X11 on a display.
+//! Converts a browser's keys for guests: to bytes on a serial port, and to X11 keysyms on a display.
 //!
 //! Names and codes of keys are those of the W3C's UI Events (`KeyboardEvent.key`, `KeyboardEvent.code`); bytes are those of
 //! xterm ("XTerm Control Sequences", PC-style function keys); keysyms are those of RFC 6143, 7.5.4, and X11's
@@ -221,7 +221,7 @@ pub(super) fn keysym(key: &Key) -> Option<u32> {
             .find(|(known, _)| *known == name)
             .map(|(_, keysym)| *keysym)
     };
-    // It is at the place of the right Alt, and the characters that it makes come as themselves.
+    // The key has the position of the right Alt key, and the characters that it produces arrive as keys of their own.
     if key.key == "AltGraph" {
         return None;
     }
@@ -255,8 +255,8 @@ fn of_character(character: char) -> Option<u32> {
     }
 }
 
-/// Returns the keys, pressed (`true`) and released, that press one, while these are held down. Where Shift is not as a keyboard
-/// of the United States needs it for a sign, because the user's keyboard is another, it is so for that moment.
+/// Returns the key events, pressed (`true`) or released (`false`), that press `keysym` while the keys `held` are down.
+/// If a US keyboard needs another state of Shift for a sign than the user's keyboard, Shift is changed for that moment.
 pub(super) fn pressed(keysym: u32, held: &[u32]) -> Vec<(u32, bool)> {
     let is_shift = |keysym: &u32| matches!(*keysym, SHIFT | SHIFT_RIGHT);
     let shifts: Vec<u32> = held.iter().copied().filter(is_shift).collect();

@@ -138,7 +138,7 @@ impl Rfb {
     /// Reads bytes of the guest.
     ///
     /// # Errors
-    /// If they are none of the protocol, or of a display that is too large. Nothing can be read after that.
+    /// If they violate the protocol, or if the display is too large. Nothing can be read after that.
     pub(super) fn feed(&mut self, mut bytes: &[u8]) -> Result<(), RfbError> {
         loop {
             let length = self.length();
@@ -327,7 +327,8 @@ impl Rfb {
         has_begun && self.output.len() < MOST_OUTPUT
     }
 
-    /// Presses or releases a key. One that was pressed is released by its place, whatever it means by then.
+    /// Presses or releases a key. A pressed key is released by its physical position, even if it has another meaning by
+    /// then.
     pub(super) fn key(&mut self, key: &Key) {
         let held = if key.down { None } else { self.held.remove(&key.code) };
         let Some(keysym) = held.or_else(|| keys::keysym(key)) else {

@@ -49,7 +49,7 @@ const LONGEST_ERROR: usize = 64 << 10;
 /// Why there is no websocket.
 #[derive(Debug, Error)]
 pub(super) enum Refused {
-    /// The API server, or who serves the subresources, refuses it, in its own words.
+    /// The API server, or the server of the subresources, refuses it with this message.
     #[error("{message}")]
     Status { code: u16, message: String },
     #[error("the API server is not reached")]
@@ -131,7 +131,7 @@ impl Socket {
         }
     }
 
-    /// Waits for the next event. It may be dropped meanwhile without a loss.
+    /// Waits for the next event. Cancel safe: no event is lost if the future is dropped.
     pub(super) async fn next(&mut self) -> Event {
         loop {
             let message = match timeout(PING, self.stream.next()).await {

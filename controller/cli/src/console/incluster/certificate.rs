@@ -99,7 +99,8 @@ fn content(path: &Path) -> Result<Option<Vec<u8>>, CertificateError> {
     }
 }
 
-/// Has the certificate of the first of these folders served, until `stopping`. One that cannot be used leaves the one before.
+/// Serves the certificate of the first of these folders, until `stopping`. A certificate that cannot be used does not
+/// replace the previous one.
 pub(super) async fn keep(folders: Vec<PathBuf>, served: ServedCertificate, stopping: CancellationToken) {
     let mut shown = None;
     let mut complaint = String::new();

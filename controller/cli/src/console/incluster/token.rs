@@ -16,8 +16,8 @@ const LONGEST: usize = 32 << 10;
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Token(String);
 
-/// What a token is known by. Guesses cannot be approached by the time that a comparison takes, because they are compared as
-/// digests.
+/// Identifies a token. Digests are compared instead of tokens, so the duration of a comparison reveals nothing about
+/// how close a guess is.
 pub(super) type Digest = [u8; 32];
 
 /// Why a request has no token.
@@ -72,8 +72,8 @@ impl Token {
         bytes
     }
 
-    /// Returns the end of its validity according to itself, if it is a JSON Web Token (RFC 7519). Nothing is decided by it: it is
-    /// for people whose token the API server has refused.
+    /// Returns the end of its validity according to itself, if it is a JSON Web Token (RFC 7519). No decision depends
+    /// on it: it is shown to users whose token the API server has refused.
     pub(super) fn expiry(&self) -> Option<Timestamp> {
         #[derive(Deserialize)]
         struct Claims {

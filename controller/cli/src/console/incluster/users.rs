@@ -1,4 +1,4 @@
-//! Whoever is signed in: for each token its own client, objects and routes.
+//! The signed-in users: each token has its own client, objects and routes.
 //!
 //! ```text
 //!  token ─digest─▶ known? ─▶ its routes
@@ -70,7 +70,7 @@ impl Default for Limits {
     }
 }
 
-/// How users fare.
+/// Metrics of users.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
     tokens: Gauge,
@@ -118,7 +118,7 @@ pub(super) enum Denied {
     NotReviewed(#[source] Unreviewed),
 }
 
-/// Why it is not known whose a token is.
+/// Why the user of a token is unknown.
 #[derive(Debug, Error)]
 pub(super) enum Unreviewed {
     #[error(transparent)]
@@ -161,13 +161,13 @@ impl User {
     }
 }
 
-/// A user, and that something is being done for it.
+/// A user with a request in progress or an open page.
 pub(super) struct Visit {
     pub(super) user: Arc<User>,
     _active: Active,
 }
 
-/// All users. Clones are the same.
+/// All users. Clones share one state.
 #[derive(Clone)]
 pub(super) struct Users(Arc<Inner>);
 
@@ -185,7 +185,7 @@ struct Inner {
 }
 
 impl Users {
-    /// Knows nobody yet. Everything ends when `closing` is cancelled; tasks are those of `process`.
+    /// Creates an empty set. Everything ends when `closing` is cancelled; `process` runs the tasks.
     pub(super) fn new(
         server: Server,
         cluster: Cluster,
