@@ -71,16 +71,16 @@ pub(crate) fn wait(folder: &Path) -> Waiting {
 
 /// Held while an agent shuts down, so that no other agent can start waiting unnoticed.
 #[derive(Debug)]
-pub(crate) struct Farewell {
+pub(crate) struct ShutdownGuard {
     _next: Flock<File>,
 }
 
 impl HostLock {
     /// Returns `None` if another agent waits to act here. Otherwise no agent can start to wait until the returned
     /// value is dropped.
-    pub(crate) fn nobody_waits(&self) -> io::Result<Option<Farewell>> {
+    pub(crate) fn nobody_waits(&self) -> io::Result<Option<ShutdownGuard>> {
         match lock(open(&self.next)?, FlockArg::LockExclusiveNonblock) {
-            Ok(next) => Ok(Some(Farewell { _next: next })),
+            Ok(next) => Ok(Some(ShutdownGuard { _next: next })),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(error) => Err(error),
         }
@@ -135,13 +135,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_becomes_next_during_a_farewell() {
-        let folder = folder("farewell");
+    async fn nobody_becomes_next_during_a_shutdown() {
+        let folder = folder("guard");
         let first = wait(&folder).acts.await.unwrap().unwrap();
-        let farewell = first.nobody_waits().unwrap().unwrap();
+        let guard = first.nobody_waits().unwrap().unwrap();
         let mut second = wait(&folder);
         assert!(second.is_next.try_recv().is_err());
-        drop(farewell);
+        drop(guard);
         second.is_next.await.unwrap().unwrap();
         fs::remove_dir_all(folder).unwrap();
     }

@@ -37,8 +37,8 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
         return show(&json(report)?);
     }
     let features = &args.host.mask_features.0;
-    let mut questions = CpuMapQueries::new(args.host.cpu_map_dir.clone());
-    let queried = questions.query([args.min_cpu_model.clone()].into(), features);
+    let mut cpu_map_queries = CpuMapQueries::new(args.host.cpu_map_dir.clone());
+    let queried = cpu_map_queries.query([args.min_cpu_model.clone()].into(), features);
     let minimum = Minimum::resolve(&args.min_cpu_model, |model| queried.features(model)).ok_or_else(|| {
         format!(
             "--min-cpu-model: `{}` is not allowed; allowed: a CPU model of {}",

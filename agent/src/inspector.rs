@@ -84,10 +84,10 @@ pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Repo
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(InspectorError::Start(io::Error::other("the child has no output")));
     };
-    let (mut report, mut complaint) = (Vec::new(), Vec::new());
+    let (mut report, mut error_output) = (Vec::new(), Vec::new());
     let talk = async {
         let (mut out, mut err) = (stdout.take(LIMIT), stderr.take(64 * 1024));
-        tokio::try_join!(out.read_to_end(&mut report), err.read_to_end(&mut complaint))
+        tokio::try_join!(out.read_to_end(&mut report), err.read_to_end(&mut error_output))
             .map_err(InspectorError::Read)?;
         child.wait().await.map_err(InspectorError::Read)
     };
@@ -103,8 +103,8 @@ pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Repo
         }
     };
     if !status.success() {
-        let complaint = String::from_utf8_lossy(&complaint);
-        let last = complaint
+        let error_output = String::from_utf8_lossy(&error_output);
+        let last = error_output
             .lines()
             .rev()
             .find(|line| !line.trim().is_empty())

@@ -74,7 +74,7 @@ pub(crate) struct NodeTask {
     ready: Option<ReadyHandle>,
     /// This node's position in the spread of configuration changes, from 0 to 1.
     place: f64,
-    questions: CpuMapQueries,
+    cpu_map_queries: CpuMapQueries,
     host: HostKnowledge,
     following: Option<Following>,
     /// When to follow a changed configuration, independent of how the wall clock is set.
@@ -133,7 +133,7 @@ impl NodeTask {
         args.node_name.hash(&mut hasher);
         let place = f64::from(u32::try_from(hasher.finish() >> 32).unwrap_or(0)) / f64::from(u32::MAX);
         Self {
-            questions: CpuMapQueries::new(args.host.cpu_map_dir.clone()),
+            cpu_map_queries: CpuMapQueries::new(args.host.cpu_map_dir.clone()),
             host: HostKnowledge::new(Arc::clone(&args), process.clone(), metrics.clone()),
             following: None,
             follow_at: None,
@@ -184,7 +184,7 @@ impl NodeTask {
             let now = clock::now();
             let due = self.host.next_check().is_some_and(|at| at <= clock::Instant::now());
             if (check_host || due) && self.host.check(now) {
-                self.questions.forget();
+                self.cpu_map_queries.forget();
             }
             if is_next
                 && self.host.is_concluded()
@@ -216,7 +216,7 @@ impl NodeTask {
                 () = clock::sleep_until_instant(due) => {}
             }
         }
-        self.farewell().await;
+        self.shut_down().await;
         Ok(())
     }
 
@@ -292,7 +292,7 @@ impl NodeTask {
         self.follow_at = None;
         self.recount = true;
         let last_good = self.last_good();
-        let queried = observe::query_cpu_map(&mut self.questions, &sources, last_good.as_ref(), &self.mask);
+        let queried = observe::query_cpu_map(&mut self.cpu_map_queries, &sources, last_good.as_ref(), &self.mask);
         let amd64 = std::env::consts::ARCH == "x86_64";
         let (resolution, minimum) = observe::follow(sources.clone(), &queried, amd64, last_good.as_ref());
         self.following = Some(Following {
@@ -346,7 +346,7 @@ impl NodeTask {
         let (mask, mask_refused) = observe::mask(&self.args.host.mask_features.0, annotation, &self.mask);
         self.mask = mask;
         let queried = observe::query_cpu_map(
-            &mut self.questions,
+            &mut self.cpu_map_queries,
             &following.sources,
             Some(&following.resolution.configuration),
             &self.mask,
@@ -484,7 +484,7 @@ impl NodeTask {
     }
 
     /// Reports that the node no longer accepts virtual machines, unless another agent is about to take over.
-    async fn farewell(&mut self) {
+    async fn shut_down(&mut self) {
         // Before the lock is released: the next agent registers as soon as it has it. The plugin last, because the kubelet
         // has no shares from then on.
         if let Some(profiles) = &self.profiles {
@@ -495,7 +495,7 @@ impl NodeTask {
         }
         let Some(lock) = &self.lock else { return };
         match lock.nobody_waits() {
-            Ok(Some(_farewell)) => {
+            Ok(Some(_guard)) => {
                 info!("no other agent waits: the node takes no virtual machines until one comes");
                 let deadline = Duration::from_secs(5);
                 match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {

@@ -25,7 +25,7 @@ pub(crate) fn mask(
 
 /// Queries the CPU map for the minimum models that the sources want and the one last in force.
 pub(crate) fn query_cpu_map(
-    questions: &mut CpuMapQueries,
+    cpu_map_queries: &mut CpuMapQueries,
     sources: &[Source],
     last_good: Option<&Configuration>,
     mask: &BTreeSet<String>,
@@ -34,7 +34,7 @@ pub(crate) fn query_cpu_map(
         .iter()
         .filter_map(|source| source.parsed.min_cpu_model().map(str::to_owned));
     let models = wanted.chain(last_good.map(|good| good.min_cpu_model.clone())).collect();
-    questions.query(models, mask)
+    cpu_map_queries.query(models, mask)
 }
 
 /// Returns the configuration in force on this node, with its minimum model. Only amd64 has models that can be a

@@ -253,7 +253,7 @@ impl Reconciler for InstanceTask {
             return Ok(Executed::Replan);
         }
         if observed.failed_create.is_none() {
-            if !plan.steps.iter().any(|step| matches!(step, Step::Witness { .. })) {
+            if !plan.steps.iter().any(|step| matches!(step, Step::ProbeImages { .. })) {
                 self.probed_pods.forget(key);
             }
             observed.failed_create = self.take_steps(key, &observed.instance, &plan.steps).await?;
@@ -398,7 +398,7 @@ impl InstanceTask {
                         .annotate(instance, (name, uid), EVICTION_IN_PROGRESS, value)
                         .await?;
                 }
-                Step::Witness { name, uid, containers } => {
+                Step::ProbeImages { name, uid, containers } => {
                     self.probe_images(key, instance, (name, uid), containers).await?;
                 }
                 Step::CreatePod => match self.create_pod(instance).await {

@@ -127,7 +127,7 @@ impl Instances {
     }
 
     /// Records that this process has created an instance.
-    pub(crate) fn made(&self, instance: VirtualMachineInstance) {
+    pub(crate) fn created(&self, instance: VirtualMachineInstance) {
         self.objects.created(instance, SHOWN_WITHIN);
     }
 

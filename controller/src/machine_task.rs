@@ -307,7 +307,7 @@ impl MachineTask {
         match self.instance_api(key).create(&writing(), instance).await {
             Ok(made) => {
                 info!(vm = %key, "instance created");
-                self.instances.made(made);
+                self.instances.created(made);
                 let note = format!(
                     "Started the virtual machine by creating the new virtual machine instance {}",
                     key.name

@@ -295,7 +295,7 @@ impl ReplicaSetTask {
         match self.instance_api(key).create(&writing(), &instance_of(set, name)).await {
             Ok(made) => {
                 info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
-                self.instances.made(made);
+                self.instances.created(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
                 self.record_event(set, Severity::Normal, "SuccessfulCreate", note);
                 Outcome::Done

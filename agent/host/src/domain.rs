@@ -78,7 +78,7 @@ pub struct Deadlines {
     /// Opening the connection.
     pub open: Duration,
     /// A call that only reads.
-    pub question: Duration,
+    pub read: Duration,
     /// A call that starts, stops or changes the guest. libvirt itself gives QEMU 40 s to exit.
     pub change: Duration,
     /// A call to the guest agent, which may not respond at all.
@@ -89,7 +89,7 @@ impl Default for Deadlines {
     fn default() -> Self {
         Self {
             open: Duration::from_secs(15),
-            question: Duration::from_secs(10),
+            read: Duration::from_secs(10),
             change: Duration::from_secs(60),
             agent: Duration::from_secs(30),
         }
@@ -359,10 +359,8 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn state(&self) -> Result<State, CallError> {
-        self.call("reading the domain's state", self.deadlines.question, |calls| {
-            calls.state()
-        })
-        .await
+        self.call("reading the domain's state", self.deadlines.read, |calls| calls.state())
+            .await
     }
 
     /// Returns the XML of the running guest as libvirt expanded it: the CPU with every feature, aliases, addresses.
@@ -370,7 +368,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn live_xml(&self) -> Result<String, CallError> {
-        self.call("reading the domain's live XML", self.deadlines.question, |calls| {
+        self.call("reading the domain's live XML", self.deadlines.read, |calls| {
             calls.xml(Document::Live)
         })
         .await
@@ -381,7 +379,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn inactive_xml(&self) -> Result<String, CallError> {
-        self.call("reading the domain's definition", self.deadlines.question, |calls| {
+        self.call("reading the domain's definition", self.deadlines.read, |calls| {
             calls.xml(Document::Inactive)
         })
         .await
@@ -469,7 +467,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn names(&self) -> Result<Vec<String>, CallError> {
-        self.call("listing the domains", self.deadlines.question, |calls| calls.names())
+        self.call("listing the domains", self.deadlines.read, |calls| calls.names())
             .await
     }
 
@@ -554,7 +552,7 @@ impl DomainHandle {
         let own = self.own_connection().await?;
         let call = "taking a picture of the guest's display";
         own.connection
-            .call(call, own.connection.deadlines.question, |calls| calls.screenshot())
+            .call(call, own.connection.deadlines.read, |calls| calls.screenshot())
             .await
     }
 
@@ -564,7 +562,7 @@ impl DomainHandle {
     /// As for all calls.
     pub async fn block_info(&self, disk: &str) -> Result<BlockInfo, CallError> {
         let disk = disk.to_owned();
-        self.call("reading a disk's sizes", self.deadlines.question, move |calls| {
+        self.call("reading a disk's sizes", self.deadlines.read, move |calls| {
             calls.block_info(&disk)
         })
         .await
@@ -575,10 +573,8 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn versions(&self) -> Result<Versions, CallError> {
-        self.call("reading the versions", self.deadlines.question, |calls| {
-            calls.versions()
-        })
-        .await
+        self.call("reading the versions", self.deadlines.read, |calls| calls.versions())
+            .await
     }
 
     /// Migrates the guest to another libvirt and returns when the migration has ended, successfully or not, even if
@@ -621,7 +617,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
     pub async fn job(&self) -> Result<Option<JobInfo>, CallError> {
-        self.call("reading the domain's job", self.deadlines.question, |calls| {
+        self.call("reading the domain's job", self.deadlines.read, |calls| {
             calls.job(WhichJob::Current)
         })
         .await
@@ -633,7 +629,7 @@ impl DomainHandle {
     /// # Errors
     /// As for all calls.
     pub async fn completed_job(&self) -> Result<Option<JobInfo>, CallError> {
-        self.call("reading the domain's completed job", self.deadlines.question, |calls| {
+        self.call("reading the domain's completed job", self.deadlines.read, |calls| {
             calls.job(WhichJob::Completed)
         })
         .await
@@ -646,7 +642,7 @@ impl DomainHandle {
     pub async fn max_downtime(&self) -> Result<u64, CallError> {
         self.call(
             "reading the limit of a migration's downtime",
-            self.deadlines.question,
+            self.deadlines.read,
             |calls| calls.max_downtime(),
         )
         .await
@@ -695,7 +691,7 @@ impl DomainHandle {
     /// emulator.
     pub async fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, CallError> {
         let cpu = cpu.to_owned();
-        self.call("comparing a guest's CPU", self.deadlines.question, move |calls| {
+        self.call("comparing a guest's CPU", self.deadlines.read, move |calls| {
             calls.compare_cpu(&cpu, virt_type)
         })
         .await

@@ -39,7 +39,7 @@ const XML: &str = "<domain type='qemu'>
 /// Long enough for a busy machine, short enough for a test to wait for.
 const SOON: Deadlines = Deadlines {
     open: Duration::from_secs(2),
-    question: Duration::from_secs(2),
+    read: Duration::from_secs(2),
     change: Duration::from_secs(2),
     agent: Duration::from_secs(2),
 };

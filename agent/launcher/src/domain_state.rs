@@ -75,13 +75,13 @@ impl DomainState {
     ///
     /// # Errors
     /// Returns virsh's error message if it is not about the domain: libvirt could not be queried.
-    pub(crate) fn from_virsh(success: bool, stdout: &str, complaint: &str) -> Result<Self, String> {
+    pub(crate) fn from_virsh(success: bool, stdout: &str, error_output: &str) -> Result<Self, String> {
         if !success {
             let absent = ["failed to get domain", "Domain not found"];
-            return if absent.iter().any(|text| complaint.contains(text)) {
+            return if absent.iter().any(|text| error_output.contains(text)) {
                 Ok(Self::Absent)
             } else {
-                Err(one_line(complaint))
+                Err(one_line(error_output))
             };
         }
         let stdout = stdout.trim();

@@ -39,15 +39,15 @@ pub(crate) fn command(guest: &Guest, root: &Path, folders: &Folders) -> io::Resu
 ///
 /// # Errors
 /// Returns why the disks are not prepared.
-pub(crate) fn result(end: ProcessEnd, complaint: &str) -> Result<(), String> {
+pub(crate) fn result(end: ProcessEnd, error_output: &str) -> Result<(), String> {
     if end.is_success() {
         return Ok(());
     }
-    let complaint = complaint.trim();
-    Err(if complaint.is_empty() {
+    let error_output = error_output.trim();
+    Err(if error_output.is_empty() {
         format!("Making the disks {end}.")
     } else {
-        complaint.to_owned()
+        error_output.to_owned()
     })
 }
 

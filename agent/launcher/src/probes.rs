@@ -18,15 +18,15 @@
 //!
 //! - Probes begin when the guest runs in this pod, and stop while it is paused: [`schedule`]. Liveness probes also stop
 //!   while it migrates.
-//! - A time-out only counts time in which this process was scheduled: [`patience`].
+//! - A time-out only counts time in which this process was scheduled: [`time_limit`].
 //! - Each probe runs in a short-lived thread, not in a process. Between probes there is no thread.
 //! - A guest whose liveness probe fails is stopped as on deletion of its pod: by its power button, then by force. The
 //!   pod fails with the reason in its termination message.
 //! - Readiness is a part of the pod's readiness gate, and shows in the instance's condition Ready with its reason.
 
 mod measure;
-mod patience;
 pub(crate) mod schedule;
+mod time_limit;
 mod tls;
 
 use std::{

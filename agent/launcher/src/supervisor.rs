@@ -84,7 +84,7 @@ pub(crate) struct Supervisor {
 /// A running libvirtd.
 struct Daemon {
     pid: Pid,
-    complaints: Option<ChildStderr>,
+    error_output: Option<ChildStderr>,
     lines: ConsoleLines,
 }
 
@@ -134,7 +134,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
         Ok(mut supervisor) => {
             let ending = supervisor.serve();
             let end_requested = supervisor.lifecycle.is_end_requested();
-            supervisor.farewell();
+            supervisor.shut_down();
             (ending, end_requested)
         }
         Err(error) => (
@@ -248,7 +248,7 @@ impl Supervisor {
         if self.readiness.retry(now) {
             self.log("the guest's readiness is written");
         }
-        self.read_complaints();
+        self.read_error_output();
         self.end_overdue(now);
         self.happened(Event::Time);
     }
@@ -311,21 +311,21 @@ impl Supervisor {
 
     fn ended(&mut self, Reaped { pid, name, end }: Reaped) {
         if self.libvirtd.as_ref().is_some_and(|libvirtd| libvirtd.pid == pid) {
-            self.read_complaints();
+            self.read_error_output();
             self.libvirtd = None;
             // libvirtd's last events precede its end.
             self.read_signs();
             self.happened(Event::LibvirtdEnded(end.to_string()));
         } else if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
-            let (output, complaint) = command.into_output();
-            self.call_ended(call, end.is_success(), &output, &complaint);
+            let (output, error_output) = command.into_output();
+            self.call_ended(call, end.is_success(), &output, &error_output);
         } else if self.learning.take_if(|learning| *learning == pid).is_some() {
             // A failure will show up again when the guest starts.
             let took = self.started.elapsed().as_secs_f64();
             self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
-            let (_, complaint) = command.into_output();
-            self.happened(Event::Prepared(prepare_command::result(end, &complaint)));
+            let (_, error_output) = command.into_output();
+            self.happened(Event::Prepared(prepare_command::result(end, &error_output)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
             if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
                 let last = GuestActivity::read(&self.folders.state(&self.guest.domain));
@@ -338,8 +338,8 @@ impl Supervisor {
         }
     }
 
-    fn call_ended(&mut self, call: LibvirtCall, success: bool, output: &str, complaint: &str) {
-        let state = DomainState::from_virsh(success, output, complaint);
+    fn call_ended(&mut self, call: LibvirtCall, success: bool, output: &str, error_output: &str) {
+        let state = DomainState::from_virsh(success, output, error_output);
         self.happened(match call {
             LibvirtCall::State => Event::StateReported(state),
             LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled if success => {
@@ -415,11 +415,11 @@ impl Supervisor {
         let mut command: Command = libvirt_settings::libvirtd_command(&self.folders);
         let started = processes::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
         match started {
-            Ok((pid, _, complaints)) => {
-                let complaints = complaints.filter(|complaints| processes::without_waiting(complaints).is_ok());
+            Ok((pid, _, error_output)) => {
+                let error_output = error_output.filter(|error_output| processes::without_waiting(error_output).is_ok());
                 self.libvirtd = Some(Daemon {
                     pid,
-                    complaints,
+                    error_output,
                     lines: ConsoleLines::new("launcher: libvirtd: "),
                 });
             }
@@ -443,21 +443,21 @@ impl Supervisor {
     }
 
     /// Logs libvirtd's own error messages, except irrelevant ones.
-    fn read_complaints(&mut self) {
+    fn read_error_output(&mut self) {
         let Some(libvirtd) = &mut self.libvirtd else { return };
-        let Some(complaints) = &mut libvirtd.complaints else {
+        let Some(error_output) = &mut libvirtd.error_output else {
             return;
         };
         let mut buffer = [0; 4096];
-        match complaints.read(&mut buffer) {
-            Ok(0) => libvirtd.complaints = None,
+        match error_output.read(&mut buffer) {
+            Ok(0) => libvirtd.error_output = None,
             Ok(length) => libvirtd.lines.feed(&buffer[..length], |line| {
-                if !is_of_no_account(line) {
+                if !is_irrelevant(line) {
                     self.own.line(line);
                 }
             }),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(_) => libvirtd.complaints = None,
+            Err(_) => libvirtd.error_output = None,
         }
     }
 
@@ -504,14 +504,17 @@ impl Supervisor {
         fds.extend(self.console.waits());
         fds.extend(self.out.waits());
         fds.extend(self.own.waits());
-        let complaints = self.libvirtd.as_ref().and_then(|libvirtd| libvirtd.complaints.as_ref());
-        fds.extend(complaints.map(|complaints| readable(complaints.as_fd())));
+        let error_output = self
+            .libvirtd
+            .as_ref()
+            .and_then(|libvirtd| libvirtd.error_output.as_ref());
+        fds.extend(error_output.map(|error_output| readable(error_output.as_fd())));
         // An interruption by a signal is expected. All sources are checked afterwards in any case.
         let _ = poll(&mut fds, timeout);
     }
 
     /// Kills the remaining child processes, which outside of a pod the kernel does not do.
-    fn farewell(&mut self) {
+    fn shut_down(&mut self) {
         self.console.drain(Instant::now(), &mut self.out);
         let commands = [self.virsh.take().map(|(_, command)| command), self.prepare.take()];
         let libvirtd = self.libvirtd.take().map(|libvirtd| libvirtd.pid);
@@ -542,19 +545,19 @@ fn out_of_memory() -> bool {
 /// Returns whether an error message is irrelevant. libvirtd queries KVM for the processor's features several times
 /// for each guest, and logs an error if there is no KVM. This is irrelevant where guests are emulated; otherwise QEMU
 /// reports the same error.
-fn is_of_no_account(complaint: &str) -> bool {
-    complaint.contains("Unable to open /dev/kvm")
+fn is_irrelevant(error_output: &str) -> bool {
+    error_output.contains("Unable to open /dev/kvm")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_of_no_account;
+    use super::is_irrelevant;
 
     #[test]
     fn only_what_is_expected_is_left_out() {
         let kvm = "launcher: libvirtd: error : virHostCPUGetMSRFromKVM:1341 : Unable to open /dev/kvm: No such file or directory";
-        assert!(is_of_no_account(kvm));
-        assert!(!is_of_no_account(
+        assert!(is_irrelevant(kvm));
+        assert!(!is_irrelevant(
             "launcher: libvirtd: error : internal error: process exited"
         ));
     }

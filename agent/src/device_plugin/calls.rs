@@ -82,9 +82,9 @@ where
     type Response = A;
     type Future = std::future::Ready<Result<tonic::Response<A>, Status>>;
 
-    fn call(&mut self, question: tonic::Request<Q>) -> Self::Future {
+    fn call(&mut self, request: tonic::Request<Q>) -> Self::Future {
         let response = match self.0.take() {
-            Some(handler) => handler(question.into_inner()).map(tonic::Response::new),
+            Some(handler) => handler(request.into_inner()).map(tonic::Response::new),
             None => Err(Status::internal("requested twice")),
         };
         std::future::ready(response)

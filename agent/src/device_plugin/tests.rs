@@ -92,14 +92,14 @@ impl Kubelet {
     }
 
     /// Calls the plugin.
-    async fn call<Q, A>(&self, call: &'static str, question: Q) -> Result<A, Status>
+    async fn call<Q, A>(&self, call: &'static str, request: Q) -> Result<A, Status>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
         let socket = self.folder.join(FOLDER).join("drydock-kvm.sock");
         let mut plugin = wire::connect(&self.process, &socket).await.unwrap();
-        wire::call(&mut plugin, call, question).await
+        wire::call(&mut plugin, call, request).await
     }
 
     async fn allocate(&self) -> Result<AllocateResponse, Status> {
@@ -184,10 +184,10 @@ async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Resul
         .ready()
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
-    let question = tonic::Request::new(Empty {});
+    let request = tonic::Request::new(Empty {});
     let response = plugin
         .server_streaming(
-            question,
+            request,
             wire::path(paths::LIST_AND_WATCH),
             wire::codec::<Empty, Devices>(),
         )

@@ -109,7 +109,7 @@ impl GrpcService<Body> for Channel {
 ///
 /// # Errors
 /// The error that the server returns, or `Unavailable` if it cannot be reached.
-pub(crate) async fn call<Q, A>(channel: &mut Grpc<Channel>, to: &'static str, question: Q) -> Result<A, Status>
+pub(crate) async fn call<Q, A>(channel: &mut Grpc<Channel>, to: &'static str, request: Q) -> Result<A, Status>
 where
     Q: prost::Message + 'static,
     A: prost::Message + Default + 'static,
@@ -119,7 +119,7 @@ where
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
     let response = channel
-        .unary(tonic::Request::new(question), path(to), codec::<Q, A>())
+        .unary(tonic::Request::new(request), path(to), codec::<Q, A>())
         .await?;
     Ok(response.into_inner())
 }

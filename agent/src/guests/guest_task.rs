@@ -163,7 +163,7 @@ impl GuestTask {
                     None
                 }
                 Err(trouble) => {
-                    self.complain(&trouble, trouble_backoff.is_reset()).await;
+                    self.report_trouble(&trouble, trouble_backoff.is_reset()).await;
                     let mut pause = trouble_backoff.delay();
                     if self.seen.borrow().node_deleted.is_some() {
                         pause = pause.min(RETRY_END);
@@ -342,7 +342,7 @@ impl GuestTask {
             state = Some(handle.state().await?);
         }
         let Some(running) = state.and_then(facts::guest_state) else {
-            known.credentials.postpone();
+            known.credentials.cancel_retry();
             return Ok(());
         };
         if running != GuestState::Off && known.live.is_none() {
@@ -365,7 +365,7 @@ impl GuestTask {
         if running == GuestState::Running {
             self.synchronize_credentials(handle, known).await;
         } else {
-            known.credentials.postpone();
+            known.credentials.cancel_retry();
         }
         let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
@@ -496,7 +496,7 @@ impl GuestTask {
     }
 
     /// Reports on the VMI why its guest cannot be served.
-    async fn complain(&mut self, trouble: &Trouble, first: bool) {
+    async fn report_trouble(&mut self, trouble: &Trouble, first: bool) {
         let instance = self.instance();
         let message = chain(trouble).to_string();
         if first {

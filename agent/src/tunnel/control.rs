@@ -38,7 +38,7 @@ const PING_EVERY: Duration = Duration::from_secs(5);
 /// The channel counts as broken after this time without a message.
 const SILENT: Duration = Duration::from_secs(16);
 /// Timeout for sending the last message.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Version of this protocol. Version 1 had no version in its lines, and no response to lines that are not understood.
 const VERSION: u16 = 2;
 /// Maximum length, in characters, of an unknown key that is returned in `notUnderstood`.
@@ -148,12 +148,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 
     /// Notifies the other side that the session is over here, if it still reads.
-    async fn farewell(&mut self) {
+    async fn close(&mut self) {
         let closing = async {
             self.send(Message::Closed {}).await?;
             SinkExt::<String>::close(&mut self.lines).await
         };
-        if !matches!(timeout(FAREWELL, closing).await, Ok(Ok(()))) {
+        if !matches!(timeout(CLOSE_TIMEOUT, closing).await, Ok(Ok(()))) {
             debug!("the end of a session could not be sent to the other tunnel");
         }
     }
@@ -334,7 +334,7 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Left {
     match left {
         Ok(Left::Over) => {
-            channel.farewell().await;
+            channel.close().await;
             Left::Over
         }
         Ok(Left::Broken) => Left::Broken,

@@ -44,7 +44,12 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::{conditions::Status, instance::ending::ended, pod_state::is_final, vm_conditions::find};
+use crate::{
+    conditions::Status,
+    instance::ending::ended,
+    pod_state::{created_at, is_final},
+    vm_conditions::find,
+};
 
 /// How long after its pod's creation a VMI's migratability may be unknown. Agents report it within a moment after the
 /// guest has started; a minute covers the slowest start observed.
@@ -219,7 +224,7 @@ pub fn decide(input: &EvictionInput<'_>) -> EvictionDecision {
         };
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    if !wants_mark(instance, input.strategy, made(pod), input.now) {
+    if !wants_mark(instance, input.strategy, created_at(pod), input.now) {
         return match (input.strategy, Migratable::of(instance)) {
             (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => {
                 EvictionDecision::Refuse(Refusal::NotMigratable)
@@ -255,11 +260,6 @@ pub fn wants_mark(
 /// Returns when the [`GRACE`] of a pod created at `made` ends.
 pub fn grace_end(made: Option<Timestamp>) -> Option<Timestamp> {
     made?.checked_add(GRACE).ok()
-}
-
-/// Returns the creation time of a pod.
-pub fn made(pod: &Pod) -> Option<Timestamp> {
-    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
 /// Returns whether a VMI that should be migrated and cannot be may be shut down instead.

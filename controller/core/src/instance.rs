@@ -39,7 +39,7 @@ use crate::{
     eviction::{descheduler, mark},
     launcher_pod::{
         LEAST_GRACE_PERIOD,
-        image_identity::wanted_witnesses,
+        image_identity::wanted_image_probes,
         made_for,
         pending::{Hindrance, NOT_SCHEDULED, pending},
     },
@@ -237,7 +237,7 @@ pub enum Step {
     Label(String),
     /// Add ephemeral containers to its pod that find out which images the guest's disks are based on. The guest runs
     /// on if they are refused.
-    Witness {
+    ProbeImages {
         /// The pod's name.
         name: String,
         /// Its UID.
@@ -375,9 +375,9 @@ fn running_pod_steps(observed: &Observed<'_>, pod: &Pod) -> Vec<Step> {
             in_progress,
         });
     }
-    let containers = wanted_witnesses(observed.instance, pod);
+    let containers = wanted_image_probes(observed.instance, pod);
     if !containers.is_empty() {
-        steps.push(Step::Witness {
+        steps.push(Step::ProbeImages {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
             containers,

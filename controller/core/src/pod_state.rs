@@ -1,6 +1,12 @@
 //! The location of a pod and whether it has ended, from its spec and status.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+
+/// Returns when a pod was created.
+pub fn created_at(pod: &Pod) -> Option<Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
 
 /// Returns whether no container of a pod runs or will run. A kubelet does not admit such a pod again.
 pub fn is_final(pod: &Pod) -> bool {

@@ -57,7 +57,7 @@ pub(super) struct Keeper {
     /// What the Secret holds; `None`: not known yet.
     contents: Option<Contents>,
     /// The problems that were last logged.
-    complaints: Vec<(&'static str, Unusable)>,
+    logged_problems: Vec<(&'static str, Unusable)>,
     serving: Option<Arc<Servable>>,
     served: ServedCertificate,
     metrics: CertificateMetrics,
@@ -81,7 +81,7 @@ impl Keeper {
             places: None,
             trust: Trust::default(),
             contents: None,
-            complaints: Vec::new(),
+            logged_problems: Vec::new(),
             serving: None,
             served,
             metrics,
@@ -124,7 +124,7 @@ impl Keeper {
         let Some(secret) = &seen.secret else { return };
         let published = self.places.iter().flatten().flat_map(|place| &place.authorities);
         let contents = read::secret(secret.as_ref(), &self.names, published);
-        if contents.unusable != self.complaints {
+        if contents.unusable != self.logged_problems {
             for (key, why) in &contents.unusable {
                 let (reason, sentence) = (why.reason(), why.sentence());
                 warn!(
@@ -134,7 +134,7 @@ impl Keeper {
                     "the Secret of certificates cannot be used: {sentence}"
                 );
             }
-            self.complaints.clone_from(&contents.unusable);
+            self.logged_problems.clone_from(&contents.unusable);
         }
         self.contents = Some(contents);
     }

@@ -5,9 +5,9 @@ use std::{collections::HashMap, sync::Arc};
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use drydock_core::{
     drain::{Cluster, DrainingNode, Guest, NodeMarks, preview},
-    eviction::made,
     migration::deadlines::Attempts,
     placement::Outlook,
+    pod_state::created_at,
 };
 use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Pod;
@@ -88,7 +88,7 @@ pub(super) fn guest<'a>(
     Guest {
         instance,
         strategy: launchers.eviction_strategy(instance),
-        made: pods.iter().filter_map(|pod| made(pod)).min(),
+        made: pods.iter().filter_map(|pod| created_at(pod)).min(),
         migrations,
         refused: None,
         outlook: Outlook::Unknown,

@@ -45,8 +45,8 @@ fn names(instances: &Instances, set: &str) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn created_object_is_assumed_until_shown_or_expired() {
     let instances = Instances::filled([instance("a", "u1", Some("s1"))]);
-    instances.made(instance("b", "u2", Some("s1")));
-    instances.made(instance("c", "u3", None));
+    instances.created(instance("b", "u2", Some("s1")));
+    instances.created(instance("c", "u3", None));
     assert!(instances.get(&key("b")).is_some() && instances.get(&key("c")).is_some());
     assert_eq!(names(&instances, "s1"), ["a", "b"]);
     assert_eq!(names(&instances, "s2"), [""; 0]);
@@ -92,7 +92,7 @@ async fn unfinished_instances_are_indexed_by_namespace() {
         Some(in_phase("b", "running", Some("Failed"))),
     );
     shown(&instances, Some(in_phase("a", "first", Some("Pending"))), None);
-    instances.made(in_phase("a", "second", None));
+    instances.created(in_phase("a", "second", None));
     assert_eq!(all(&instances), ["a/second", "b/new", "b-2/other"]);
 }
 

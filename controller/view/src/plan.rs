@@ -31,6 +31,7 @@ use drydock_core::{
     },
     migration::deadlines::Attempts,
     placement::{Leaving, NodeView, Outlook, name_of, pack},
+    pod_state::created_at,
     pod_state::is_final,
 };
 use jiff::Timestamp;
@@ -232,7 +233,7 @@ fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
         Guest {
             instance,
             strategy: world.strategy(instance),
-            made: pods.iter().filter_map(|pod| eviction::made(pod)).min(),
+            made: pods.iter().filter_map(|pod| created_at(pod)).min(),
             migrations: world.snapshot.migrations.iter().filter(of).cloned().collect(),
             refused: None,
             outlook: Outlook::Unknown,

@@ -53,11 +53,11 @@ fn run<const N: usize>(arguments: [&OsStr; N], path: &Path, size: &str) -> Resul
     if output.status.success() {
         return Ok(());
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    let complaint = complaint.trim().trim_start_matches("qemu-img: ");
-    Err(Refusal::QemuImg(if complaint.is_empty() {
+    let error_output = String::from_utf8_lossy(&output.stderr);
+    let error_output = error_output.trim().trim_start_matches("qemu-img: ");
+    Err(Refusal::QemuImg(if error_output.is_empty() {
         output.status.to_string()
     } else {
-        complaint.replace('\n', "; ")
+        error_output.replace('\n', "; ")
     }))
 }

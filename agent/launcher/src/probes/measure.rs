@@ -19,7 +19,7 @@ use nix::{
 };
 
 use super::{
-    patience::{Patience, Patient},
+    time_limit::{LimitedStream, TimeLimit},
     tls,
 };
 
@@ -33,10 +33,10 @@ const STATUS_LINE: u64 = 1024;
 /// # Errors
 /// Returns a readable description of the failure.
 pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Duration) -> Result<(), String> {
-    let patience = Patience::new(timeout);
+    let time_limit = TimeLimit::new(timeout);
     match action {
         ProbeAction::Tcp { host, port } => {
-            tcp(host.as_deref(), *port, guest, patience, timeout).map_err(|error| failure("port", *port, &error))
+            tcp(host.as_deref(), *port, guest, time_limit, timeout).map_err(|error| failure("port", *port, &error))
         }
         ProbeAction::Http {
             tls,
@@ -53,7 +53,7 @@ pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Dura
                 headers,
             };
             let status = request
-                .send(guest, patience)
+                .send(guest, time_limit)
                 .map_err(|error| failure("HTTP at port", *port, &error))?;
             // As in Kubernetes, a redirect counts as success.
             if (200..400).contains(&status) {
@@ -77,17 +77,17 @@ fn tcp(
     host: Option<&str>,
     port: u16,
     guest: Option<IpAddr>,
-    mut patience: Patience,
+    mut time_limit: TimeLimit,
     timeout: Duration,
 ) -> io::Result<()> {
-    let stream = open(address(host, port, guest)?, &mut patience)?;
+    let stream = open(address(host, port, guest)?, &mut time_limit)?;
     if host.is_some() {
         return Ok(());
     }
-    let mut patience = Patience::new(timeout.min(REFUSES_WITHIN));
-    let mut connection = Patient {
+    let mut time_limit = TimeLimit::new(timeout.min(REFUSES_WITHIN));
+    let mut connection = LimitedStream {
         stream: &stream,
-        patience: &mut patience,
+        time_limit: &mut time_limit,
     };
     match connection.read(&mut [0]) {
         Ok(0) => Err(io::Error::new(
@@ -112,13 +112,13 @@ struct Request<'a> {
 
 impl Request<'_> {
     /// Sends the request and returns the status of the response.
-    fn send(&self, guest: Option<IpAddr>, mut patience: Patience) -> io::Result<u16> {
+    fn send(&self, guest: Option<IpAddr>, mut time_limit: TimeLimit) -> io::Result<u16> {
         let address = address(self.host, self.port, guest)?;
         let text = self.text(address);
-        let stream = open(address, &mut patience)?;
-        let mut connection = Patient {
+        let stream = open(address, &mut time_limit)?;
+        let mut connection = LimitedStream {
             stream: &stream,
-            patience: &mut patience,
+            time_limit: &mut time_limit,
         };
         if self.tls {
             let mut session = tls::session(self.host, address.ip())?;
@@ -196,7 +196,7 @@ fn address(host: Option<&str>, port: u16, guest: Option<IpAddr>) -> io::Result<S
 }
 
 /// Connects; the returned stream is non-blocking.
-fn open(address: SocketAddr, patience: &mut Patience) -> io::Result<TcpStream> {
+fn open(address: SocketAddr, time_limit: &mut TimeLimit) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
         AddressFamily::Inet
     } else {
@@ -206,7 +206,7 @@ fn open(address: SocketAddr, patience: &mut Patience) -> io::Result<TcpStream> {
     let socket = socket(family, SockType::Stream, flags, None)?;
     match connect(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) => {}
-        Err(Errno::EINPROGRESS | Errno::EINTR) => patience.wait(socket.as_fd(), PollFlags::POLLOUT)?,
+        Err(Errno::EINPROGRESS | Errno::EINTR) => time_limit.wait(socket.as_fd(), PollFlags::POLLOUT)?,
         Err(error) => return Err(error.into()),
     }
     let stream = TcpStream::from(socket);

@@ -87,7 +87,7 @@ impl Credentials {
     }
 
     /// Cancels the scheduled retry while the guest does not run. The next attempt is made when it runs again.
-    pub(super) fn postpone(&mut self) {
+    pub(super) fn cancel_retry(&mut self) {
         self.failed = None;
     }
 

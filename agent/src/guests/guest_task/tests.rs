@@ -549,7 +549,7 @@ async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
         .await
         .unwrap_err();
     assert!(matches!(trouble, Trouble::Call(_)), "{trouble:?}");
-    let ((), status) = tokio::join!(fixture.task.complain(&trouble, true), fixture.around.report());
+    let ((), status) = tokio::join!(fixture.task.report_trouble(&trouble, true), fixture.around.report());
     let ready = &status["conditions"][0];
     assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("False")));
     assert!(ready["message"].as_str().unwrap().contains("XML error"), "{ready}");

@@ -34,8 +34,8 @@ use k8s_openapi::{
     },
 };
 
-use super::{falls_back, is_finished, made, no_target::is_shut_down, wants_mark};
-use crate::{instance::ending::ended, label_selector::Selector};
+use super::{falls_back, is_finished, no_target::is_shut_down, wants_mark};
+use crate::{instance::ending::ended, label_selector::Selector, pod_state::created_at};
 
 /// Returns the PDB of a launcher pod, with the pod's name; `None` for a pod that the API server has not created.
 pub fn of(pod: &Pod) -> Option<PodDisruptionBudget> {
@@ -128,7 +128,7 @@ pub fn is_protected(instance: &VirtualMachineInstance, strategy: EvictionStrateg
         && ended(pod).is_none()
         && pod.metadata.deletion_timestamp.is_none()
         && !is_shut_down(instance, strategy, now)
-        && (wants_mark(instance, strategy, made(pod).or(Some(now)), now) || is_blocked(instance, strategy))
+        && (wants_mark(instance, strategy, created_at(pod).or(Some(now)), now) || is_blocked(instance, strategy))
 }
 
 /// Returns whether a VMI must be migrated and must not be shut down instead.

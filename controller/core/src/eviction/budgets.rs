@@ -11,11 +11,12 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
 use super::{
     budget::{goes_with, is_protected},
-    grace_end, has_left, made,
+    grace_end, has_left,
     no_target::shut_down_from,
 };
 use crate::{
     conditions::Status,
+    pod_state::created_at,
     vm_conditions::{condition, find},
 };
 
@@ -81,7 +82,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
                 (None, Some(_)) => {}
             }
             // By then the migratability is known, or the VMI counts as not migratable.
-            wakes.extend(grace_end(made(pod)).filter(|end| now < *end));
+            wakes.extend(grace_end(created_at(pod)).filter(|end| now < *end));
             wakes.extend(shut_down_from(instance, strategy).filter(|from| now < *from));
             continue;
         }

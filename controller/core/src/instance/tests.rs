@@ -990,7 +990,7 @@ fn running_guest_is_queried_for_the_image_of_its_tag() {
     let witnesses = |instance: &VirtualMachineInstance, pod: Arc<Pod>| {
         let steps = at(instance, &[pod], true, NodeState::Ready).steps;
         let names = steps.into_iter().filter_map(|step| match step {
-            Step::Witness { name, uid, containers } => Some((name, uid, containers.len())),
+            Step::ProbeImages { name, uid, containers } => Some((name, uid, containers.len())),
             _ => None,
         });
         names.collect::<Vec<_>>()

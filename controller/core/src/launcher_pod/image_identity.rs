@@ -132,7 +132,7 @@ fn references<'a>(spec: &VirtualMachineInstanceSpec, pod: &'a Pod) -> Vec<(Strin
 /// Returns the witnesses that a pod lacks: one for each containerDisk of its guest with an unknown image. None if the
 /// pod already has any, and none for a pod that the guest has migrated to, since its disk may contain more than the
 /// image.
-pub fn wanted_witnesses(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
+pub fn wanted_image_probes(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
     let present = pod
         .spec
         .as_ref()

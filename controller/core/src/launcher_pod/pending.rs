@@ -9,7 +9,7 @@
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod, PodCondition};
 
-use crate::instance::ending::ended;
+use crate::{instance::ending::ended, pod_state::created_at};
 
 /// A pod that has no node and no report of a scheduler for this long has no scheduler. kube-scheduler reports within
 /// a second even if no node fits.
@@ -139,7 +139,7 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
             ..Pending::default()
         };
     }
-    let Some(due) = after(made(pod), UNSCHEDULED_AFTER) else {
+    let Some(due) = after(created_at(pod), UNSCHEDULED_AFTER) else {
         return Pending::default();
     };
     if now < due {
@@ -164,7 +164,7 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
 fn unprepared(pod: &Pod, now: Timestamp) -> Pending {
     let waits = condition(pod, "PodReadyToStartContainers").is_some_and(|condition| condition.status == "False");
     let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
-    let since = bound.map(|time| time.0).or(made(pod));
+    let since = bound.map(|time| time.0).or(created_at(pod));
     let Some(due) = after(since, UNPREPARED_AFTER).filter(|_| waits) else {
         return Pending::default();
     };
@@ -212,10 +212,6 @@ fn failing(container: &ContainerStatus) -> Option<Hindrance> {
         detail.unwrap_or_default()
     );
     Some(Hindrance::new(reason, message))
-}
-
-fn made(pod: &Pod) -> Option<Timestamp> {
-    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
 }
 
 fn after(since: Option<Timestamp>, wait: SignedDuration) -> Option<Timestamp> {

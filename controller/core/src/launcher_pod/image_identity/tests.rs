@@ -149,7 +149,7 @@ fn layers_go_alone_only_to_the_very_same_images() {
 #[test]
 fn image_of_tag_is_probed_once_where_guest_started() {
     let probes = |guest: &VirtualMachineInstance, of: &Value| {
-        let witnesses = wanted_witnesses(guest, &pod(of));
+        let witnesses = wanted_image_probes(guest, &pod(of));
         let names = witnesses.into_iter().map(|witness| witness.name);
         names.collect::<Vec<_>>()
     };
@@ -197,7 +197,7 @@ fn a_witness_is_of_the_image_and_sees_the_guests() {
         ("launcher-image", "r.example/b:1", None),
     ]);
     guest.spec.volumes[1].container_disk.as_mut().unwrap().path = Some("/disk/b.img".into());
-    let witnesses = wanted_witnesses(&guest, &pod(&json!({})));
+    let witnesses = wanted_image_probes(&guest, &pod(&json!({})));
     let witness = &witnesses[0];
     assert_eq!(witness.image.as_deref(), Some("r.example/a:1"));
     let mounts: Vec<_> = witness.volume_mounts.iter().flatten().collect();

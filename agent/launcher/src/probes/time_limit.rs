@@ -28,11 +28,11 @@ const LEAST: Duration = Duration::from_millis(1);
 
 /// The remaining time.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct TimeLimit {
     left: Duration,
 }
 
-impl Patience {
+impl TimeLimit {
     /// Creates a limit of this length.
     pub(super) fn new(left: Duration) -> Self {
         Self { left }
@@ -72,19 +72,19 @@ impl Patience {
 
 /// A connection whose reads and writes block until the time limit is used up.
 #[derive(Debug)]
-pub(super) struct Patient<'a> {
+pub(super) struct LimitedStream<'a> {
     /// The non-blocking stream.
     pub(super) stream: &'a TcpStream,
     /// The common limit of all reads and writes.
-    pub(super) patience: &'a mut Patience,
+    pub(super) time_limit: &'a mut TimeLimit,
 }
 
-impl Patient<'_> {
+impl LimitedStream<'_> {
     fn retry(&mut self, flags: PollFlags, mut act: impl FnMut(&TcpStream) -> io::Result<usize>) -> io::Result<usize> {
         loop {
             match act(self.stream) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.patience.wait(self.stream.as_fd(), flags)?;
+                    self.time_limit.wait(self.stream.as_fd(), flags)?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 done => return done,
@@ -93,13 +93,13 @@ impl Patient<'_> {
     }
 }
 
-impl Read for Patient<'_> {
+impl Read for LimitedStream<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.retry(PollFlags::POLLIN, |mut stream| stream.read(buffer))
     }
 }
 
-impl Write for Patient<'_> {
+impl Write for LimitedStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.retry(PollFlags::POLLOUT, |mut stream| stream.write(bytes))
     }
@@ -117,9 +117,9 @@ mod tests {
 
     #[test]
     fn late_wakeups_count_for_no_more_than_was_wanted() {
-        let mut patience = Patience::new(Duration::from_millis(250));
+        let mut time_limit = TimeLimit::new(Duration::from_millis(250));
         let mut parts = Vec::new();
-        let timed_out = patience.wait_by(|part| {
+        let timed_out = time_limit.wait_by(|part| {
             parts.push(part);
             // The node is busy: the wait returns late.
             thread::sleep(part * 3);
@@ -132,15 +132,15 @@ mod tests {
 
     #[test]
     fn response_after_late_wakeup_is_in_time() {
-        let mut patience = Patience::new(Duration::from_millis(100));
+        let mut time_limit = TimeLimit::new(Duration::from_millis(100));
         let mut waits = 0;
-        let waited = patience.wait_by(|part| {
+        let waited = time_limit.wait_by(|part| {
             waits += 1;
             thread::sleep(part * 2);
             Ok(true)
         });
         waited.unwrap();
         assert_eq!(waits, 1);
-        assert_eq!(patience.left, Duration::ZERO);
+        assert_eq!(time_limit.left, Duration::ZERO);
     }
 }
