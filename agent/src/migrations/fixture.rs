@@ -124,6 +124,16 @@ impl FakeTunnel {
         *self.refuses.lock().unwrap() = refuses;
     }
 
+    /// Returns each value with which the tunnel was called to keep the guest paused, or not.
+    pub(super) fn kept_paused(&self) -> Vec<bool> {
+        let calls = self.calls.lock().unwrap();
+        let values = calls.iter().filter_map(|call| match call {
+            Call::KeepPaused { keep_paused, .. } => Some(*keep_paused),
+            _ => None,
+        });
+        values.collect()
+    }
+
     /// Returns the names of the calls so far. One that is repeated until its effect is seen counts once.
     pub(super) fn calls(&self) -> Vec<&'static str> {
         let calls = self.calls.lock().unwrap();

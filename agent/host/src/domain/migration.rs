@@ -30,6 +30,8 @@
 //! | connection between the libvirtds lost | as in the two rows above | `Stopped Destroyed`; no domain |
 //! | post-copy | `Suspended Migrated`, `Suspended Post-copy` (paused, post-copy), then as when succeeded | `Defined Added`, `Resumed Post-copy` (running, post-copy), `Resumed Migrated` (running, migrated) |
 //!
+//! - A guest that is suspended while it moves is (paused, migrating), with the event `Suspended Migrated`, as at the
+//!   switch-over. If the migration fails, libvirt resumes it.
 //! - The target's libvirt reports only that an incoming migration exists. When it has ended, both sides have a
 //!   [`completed_job`](super::DomainHandle::completed_job); after post-copy, and after a failure, the target has none.
 //! - A client that was not connected when a migration was cancelled gets no event of it: only the missing job shows it.

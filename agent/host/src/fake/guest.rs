@@ -305,8 +305,13 @@ impl Calls for Connection {
         const CALL: &str = "suspend";
         self.change(CALL, |inner| {
             if !matches!(inner.guest(CALL)?, State::Paused(_)) {
-                inner.state = Some(State::Paused(PausedReason::User));
-                inner.happen(Lifecycle::Suspended(SuspendedDetail::Paused));
+                let (reason, detail) = if inner.migrations.is_outgoing() {
+                    (PausedReason::Migration, SuspendedDetail::Migrated)
+                } else {
+                    (PausedReason::User, SuspendedDetail::Paused)
+                };
+                inner.state = Some(State::Paused(reason));
+                inner.happen(Lifecycle::Suspended(detail));
             }
             Ok(())
         })

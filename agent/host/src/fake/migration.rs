@@ -35,6 +35,14 @@ pub(super) struct Migrations {
     comparison: Option<CpuComparison>,
 }
 
+impl Migrations {
+    /// Returns whether an outgoing migration is running.
+    pub(super) fn is_outgoing(&self) -> bool {
+        let job = self.job.as_ref();
+        job.is_some_and(|job| job.operation == JobOperation::OutgoingMigration)
+    }
+}
+
 /// Returns the job of a migration that has just begun, for which libvirt reports no other values yet.
 pub fn migration_job(operation: JobOperation) -> JobInfo {
     JobInfo {

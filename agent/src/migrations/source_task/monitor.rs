@@ -9,6 +9,7 @@ use drydock_api::kubevirt::{
 use drydock_core::migration::{
     convergence::{Act, Action, Limits, Monitor, Sample, Written, worth_writing},
     record::Record,
+    source::SourceDomain,
 };
 use drydock_host::domain::{CallError, DomainHandle, JobInfo, PausedReason, State};
 use drydock_runtime::{Key, Severity, chain, clock};
@@ -16,7 +17,10 @@ use kube::ResourceExt;
 use tracing::info;
 
 use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
-use crate::migrations::progress::{measured, sample};
+use crate::migrations::{
+    progress::{measured, sample},
+    seen,
+};
 
 /// Limits the downtime. The migration continues if libvirt refuses, with the limit that it had.
 pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
@@ -35,6 +39,12 @@ async fn monitor_of(handle: &DomainHandle, limits: Limits) -> Monitor {
             monitor
         }
     }
+}
+
+/// Returns whether a guest that an agent has paused so that it can move is in this state. While an outgoing migration
+/// runs, libvirt reports any pause as one for the migration.
+fn is_paused_by_agent(state: State) -> bool {
+    matches!(state, State::Paused(PausedReason::User | PausedReason::Migration))
 }
 
 impl SourceTask {
@@ -58,15 +68,19 @@ impl SourceTask {
         let status = migration.status.clone().unwrap_or_default();
         let configuration = configuration(status.migration_state.as_ref());
         let to_move = is_paused_to_move(migration);
-        let by_user = matches!(state, State::Paused(PausedReason::User)) && !to_move;
-        let paused = matches!(state, State::Paused(PausedReason::User)) && to_move;
-        let sample = sample(info, paused, self.switched);
+        let stood_before = seen::source_domain(&Ok(state)) == SourceDomain::Paused && !to_move;
+        let sample = sample(info, to_move && is_paused_by_agent(state), self.switched);
         if self.monitor.is_none()
             && let Ok(limits) = Limits::new(&configuration, sample.data_total)
         {
-            // A guest that its user has paused dirties no memory, and a switch would resume it.
-            let post_copy = self.may_be_switched(migration) && !by_user;
-            self.monitor = Some(monitor_of(handle, Limits { post_copy, ..limits }).await);
+            // A guest that was paused before, such as by its user, dirties no memory, and would be resumed after a
+            // pause or a switch for the migration.
+            let limits = Limits {
+                post_copy: self.may_be_switched(migration) && !stood_before,
+                workload_disruption: limits.workload_disruption && !stood_before,
+                ..limits
+            };
+            self.monitor = Some(monitor_of(handle, limits).await);
         }
         let Some(monitor) = &mut self.monitor else { return };
         if let Some(downtime) = monitor.downtime_after_first_pass(&sample) {

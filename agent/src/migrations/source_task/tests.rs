@@ -61,6 +61,24 @@ impl Source {
         }
     }
 
+    /// Reconciles once, and stores what the task writes. Returns its reports.
+    async fn reconcile_with_writes(&mut self) -> Vec<Value> {
+        let around = &mut self.fixture.around;
+        let reconciling = self.task.reconcile(Some(&mut self.guest));
+        tokio::pin!(reconciling);
+        let mut reports = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut reconciling => {
+                    result.unwrap();
+                    return reports;
+                }
+                report = around.report("source") => reports.push(report),
+            }
+        }
+    }
+
     /// Reconciles until the guest's migration has begun.
     async fn begin(&mut self) {
         let (result, report) = self.reconcile(async |around| around.report("source").await).await;
@@ -260,6 +278,69 @@ async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
         "{report}"
     );
     assert!(matches!(source.fixture.around.libvirt.state(), Some(State::Running(_))));
+}
+
+/// A prepared target, and limits that pause the guest after this number of seconds.
+fn paused_after(seconds: u64) -> Value {
+    let mut status = prepared();
+    status["migrationState"] = json!({"migrationConfiguration": {
+        "allowWorkloadDisruption": true, "completionTimeoutPerGiB": seconds,
+    }});
+    status
+}
+
+/// The job of a guest that has moved for this number of seconds, and of which as much as ever is left.
+fn job_after(seconds: u64) -> JobInfo {
+    JobInfo {
+        elapsed: Some(Duration::from_secs(seconds)),
+        ..in_pass(2)
+    }
+}
+
+#[tokio::test]
+async fn guest_that_its_user_paused_is_not_paused_to_move() {
+    let mut source = source(&paused_after(1), false).await;
+    source.guest.handle.suspend().await.unwrap();
+    source.begin().await;
+    source.fixture.around.libvirt.set_job(job_after(10));
+    source.reconcile_without_writes().await.unwrap();
+    assert!(
+        source.fixture.around.libvirt.calls().ends_with(&["abort job"]),
+        "its time is over"
+    );
+    let result = moved(&mut source.task.moving).await;
+    source.task.end_call(result);
+    source.reconcile_without_writes().await.unwrap();
+    let reports = source.reconcile_with_writes().await;
+    assert_eq!(
+        (&reports[0]["state"], &reports[0]["mode"]),
+        (&json!("Stayed"), &json!("PreCopy"))
+    );
+    assert_eq!(source.fixture.around.tunnel.kept_paused(), [true]);
+    assert!(!source.fixture.around.libvirt.calls().contains(&"resume"));
+    assert_eq!(
+        source.fixture.around.libvirt.state(),
+        Some(State::Paused(PausedReason::User))
+    );
+}
+
+#[tokio::test]
+async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
+    let mut source = source(&paused_after(100), false).await;
+    source.begin().await;
+    // It is paused at 101 s. From then on its time is doubled, and 150 s without progress begin again.
+    for seconds in [10, 101, 107, 113, 165] {
+        source.fixture.around.libvirt.set_job(job_after(seconds));
+        source.reconcile_with_writes().await;
+    }
+    assert_eq!(
+        source.fixture.around.libvirt.state(),
+        Some(State::Paused(PausedReason::Migration))
+    );
+    let calls = source.fixture.around.libvirt.calls();
+    let count = |name| calls.iter().filter(|call| **call == name).count();
+    assert_eq!((count("suspend"), count("abort job")), (1, 0), "{calls:?}");
+    assert!(!source.fixture.around.tunnel.kept_paused().contains(&true));
 }
 
 /// The job of a guest in this pass over its memory.
