@@ -26,9 +26,12 @@ impl SourceTask {
     ) -> Result<(), Trouble> {
         let before = migration.source().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
+        // Of a migration that is over, an agent may write only how its side ended.
+        let is_over = Record::of(migration).is_over();
+        let keep_paused = self.keep_paused.filter(|_| !is_over);
         let mut side = MigrationSource {
             state: Some(state),
-            keep_paused: self.keep_paused.unwrap_or(before.keep_paused),
+            keep_paused: keep_paused.unwrap_or(before.keep_paused),
             ..before.clone()
         };
         match state {
@@ -51,7 +54,7 @@ impl SourceTask {
                 side.reason = Some(reason);
                 side.message = Some(message);
             }
-            SourceState::Released if self.switched => side.mode = Some(MigrationMode::PostCopy),
+            SourceState::Released if self.switched && !is_over => side.mode = Some(MigrationMode::PostCopy),
             SourceState::Halted
             | SourceState::Released
             | SourceState::Stopped

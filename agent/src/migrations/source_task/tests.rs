@@ -343,6 +343,22 @@ async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
     assert!(!source.fixture.around.tunnel.kept_paused().contains(&true));
 }
 
+#[tokio::test]
+async fn last_report_of_a_failed_migration_has_only_its_end() {
+    let mut source = source(&json!({}), false).await;
+    source.guest.handle.suspend().await.unwrap();
+    source.reconcile_without_writes().await.unwrap();
+    assert_eq!(source.fixture.around.tunnel.kept_paused(), [true]);
+    source.fixture.around.update(&json!({"phase": "Failed"}));
+    let reports = source.reconcile_with_writes().await;
+    assert_eq!(
+        (&reports[0]["state"], &reports[0]["keepPaused"]),
+        (&json!("Stayed"), &Value::Null)
+    );
+    source.reconcile_without_writes().await.unwrap();
+    assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
+}
+
 /// The job of a guest in this pass over its memory.
 fn in_pass(iteration: u64) -> JobInfo {
     JobInfo {
