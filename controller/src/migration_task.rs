@@ -120,8 +120,8 @@ impl MigrationTask {
             loop {
                 surroundings.notified().await;
                 self.turn();
-                for migration in self.migrations.unfinished() {
-                    self.work.add(Key::of(migration.as_ref()));
+                for migration in self.migrations.depending_on_nodes() {
+                    self.work.add(migration);
                 }
             }
         };

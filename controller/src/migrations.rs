@@ -38,6 +38,8 @@ struct Indexes {
     by_instance: Index<VirtualMachineInstanceMigration>,
     /// Migrations that are not over.
     unfinished: Index<VirtualMachineInstanceMigration>,
+    /// Deleted migrations that have failed and are kept for the agents of their sources.
+    kept: Index<VirtualMachineInstanceMigration>,
 }
 
 impl Indexes {
@@ -45,11 +47,15 @@ impl Indexes {
         Self {
             by_instance: Index::by(|migration| Some(instance_of(&Key::of(migration), migration).to_string())),
             unfinished: Index::by(|migration| (!Record::of(migration).is_over()).then(String::new)),
+            kept: Index::by(|migration| {
+                let record = Record::of(migration);
+                (record.deleted && record.awaits_source()).then(String::new)
+            }),
         }
     }
 
-    fn all(&self) -> [Index<VirtualMachineInstanceMigration>; 2] {
-        [self.by_instance.clone(), self.unfinished.clone()]
+    fn all(&self) -> [Index<VirtualMachineInstanceMigration>; 3] {
+        [self.by_instance.clone(), self.unfinished.clone(), self.kept.clone()]
     }
 }
 
@@ -121,6 +127,15 @@ impl Migrations {
     pub(crate) fn unfinished(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let keys = self.indexes.unfinished.keys("");
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
+    }
+
+    /// Returns the keys of the migrations whose next step may depend on the state of a node: of those that are not
+    /// over, and of those that are deleted and kept for the agents of their sources.
+    pub(crate) fn depending_on_nodes(&self) -> BTreeSet<Key> {
+        [&self.indexes.unfinished, &self.indexes.kept]
+            .iter()
+            .flat_map(|index| index.keys(""))
+            .collect()
     }
 
     /// Returns the migrations that have succeeded since the last call, or existed when this process started.

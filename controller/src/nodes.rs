@@ -38,7 +38,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: AssumeCache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
-    silent_agents: SilentAgents,
+    pub(crate) silent_agents: SilentAgents,
     /// Result of [`Nodes::pairs`], until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }

@@ -64,14 +64,16 @@ impl MigrationTask {
             .as_ref()
             .map(|instance| self.launchers.of(instance))
             .unwrap_or_default();
-        let node_state = |name: Option<String>| async move {
+        let record = Record::of(migration);
+        let node_state = |name: Option<String>, matters: bool| async move {
             match name {
-                Some(name) if !Record::of(migration).is_over() => self.launchers.nodes.state(&name).await,
+                Some(name) if matters => self.launchers.nodes.state(&name).await,
                 _ => Ok(NodeState::Unknown),
             }
         };
-        let source_node = node_state(source(migration).and_then(|side| side.node.clone())).await?;
-        let target_node = node_state(target(migration).and_then(|side| side.node.clone())).await?;
+        let source_matters = !record.is_over() || (record.deleted && record.awaits_source());
+        let source_node = node_state(source(migration).and_then(|side| side.node.clone()), source_matters).await?;
+        let target_node = node_state(target(migration).and_then(|side| side.node.clone()), !record.is_over()).await?;
         let age = |migration: &VirtualMachineInstanceMigration| {
             (migration.metadata.creation_timestamp.clone(), migration.uid())
         };

@@ -1,3 +1,4 @@
+use drydock_api::kubevirt::names::MIGRATION_FINALIZER;
 use drydock_runtime::{
     EventMetrics, Reporter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server},
@@ -6,7 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{budgets::Budgets, nodes::Nodes};
+use crate::{budgets::Budgets, liveness_task::SilentAgents, nodes::Nodes};
 
 const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -229,6 +230,31 @@ async fn stuck_target_pod_is_explained_by_its_events() {
         (&condition["reason"], &condition["message"]),
         (&json!("FailedMount"), &json!("secret \"key\" not found"))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalizer_is_removed_once_the_sources_node_is_gone() {
+    let mut failed = migration();
+    failed["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:01:00Z");
+    failed["metadata"]["finalizers"] = json!([MIGRATION_FINALIZER]);
+    failed["status"] = json!({
+        "phase": "Failed", "source": {"node": "gone", "podUID": "uid-p", "state": "Migrating"},
+    });
+    let (mut task, mut server, _recorded) = task(&failed, vec![]);
+    assert_eq!(task.migrations.depending_on_nodes(), [key()].into());
+    task.launchers.nodes.silent_agents = SilentAgents::without_leases();
+    tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
+    let served = async {
+        let request = server.next_request().await;
+        assert_eq!(request.path(), "/api/v1/nodes/gone");
+        request.refuse(404, "NotFound");
+        let request = server.next_request().await;
+        assert_eq!((&request.method, request.path()), (&Method::PATCH, MIGRATION));
+        assert_eq!(request.body["metadata"]["finalizers"], json!([]));
+        request.with(&failed);
+    };
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert_eq!(reconciled.unwrap(), Requeue::OnChange);
 }
 
 /// A migration of the instance that has ended, the one with this number.

@@ -409,14 +409,8 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     if record.has_failed() && pod && empty {
         steps.push(ClusterStep::DeletePod);
     }
-    // An agent that still has to resume its guest needs the object for that. After a success there is none, also if the
-    // source has never reported its end.
-    let source = record.phase == Some(MigrationPhase::Succeeded)
-        || record.source.is_none()
-        || record.source_is_settled()
-        || view.source_pod != SourcePod::Alive
-        || view.source_node_gone;
-    if record.deleted && view.has_finalizer && source {
+    let is_awaited = record.awaits_source() && view.source_pod == SourcePod::Alive && !view.source_node_gone;
+    if record.deleted && view.has_finalizer && !is_awaited {
         steps.push(ClusterStep::RemoveFinalizer);
     }
     steps

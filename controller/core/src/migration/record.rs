@@ -85,6 +85,12 @@ impl Record {
         )
     }
 
+    /// Returns whether its agent may still have to resume the guest, for which it needs the object although the
+    /// migration has failed. After a success there is nothing to resume, also if the source has never reported its end.
+    pub fn awaits_source(&self) -> bool {
+        self.has_failed() && self.source.is_some() && !self.source_is_settled()
+    }
+
     /// Returns the same for the target.
     pub fn target_is_settled(&self) -> bool {
         matches!(
