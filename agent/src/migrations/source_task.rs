@@ -194,7 +194,7 @@ impl SourceTask {
         };
         // Without a response the migration may continue nevertheless; the job shows it.
         let replied = error.as_ref().is_some_and(CallError::is_reply);
-        self.call = if replied { Call::Failed } else { Call::Unknown };
+        self.call = if replied { Call::Failed } else { Call::Lost };
         // The reason for which this process gave up takes precedence.
         self.failure = self.failure.take().or(error.map(|error| Failure {
             reason: LIBVIRT_GAVE_UP,

@@ -13,6 +13,9 @@
 //! target responds, and the source goes to `Released`, or back to `Stayed`. The session is closed before `Stayed` is
 //! reported, because a call of an earlier process may still be on its way to libvirt.
 //!
+//! A guest that its user has paused stays paused until the hand-over and after it, so its state shows neither. If
+//! libvirtd was lost, the source goes to `Halted` with it, too. `Released` follows from the same proofs.
+//!
 //! libvirt resumes the source when the target's last reply is lost, although the target holds the whole guest. So the
 //! target is released only by proof that nothing resumes the source any more. One of these must hold:
 //!
@@ -78,6 +81,8 @@ pub enum Call {
     Pending,
     /// The call has failed.
     Failed,
+    /// The call has ended without a response of libvirt.
+    Lost,
     /// The call has succeeded.
     Succeeded,
 }
@@ -192,7 +197,8 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
         SourceDomain::Ended => ended(view),
         SourceDomain::PostCopy => switched(view),
         SourceDomain::Leaving => leaving(view),
-        SourceDomain::Running | SourceDomain::Paused => alive(view),
+        SourceDomain::Paused => paused(view),
+        SourceDomain::Running => alive(view),
     }
 }
 
@@ -316,7 +322,38 @@ fn switched(view: &SourceView) -> Vec<SourceStep> {
     steps
 }
 
-/// Steps while the guest runs, or is paused by its user.
+/// Steps while the guest is paused by its user. libvirt leaves it paused even if the target has all of it, so its state
+/// does not show on which side it is.
+fn paused(view: &SourceView) -> Vec<SourceStep> {
+    let is_known = reply_read(view) || view.record.source_has_let_go();
+    if is_known || may_have_left(view) {
+        leaving(view)
+    } else {
+        alive(view)
+    }
+}
+
+/// Returns whether a guest that its user has paused may have left: libvirtd was lost, perhaps after it had read the
+/// last reply, which the tunnel may not have noticed yet.
+fn may_have_left(view: &SourceView) -> bool {
+    let (record, target) = (&view.record, view.record.target);
+    if view.job != Job::None || record.has_failed() {
+        return false;
+    }
+    let is_there = matches!(
+        target,
+        Some(TargetState::Complete | TargetState::Running | TargetState::Ended)
+    );
+    let is_nowhere = matches!(target, Some(TargetState::Gone | TargetState::Refused));
+    match (record.source, view.call) {
+        (Some(SourceState::Halted), _) | (Some(SourceState::Migrating), Call::Lost) => !is_nowhere,
+        // A call of an earlier process may still be on its way to libvirt, unless the target has all of the guest.
+        (Some(SourceState::Migrating), Call::Unknown) => is_there,
+        _ => false,
+    }
+}
+
+/// Steps while the guest runs, or is paused by its user and stays.
 fn alive(view: &SourceView) -> Vec<SourceStep> {
     let record = &view.record;
     if record.source_has_let_go() {
@@ -346,7 +383,7 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             // libvirt has confirmed the migration, or is about to return its result.
             Call::Pending | Call::Succeeded => Vec::new(),
             // A call of an earlier process may still be on its way to libvirt. It finds no session.
-            Call::Due | Call::Failed | Call::Unknown => match view.tunnel {
+            Call::Due | Call::Failed | Call::Lost | Call::Unknown => match view.tunnel {
                 SourceTunnel::Unknown => Vec::new(),
                 SourceTunnel::Open { .. } => vec![SourceStep::Close],
                 SourceTunnel::Missing => vec![SourceStep::Report(SourceState::Stayed)],

@@ -8,7 +8,10 @@ use std::sync::LazyLock;
 use drydock_api::{kubevirt::VirtualMachineInstance, node_api::GuestCommand};
 use drydock_core::{
     guest_command::{self, Activity, Call, Facts},
-    migration::{source::SourceDomain, target::TargetDomain},
+    migration::{
+        source::{Job, SourceDomain},
+        target::TargetDomain,
+    },
 };
 use serde_json::json;
 
@@ -39,9 +42,9 @@ static INSTANCES: LazyLock<[[VirtualMachineInstance; 2]; 2]> = LazyLock::new(|| 
 /// Returns whether an unpause makes the guest run on its source.
 pub(crate) fn resumes_here(world: &World, mutant: Option<Mutant>) -> bool {
     let activity = match world.here {
-        SourceDomain::Paused => Activity::Paused,
-        // libvirt reports that it is paused for a migration.
-        SourceDomain::Leaving | SourceDomain::PostCopy => Activity::Migrating,
+        SourceDomain::Paused if world.job() == Job::None => Activity::Paused,
+        // libvirt reports its job, or that it is paused for a migration.
+        SourceDomain::Paused | SourceDomain::Leaving | SourceDomain::PostCopy => Activity::Migrating,
         _ => return false,
     };
     resumes(world, 0, world.source.late, activity, mutant)

@@ -81,7 +81,7 @@ pub(crate) fn is_settled(world: &World) -> bool {
     if empty_pod {
         return false;
     }
-    if world.runs_here() {
+    if world.lives_here() {
         return phase == Some(MigrationPhase::Failed) && !world.moved;
     }
     if world.runs_there() {

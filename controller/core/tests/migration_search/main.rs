@@ -19,6 +19,7 @@
 //! | the target ready | 1 | the controller has old copies of the object, and is interrupted | 2.3 million | 47 |
 //! | the target ready | 1 | domain and job are read one after the other | 823 thousand | 50 |
 //! | the target ready | 1 | the guest may be switched to post-copy | 477 thousand | 38 |
+//! | the target ready | 1 | the guest's user has paused it | 263 thousand | 35 |
 //!
 //! A fault is a crash of an agent, a tunnel, libvirtd or a controller, the loss of a node, the deletion of a Node
 //! object whose agent is alive, a broken connection, an end of the guest on either side, an agent that receives all
@@ -102,6 +103,11 @@ fn with_a_guest_that_may_be_switched_to_post_copy() {
 }
 
 #[test]
+fn with_a_guest_that_its_user_has_paused() {
+    holds(World::paused(1), How::default());
+}
+
+#[test]
 #[ignore = "takes minutes and gigabytes: cargo test --release -p drydock-core --test migration_search -- --ignored --test-threads 1"]
 fn with_more_faults() {
     let piecewise = How {
@@ -135,7 +141,12 @@ fn a_guard_that_is_left_out_is_missed() {
             stale: mutant == Mutant::ControllerWritesWithoutVersion,
             post_copy: mutant.needs_post_copy(),
         };
-        let found = search(World::ready(mutant.faults(), 1), how);
+        let first = if mutant.needs_paused_guest() {
+            World::paused(mutant.faults())
+        } else {
+            World::ready(mutant.faults(), 1)
+        };
+        let found = search(first, how);
         match &found.broken {
             Some((law, trace)) => println!("{mutant:?}: {law:?} after {} of {}", trace.len(), found.worlds),
             None => survivors.push(mutant),

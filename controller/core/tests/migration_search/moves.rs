@@ -284,7 +284,7 @@ impl Out<'_, '_> {
                 } else {
                     world.target.tunnel
                 },
-                domain: world.there,
+                domain: world.reported_there(),
                 fits: world.target.fits,
                 source_is_late: false,
             };
@@ -368,7 +368,7 @@ impl Out<'_, '_> {
                 Move::None => {}
                 Move::Requested => self.happens(Event::Begins, |w| {
                     let can = w.linked()
-                        && w.here == SourceDomain::Running
+                        && matches!(w.here, SourceDomain::Running | SourceDomain::Paused)
                         && w.there == TargetDomain::Absent
                         && w.target_pod == TargetPod::Ready;
                     if can {
@@ -380,8 +380,11 @@ impl Out<'_, '_> {
                 }),
                 Move::Perform => self.happens(Event::StandsStill, |w| {
                     w.move_ = Move::Still;
-                    w.here = SourceDomain::Leaving;
-                    w.source.stood_still = true;
+                    // libvirt neither changes the state of a paused guest nor emits an event.
+                    if w.here == SourceDomain::Running {
+                        w.here = SourceDomain::Leaving;
+                        w.source.stood_still = true;
+                    }
                     w.left |= early;
                 }),
                 Move::Still => self.happens(Event::IsComplete, |w| {
@@ -461,14 +464,14 @@ impl Out<'_, '_> {
         if session.released || self.how.mutant == Some(Mutant::TunnelResumesWhatIsComplete) {
             side.released(Release {
                 proof: Proof::ReplyConsumed,
-                keep_paused: false,
+                keep_paused: world.paused,
             })
             .unwrap();
         }
         if session.taken_over {
             side.take_over(TakenOver::Resumed);
         }
-        let guest = match world.there {
+        let guest = match world.reported_there() {
             TargetDomain::Unknown => GuestHere::Unknown,
             TargetDomain::Absent | TargetDomain::Over => GuestHere::Absent,
             TargetDomain::Incoming => GuestHere::Incoming,
@@ -478,10 +481,11 @@ impl Out<'_, '_> {
         match side.step(guest) {
             hand_over::TargetStep::Wait => {}
             hand_over::TargetStep::Resume => self.tries(Event::TunnelActs, resume_there),
-            hand_over::TargetStep::TakeOver(_) => self.happens(Event::TunnelActs, |w| {
+            hand_over::TargetStep::TakeOver(_) => self.tries(Event::TunnelActs, |w| {
                 w.target_session
                     .iter_mut()
                     .for_each(|session| session.taken_over = true);
+                resume_there(w)
             }),
             hand_over::TargetStep::Acknowledge(_) if world.linked() => self.happens(Event::AcknowledgeArrives, |w| {
                 w.source_session
@@ -550,7 +554,7 @@ impl Out<'_, '_> {
             } else {
                 self.happens(Event::AgentIsSilent(Side::Source), |w| {
                     // As when a node dies: the target may not know that it has the last state.
-                    w.struck |= !w.ran_there && !w.api.source_has_let_go();
+                    w.struck |= !w.arrival_is_known();
                     w.source_node = Node::Down;
                     w.source_session = None;
                     w.move_ = Move::None;
@@ -671,7 +675,7 @@ impl Out<'_, '_> {
     fn source_faults(&mut self) {
         let world = self.world;
         if commands::resumes_here(world, self.how.mutant) {
-            self.strikes(Event::Unpaused, |w| w.here = SourceDomain::Running);
+            self.strikes(Event::Unpaused, |w| (w.here, w.paused) = (SourceDomain::Running, false));
         }
         self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
         self.strikes(Event::AgentCrashes(Side::Source), |w| {
@@ -691,7 +695,7 @@ impl Out<'_, '_> {
         self.strikes(Event::NodeDies(Side::Source), |w| {
             // Until the object reports it, the target's last state need not be known: a tunnel that has the release
             // resumes the guest if it can before the node is confirmed as gone.
-            w.struck |= !w.ran_there && !w.api.source_has_let_go();
+            w.struck |= !w.arrival_is_known();
             w.struck |= matches!(w.move_, Move::Switched | Move::Follows);
             w.source_node = Node::Down;
             w.source_session = None;
@@ -747,7 +751,7 @@ fn crash_libvirtd(world: &mut World, drains: bool) {
         Move::Switched => world.lose_memory(),
         // QEMU continues, and the new libvirtd takes it over.
         Move::None | Move::Follows | Move::AllThere => {}
-        _ => world.complete_call(Call::Failed),
+        _ => world.complete_call(Call::Lost),
     }
     world.source.stood_still = false;
 }
@@ -882,7 +886,14 @@ fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
                 world.write(|api| api.target = Some(state));
             }
         }
-        TargetStep::TakeOver => return resume_there(world),
+        TargetStep::TakeOver => {
+            // The agent reports that it leaves the guest paused, which may have ended meanwhile.
+            if world.paused && world.exists() {
+                world.write(|api| api.target = Some(TargetState::Running));
+                world.ran_there = true;
+            }
+            return resume_there(world);
+        }
         TargetStep::Close => {
             world.target_session = None;
             world.cut();
@@ -902,7 +913,8 @@ fn is_only_copy_there(world: &World) -> Result<(), Broken> {
     }
     let needed = match world.there {
         TargetDomain::PostCopy => !world.struck,
-        TargetDomain::Running => true,
+        // Only the session showed that a paused guest was taken over.
+        TargetDomain::Running => !(world.paused && world.struck),
         // A source that was struck may have run on, unless it has reported that it released the guest.
         TargetDomain::Complete => {
             !world.ran_on && !world.lives_here() && (!world.struck || world.api.source_has_let_go())

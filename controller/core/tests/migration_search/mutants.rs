@@ -37,6 +37,8 @@ pub(crate) enum Mutant {
     ReadsTheJobFirst,
     /// The source does not report `Halted`.
     NeverHalts,
+    /// The source treats a guest that its user has paused, and of which libvirt has no job, as one that stays.
+    KeepsAPausedGuest,
     /// The target destroys its copy without closing the session.
     DestroysWithoutClosing,
     /// The target resumes a guest as soon as it is complete.
@@ -78,7 +80,7 @@ pub(crate) enum Mutant {
 
 impl Mutant {
     /// All mutants.
-    pub(crate) const ALL: [Self; 31] = [
+    pub(crate) const ALL: [Self; 32] = [
         Self::ReleasesWithoutProof,
         Self::HandsOverUnacknowledged,
         Self::HandsOverWhatHasNotLeft,
@@ -92,6 +94,7 @@ impl Mutant {
         Self::TakesAnEndForALeaving,
         Self::ReadsTheJobFirst,
         Self::NeverHalts,
+        Self::KeepsAPausedGuest,
         Self::DestroysWithoutClosing,
         Self::ResumesWithoutRelease,
         Self::TunnelResumesWhatIsComplete,
@@ -118,6 +121,11 @@ impl Mutant {
             self,
             Self::DestroysWhatIsToFollow | Self::ReportsRunningTooEarly | Self::DiscardsWhatWasSwitched
         )
+    }
+
+    /// Returns whether the mutant shows only with a guest that its user has paused.
+    pub(crate) fn needs_paused_guest(self) -> bool {
+        self == Self::KeepsAPausedGuest
     }
 
     /// Returns the number of faults that the mutant needs to show.
@@ -163,6 +171,10 @@ impl Mutant {
             Some(Self::ResumesWhatItLetGo) if still && view.job == Job::None && !moving => vec![SourceStep::Resume],
             Some(Self::ResumesIgnoringTheTarget) if still && view.job == Job::None && moving => {
                 vec![SourceStep::Resume]
+            }
+            Some(Self::KeepsAPausedGuest) if view.domain == SourceDomain::Paused && view.job == Job::None && moving => {
+                let domain = SourceDomain::Running;
+                step(&SourceView { domain, ..*view })
             }
             Some(Self::NeverHalts) if steps == [SourceStep::Report(SourceState::Halted)] => Vec::new(),
             Some(Self::StaysWithoutClosing) if moving && steps == [SourceStep::Close] => {

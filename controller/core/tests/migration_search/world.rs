@@ -38,6 +38,8 @@ pub(crate) struct World {
     pub(crate) here: SourceDomain,
     /// The guest on the target: never unknown.
     pub(crate) there: TargetDomain,
+    /// The guest's user has paused it. It stays so on the target, where `Running` then means that it was taken over.
+    pub(crate) paused: bool,
     /// The guest has run on the target.
     pub(crate) ran_there: bool,
     /// The guest ran on the source after the target had all of it.
@@ -171,6 +173,7 @@ impl World {
             move_: Move::None,
             here: SourceDomain::Running,
             there: TargetDomain::Absent,
+            paused: false,
             ran_there: false,
             ran_on: false,
             struck: false,
@@ -199,6 +202,30 @@ impl World {
         world.target.seen = world.api;
         world.settle();
         world
+    }
+
+    /// As [`World::ready`], with a guest that its user has paused.
+    pub(crate) fn paused(faults: u8) -> Self {
+        Self {
+            here: SourceDomain::Paused,
+            paused: true,
+            ..Self::ready(faults, 1)
+        }
+    }
+
+    /// Returns the state of the guest on the target as libvirt reports it.
+    pub(crate) fn reported_there(&self) -> TargetDomain {
+        match self.there {
+            TargetDomain::Running if self.paused => TargetDomain::Complete,
+            there => there,
+        }
+    }
+
+    /// Returns whether the target is known to have the guest's last state. Only the target's session knows that a
+    /// paused guest was taken over, until it is reported.
+    pub(crate) fn arrival_is_known(&self) -> bool {
+        let is_seen = self.ran_there && (!self.paused || self.api.target_is_settled());
+        is_seen || self.api.source_has_let_go()
     }
 
     /// Returns whether the object exists.
@@ -256,7 +283,11 @@ impl World {
 
     /// Returns whether the source has a guest that runs, or that can be resumed.
     pub(crate) fn lives_here(&self) -> bool {
-        matches!(self.here, SourceDomain::Running | SourceDomain::Leaving) && self.source_node == Node::Up
+        let lives = matches!(
+            self.here,
+            SourceDomain::Running | SourceDomain::Leaving | SourceDomain::Paused
+        );
+        lives && self.source_node == Node::Up
     }
 
     /// Cuts the connection between the tunnels.

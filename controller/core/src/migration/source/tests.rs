@@ -504,6 +504,114 @@ fn release_is_repeated_until_target_has_taken_over() {
     );
 }
 
+/// libvirt moves a guest that its user has paused.
+fn paused() -> SourceView {
+    let mut view = moving();
+    view.domain = D::Paused;
+    view.record.target = Some(T::Complete);
+    view
+}
+
+#[test]
+fn guest_that_its_user_paused_is_released_once_the_reply_is_read() {
+    check(
+        paused,
+        &[
+            ("it moves", |_| {}, &[]),
+            ("given up", |v| v.record.abort = true, &[Do::Abort]),
+            ("the reply is read", |v| v.tunnel = READ, &[Do::Report(S::Released)]),
+            (
+                "it is too late to give up",
+                |v| (v.tunnel, v.record.abort) = (READ, true),
+                &[Do::Report(S::Released)],
+            ),
+            (
+                "the reply was read, and libvirtd was lost",
+                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, READ),
+                &[Do::Report(S::Released)],
+            ),
+            (
+                "the same, and it was taken over",
+                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, TAKEN_OVER),
+                &[Do::Report(S::Released)],
+            ),
+            (
+                "libvirtd was lost after it was released, and so was the tunnel",
+                |v| {
+                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    v.record.source = Some(S::Released);
+                },
+                &[],
+            ),
+            (
+                "the same, and the target has it",
+                |v| {
+                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    (v.record.source, v.record.target) = (Some(S::Released), Some(T::Running));
+                },
+                &[Do::Destroy],
+            ),
+            (
+                "libvirtd was lost, and the target has it",
+                |v| (v.job, v.call) = (Job::None, Call::Lost),
+                &[Do::Report(S::Released)],
+            ),
+            (
+                "libvirtd was lost, and the target has not reported that it has it",
+                |v| (v.job, v.call, v.record.target) = (Job::None, Call::Lost, Some(T::Prepared)),
+                &[Do::Report(S::Halted)],
+            ),
+            (
+                "the target has nothing",
+                |v| {
+                    (v.job, v.call, v.record.target) = (Job::None, Call::Lost, Some(T::Gone));
+                    v.record.source = Some(S::Halted);
+                },
+                &[Do::Close],
+            ),
+            (
+                "the target's node is gone",
+                |v| {
+                    (v.job, v.call, v.record.phase) = (Job::None, Call::Lost, Some(P::Failed));
+                    v.record.source = Some(S::Halted);
+                },
+                &[Do::Close],
+            ),
+            (
+                "the target has nothing, and the session is closed",
+                |v| {
+                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    (v.record.source, v.record.target) = (Some(S::Halted), Some(T::Gone));
+                },
+                &[Do::Report(S::Stayed)],
+            ),
+            (
+                "the agent was lost, too",
+                |v| (v.job, v.call) = (Job::None, Call::Unknown),
+                &[Do::Report(S::Released)],
+            ),
+            (
+                "the agent was lost, and its call may be on its way",
+                |v| (v.job, v.call, v.record.target) = (Job::None, Call::Unknown, Some(T::Prepared)),
+                &[Do::Close],
+            ),
+            (
+                "the agent was lost after it had reported that the guest may have left",
+                |v| {
+                    (v.job, v.call, v.record.target) = (Job::None, Call::Unknown, Some(T::Prepared));
+                    v.record.source = Some(S::Halted);
+                },
+                &[],
+            ),
+            (
+                "libvirt has ended its migration with an error",
+                |v| (v.job, v.call) = (Job::None, Call::Failed),
+                &[Do::Close],
+            ),
+        ],
+    );
+}
+
 #[test]
 fn what_is_over_is_closed_and_no_more() {
     check(
@@ -592,7 +700,7 @@ prop_compose! {
         record in crate::migration::record::any_record(),
         domain in select(vec![D::Unknown, D::Running, D::Paused, D::Leaving, D::PostCopy, D::Left, D::Ended]),
         job in select(vec![Job::Unknown, Job::None, Job::Outgoing]),
-        call in select(vec![Call::Unknown, Call::Due, Call::Pending, Call::Failed, Call::Succeeded]),
+        call in select(vec![Call::Unknown, Call::Due, Call::Pending, Call::Failed, Call::Lost, Call::Succeeded]),
         tunnel in tunnel(),
         stood_still in any::<bool>(),
         target_is_late in any::<bool>(),
@@ -626,7 +734,8 @@ proptest! {
                     prop_assert!(record.source_has_let_go() && needless, "{steps:?}");
                 }
                 Do::Destroy => {
-                    prop_assert!(view.domain == D::Leaving && view.job == Job::None, "{steps:?}");
+                    let is_left = view.domain == D::Leaving || (view.domain == D::Paused && record.source_has_let_go());
+                    prop_assert!(is_left && view.job == Job::None, "{steps:?}");
                     prop_assert!(record.source_has_let_go() || view.tunnel == SourceTunnel::Missing, "{steps:?}");
                 }
                 Do::Prepare => prop_assert!(view.tunnel == SourceTunnel::Missing && record.source.is_none()),
