@@ -48,6 +48,7 @@ impl Guest {
             stood_still: false,
             // It does not wait for acknowledgements.
             target_is_late: true,
+            is_stuck: false,
         }
     }
 

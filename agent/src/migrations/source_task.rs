@@ -24,10 +24,12 @@ use drydock_core::migration::{
     convergence::{Monitor, Written},
     record::Record,
     source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
+    unsent,
 };
 use drydock_host::{
     domain::{
-        CallError, Deadlines, DomainEvent, DomainHandle, Lifecycle, PausedReason, State, StoppedDetail, SuspendedDetail,
+        CallError, Deadlines, DomainEvent, DomainHandle, JobInfo, Lifecycle, PausedReason, State, StoppedDetail,
+        SuspendedDetail,
     },
     pod_folder::PodFolder,
 };
@@ -73,6 +75,8 @@ pub(super) struct SourceTask {
     /// Whether it has been logged that libvirt cannot be reached.
     unreachable: bool,
     keep_paused: Option<bool>,
+    /// Whether libvirt was requested to abort the job.
+    aborted: bool,
     /// Whether the guest has been switched to post-copy.
     switched: bool,
     monitor: Option<Monitor>,
@@ -100,6 +104,7 @@ impl SourceTask {
             left_since: None,
             unreachable: false,
             keep_paused: None,
+            aborted: false,
             switched: false,
             monitor: None,
             progress: None,
@@ -250,6 +255,7 @@ impl SourceTask {
                 tunnel,
                 stood_still: self.stood_still,
                 target_is_late: late_in == Some(Duration::ZERO),
+                is_stuck: job == Job::Outgoing && is_stuck(info.as_ref(), self.aborted),
             };
             let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
@@ -267,6 +273,9 @@ impl SourceTask {
                 let late_in = late_in.filter(|left| !left.is_zero());
                 return Ok(late_in.or_else(|| self.recheck_in(domain, job, by_pod.is_some())));
             };
+            if view.is_stuck && first == SourceStep::Close {
+                self.give_up_stuck(&migration);
+            }
             for step in steps {
                 self.execute(step, &migration, handle.as_ref()).await?;
             }
@@ -313,6 +322,7 @@ impl SourceTask {
             }
             SourceStep::Abort => {
                 if let Some(handle) = handle {
+                    self.aborted = true;
                     info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, "migration job aborted");
                     // The job may have ended meanwhile, which the next reconcile detects.
                     if let Err(error) = handle.abort_job().await {
@@ -373,6 +383,12 @@ impl SourceTask {
         }
         Ok(())
     }
+}
+
+/// Returns whether libvirt's job has sent nothing, and is to end.
+fn is_stuck(info: Option<&Result<Option<JobInfo>, CallError>>, aborted: bool) -> bool {
+    let Some(Ok(Some(job))) = info else { return false };
+    unsent::is_stuck(job.data.total, job.elapsed.unwrap_or_default(), aborted)
 }
 
 /// Returns whether the guest was paused so that it can move, not by its user.

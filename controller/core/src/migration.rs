@@ -63,3 +63,4 @@ pub mod source;
 pub mod status;
 pub mod target;
 mod target_pods;
+pub mod unsent;

@@ -401,6 +401,7 @@ KINDS = (
                     Constants(f"{AGENT}/migrations/source_task.rs", ("LIBVIRT_GAVE_UP",)),
                     Constants(f"{AGENT}/tunnel/local.rs", ("LIBVIRT_NOT_UNDERSTOOD",)),
                     Variants(f"{CORE}/migration/convergence.rs", "Cause"),
+                    Constants(f"{CORE}/migration/unsent.rs", ("NOTHING_SENT",)),
                     Constants(f"{CORE}/migration/status.rs", ("POST_COPY_BROKEN",)),
                 ),
                 "Why the guest stayed on its source.",

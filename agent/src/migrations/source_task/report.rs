@@ -6,14 +6,14 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     conditions::whole_seconds,
-    migration::{convergence::is_given_up_for, record::Record, source::Call},
+    migration::{convergence::is_given_up_for, record::Record, source::Call, unsent},
 };
 use drydock_host::domain::{DomainHandle, PausedReason, State};
 use drydock_runtime::{Key, Severity, clock};
 use kube::ResourceExt;
-use tracing::info;
+use tracing::{info, warn};
 
-use super::{SourceTask, Trouble, is_paused_to_move, status_patch};
+use super::{Failure, SourceTask, Trouble, is_paused_to_move, status_patch};
 use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
@@ -101,6 +101,19 @@ impl SourceTask {
         let state = self.side.tunnels.session(uid)?.state;
         let reason = state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
         Some((reason, state.trouble?))
+    }
+
+    /// Records why a stuck job is ended, unless the migration is already given up for another reason.
+    pub(super) fn give_up_stuck(&mut self, migration: &VirtualMachineInstanceMigration) {
+        let message = unsent::sentence();
+        warn!(
+            migration = %Key::of(migration), migration_uid = migration.metadata.uid,
+            "session of a stuck migration closed"
+        );
+        if !Record::of(migration).is_given_up() {
+            let reason = unsent::NOTHING_SENT;
+            self.failure = Some(Failure { reason, message });
+        }
     }
 
     fn why_stayed(

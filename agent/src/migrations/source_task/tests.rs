@@ -395,6 +395,62 @@ async fn agent_keeps_the_downtime_that_the_one_before_raised() {
     assert_eq!(source.fixture.around.libvirt.migration_limits().0, Some(600));
 }
 
+/// The job of a guest of which nothing has been sent for this number of seconds.
+fn unsent_after(seconds: u64) -> JobInfo {
+    JobInfo {
+        elapsed: Some(Duration::from_secs(seconds)),
+        ..migration_job(JobOperation::OutgoingMigration)
+    }
+}
+
+#[tokio::test]
+async fn migration_that_sends_nothing_fails_with_its_reason() {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.fixture.around.libvirt.set_job(unsent_after(239));
+    source.reconcile_without_writes().await.unwrap();
+    assert!(!source.calls().contains(&"close"));
+    source.fixture.around.libvirt.set_job(unsent_after(300));
+    source.reconcile_without_writes().await.unwrap();
+    assert!(source.calls().ends_with(&["close"]), "{:?}", source.calls());
+    // Until libvirt notices, nothing else is done.
+    source.reconcile_without_writes().await.unwrap();
+    source.fixture.around.libvirt.migration_fails("end of file");
+    let result = moved(&mut source.task.moving).await;
+    source.task.end_call(result);
+    // The target has reported meanwhile that nothing arrives, which aborts the migration.
+    let lost = json!({"abort": {"reason": "TargetLost", "message": "lost"}});
+    source.fixture.around.update(&lost);
+    let reports = source.reconcile_with_writes().await;
+    assert_eq!(
+        (&reports[0]["state"], &reports[0]["reason"]),
+        (&json!("Stayed"), &json!("NothingSent"))
+    );
+    assert!(
+        reports[0]["message"].as_str().unwrap().contains("within 240 s"),
+        "{reports:?}"
+    );
+    assert!(!source.fixture.around.libvirt.calls().contains(&"abort job"));
+}
+
+#[tokio::test]
+async fn session_is_closed_when_an_abort_has_no_effect() {
+    for (job, closed) in [(unsent_after(2), true), (job_after(300), false)] {
+        let mut source = source(&prepared(), false).await;
+        source.begin().await;
+        let abort = json!({"abort": {"reason": "Deleted", "message": "it was deleted"}});
+        source.fixture.around.update(&abort);
+        source.fixture.around.libvirt.set_job(job.clone());
+        source.reconcile_with_writes().await;
+        assert!(source.fixture.around.libvirt.calls().ends_with(&["abort job"]));
+        assert!(!source.calls().contains(&"close"));
+        // libvirt still waits for its target.
+        source.fixture.around.libvirt.set_job(job);
+        source.reconcile_with_writes().await;
+        assert_eq!(source.calls().ends_with(&["close"]), closed, "{:?}", source.calls());
+    }
+}
+
 #[tokio::test]
 async fn deleted_migration_aborts_the_job() {
     let mut source = source(&prepared(), false).await;

@@ -42,6 +42,8 @@ use forecast::{Pass, Rate};
 pub use limits::Limits;
 pub use text::{Written, summary, worth_writing};
 
+use super::unsent::NOTHING_SENT;
+
 /// The downtime limit of the first pass over the memory, unless a lower maximum is configured. QEMU stops the guest as soon
 /// as it expects to send the rest within the limit, so even an idle guest stands still for about this long.
 ///
@@ -157,12 +159,11 @@ impl Cause {
     }
 }
 
-/// Returns whether a source's reason for `Stayed` shows that it aborted the migration on request of this module,
-/// regardless of libvirt's error.
+/// Returns whether a source's reason for `Stayed` shows that it ended the migration on request of this module or of
+/// [`unsent`](super::unsent), regardless of libvirt's error.
 pub fn is_given_up_for(reason: &str) -> bool {
-    [Cause::CompletionTimeExceeded, Cause::NoProgress]
-        .iter()
-        .any(|cause| cause.reason() == reason)
+    let [time, progress] = [Cause::CompletionTimeExceeded, Cause::NoProgress].map(Cause::reason);
+    [time, progress, NOTHING_SENT].contains(&reason)
 }
 
 /// The state observed for one migration. After a restart, a new monitor needs several samples to become certain again

@@ -226,6 +226,7 @@ mod tests {
                 },
                 stood_still: flag,
                 target_is_late: late,
+                is_stuck: flag,
             };
             prop_assert_eq!(source::step(&source), []);
             let target = TargetView {

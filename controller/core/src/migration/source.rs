@@ -126,6 +126,8 @@ pub struct SourceView {
     pub stood_still: bool,
     /// The guest has left, but the target has not acknowledged that within the agent's `TARGET_IS_LATE_AFTER`.
     pub target_is_late: bool,
+    /// libvirt's job has sent nothing, and is to end ([`unsent`](super::unsent)).
+    pub is_stuck: bool,
 }
 
 impl SourceView {
@@ -362,6 +364,9 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
     }
     match view.job {
         Job::Unknown => return Vec::new(),
+        Job::Outgoing if view.is_stuck && matches!(view.tunnel, SourceTunnel::Open { .. }) => {
+            return vec![SourceStep::Close];
+        }
         Job::Outgoing if record.is_given_up() => return vec![SourceStep::Abort],
         Job::Outgoing => return Vec::new(),
         Job::None => {}

@@ -224,6 +224,8 @@ impl Out<'_, '_> {
                     tunnel: world.source.tunnel,
                     stood_still: world.source.stood_still,
                     target_is_late: false,
+                    // It would only close the session, with the effect of a tunnel that crashes.
+                    is_stuck: false,
                 };
                 // Both cases are possible at any time: it is unknown how long the source has waited for the
                 // acknowledgement.

@@ -45,6 +45,7 @@ fn named() -> SourceView {
         tunnel: SourceTunnel::Missing,
         stood_still: false,
         target_is_late: false,
+        is_stuck: false,
     }
 }
 
@@ -613,6 +614,36 @@ fn guest_that_its_user_paused_is_released_once_the_reply_is_read() {
 }
 
 #[test]
+fn session_of_a_stuck_job_is_closed() {
+    check(
+        moving,
+        &[
+            ("stuck", |v| v.is_stuck = true, &[Do::Close]),
+            (
+                "stuck, although it was aborted",
+                |v| (v.is_stuck, v.record.abort) = (true, true),
+                &[Do::Close],
+            ),
+            (
+                "stuck, and closed",
+                |v| (v.is_stuck, v.tunnel) = (true, SourceTunnel::Missing),
+                &[],
+            ),
+            (
+                "stuck, and the tunnel is down",
+                |v| (v.is_stuck, v.tunnel) = (true, SourceTunnel::Unknown),
+                &[],
+            ),
+            (
+                "stuck, and of another migration",
+                |v| (v.is_stuck, v.record.source) = (true, None),
+                &[],
+            ),
+        ],
+    );
+}
+
+#[test]
 fn what_is_over_is_closed_and_no_more() {
     check(
         moving,
@@ -704,8 +735,9 @@ prop_compose! {
         tunnel in tunnel(),
         stood_still in any::<bool>(),
         target_is_late in any::<bool>(),
+        is_stuck in any::<bool>(),
     ) -> SourceView {
-        SourceView { record, domain, job, call, tunnel, stood_still, target_is_late }
+        SourceView { record, domain, job, call, tunnel, stood_still, target_is_late, is_stuck }
     }
 }
 
