@@ -12,7 +12,7 @@ use drydock_core::{
     launcher_pod::pending::Pending,
     migration::{
         cluster::Failure,
-        deadlines::{Consequence, Deadline, Part, TARGET_POD_NOT_READY, TargetPod as PodOnItsWay},
+        deadlines::{Deadline, Part, TARGET_POD_NOT_READY, TargetPod as PodOnItsWay},
         observed::{Facts, pod_of},
         queue::Reason,
         record::Record,
@@ -132,8 +132,7 @@ impl MigrationTask {
             MigrationPhase::TargetReady => (Part::Starting, since),
             _ => return None,
         };
-        let deadline = self.deadlines.deadline(part, since, &annotations)?;
-        (deadline.then == Consequence::Abort).then_some(deadline)
+        self.deadlines.deadline(part, since, &annotations)
     }
 
     /// Returns both sides, which are recorded only once; `None` if a part of them is unknown.

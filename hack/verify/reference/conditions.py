@@ -563,4 +563,4 @@ READ = frozenset(
 )
 # Reasons that no object has: a migration that waits has a reason of its own; the outcome of a launcher whose guest has
 # migrated does not end the instance; the migration reports these deadlines as DeadlineExceeded, with their message.
-UNSEEN = frozenset({"Queued", "GuestMigrated", "PreparationTimedOut", "StartTimedOut", "HandOverStalled"})
+UNSEEN = frozenset({"Queued", "GuestMigrated", "PreparationTimedOut", "StartTimedOut"})

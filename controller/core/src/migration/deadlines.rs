@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!  target pod created ──▶ ready ──▶ both sides prepare ──▶ guest starts to move ──▶ moving ──▶ hand-over
-//!  └ 300 s without a node           └ 240 s                └ 240 s              (convergence)  └ 30 s,
-//!  └ 900 s in total                                                                              report only
+//!  └ 300 s without a node           └ 240 s                └ 240 s                  (convergence)
+//!  └ 900 s in total
 //! ```
 //!
-//! A deadline that passes aborts the migration, which is safe as long as the guest has not left. During the hand-over
-//! it proves nothing about either side, so it is only reported.
+//! A deadline that passes aborts the migration, which is safe as long as the guest has not left. The hand-over has
+//! none: the elapsed time does not show where the guest may run.
 
 mod attempts;
 
@@ -44,9 +44,6 @@ pub struct Deadlines {
     /// From then until the guest starts to move. Default: 240 s, for the same reason. Long enough for an agent that is
     /// being replaced.
     pub starting: Duration,
-    /// From when the target may resume the guest until it does. Default: 30 s, after which libvirt considers an
-    /// unresponsive connection dead (`keepalive_interval` 5 s, `keepalive_count` 5).
-    pub hand_over: Duration,
 }
 
 impl Default for Deadlines {
@@ -56,13 +53,12 @@ impl Default for Deadlines {
             pending: Duration::from_secs(900),
             preparing: Duration::from_secs(240),
             starting: Duration::from_secs(240),
-            hand_over: Duration::from_secs(30),
         }
     }
 }
 
-/// A phase of a migration that has a deadline. While the guest moves, [`convergence`](super::convergence) decides
-/// instead.
+/// A phase of a migration that has a deadline. While the guest moves, [`convergence`](super::convergence) and
+/// [`unsent`](super::unsent) decide instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// The target pod is being scheduled or started.
@@ -71,8 +67,6 @@ pub enum Part {
     Preparing,
     /// Both sides are prepared, and the guest does not move yet (phase `TargetReady`).
     Starting,
-    /// The guest has left the source for good, and does not run on the target yet.
-    HandOver,
 }
 
 /// The state of a target pod that determines its deadline.
@@ -89,8 +83,6 @@ pub struct TargetPod {
 pub struct Deadline {
     /// When it passes.
     pub at: Timestamp,
-    /// Consequence when it has passed.
-    pub then: Consequence,
     /// CamelCase reason.
     pub reason: &'static str,
     /// Human-readable message, valid once the deadline has passed.
@@ -102,15 +94,6 @@ impl Deadline {
     pub fn has_passed(&self, now: Timestamp) -> bool {
         now >= self.at
     }
-}
-
-/// Consequence of a passed deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Consequence {
-    /// The migration is aborted; the guest stays where it is.
-    Abort,
-    /// It is reported only. The elapsed time alone does not show where the guest may run.
-    Report,
 }
 
 impl Deadlines {
@@ -144,44 +127,29 @@ impl Deadlines {
     /// `annotations` are the migration's, as in [`Self::with_annotations`].
     pub fn deadline(&self, part: Part, since: Timestamp, annotations: &BTreeMap<String, String>) -> Option<Deadline> {
         let (own, _) = self.with_annotations(annotations);
-        let (limit, then, reason, message) = match part {
+        let (limit, reason, message) = match part {
             Part::TargetPod(TargetPod { ready: true, .. }) => return None,
             Part::TargetPod(TargetPod {
                 unschedulable: true, ..
             }) if own.unschedulable <= own.pending => (
                 own.unschedulable,
-                Consequence::Abort,
                 "TargetPodUnschedulable",
                 "no node took the target pod",
             ),
-            Part::TargetPod(_) => (
-                own.pending,
-                Consequence::Abort,
-                TARGET_POD_NOT_READY,
-                "the target pod was not ready",
-            ),
+            Part::TargetPod(_) => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
             Part::Preparing => (
                 own.preparing,
-                Consequence::Abort,
                 "PreparationTimedOut",
                 "source and target were not both prepared",
             ),
             Part::Starting => (
                 own.starting,
-                Consequence::Abort,
                 "StartTimedOut",
                 "both sides were prepared, and the guest did not begin to move",
-            ),
-            Part::HandOver => (
-                own.hand_over,
-                Consequence::Report,
-                "HandOverStalled",
-                "the guest has left its source and did not run on its target",
             ),
         };
         Some(Deadline {
             at: after(since, limit),
-            then,
             reason,
             sentence: format!("{message} within {} s", limit.as_secs_f64()),
         })
