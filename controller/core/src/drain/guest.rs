@@ -124,14 +124,17 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
             ..Situation::default()
         };
     }
-    let evacuation = match (marked, mark::evacuation(instance)) {
+    let before = match (marked, mark::evacuation(instance)) {
         // It has left that node.
         (Some(marked), _) if Some(marked) != node => return called_off(guest, marks),
         (Some(_), Some(evacuation)) if !marks.holds(evacuation.requested_by) => return called_off(guest, marks),
-        (_, evacuation) => evacuation.cloned(),
-    };
-    let Some(before) = evacuation else {
-        return unmarked(guest, marks, now);
+        // Clients made for KubeVirt set the node alone.
+        (Some(_), None) => {
+            let requester = mark::requester(marks.cordoned, marks.tainted, marks.in_maintenance);
+            return to_be_marked(guest, requester, now);
+        }
+        (None, _) => return unmarked(guest, marks, now),
+        (Some(_), Some(evacuation)) => evacuation.clone(),
     };
     let mut after = counted(&before, &guest.migrations);
     notice_change(&mut after, guest.circumstances.as_deref());
@@ -180,17 +183,22 @@ fn unmarked(guest: &Guest<'_>, marks: NodeMarks, now: Timestamp) -> Situation {
         return Situation::default();
     };
     if wants_mark(guest.instance, guest.strategy, guest.made, now) {
-        return Situation {
-            state: Some(State::ToBeMarked),
-            requester: Some(requester),
-            steps: vec![marking(guest.instance, mark::new(requester, now))],
-            wake: None,
-        };
+        return to_be_marked(guest, requester, now);
     }
     Situation {
         state: Some(stays(guest)),
         requester: Some(requester),
         ..Situation::default()
+    }
+}
+
+/// Returns the situation of a guest that gets a new mark.
+fn to_be_marked(guest: &Guest<'_>, requester: DrainRequest, now: Timestamp) -> Situation {
+    Situation {
+        state: Some(State::ToBeMarked),
+        requester: Some(requester),
+        steps: vec![marking(guest.instance, mark::new(requester, now))],
+        wake: None,
     }
 }
 

@@ -351,6 +351,33 @@ fn marks_are_removed_with_their_requester() {
 }
 
 #[test]
+fn guest_marked_by_the_node_alone_gets_a_whole_mark() {
+    for (marks, by) in [
+        (OPEN, DrainRequest::Eviction),
+        (CORDONED, DrainRequest::Cordon),
+        (TAINTED, DrainRequest::Taint),
+    ] {
+        let web = instance("web", |web| web["status"]["evacuationNodeName"] = json!("a"));
+        let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
+        let [Step::Mark { node, evacuation, .. }] = plan.steps.as_slice() else {
+            panic!("{:?}", plan.steps);
+        };
+        assert_eq!(
+            (node.as_str(), evacuation),
+            ("a", &crate::eviction::mark::new(by, now()))
+        );
+        assert_eq!(reported(&plan), [(RemainingState::Waiting, "Migration".to_owned())]);
+        let whole = crate::eviction::mark::marked(&web, "a", evacuation);
+        let plan = of_one(marks, guest(&whole, LiveMigrate, Vec::new()));
+        assert!(
+            matches!(plan.steps.as_slice(), [Step::Migrate { .. }]),
+            "{:?}",
+            plan.steps
+        );
+    }
+}
+
+#[test]
 fn what_has_begun_to_move_is_not_called_off() {
     let web = marked("web", "Cordon");
     let begun = migration("1", "PreparingTarget", |migration| {
