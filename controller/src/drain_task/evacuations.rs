@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 
 use drydock_api::kubevirt::{
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceMigrationSpec,
-    migration::MigrationPriority, names::EVACUATION_PREFIX,
+    migration::MigrationPriority,
 };
 use drydock_core::{
-    drain::guest::CIRCUMSTANCES,
+    drain::guest::{CIRCUMSTANCES, migration_name},
     eviction::mark,
-    launcher_pod,
     migration::{purpose::EVACUATION, queue::ORDER},
 };
 use drydock_runtime::Key;
@@ -71,16 +70,10 @@ impl Evacuation<'_> {
         }
     }
 
-    /// Builds the migration. The same attempt always gets the same name, so that a migration that this process does
-    /// not remember is not created twice. `take` counts the names that migrations of other instances already have.
+    /// Builds the migration. `take` counts the names that migrations of other instances already have.
     fn migration(self, take: u32) -> VirtualMachineInstanceMigration {
-        let attempt = mark::evacuation(self.instance).map(|evacuation| {
-            let uid = self.instance.uid().unwrap_or_default();
-            format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
-        });
-        let identity = format!("{}/{take}", attempt.unwrap_or_default());
         let mut migration = VirtualMachineInstanceMigration::new(
-            &format!("{EVACUATION_PREFIX}{}", launcher_pod::suffix(&identity)),
+            &migration_name(self.instance, mark::evacuation(self.instance), take),
             VirtualMachineInstanceMigrationSpec {
                 vmi_name: self.instance.name_any(),
                 priority: Some(self.priority),

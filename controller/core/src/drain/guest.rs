@@ -1,6 +1,6 @@
 //! The state of one guest that is to leave its node, and the steps for it.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use drydock_api::{
     hyperconverged::EvictionStrategy,
@@ -8,6 +8,7 @@ use drydock_api::{
     kubevirt::{
         Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
         migration::MigrationPhase,
+        names::EVACUATION_PREFIX,
         status::{DrainRequest, Evacuation, FailedMigration},
     },
 };
@@ -21,8 +22,9 @@ use super::{
 use crate::{
     conditions::Status,
     eviction::{Migratable, falls_back, is_finished, mark, wants_mark},
+    launcher_pod,
     migration::{
-        deadlines::{Attempts, Failures, Retry},
+        deadlines::{Attempts, Failures, Retry, after},
         purpose::Purpose,
         record::Record,
         status::{WAITING, Waiting},
@@ -33,6 +35,8 @@ use crate::{
 
 /// Annotation of a migration that evacuates a node: digest of the circumstances at its creation.
 pub const CIRCUMSTANCES: &str = "drydock.dev/drain-circumstances";
+/// Resolution of the times of failures, which tell apart those that were counted from others.
+const CLOCK_STEP: Duration = Duration::from_secs(1);
 /// Maximum length of a stored failure message, in characters.
 const MAX_GUESTS_LISTED: usize = 512;
 
@@ -136,7 +140,7 @@ pub(super) fn situation(guest: &Guest<'_>, marks: NodeMarks, attempts: Attempts,
         (None, _) => return unmarked(guest, marks, now),
         (Some(_), Some(evacuation)) => evacuation.clone(),
     };
-    let mut after = counted(&before, &guest.migrations);
+    let mut after = counted(&before, guest);
     notice_change(&mut after, guest.circumstances.as_deref());
     if after.requested_by == DrainRequest::Eviction
         && (marks.cordoned || marks.own_request().is_some())
@@ -384,20 +388,43 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> State {
     }
 }
 
+/// Returns the name of the migration for an attempt to evacuate a guest. The same attempt always gets the same name, so
+/// that a migration that the controller does not remember is not created twice. `take` counts the names that migrations
+/// of other instances already have.
+pub fn migration_name(instance: &VirtualMachineInstance, evacuation: Option<&Evacuation>, take: u32) -> String {
+    let attempt = evacuation.map(|evacuation| {
+        let uid = instance.metadata.uid.as_deref().unwrap_or_default();
+        format!("{uid}/{}/{}", evacuation.requested_at, evacuation.failures)
+    });
+    let identity = format!("{}/{take}", attempt.unwrap_or_default());
+    format!("{EVACUATION_PREFIX}{}", launcher_pod::suffix(&identity))
+}
+
 /// Returns the mark, updated with all failed evacuation migrations since it was set.
-fn counted(mark: &Evacuation, migrations: &[Arc<VirtualMachineInstanceMigration>]) -> Evacuation {
-    let mut failed: Vec<FailedMigration> = migrations.iter().filter_map(|migration| failure(migration)).collect();
-    failed.sort_by(|one, other| (one.at, &one.uid).cmp(&(other.at, &other.uid)));
+fn counted(mark: &Evacuation, guest: &Guest<'_>) -> Evacuation {
+    let failures = guest.migrations.iter().filter_map(|migration| {
+        let name = migration.metadata.name.as_deref().unwrap_or_default();
+        Some((failure(migration)?, name))
+    });
+    let mut failed: Vec<(FailedMigration, &str)> = failures.collect();
+    failed.sort_by(|(one, _), (other, _)| (one.at, &one.uid).cmp(&(other.at, &other.uid)));
     let mut counted = mark.clone();
-    for failure in failed {
+    for (mut failure, name) in failed {
         let is_news = match &counted.last_failure {
             None => failure.at >= counted.requested_at,
             Some(last) => (last.at, &last.uid) < (failure.at, &failure.uid),
         };
-        if is_news {
-            counted.failures = counted.failures.saturating_add(1);
-            counted.last_failure = Some(failure);
+        if !is_news {
+            // Clocks of replicas differ. The next attempt would have the name of this one, and could not be created.
+            if name != migration_name(guest.instance, Some(&counted), 0) {
+                continue;
+            }
+            // Not earlier than what was counted before, so that no failure counts twice.
+            let last = counted.last_failure.as_ref();
+            failure.at = last.map_or(counted.requested_at, |last| after(last.at, CLOCK_STEP));
         }
+        counted.failures = counted.failures.saturating_add(1);
+        counted.last_failure = Some(failure);
     }
     counted
 }

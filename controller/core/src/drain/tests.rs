@@ -494,6 +494,44 @@ fn failures_are_counted_once_and_back_off_to_a_limit() {
 }
 
 #[test]
+fn failure_of_an_attempt_counts_whatever_its_time() {
+    let failed = |uid: &str, name: &str, ago: i64| {
+        migration(uid, "Failed", |migration| {
+            migration["metadata"]["name"] = json!(name);
+            migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
+                json!(seconds_ago(ago).to_string());
+        })
+    };
+    let counted = |instance: &VirtualMachineInstance, migrations: &[Arc<VirtualMachineInstanceMigration>]| {
+        let plan = of_one(CORDONED, guest(instance, LiveMigrate, migrations.to_vec()));
+        let steps = plan.steps.iter();
+        let mut marks = steps.filter_map(|step| match step {
+            Step::Mark { evacuation, .. } => Some(evacuation.clone()),
+            _ => None,
+        });
+        let mut after = instance.clone();
+        let evacuation = marks.next()?;
+        let failures = evacuation.failures;
+        after.status.as_mut().unwrap().evacuation = Some(evacuation);
+        Some((after, failures))
+    };
+    let name_of_next = |instance: &VirtualMachineInstance| {
+        let evacuation = crate::eviction::mark::evacuation(instance);
+        super::guest::migration_name(instance, evacuation, 0)
+    };
+    // The mark is 60 s old. An earlier one had a migration that failed later than the first of this one, by its clock.
+    let web = marked("web", "Cordon");
+    let earlier = failed("9", "m-9", 61);
+    assert_eq!(counted(&web, std::slice::from_ref(&earlier)), None);
+    let mut all = vec![earlier, failed("1", &name_of_next(&web), 62)];
+    let (once, failures) = counted(&web, &all).unwrap();
+    assert_eq!((failures, counted(&once, &all)), (1, None));
+    all.push(failed("0", &name_of_next(&once), 63));
+    let (twice, failures) = counted(&once, &all).unwrap();
+    assert_eq!((failures, counted(&twice, &all)), (2, None));
+}
+
+#[test]
 fn change_of_what_decides_ends_a_back_off_once() {
     let failed = |uid: &str, circumstances: Option<&str>| {
         migration(uid, "Failed", |migration| {

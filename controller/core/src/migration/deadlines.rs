@@ -166,7 +166,7 @@ fn seconds(text: &str) -> Option<Duration> {
 }
 
 /// Returns `since` plus `wait`, limited to the latest representable time.
-fn after(since: Timestamp, wait: Duration) -> Timestamp {
+pub(crate) fn after(since: Timestamp, wait: Duration) -> Timestamp {
     since.checked_add(wait).unwrap_or(Timestamp::MAX)
 }
 
