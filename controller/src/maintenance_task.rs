@@ -143,7 +143,7 @@ impl MaintenanceTask {
         events: Events,
         work: &MaintenanceQueues,
     ) -> Self {
-        let evictions = Evictions::new(client.clone(), work);
+        let evictions = Evictions::new(client.clone(), maintenances.clone(), work);
         let (unblocking, queue) = (evictions.clone(), work.nodes.clone());
         let surroundings = NodeContext::new(client.clone(), watches, move |namespace| {
             for node in unblocking.unblocked(namespace) {
@@ -197,13 +197,8 @@ impl Reconciler for MaintenanceTask {
 
     async fn observe(&self, key: &Key) -> Result<Option<OfNode>, ReconcileError> {
         let shown = self.maintenances.of_node(&key.name);
-        let newest = shown.iter().filter_map(|(group, object)| {
-            let key = Key::of(object.as_ref());
-            let newest = self.maintenances.of_group(*group).newest(&key)?;
-            Some((*group, key, newest))
-        });
         Ok(Some(OfNode {
-            newest: newest.collect(),
+            newest: self.maintenances.newest(&shown),
             shown,
         }))
     }
@@ -258,8 +253,7 @@ impl Queued for MaintenanceTask {
             self.nodes.wait_until_synced(),
             self.leases.wait_until_synced()
         );
-        let nodes = self.maintenances.nodes();
-        nodes.iter().map(|node| Key::cluster(node)).collect()
+        self.known_nodes().iter().map(|node| Key::cluster(node)).collect()
     }
 }
 
@@ -384,6 +378,14 @@ impl MaintenanceTask {
             self.evictions.forget(node);
         }
         self.surroundings.want(!kept.is_empty());
+    }
+
+    /// Returns the nodes that maintenances name, and those whose pods are watched: their maintenances may have ended
+    /// while another process led.
+    fn known_nodes(&self) -> HashSet<String> {
+        let mut nodes: HashSet<String> = self.maintenances.nodes().into_iter().collect();
+        nodes.extend(self.lock().keys().cloned());
+        nodes
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Kept>> {

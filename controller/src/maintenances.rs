@@ -79,6 +79,17 @@ impl Maintenances {
             .collect()
     }
 
+    /// Returns maintenances of a node including writes that the watches do not show yet; none for those that these
+    /// have deleted.
+    pub(crate) fn newest(&self, shown: &[(Group, Arc<NodeMaintenance>)]) -> Vec<(Group, Key, NodeMaintenance)> {
+        let newest = shown.iter().filter_map(|(group, object)| {
+            let key = Key::of(object.as_ref());
+            let newest = self.of_group(*group).newest(&key)?;
+            Some((*group, key, newest))
+        });
+        newest.collect()
+    }
+
     /// Returns whether a maintenance names this node.
     pub(crate) fn concerns(&self, node: &str) -> bool {
         lock(&self.by_node).contains_key(node)

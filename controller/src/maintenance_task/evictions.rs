@@ -23,8 +23,11 @@ use kube::{Api, Client, api::PostParams};
 use serde_json::Value;
 use tracing::{debug, info};
 
-use super::MaintenanceQueues;
-use crate::reconciler::{Executed, Queued, ReconcileError, Reconciler};
+use super::{MaintenanceQueues, holds_node};
+use crate::{
+    maintenances::Maintenances,
+    reconciler::{Executed, Queued, ReconcileError, Reconciler},
+};
 
 /// How many evictions are in progress at a time. Most of the time they wait for a webhook, or for the API server's
 /// own fairness.
@@ -34,6 +37,7 @@ pub(super) const MAX_CONCURRENT_RECONCILES: usize = 512;
 #[derive(Clone)]
 pub(super) struct Evictions {
     client: Client,
+    maintenances: Maintenances,
     entries: Arc<Mutex<HashMap<String, Entry>>>,
     work: WorkQueue,
     nodes: WorkQueue,
@@ -47,9 +51,10 @@ struct Entry {
 
 impl Evictions {
     /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued.
-    pub(super) fn new(client: Client, queues: &MaintenanceQueues) -> Self {
+    pub(super) fn new(client: Client, maintenances: Maintenances, queues: &MaintenanceQueues) -> Self {
         Self {
             client,
+            maintenances,
             entries: Arc::default(),
             work: queues.evictions.clone(),
             nodes: queues.nodes.clone(),
@@ -147,9 +152,16 @@ impl Reconciler for Evictions {
 }
 
 impl Queued for Evictions {
-    /// A process that leads again repeats the requests that were in progress when it was interrupted.
+    /// A process that leads again repeats the requests that were in progress when it was interrupted, except those for
+    /// nodes whose maintenances have ended since.
     async fn all(&self) -> Vec<Key> {
-        let entries = self.lock();
+        self.maintenances.wait_until_synced().await;
+        let mut entries = self.lock();
+        entries.retain(|_, entry| {
+            let shown = self.maintenances.of_node(&entry.node);
+            let newest = self.maintenances.newest(&shown);
+            newest.iter().any(|(_, _, object)| holds_node(object))
+        });
         let in_flight = entries.values().filter(|entry| entry.attempt.in_flight);
         in_flight
             .map(|entry| Key::namespaced(&entry.target.namespace, &entry.target.name))
@@ -228,22 +240,65 @@ impl Evictions {
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::{WorkQueueMetrics, fake::api_server};
+    use drydock_api::maintenance::{FINALIZER, Group, NodeMaintenance};
+    use drydock_runtime::{
+        WorkQueueMetrics,
+        fake::{ApiServer, api_server},
+    };
     use serde_json::json;
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn pod_is_deleted_by_uid_with_the_requested_grace_period() {
-        let (client, mut server) = api_server();
-        let evictions = Evictions::new(client, &MaintenanceQueues::new(&WorkQueueMetrics::default()));
-        let target = Target {
+    /// Evictions while these nodes are in maintenance, and the API server that their requests reach.
+    fn fixture(nodes: &[&str]) -> (Evictions, ApiServer) {
+        let (client, server) = api_server();
+        let maintenances = nodes.iter().map(|node| {
+            let object: NodeMaintenance = serde_json::from_value(json!({
+                "metadata": {"name": node, "finalizers": [FINALIZER]},
+                "spec": {"nodeName": node},
+            }))
+            .unwrap();
+            (Group::Medik8s, object)
+        });
+        let queues = MaintenanceQueues::new(&WorkQueueMetrics::default());
+        (
+            Evictions::new(client, Maintenances::filled(maintenances), &queues),
+            server,
+        )
+    }
+
+    fn target() -> Target {
+        Target {
             namespace: "d".into(),
             name: "p".into(),
             uid: "u".into(),
             grace_period_seconds: Some(7),
-        };
-        evictions.request("n", target);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn eviction_is_not_repeated_once_no_maintenance_is_left() {
+        for (nodes, is_repeated) in [(&["n"][..], true), (&["other"], false), (&[], false)] {
+            let (evictions, mut server) = fixture(nodes);
+            evictions.request("n", target());
+            let key = Key::namespaced("d", "p");
+            let expected: &[Key] = if is_repeated { std::slice::from_ref(&key) } else { &[] };
+            assert_eq!(evictions.all().await, expected, "{nodes:?}");
+            let (reconciled, ()) = tokio::join!(evictions.reconcile(&key), async {
+                if is_repeated {
+                    server.next_request().await.with(&json!({}));
+                } else {
+                    assert!(server.is_left_alone().await, "{nodes:?}");
+                }
+            });
+            assert!(reconciled.is_ok());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_is_deleted_by_uid_with_the_requested_grace_period() {
+        let (evictions, mut server) = fixture(&["n"]);
+        evictions.request("n", target());
         let attempt = || evictions.attempt("u").unwrap();
         assert!(attempt().in_flight && evictions.all().await.len() == 1);
         let key = Key::namespaced("d", "p");

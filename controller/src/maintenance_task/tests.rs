@@ -86,6 +86,15 @@ async fn refused_maintenance_does_not_hold_up_the_other_groups() {
     assert_eq!(refused_groups(&task, &mut server).await, BTreeSet::from(GROUPS));
 }
 
+#[tokio::test]
+async fn node_of_an_ended_maintenance_is_let_go_in_the_next_term() {
+    let (task, _server) = fixture();
+    task.keep("gone", true);
+    assert_eq!(task.known_nodes(), HashSet::from(["n".into(), "gone".into()]));
+    task.reconcile(&Key::cluster("gone")).await.unwrap();
+    assert_eq!(task.known_nodes(), HashSet::from(["n".into()]));
+}
+
 #[test]
 fn a_status_patch_has_what_changes_and_null_for_what_is_gone() {
     let before = json!({"phase": "Running", "lastError": "e", "pods": [1]});
