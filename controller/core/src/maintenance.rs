@@ -221,37 +221,9 @@ pub fn next(seen: &Seen<'_>) -> Turn {
 
 /// Locks, closes and drains the node.
 fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
-    let held_before = report::held_lease(before);
-    let (wake, lease) = match lease::judge(seen.lease, seen.now) {
-        LeaseState::Held { renew } => (Some(renew), report::LeaseReport::Held),
-        LeaseState::HeldByOther { holder, until } => {
-            if held_before {
-                return fail(seen, before, Failure::LeaseLost, Some(&holder));
-            }
-            let waiting = report::LeaseReport::HeldByOther(holder);
-            // Leases of the older group are not watched, since their namespace also contains Leases of any other
-            // kind.
-            let retry = seen.now.checked_add(lease::RETRY).ok();
-            let retry = retry.filter(|_| seen.group == Group::KubeVirt);
-            return wait_for_lease(seen, before, node, &waiting, retry.into_iter().chain([until]).min());
-        }
-        LeaseState::ToWrite { exists } => match seen.lease_failure {
-            None => {
-                let write = lease::write(seen.group, seen.lease, exists, node, seen.now);
-                return Turn::only(Next::WriteLease(Box::new(write)));
-            }
-            Some(why) => {
-                let failing = report::LeaseReport::Failing(why.to_owned());
-                let retry = seen.now.checked_add(lease::RETRY).ok();
-                if !held_before {
-                    return wait_for_lease(seen, before, node, &failing, retry);
-                }
-                if report::lease_failing_since(before).is_some_and(|since| lease::is_lost(since, seen.now)) {
-                    return fail(seen, before, Failure::LeaseLost, None);
-                }
-                (retry, failing)
-            }
-        },
+    let (lease, wake) = match lock(seen, before, node) {
+        Ok(locked) => locked,
+        Err(turn) => return turn,
     };
     if let Some(patch) = node::closed(node, seen.group) {
         let again = report::was_cordoned(before) && !node::is_unschedulable(node);
@@ -264,6 +236,51 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
     let mut turn = empty(seen, before, node, &lease);
     turn.wake = turn.wake.into_iter().chain(wake).min();
     turn
+}
+
+/// Locks the node. Returns the state of its Lease, and when to renew or write it.
+///
+/// # Errors
+/// The action that comes before any change of the node.
+fn lock(
+    seen: &Seen<'_>,
+    before: &NodeMaintenanceStatus,
+    node: &Node,
+) -> Result<(report::LeaseReport, Option<Timestamp>), Turn> {
+    let held_before = report::held_lease(before);
+    let exists = match lease::judge(seen.lease, seen.now) {
+        LeaseState::Held { renew } => return Ok((report::LeaseReport::Held, Some(renew))),
+        LeaseState::HeldByOther { holder, until } => {
+            if held_before {
+                return Err(fail(seen, before, Failure::LeaseLost, Some(&holder)));
+            }
+            let waiting = report::LeaseReport::HeldByOther(holder);
+            // Leases of the older group are not watched, since their namespace also contains Leases of any other
+            // kind.
+            let retry = seen.now.checked_add(lease::RETRY).ok();
+            let retry = retry.filter(|_| seen.group == Group::KubeVirt);
+            let wake = retry.into_iter().chain([until]).min();
+            return Err(wait_for_lease(seen, before, node, &waiting, wake));
+        }
+        LeaseState::ToWrite { exists } => exists,
+    };
+    let (why, is_new, retry) = match (seen.lease_failure, report::lease_failure(before, seen.now)) {
+        (Some(why), _) => (why, true, seen.now.checked_add(lease::RETRY).ok()),
+        (None, Some((why, retry))) => (why, false, Some(retry)),
+        (None, None) => {
+            let write = lease::write(seen.group, seen.lease, exists, node, seen.now);
+            return Err(Turn::only(Next::WriteLease(Box::new(write))));
+        }
+    };
+    let why = why.to_owned();
+    let failing = report::LeaseReport::Failing { why, is_new };
+    if !held_before {
+        return Err(wait_for_lease(seen, before, node, &failing, retry));
+    }
+    if report::lease_failing_since(before).is_some_and(|since| lease::is_lost(since, seen.now)) {
+        return Err(fail(seen, before, Failure::LeaseLost, None));
+    }
+    Ok((failing, retry))
 }
 
 /// Evicts pods and reports the progress.

@@ -29,7 +29,7 @@ use k8s_openapi::{
 pub const DURATION_SECONDS: i32 = 3600;
 /// Renewal interval: a third of the validity.
 pub const RENEW_EVERY: SignedDuration = SignedDuration::from_secs(1200);
-/// Delay before a failed write is retried.
+/// Interval of the attempts to write a Lease that could not be written.
 pub const RETRY: SignedDuration = SignedDuration::from_secs(15);
 /// A Lease that could not be renewed for this long counts as lost. This covers only write errors other than an
 /// unreachable API server, since then no other client could take the Lease either.

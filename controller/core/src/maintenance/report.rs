@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 
 use super::{
-    Seen, joined, node,
+    Seen, joined, lease, node,
     pods::{Drain, Pending, Reason},
 };
 use crate::conditions::{Status, condition, find, holds, whole_seconds};
@@ -125,8 +125,13 @@ pub enum LeaseReport {
     Held,
     /// This client holds it.
     HeldByOther(String),
-    /// It cannot be written, for this reason.
-    Failing(String),
+    /// It cannot be written.
+    Failing {
+        /// Why.
+        why: String,
+        /// Whether a write has failed since the last report.
+        is_new: bool,
+    },
 }
 
 /// Returns whether the status reports that we held the Lease before.
@@ -138,6 +143,25 @@ pub fn held_lease(status: &NodeMaintenanceStatus) -> bool {
 pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let held = find(&status.conditions, LEASE_HELD)?;
     (held.reason == RENEWAL_FAILED).then_some(held.last_transition_time.0)
+}
+
+/// Returns the reported reason why the Lease cannot be written, and when to try again; `None` if that is due.
+///
+/// There is one attempt in each interval of [`lease::RETRY`], and reports of pods that are written in between delay it
+/// no further.
+pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(&str, Timestamp)> {
+    let held = find(&status.conditions, LEASE_HELD)?;
+    if ![RENEWAL_FAILED, ACQUISITION_FAILED].contains(&held.reason.as_str()) {
+        return None;
+    }
+    let (since, every) = (held.last_transition_time.0.as_second(), lease::RETRY.as_secs());
+    let interval = |time: Timestamp| (time.as_second() - since).div_euclid(every);
+    let current = interval(now);
+    if interval(status.last_update.as_ref()?.0) != current {
+        return None;
+    }
+    let next = Timestamp::from_second(since + (current + 1) * every).ok()?;
+    Some((&held.message, next))
 }
 
 /// Returns whether the status reports that the node was closed.
@@ -410,8 +434,10 @@ fn lease_condition(
             ));
             new_condition(Status::False, HELD_BY_OTHER, format!("{holder} holds the node's Lease"))
         }
-        LeaseReport::Failing(why) => {
-            after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
+        LeaseReport::Failing { why, is_new } => {
+            if *is_new {
+                after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
+            }
             let (reason, what) = if held_lease(before) {
                 (
                     RENEWAL_FAILED,

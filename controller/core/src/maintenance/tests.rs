@@ -92,6 +92,7 @@ impl World {
                 return;
             }
             let evicts_nothing = matches!(&turn.next, Next::Evict(targets, _) if targets.is_empty());
+            let evicts = matches!(turn.next, Next::Evict(..));
             if matches!(turn.next, Next::WriteLease(_)) && self.lease_fails {
                 lease_failure = Some("no");
                 continue;
@@ -100,6 +101,10 @@ impl World {
             self.events.extend(turn.events);
             if evicts_nothing && lease_failure.is_some() {
                 return;
+            }
+            // The next reconcile begins.
+            if evicts {
+                lease_failure = None;
             }
         }
         panic!("it never settles: {:?}", self.turn(lease_failure));
@@ -526,6 +531,57 @@ fn maintenance_deleted_while_it_waits_is_not_announced() {
     assert!(world.object.is_none());
     assert!(!node::is_announced(world.node.as_ref().unwrap()) && !world.cordoned());
     assert!(world.lease.is_some(), "a foreign Lease is left alone");
+}
+
+#[test]
+fn failing_lease_is_written_once_in_each_interval() {
+    let interval = lease::RETRY.as_secs();
+    for held_before in [false, true] {
+        let mut world = World::new(&json!({}), false);
+        if held_before {
+            world.settle();
+            world.pass(1200);
+        }
+        world.lease_fails = true;
+        let began = world.now;
+        for attempt in 1..4 {
+            world.settle();
+            for _ in 0..2 {
+                assert_eq!(world.status().error_on_lease_count, Some(attempt));
+                let turn = world.turn(None).unwrap();
+                let next = began + SignedDuration::from_secs(interval * attempt);
+                assert_eq!((turn.next, turn.wake), (Next::Wait, Some(next)), "{held_before}");
+                world.pass(1);
+                world.settle();
+            }
+            world.pass(interval - 2);
+        }
+        // The clock is set back.
+        world.pass(-3600);
+        world.settle();
+        assert_eq!(world.status().error_on_lease_count, Some(4));
+        world.lease_fails = false;
+        world.pass(interval);
+        world.settle();
+        assert_eq!(
+            (world.phase().as_str(), world.status().error_on_lease_count),
+            ("Succeeded", None)
+        );
+    }
+}
+
+#[test]
+fn reports_of_pods_do_not_delay_a_failing_lease() {
+    let mut world = World::new(&json!({}), false);
+    world.settle();
+    world.pass(1200);
+    world.lease_fails = true;
+    for second in 0..60 {
+        world.add_pod(&format!("pod-{second}"));
+        world.settle();
+        world.pass(1);
+    }
+    assert_eq!(world.status().error_on_lease_count, Some(4));
 }
 
 #[test]
