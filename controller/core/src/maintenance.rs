@@ -268,8 +268,11 @@ fn lock(
         (Some(why), _) => (why, true, seen.now.checked_add(lease::RETRY).ok()),
         (None, Some((why, retry))) => (why, false, Some(retry)),
         (None, None) => {
-            let write = lease::write(seen.group, seen.lease, exists, node, seen.now);
-            return Err(Turn::only(Next::WriteLease(Box::new(write))));
+            let next = match report::recorded_again(seen, before, node) {
+                Some(status) => Next::Report(Box::new(status)),
+                None => Next::WriteLease(Box::new(lease::write(seen.group, seen.lease, exists, node, seen.now))),
+            };
+            return Err(Turn::only(next));
         }
     };
     let why = why.to_owned();
@@ -382,7 +385,10 @@ fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
         .filter(|node| before.node_uid.is_none() || node.metadata.uid == before.node_uid);
     if let Some(node) = node {
         let was = node::Before::of(before);
-        if let Some(opened) = node::opened(node, seen.group, &was) {
+        // What others have changed while it waited stays.
+        if !report::is_untouched(seen, before, node)
+            && let Some(opened) = node::opened(node, seen.group, &was)
+        {
             let uncordons = !was.cordoned && node::is_unschedulable(node);
             let events = uncordons.then(Event::uncordoned).into_iter().collect();
             return Some(Turn::with_events(Next::WriteNode(opened), events));

@@ -1,6 +1,6 @@
 //! The status of a maintenance.
 
-use drydock_api::maintenance::{FINALIZER, NodeMaintenance, NodeMaintenanceStatus, PendingPod, PodReference};
+use drydock_api::maintenance::{FINALIZER, Group, NodeMaintenance, NodeMaintenanceStatus, PendingPod, PodReference};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 
@@ -164,6 +164,32 @@ pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(
     Some((&held.message, next))
 }
 
+/// Returns whether the maintenance has not changed the node, since it waits for the Lease.
+pub fn is_untouched(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> bool {
+    let held = find(&before.conditions, LEASE_HELD);
+    let waits = held.is_some_and(|held| [HELD_BY_OTHER, ACQUISITION_FAILED].contains(&held.reason.as_str()));
+    // By this one, which then lost the Lease before it reported that, or by the operator that had begun it.
+    let drain_taint = seen.group.drain_taint();
+    let is_closed = node::own_taints(node, seen.group).iter().any(|key| key == drain_taint)
+        && !before.taints_before.iter().any(|key| key == drain_taint);
+    waits && !is_closed && lease::release(seen.group, seen.lease).is_none()
+}
+
+/// Records the state of a node again that was changed by others while the maintenance waited for the Lease. Returns
+/// `None` if what was recorded is still true.
+pub fn recorded_again(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Option<NodeMaintenanceStatus> {
+    let mut after = before.clone();
+    record(&mut after, seen.group, node);
+    // Not a report: `last_update` stays, so that the Lease is written at once.
+    (is_untouched(seen, before, node) && after != *before).then_some(after)
+}
+
+fn record(status: &mut NodeMaintenanceStatus, group: Group, node: &Node) {
+    status.node_was_unschedulable = Some(node::is_unschedulable(node));
+    status.label_before = node::label(node).map(str::to_owned);
+    status.taints_before = node::own_taints(node, group);
+}
+
 /// Returns whether the status reports that the node was closed.
 pub fn was_cordoned(status: &NodeMaintenanceStatus) -> bool {
     holds(&status.conditions, CORDONED)
@@ -177,16 +203,14 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
         phase: Some(Phase::Running.as_str().into()),
         start_time: Some(whole_seconds(seen.now)),
         node_uid: node.metadata.uid.clone(),
-        node_was_unschedulable: Some(!adopted && node::is_unschedulable(node)),
         ..NodeMaintenanceStatus::default()
     };
-    if !adopted {
-        after.label_before = node::label(node).map(str::to_owned);
-        after.taints_before = node::own_taints(node, seen.group);
-    }
     if adopted {
+        after.node_was_unschedulable = Some(false);
         (after.total_pods, after.eviction_pods) = (before.total_pods, before.eviction_pods);
         after.drain_progress = before.drain_progress;
+    } else {
+        record(&mut after, seen.group, node);
     }
     let message = "how the node was is written down; nothing has been done to it yet";
     after.conditions = vec![condition(

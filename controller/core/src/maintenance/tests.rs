@@ -534,6 +534,57 @@ fn maintenance_deleted_while_it_waits_is_not_announced() {
 }
 
 #[test]
+fn change_of_the_node_before_its_lease_is_held_stays() {
+    for (group, cordoned) in Group::ALL.map(|group| [(group, false), (group, true)]).concat() {
+        for is_deleted_while_waiting in [false, true] {
+            for lease_fails in [false, true] {
+                let mut world = World::new(&json!({}), cordoned);
+                (world.group, world.lease_fails) = (group, lease_fails);
+                if !lease_fails {
+                    world.steal_lease();
+                }
+                world.settle();
+                assert_eq!(
+                    (world.reason().as_str(), world.cordoned()),
+                    ("WaitingForLease", cordoned)
+                );
+                world.patch_node(&json!({"spec": {"unschedulable": !cordoned}}));
+                world.pass(3601);
+                world.lease_fails = false;
+                if !is_deleted_while_waiting {
+                    world.settle();
+                    assert_eq!((world.phase().as_str(), world.cordoned()), ("Succeeded", true));
+                }
+                world.delete();
+                world.settle();
+                let case = format!("{group:?} {cordoned} {is_deleted_while_waiting} {lease_fails}");
+                assert!(world.object.is_none() && world.is_given_back(!cordoned), "{case}");
+            }
+        }
+    }
+}
+
+#[test]
+fn node_closed_before_the_lease_was_lost_is_opened() {
+    let mut world = World::new(&json!({}), false);
+    world.settle();
+    // The maintenance had closed the node, and had not reported yet that it had the Lease.
+    world.edit(|object| {
+        let conditions = &mut object.status.get_or_insert_default().conditions;
+        conditions.retain(|condition| condition.type_ != report::LEASE_HELD);
+    });
+    world.steal_lease();
+    world.settle();
+    assert_eq!(world.reason(), "WaitingForLease");
+    world.pass(3601);
+    world.settle();
+    assert_eq!(world.status().node_was_unschedulable, Some(false));
+    world.delete();
+    world.settle();
+    assert!(world.object.is_none() && world.is_given_back(false));
+}
+
+#[test]
 fn failing_lease_is_written_once_in_each_interval() {
     let interval = lease::RETRY.as_secs();
     for held_before in [false, true] {
