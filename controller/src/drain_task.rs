@@ -32,7 +32,7 @@ use drydock_core::{
     eviction::mark,
     migration::{deadlines::Attempts, sides::target},
 };
-use drydock_runtime::{Event, Events, Key, Severity, Trigger, chain, clock, is_refusal, lease::Term};
+use drydock_runtime::{Backoff, Event, Events, Key, Severity, Trigger, chain, clock, is_refusal, lease::Term};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -49,7 +49,7 @@ use crate::{
     launchers::Launchers,
     migrations::Migrations,
     node_pods::{Kept, NodePods},
-    reconciler::triggered::Triggered,
+    reconciler::{CONFLICT_DELAY, triggered::Triggered},
     refusals::{Refusals, RefusedStep},
     requests::{api_of, deleting},
 };
@@ -99,13 +99,25 @@ struct Gathered {
 }
 
 /// What one plan keeps for the next.
-#[derive(Default)]
 pub(crate) struct KeptPlan {
     /// The watched pods of each node that is being drained.
     nodes: BTreeMap<String, Kept>,
     /// When to execute the parts that only report, if there may be some.
     report_at: Option<Timestamp>,
     pause: Duration,
+    /// Delays after conflicts. The first is short, since not every change of an instance notifies drains.
+    conflicts: Backoff,
+}
+
+impl Default for KeptPlan {
+    fn default() -> Self {
+        Self {
+            nodes: BTreeMap::new(),
+            report_at: None,
+            pause: PAUSE,
+            conflicts: Backoff::new(PAUSE, CONFLICT_DELAY),
+        }
+    }
 }
 
 impl Triggered for DrainTask {
@@ -126,6 +138,7 @@ impl Triggered for DrainTask {
         kept.pause = PAUSE;
         match self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await {
             Ok(wake) => {
+                kept.conflicts.reset();
                 kept.report_at = match kept.report_at {
                     _ if reporting => None,
                     None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
@@ -133,8 +146,10 @@ impl Triggered for DrainTask {
                 };
                 Ok([wake, kept.report_at].into_iter().flatten().min())
             }
-            // Another writer was faster; the watch is about to show its change.
-            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(clock::now().checked_add(PAUSE).ok()),
+            // Another writer was faster; the watch is about to show its change, unless it interrupts.
+            Err(kube::Error::Api(status)) if status.is_conflict() => {
+                Ok(clock::now().checked_add(kept.conflicts.delay()).ok())
+            }
             Err(error) => Err(error),
         }
     }

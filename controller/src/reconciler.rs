@@ -20,7 +20,7 @@ use crate::refusals::{Refusals, RefusedStep};
 
 /// How long a reconcile that met a conflict waits for the change of the other writer. The watch shows it within
 /// milliseconds, unless it interrupts.
-const CONFLICT_DELAY: Duration = Duration::from_secs(1);
+pub(crate) const CONFLICT_DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of plans in one reconcile. The longest sequences are those of a maintenance, a dozen actions, of which
 /// each may meet a conflict.
 const MAX_PLANS: usize = 40;

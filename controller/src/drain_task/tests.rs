@@ -5,7 +5,7 @@ use std::time::Duration;
 use drydock_api::kubevirt::migration::MigrationPriority;
 use drydock_runtime::{
     EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, Watches,
-    fake::{ApiServer, ReceivedRequest, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
 use serde_json::{Value, json};
@@ -269,6 +269,46 @@ async fn migration_whose_response_was_lost_is_found_by_its_name() {
     repeated.await.unwrap();
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
     nothing.await.unwrap();
+}
+
+impl Fixture {
+    /// Reconciles whenever that is due, without any change, for this long. `serve` responds to the requests.
+    async fn lead(&mut self, span: Duration, mut serve: impl FnMut(ReceivedRequest)) {
+        let process = Process::new();
+        let (mut leadership, mut elections) = candidate(&process, Trigger::new());
+        let (term, ()) = tokio::join!(leadership.elected(), elect(&mut elections));
+        let Self { task, server, .. } = self;
+        let reconciles = async {
+            let mut kept = KeptPlan::default();
+            loop {
+                let again = task.reconcile(&mut kept, &term).await.unwrap();
+                tokio::time::sleep(DrainTask::pause(&kept)).await;
+                clock::sleep_until(again).await;
+            }
+        };
+        let served = async {
+            loop {
+                serve(server.next_request().await);
+            }
+        };
+        tokio::select! {
+            () = reconciles => {}
+            () = served => {}
+            () = tokio::time::sleep(span) => {}
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_mark_is_repeated_with_back_off() {
+    let mut fixture = fixture(&["web"]);
+    let mut marks = 0;
+    let serve = |request: ReceivedRequest| {
+        marks += 1;
+        request.refuse(409, "Conflict");
+    };
+    fixture.lead(Duration::from_secs(10), serve).await;
+    assert!((10..40).contains(&marks), "{marks}");
 }
 
 #[test]
