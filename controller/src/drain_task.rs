@@ -32,7 +32,12 @@ use drydock_core::{
     eviction::mark,
     migration::{deadlines::Attempts, sides::target},
 };
-use drydock_runtime::{Backoff, Event, Events, Key, Severity, Trigger, chain, clock, is_refusal, lease::Term};
+use drydock_runtime::{
+    Backoff, Event, Events, Key, Severity, Trigger, chain,
+    clock::{self, Instant},
+    is_refusal,
+    lease::Term,
+};
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -103,7 +108,7 @@ pub(crate) struct KeptPlan {
     /// The watched pods of each node that is being drained.
     nodes: BTreeMap<String, Kept>,
     /// When to execute the parts that only report, if there may be some.
-    report_at: Option<Timestamp>,
+    report_at: Option<Instant>,
     pause: Duration,
     /// Delays after conflicts. The first is short, since not every change of an instance notifies drains.
     conflicts: Backoff,
@@ -134,17 +139,19 @@ impl Triggered for DrainTask {
     }
 
     async fn reconcile(&self, kept: &mut KeptPlan, _: &Term) -> kube::Result<Option<Timestamp>> {
-        let reporting = kept.report_at.is_some_and(|at| at <= clock::now());
+        let reporting = kept.report_at.is_some_and(|at| at <= Instant::now());
         kept.pause = PAUSE;
         match self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await {
             Ok(wake) => {
                 kept.conflicts.reset();
                 kept.report_at = match kept.report_at {
                     _ if reporting => None,
-                    None => clock::now().checked_add(STATUS_DEBOUNCE).ok(),
+                    None => Some(Instant::now() + STATUS_DEBOUNCE),
                     waiting => waiting,
                 };
-                Ok([wake, kept.report_at].into_iter().flatten().min())
+                let left = kept.report_at.map(|at| at.saturating_duration_since(Instant::now()));
+                let report_at = left.and_then(|left| clock::now().checked_add(left).ok());
+                Ok([wake, report_at].into_iter().flatten().min())
             }
             // Another writer was faster; the watch is about to show its change, unless it interrupts.
             Err(kube::Error::Api(status)) if status.is_conflict() => {
@@ -194,7 +201,7 @@ impl DrainTask {
         reporting: bool,
         pause: &mut Duration,
     ) -> kube::Result<Option<Timestamp>> {
-        let began = clock::Instant::now();
+        let began = Instant::now();
         let configuration = self.launchers.configuration.get();
         let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
         let mut nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
@@ -333,7 +340,7 @@ impl DrainTask {
 
     fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
         let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
-            refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance))),
+            refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance)), clock::now()),
             circumstances: mark::evacuation(instance)
                 .and_then(|mark| mark.last_failure.as_ref())
                 .map(|_| self.circumstances.of(&self.launchers, instance)),

@@ -177,7 +177,9 @@ impl MigrationTask {
         let instance = self.instances.get(&instance_of(&key, migration))?;
         let pods = self.launchers.of(&instance);
         let now = clock::now();
-        let refused = self.refused_step(&key).is_some_and(|refused| now < refused.again_at);
+        let refused = self
+            .refused_step(&key, now)
+            .is_some_and(|refused| now < refused.again_at);
         entry(
             migration,
             &instance,
@@ -390,7 +392,7 @@ impl MigrationTask {
         let (now, record, made) = (*now, execution.record, execution.made);
         let change = &mut execution.change;
         let uid = migration.uid().unwrap_or_default();
-        let refused = self.refused_step(key);
+        let refused = self.refused_step(key, now);
         let text = refused.as_ref().map(|refused| refused.message.as_str());
         change.waiting = self.waiting(&uid, &record, text, gathered);
         if let Some(at) = may_be_over_by(migration, change, made, &gathered.pods, now) {
@@ -420,15 +422,15 @@ impl MigrationTask {
     }
 
     /// Returns the last refusal of a migration's target pod.
-    fn refused_step(&self, key: &Key) -> Option<Refused> {
-        self.refusals.of(&RefusedStep::TargetPod(key.clone()))
+    fn refused_step(&self, key: &Key, now: Timestamp) -> Option<Refused> {
+        self.refusals.of(&RefusedStep::TargetPod(key.clone()), now)
     }
 
     /// Handles a refusal of a migration's target pod. The condition reports the reason until there is a pod, the
     /// place goes to other migrations, and the next attempt follows after a back-off or a change of what may have refused
     /// it.
     fn refused(&self, key: &Key, migration: &VirtualMachineInstanceMigration, status: &Status, now: Timestamp) {
-        let before = self.refused_step(key);
+        let before = self.refused_step(key, now);
         if before.is_none_or(|before| before.message != status.message) {
             warn!(migration = %key, migration_uid = migration.metadata.uid, reason = status.message, "target pod refused, retrying with back-off");
             self.record_event(migration, Severity::Warning, "FailedCreate", &status.message);
@@ -453,7 +455,8 @@ impl MigrationTask {
         let made = placed.get(uid).copied()?;
         // A pod that the watch does not show within this time is read from the API server.
         let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
-        if shows || made.checked_add(STATUS_COALESCE).is_ok_and(|until| until <= now) {
+        let is_recent = made <= now && made.checked_add(STATUS_COALESCE).is_ok_and(|until| now < until);
+        if shows || !is_recent {
             placed.remove(uid);
             return None;
         }

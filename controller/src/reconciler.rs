@@ -284,13 +284,13 @@ mod tests {
             };
             let step = RefusedStep::Pod(key());
             assert!(reconcile(&scripted, &key()).await.is_err());
-            let recorded: Option<Refused> = refusals.of(&step);
+            let recorded: Option<Refused> = refusals.of(&step, clock::now());
             assert_eq!(
                 recorded.map(|refused| refused.message.to_string()),
                 Some("exceeded quota".into())
             );
             let _ = reconcile(&scripted, &key()).await;
-            assert_eq!(refusals.of(&step), None);
+            assert_eq!(refusals.of(&step, clock::now()), None);
         }
     }
 

@@ -67,9 +67,15 @@ struct Kept {
 }
 
 impl Refusals {
-    /// Returns the last refusal of this step.
-    pub(crate) fn of(&self, step: &RefusedStep) -> Option<Refused> {
-        self.kept().get(step).map(|kept| kept.refused.clone())
+    /// Returns the last refusal of this step. The step is due if the clock has been set back since.
+    pub(crate) fn of(&self, step: &RefusedStep, now: Timestamp) -> Option<Refused> {
+        let kept = self.kept();
+        let kept = kept.get(step)?;
+        let mut refused = kept.refused.clone();
+        if now < kept.refused_at {
+            refused.again_at = now;
+        }
+        Some(refused)
     }
 
     /// Records the refusal of a step.
@@ -184,7 +190,7 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..10 {
             refusals.note(web.clone(), MESSAGE, now);
-            let refused = refusals.of(&web).unwrap();
+            let refused = refusals.of(&web, now).unwrap();
             assert_eq!(refused.message, MESSAGE);
             waits.push(refused.again_at.duration_since(now).unsigned_abs());
         }
@@ -196,9 +202,23 @@ mod tests {
         refusals.note(db.clone(), MESSAGE, now);
         refusals.note(migration.clone(), MESSAGE, now);
         refusals.keep_drains(&BTreeSet::from([("shop".into(), "web".into())]));
-        assert!(refusals.of(&web).is_some() && refusals.of(&db).is_none() && refusals.of(&migration).is_some());
+        assert!(
+            refusals.of(&web, now).is_some()
+                && refusals.of(&db, now).is_none()
+                && refusals.of(&migration, now).is_some()
+        );
         refusals.forget(&web);
-        assert_eq!(refusals.of(&web), None);
+        assert_eq!(refusals.of(&web, now), None);
+    }
+
+    #[test]
+    fn step_is_due_after_the_clock_is_set_back() {
+        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let hour = jiff::SignedDuration::from_hours(1);
+        refusals.note(drain_of("web"), MESSAGE, now + hour);
+        let again_at = |now| refusals.of(&drain_of("web"), now).unwrap().again_at;
+        assert_eq!(again_at(now), now);
+        assert!(again_at(now + hour) > now + hour);
     }
 
     #[test]
@@ -241,15 +261,15 @@ mod tests {
                 refusals.note(pod("shop"), MESSAGE, now);
                 refusals.note(pod("bank"), MESSAGE, now);
             }
-            let before = refusals.of(&pod("shop")).unwrap().again_at;
+            let before = refusals.of(&pod("shop"), now).unwrap().again_at;
             assert!(before > second(5));
             let retried = refusals.retry(namespace, prospect, second(at));
             assert_eq!(retried, steps, "{what}");
-            let after = refusals.of(&pod("shop")).unwrap().again_at;
+            let after = refusals.of(&pod("shop"), now).unwrap().again_at;
             assert_eq!(after, again_at.map_or(before, second), "{what}");
             // Only another rule makes the following attempts frequent again.
             refusals.note(pod("shop"), MESSAGE, now);
-            let is_frequent = refusals.of(&pod("shop")).unwrap().again_at <= second(1);
+            let is_frequent = refusals.of(&pod("shop"), now).unwrap().again_at <= second(1);
             let is_concerned = again_at.is_some() && prospect == Prospect::OtherRules;
             assert_eq!(is_frequent, is_concerned, "{what}");
         }

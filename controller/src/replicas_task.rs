@@ -7,7 +7,11 @@
 use std::{sync::Arc, time::Duration};
 
 use drydock_core::replicas::{LONGEST, SETTLED, Spread, spread};
-use drydock_runtime::{Backoff, Cache, Trigger, Watch, Watches, chain, clock, lease::Term};
+use drydock_runtime::{
+    Backoff, Cache, Trigger, Watch, Watches, chain,
+    clock::{self, Instant},
+    lease::Term,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use kube::{Api, Client, ResourceExt};
@@ -74,11 +78,12 @@ impl ReplicasTask {
             // Room for it may appear without any change of a node.
             Spread::Stay { apart: false } => (replicas.len() > 1).then(|| now + SETTLED),
             Spread::Wait(due) => Some(due),
-            Spread::Move { .. } if now < moves.not_before => Some(moves.not_before),
             Spread::Move { pod, to } => {
-                moves.not_before = now + moves.backoff.delay();
-                self.delete(&replicas, &pod, &to).await;
-                Some(moves.not_before)
+                if moves.not_before <= Instant::now() {
+                    moves.not_before = Instant::now() + moves.backoff.delay();
+                    self.delete(&replicas, &pod, &to).await;
+                }
+                Some(clock::now() + moves.not_before.saturating_duration_since(Instant::now()))
             }
         }
     }
@@ -99,14 +104,14 @@ impl ReplicasTask {
 
 /// When a standby may be moved again, so that none is deleted over and over where that does not help.
 pub(crate) struct Moves {
-    not_before: Timestamp,
+    not_before: Instant,
     backoff: Backoff,
 }
 
 impl Default for Moves {
     fn default() -> Self {
         Self {
-            not_before: Timestamp::MIN,
+            not_before: Instant::now(),
             backoff: Backoff::new(SETTLED.saturating_mul(2), LONGEST),
         }
     }

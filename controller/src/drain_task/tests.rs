@@ -25,6 +25,10 @@ struct Fixture {
 }
 
 fn fixture(guests: &[&str]) -> Fixture {
+    fixture_of(guests.iter().map(|name| instance(name)))
+}
+
+fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixture {
     let ((client, server), (for_pods, pods), (for_events, events)) = (api_server(), api_server(), api_server());
     let process = Process::new();
     let node: Node = serde_json::from_value(json!({
@@ -38,7 +42,7 @@ fn fixture(guests: &[&str]) -> Fixture {
         Nodes::filled(&client, [node]),
         Budgets::filled(&client, []),
     );
-    let instances = Instances::filled(guests.iter().map(|name| instance(name)));
+    let instances = Instances::filled(guests);
     let migrations = Migrations::filled([]);
     let rate = MigrationRate::new(instances.clone(), migrations.clone());
     let reporter = Reporter {
@@ -122,7 +126,7 @@ impl Fixture {
 
     fn is_refused(&self, name: &str) -> bool {
         self.refusals
-            .of(&RefusedStep::Drain(Key::namespaced("shop", name)))
+            .of(&RefusedStep::Drain(Key::namespaced("shop", name)), clock::now())
             .is_some()
     }
 }
@@ -221,9 +225,8 @@ async fn failed_migration_of_one_guest_holds_up_no_other() {
 async fn refused_step_waits_for_its_back_off() {
     let mut fixture = fixture(&["web"]);
     let step = RefusedStep::Drain(Key::namespaced("shop", "web"));
-    // In an hour, as the wall clock is not paused.
-    let later = clock::now().checked_add(Duration::from_secs(3600)).unwrap();
-    fixture.refusals.note(step.clone(), "exceeded quota", later);
+    // Often enough for a delay of some seconds, as the wall clock is not paused.
+    (0..10).for_each(|_| fixture.refusals.note(step.clone(), "exceeded quota", clock::now()));
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
     nothing.await.unwrap();
     assert!(fixture.is_refused("web"));
@@ -309,6 +312,25 @@ async fn stale_mark_is_repeated_with_back_off() {
     };
     fixture.lead(Duration::from_secs(10), serve).await;
     assert!((10..40).contains(&marks), "{marks}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_is_reported_soon_by_a_clock_that_nobody_sets() {
+    let mut ended = instance("web");
+    let status = ended.status.get_or_insert_default();
+    (status.phase, status.evacuation_node_name) = (Some(Phase::Succeeded), Some("a".into()));
+    let mut fixture = fixture_of([ended]);
+    let (began, mut reported) = (Instant::now(), None);
+    // That a guest no longer has to leave is only reported, too.
+    let serve = |request: ReceivedRequest| {
+        assert_eq!(request.path(), mark_path("web"));
+        reported.get_or_insert(began.elapsed());
+        request.with(&json!(instance("web")));
+    };
+    // The wall clock stands still meanwhile.
+    fixture.lead(Duration::from_secs(600), serve).await;
+    let soon = STATUS_DEBOUNCE..STATUS_DEBOUNCE * 2;
+    assert!(reported.is_some_and(|after| soon.contains(&after)), "{reported:?}");
 }
 
 #[test]

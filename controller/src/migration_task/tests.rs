@@ -154,9 +154,8 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     assert!(!task.turns.may_place(UID), "others may have its place");
 
     // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
-    let later = clock::now() + jiff::SignedDuration::from_hours(1);
-    task.refusals.note(step(), REFUSAL, later);
-    let again_at = task.refusals.of(&step()).unwrap().again_at;
+    (0..10).for_each(|_| task.refusals.note(step(), REFUSAL, clock::now()));
+    let again_at = task.refusals.of(&step(), clock::now()).unwrap().again_at;
     assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
     assert!(!task.turns.may_place(UID) && server.is_left_alone().await);
@@ -178,8 +177,23 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
         );
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
-    assert!(reconciled.is_ok() && task.refusals.of(&step()).is_none());
+    assert!(reconciled.is_ok() && task.refusals.of(&step(), clock::now()).is_none());
     assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
+}
+
+#[tokio::test(start_paused = true)]
+async fn created_pod_is_read_again_after_the_clock_is_set_back() {
+    let (task, _server, _recorded) = task(&migration(), vec![]);
+    let (now, migration) = (clock::now(), serde_json::from_value(migration()).unwrap());
+    let hour = jiff::SignedDuration::from_hours(1);
+    for (made, is_remembered) in [(now, true), (now - hour, false), (now + hour, false)] {
+        lock(&task.placed).insert(UID.into(), made);
+        assert_eq!(
+            task.placed(UID, &[], &migration, now).is_some(),
+            is_remembered,
+            "{made}"
+        );
+    }
 }
 
 /// Returns the migration's target pod, on node b, with this status.

@@ -71,10 +71,10 @@ async fn rules_are_watched_while_a_step_is_refused() {
         quotas.send("MODIFIED", &quota("bank", "5", "2"));
         assert!(server.is_left_alone_for(Duration::from_millis(10)).await);
         assert!(!wakes(), "a quota of another namespace");
-        let before = refusals.of(&step()).unwrap().again_at;
+        let before = refusals.of(&step(), clock::now()).unwrap().again_at;
         quotas.send("MODIFIED", &quota("shop", "5", "3"));
         queues.drains.notified().await;
-        assert!(refusals.of(&step()).unwrap().again_at < before);
+        assert!(refusals.of(&step(), clock::now()).unwrap().again_at < before);
 
         refusals.forget(&step());
         assert!(server.is_left_alone().await);

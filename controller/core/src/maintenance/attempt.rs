@@ -80,11 +80,13 @@ pub struct Attempt {
 
 impl Attempt {
     /// Returns when to retry; `None` while a request is in flight.
-    pub fn retry(&self) -> Option<Timestamp> {
+    pub fn retry(&self, now: Timestamp) -> Option<Timestamp> {
         if self.in_flight {
             return None;
         }
         let after = match &self.result {
+            // The clock has been set back since.
+            _ if self.at > now => return Some(now),
             None => return Some(self.at),
             Some(_) if self.unblocked => return Some(self.at),
             Some(EvictionResult::Accepted) => DOUBT,
@@ -168,13 +170,27 @@ mod tests {
             in_flight: false,
             unblocked: false,
         };
-        assert_eq!(attempt.retry(), Some("2026-01-01T00:00:05Z".parse().unwrap()));
+        assert_eq!(attempt.retry(at), Some("2026-01-01T00:00:05Z".parse().unwrap()));
         attempt.unblocked = true;
-        assert_eq!(attempt.retry(), Some(at));
+        assert_eq!(attempt.retry(at), Some(at));
         attempt.in_flight = true;
-        assert_eq!(attempt.retry(), None);
+        assert_eq!(attempt.retry(at), None);
         attempt.in_flight = false;
         (attempt.result, attempt.unblocked) = (Some(EvictionResult::Accepted), false);
-        assert_eq!(attempt.retry(), Some("2026-01-01T00:00:30Z".parse().unwrap()));
+        assert_eq!(attempt.retry(at), Some("2026-01-01T00:00:30Z".parse().unwrap()));
+    }
+
+    #[test]
+    fn eviction_is_retried_at_once_after_the_clock_is_set_back() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for result in [EvictionResult::Budget("no".into()), EvictionResult::Accepted] {
+            let attempt = Attempt {
+                at: now + SignedDuration::from_hours(1),
+                result: Some(result),
+                in_flight: false,
+                unblocked: false,
+            };
+            assert_eq!(attempt.retry(now), Some(now), "{attempt:?}");
+        }
     }
 }

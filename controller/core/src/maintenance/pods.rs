@@ -291,7 +291,7 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
             pending.blocker = budgets::blocker(known.budgets, pod, result.text().unwrap_or_default());
         }
     }
-    let due = match attempt.retry() {
+    let due = match attempt.retry(now) {
         None => Due::Wait,
         Some(at) if at <= now => Due::Evict,
         Some(at) => Due::WakeAt(at),

@@ -101,7 +101,9 @@ impl Attempts {
             true => self.longest,
             false => self.wait(failures.count),
         };
-        match failures.last.map(|last| after(last, wait)) {
+        // A failure that is later than that was recorded before the clock was set back.
+        let last = failures.last.filter(|last| *last <= after(now, wait));
+        match last.map(|last| after(last, wait)) {
             Some(until) if failures.count > 0 && now < until => Retry::WaitUntil(until),
             _ => Retry::Go,
         }

@@ -178,6 +178,19 @@ fn the_wait_doubles_up_to_the_longest_and_ends() {
 }
 
 #[test]
+fn wait_is_bounded_after_the_clock_is_set_back() {
+    for (ahead, expected) in [
+        (20, Retry::WaitUntil(NOW + SignedDuration::from_secs(40))),
+        (21, Retry::Go),
+        (3600, Retry::Go),
+    ] {
+        let failures = failed(1, NOW + SignedDuration::from_secs(ahead));
+        let next = Attempts::default().next(Purpose::Evacuation, failures, NOW);
+        assert_eq!(next, expected, "{ahead}");
+    }
+}
+
+#[test]
 fn last_failed_attempt_is_reported() {
     for (purpose, expected) in [
         (Purpose::Evacuation, "CannotEvacuate"),
