@@ -38,7 +38,7 @@ pub const CIRCUMSTANCES: &str = "drydock.dev/drain-circumstances";
 /// Resolution of the times of failures, which tell apart those that were counted from others.
 const CLOCK_STEP: Duration = Duration::from_secs(1);
 /// Maximum length of a stored failure message, in characters.
-const MAX_GUESTS_LISTED: usize = 512;
+const MAX_MESSAGE_CHARS: usize = 512;
 
 /// The situation of a guest in a drain.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -457,7 +457,7 @@ fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigratio
         uid: migration.metadata.uid.clone()?,
         at: failed.phase_transition_timestamp,
         reason: status.reason.clone(),
-        message: message.map(|message| message.chars().take(MAX_GUESTS_LISTED).collect()),
+        message: message.map(|message| message.chars().take(MAX_MESSAGE_CHARS).collect()),
         circumstances: annotations.and_then(|all| all.get(CIRCUMSTANCES).cloned()),
         outdated: false,
     })

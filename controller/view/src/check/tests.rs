@@ -129,7 +129,7 @@ fn long_reports_are_shortened_and_unread_kinds_are_named() {
     });
     let report = check(&survey);
     let text = text(&report, 60);
-    assert!(text.contains("and 4 more of this kind"), "{text}");
+    assert!(text.contains("and 6 more of this kind"), "{text}");
     insta::assert_snapshot!(text);
 }
 
