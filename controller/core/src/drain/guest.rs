@@ -35,7 +35,7 @@ use crate::{
 
 /// Annotation of a migration that evacuates a node: digest of the circumstances at its creation.
 pub const CIRCUMSTANCES: &str = "drydock.dev/drain-circumstances";
-/// Resolution of the times of failures, which tell apart those that were counted from others.
+/// Resolution of the times of failures, which distinguish counted failures from others.
 const CLOCK_STEP: Duration = Duration::from_secs(1);
 /// Maximum length of a stored failure message, in characters.
 const MAX_MESSAGE_CHARS: usize = 512;

@@ -514,7 +514,7 @@ fn paused() -> SourceView {
 }
 
 #[test]
-fn guest_that_its_user_paused_is_released_once_the_reply_is_read() {
+fn paused_guest_is_released_once_the_reply_is_read() {
     check(
         paused,
         &[
@@ -552,6 +552,15 @@ fn guest_that_its_user_paused_is_released_once_the_reply_is_read() {
                 },
                 &[Do::Destroy],
             ),
+        ],
+    );
+}
+
+#[test]
+fn paused_guest_may_have_left_if_libvirtd_was_lost() {
+    check(
+        paused,
+        &[
             (
                 "libvirtd was lost, and the target has it",
                 |v| (v.job, v.call) = (Job::None, Call::Lost),
