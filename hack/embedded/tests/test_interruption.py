@@ -37,7 +37,19 @@ class Interruption(unittest.TestCase):
         """The program, once it waits for a signal."""
         argv = [*wrapper, sys.executable, "-c", PROGRAM]
         pipe = subprocess.PIPE
-        child = self.enterContext(subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        # The tests themselves may run under nohup.
+        child = self.enterContext(
+            subprocess.Popen(
+                argv,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=pipe,
+                text=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            )
+        )
+        # A child that ignores a signal is not waited for.
+        self.addCleanup(child.kill)
         self.assertEqual(self.line(child), "ready\n")
         return child
 
