@@ -153,7 +153,7 @@ impl Triggered for DrainTask {
                 let report_at = left.and_then(|left| clock::now().checked_add(left).ok());
                 Ok([wake, report_at].into_iter().flatten().min())
             }
-            // Another writer was faster; the watch is about to show its change, unless it interrupts.
+            // Another writer was faster; the watch is about to show its change, unless it is interrupted.
             Err(kube::Error::Api(status)) if status.is_conflict() => {
                 Ok(clock::now().checked_add(kept.conflicts.delay()).ok())
             }
