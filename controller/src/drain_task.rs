@@ -149,9 +149,10 @@ impl Triggered for DrainTask {
                     None => Some(Instant::now() + STATUS_DEBOUNCE),
                     waiting => waiting,
                 };
-                let left = kept.report_at.map(|at| at.saturating_duration_since(Instant::now()));
-                let report_at = left.and_then(|left| clock::now().checked_add(left).ok());
-                Ok([wake, report_at].into_iter().flatten().min())
+                Ok([wake, kept.report_at.map(clock::wall_clock)]
+                    .into_iter()
+                    .flatten()
+                    .min())
             }
             // Another writer was faster; the watch is about to show its change, unless it is interrupted.
             Err(kube::Error::Api(status)) if status.is_conflict() => {

@@ -47,10 +47,7 @@ impl Indexes {
         Self {
             by_instance: Index::by(|migration| Some(instance_of(&Key::of(migration), migration).to_string())),
             unfinished: Index::by(|migration| (!Record::of(migration).is_over()).then(String::new)),
-            kept: Index::by(|migration| {
-                let record = Record::of(migration);
-                (record.deleted && record.awaits_source()).then(String::new)
-            }),
+            kept: Index::by(|migration| Record::of(migration).is_kept_for_source().then(String::new)),
         }
     }
 

@@ -83,7 +83,7 @@ impl ReplicasTask {
                     moves.not_before = Instant::now() + moves.backoff.delay();
                     self.delete(&replicas, &pod, &to).await;
                 }
-                Some(clock::now() + moves.not_before.saturating_duration_since(Instant::now()))
+                Some(clock::wall_clock(moves.not_before))
             }
         }
     }

@@ -38,6 +38,12 @@ pub async fn sleep_until_instant(at: Option<Instant>) {
     }
 }
 
+/// Returns the present wall-clock time of `at`, or the present time if `at` has passed.
+pub fn wall_clock(at: Instant) -> Timestamp {
+    let left = at.saturating_duration_since(Instant::now());
+    now().checked_add(left).unwrap_or(Timestamp::MAX)
+}
+
 /// Returns the duration from `now` until `at`; zero if `at` has passed.
 pub fn until(at: Timestamp, now: Timestamp) -> Duration {
     at.duration_since(now).try_into().unwrap_or(Duration::ZERO)

@@ -71,7 +71,7 @@ impl MigrationTask {
                 _ => Ok(NodeState::Unknown),
             }
         };
-        let source_matters = !record.is_over() || (record.deleted && record.awaits_source());
+        let source_matters = !record.is_over() || record.is_kept_for_source();
         let source_node = node_state(source(migration).and_then(|side| side.node.clone()), source_matters).await?;
         let target_node = node_state(target(migration).and_then(|side| side.node.clone()), !record.is_over()).await?;
         let age = |migration: &VirtualMachineInstanceMigration| {

@@ -91,6 +91,11 @@ impl Record {
         self.has_failed() && self.source.is_some() && !self.source_is_settled()
     }
 
+    /// Returns whether it was deleted, and is kept for the agent of its source.
+    pub fn is_kept_for_source(&self) -> bool {
+        self.deleted && self.awaits_source()
+    }
+
     /// Returns the same for the target.
     pub fn target_is_settled(&self) -> bool {
         matches!(
