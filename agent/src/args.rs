@@ -17,22 +17,22 @@ pub(crate) const TUNNELS: &str = "/var/lib/drydock/tunnels";
 /// Drydock's node agent: inspects CPUs, labels its node, runs and moves virtual machines.
 #[derive(Debug, Parser)]
 #[command(name = "drydock-agent", version, max_term_width = 110)]
-pub(crate) struct Args {
+pub(crate) struct AgentArgs {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: AgentCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum AgentCommand {
     /// Run the node agent.
-    Run(Box<RunArgs>),
+    Run(Box<AgentRunArgs>),
     /// Print what this machine can provide to guests. Needs no cluster.
     Inspect(Box<InspectArgs>),
     /// Run the node's migration tunnel. After SIGTERM it exits once its last migration has ended.
     Tunnel(Box<TunnelArgs>),
     /// Remove the agent's files from this host: its folder, sockets and profiles. Waits until no agent runs on it.
-    Uninstall(UninstallArgs),
+    Uninstall(AgentUninstallArgs),
 }
 
 /// How the host is inspected.
@@ -66,13 +66,13 @@ pub(crate) struct HostArgs {
     pub(crate) inspection_timeout: Duration,
     /// CPU features that this node does not offer to guests, separated by commas.
     #[arg(long, value_name = "LIST", default_value = "", value_parser = features, env = "DRYDOCK_MASK_FEATURES")]
-    pub(crate) mask_features: Features,
+    pub(crate) mask_features: FeatureList,
     /// Write a label for every name of a CPU model, not only for the name that manifests use.
     #[arg(long, env = "DRYDOCK_LABEL_ALIASES")]
     pub(crate) label_aliases: bool,
 }
 
-impl RunArgs {
+impl AgentRunArgs {
     /// Returns the folder on the host that keeps libvirt's cache of QEMU capabilities. It is mounted into guests'
     /// pods.
     pub(crate) fn capabilities(&self) -> PathBuf {
@@ -82,11 +82,11 @@ impl RunArgs {
 
 /// A list of CPU features.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Features(pub(crate) std::collections::BTreeSet<String>);
+pub(crate) struct FeatureList(pub(crate) std::collections::BTreeSet<String>);
 
 /// How the process logs.
 #[derive(Clone, Debug, Group)]
-pub(crate) struct LogArgs {
+pub(crate) struct AgentLogArgs {
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
     pub(crate) log_level: String,
@@ -125,7 +125,7 @@ pub(crate) struct KubeletArgs {
 
 /// `drydock-agent run`.
 #[derive(Debug, Group)]
-pub(crate) struct RunArgs {
+pub(crate) struct AgentRunArgs {
     /// The node this agent runs on.
     #[arg(long, value_name = "NAME", env = "DRYDOCK_NODE_NAME")]
     pub(crate) node_name: String,
@@ -190,7 +190,7 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) metrics_bind_address: SocketAddr,
     #[command(flatten)]
-    pub(crate) logs: LogArgs,
+    pub(crate) logs: AgentLogArgs,
     #[command(flatten)]
     pub(crate) host: HostArgs,
 }
@@ -221,12 +221,12 @@ pub(crate) struct TunnelArgs {
     )]
     pub(crate) metrics_bind_address: SocketAddr,
     #[command(flatten)]
-    pub(crate) logs: LogArgs,
+    pub(crate) logs: AgentLogArgs,
 }
 
 /// `drydock-agent uninstall`.
 #[derive(Debug, Group)]
-pub(crate) struct UninstallArgs {
+pub(crate) struct AgentUninstallArgs {
     #[command(flatten)]
     pub(crate) folders: FolderArgs,
     /// Program that removes AppArmor profiles, by path or by name in PATH.
@@ -243,8 +243,8 @@ pub(crate) struct UninstallArgs {
 #[derive(Debug, Group)]
 pub(crate) struct InspectArgs {
     /// What to print.
-    #[arg(short, long, value_enum, default_value_t = Output::Table)]
-    pub(crate) output: Output,
+    #[arg(short, long, value_enum, default_value_t = InspectOutput::Table)]
+    pub(crate) output: InspectOutput,
     /// List all CPU models, with the features that the unusable ones lack.
     #[arg(long)]
     pub(crate) models: bool,
@@ -269,7 +269,7 @@ pub(crate) struct InspectArgs {
 
 /// What `inspect` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum InspectOutput {
     /// For people.
     Table,
     /// All facts as JSON.
@@ -293,8 +293,8 @@ fn uid(text: &str) -> Result<String, String> {
     }
 }
 
-fn features(text: &str) -> Result<Features, String> {
-    mask::parse(text).map(Features).map_err(|error| error.to_string())
+fn features(text: &str) -> Result<FeatureList, String> {
+    mask::parse(text).map(FeatureList).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Args::command().debug_assert();
+        AgentArgs::command().debug_assert();
     }
 
     #[test]
@@ -318,7 +318,7 @@ mod tests {
                 "possible values: table, json, yaml, labels",
             ),
         ] {
-            let error = Args::try_parse_from(["drydock-agent"].into_iter().chain(arguments))
+            let error = AgentArgs::try_parse_from(["drydock-agent"].into_iter().chain(arguments))
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(expected), "{error}");

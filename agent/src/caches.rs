@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
-use drydock_runtime::{Cache, Key, Trigger, Watch, Watches};
+use drydock_runtime::{Cache, Key, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::{Client, api::PartialObjectMeta};
 
 /// The caches, with one trigger for changes in any of them.
-pub(crate) struct Caches {
+pub(crate) struct AgentCaches {
     name: Key,
     changed: Trigger,
     nodes: Cache<PartialObjectMeta<Node>>,
@@ -17,9 +17,9 @@ pub(crate) struct Caches {
     hyperconvergeds: Cache<HyperConverged>,
 }
 
-impl Caches {
+impl AgentCaches {
     /// Starts watching for the node called `name`.
-    pub(crate) fn start(client: &Client, watches: &Watches, name: &str) -> Self {
+    pub(crate) fn start(client: &Client, watches: &WatchStarter, name: &str) -> Self {
         let changed = Trigger::new();
         let client = || client.clone();
         // The agent reads only labels and annotations of the Node, so nothing else of it crosses the network.

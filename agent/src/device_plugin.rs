@@ -31,7 +31,7 @@ use std::{
 };
 
 use drydock_api::launcher::{KVM_RESOURCE, USERFAULTFD};
-use drydock_core::device_offer::Offer;
+use drydock_core::device_offer::DeviceOffer;
 use drydock_runtime::{Backoff, CancellationToken, Process, chain};
 use futures::FutureExt;
 use tokio::{
@@ -45,7 +45,7 @@ use tracing::{info, warn};
 
 use crate::folder_watch::{FolderWatch, Happened};
 use calls::Plugin;
-use messages::{Empty, KUBELET_SOCKET, Options, RegisterRequest, VERSION, paths};
+use messages::{DevicePluginOptions, Empty, KUBELET_SOCKET, RegisterRequest, VERSION, paths};
 
 /// The kubelet's folder of plugins' sockets, relative to the kubelet's root.
 pub(crate) const FOLDER: &str = "device-plugins";
@@ -56,7 +56,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_s
 const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// An extended resource that the agent offers.
-pub(crate) struct Resource {
+pub(crate) struct ExtendedResource {
     /// Its name.
     pub(crate) name: &'static str,
     /// Name of the plugin's socket.
@@ -64,24 +64,24 @@ pub(crate) struct Resource {
     /// Prefix of the device IDs.
     pub(crate) prefix: &'static str,
     /// Devices of the host that come with a share under an offer; `None` if there are no shares.
-    pub(crate) devices: fn(Offer) -> Option<&'static [&'static str]>,
+    pub(crate) devices: fn(DeviceOffer) -> Option<&'static [&'static str]>,
 }
 
 /// All resources that the agent offers.
-const RESOURCES: [Resource; 1] = [Resource {
+const RESOURCES: [ExtendedResource; 1] = [ExtendedResource {
     name: KVM_RESOURCE,
     socket: "drydock-kvm.sock",
     prefix: "kvm",
     devices: |offer| match offer {
-        Offer::Kvm => Some(&["/dev/kvm"]),
-        Offer::Emulation => Some(&[]),
-        Offer::Nothing => None,
+        DeviceOffer::Kvm => Some(&["/dev/kvm"]),
+        DeviceOffer::Emulation => Some(&[]),
+        DeviceOffer::Nothing => None,
     },
 }];
 
 /// The plugins of this agent, one for each resource.
 pub(crate) struct DevicePlugin {
-    offers: watch::Sender<Offer>,
+    offers: watch::Sender<DeviceOffer>,
     post_copy: watch::Sender<bool>,
     closing: CancellationToken,
     tasks: TaskTracker,
@@ -95,7 +95,7 @@ impl DevicePlugin {
         process: &Process,
         kubelet: &Path,
         count: u32,
-        offer: Offer,
+        offer: DeviceOffer,
         nodes: impl Fn(&str) -> String + Send + Sync + 'static,
         capabilities: &Path,
     ) -> Self {
@@ -114,7 +114,7 @@ impl DevicePlugin {
                 registration: watch::Sender::new(0),
                 stream_ended: Notify::new(),
             });
-            let keeper = Keeper {
+            let keeper = PluginRegistration {
                 process: process.clone(),
                 folder: kubelet.join(FOLDER),
                 plugin,
@@ -139,7 +139,7 @@ impl DevicePlugin {
     }
 
     /// Changes the offer; the kubelet is notified at once.
-    pub(crate) fn offer(&self, offer: Offer) {
+    pub(crate) fn offer(&self, offer: DeviceOffer) {
         self.offers.send_if_modified(|before| {
             let differs = *before != offer;
             *before = offer;
@@ -161,7 +161,7 @@ impl Drop for DevicePlugin {
 }
 
 /// Keeps one plugin registered.
-struct Keeper {
+struct PluginRegistration {
     process: Process,
     folder: PathBuf,
     plugin: Arc<Plugin>,
@@ -171,14 +171,14 @@ struct Keeper {
 }
 
 /// Distinguishes a file from another one created later under the same path.
-type Identity = Option<(u64, i64, i64)>;
+type FileIdentity = Option<(u64, i64, i64)>;
 
-fn identity(path: &Path) -> Identity {
+fn identity(path: &Path) -> FileIdentity {
     let metadata = fs::symlink_metadata(path).ok()?;
     Some((metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-impl Keeper {
+impl PluginRegistration {
     async fn keep(mut self) {
         let closing = self.closing.clone();
         while let Some(Err(error)) = closing.run_until_cancelled(self.serve()).await {
@@ -263,7 +263,7 @@ impl Keeper {
     }
 
     /// Creates the listener, replacing any socket that an earlier agent left.
-    fn listen(&self) -> io::Result<(UnixListener, Identity)> {
+    fn listen(&self) -> io::Result<(UnixListener, FileIdentity)> {
         let path = self.own_socket();
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -295,7 +295,7 @@ impl Keeper {
 type Registering = Pin<Box<dyn Future<Output = Result<(), Status>> + Send>>;
 
 /// Registers the plugin with the kubelet, which connects to the plugin before it responds.
-async fn register(process: Process, kubelet: PathBuf, resource: &'static Resource) -> Result<(), Status> {
+async fn register(process: Process, kubelet: PathBuf, resource: &'static ExtendedResource) -> Result<(), Status> {
     let attempt = async {
         let mut kubelet = wire::connect(&process, &kubelet)
             .await
@@ -304,7 +304,7 @@ async fn register(process: Process, kubelet: PathBuf, resource: &'static Resourc
             version: VERSION.into(),
             endpoint: resource.socket.into(),
             resource_name: resource.name.into(),
-            options: Some(Options::default()),
+            options: Some(DevicePluginOptions::default()),
         };
         wire::call::<_, Empty>(&mut kubelet, paths::REGISTER, request).await
     };

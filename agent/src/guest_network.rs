@@ -13,7 +13,7 @@ use std::{
 };
 
 use drydock_api::launcher::SECCOMP_PROFILE;
-use drydock_core::guest_network::{Profile, Seen, UserNamespaces};
+use drydock_core::guest_network::{ObservedNetwork, Profile, UserNamespaces};
 use drydock_host::{app_armor, roots::Roots, seccomp, user_namespaces};
 use drydock_runtime::{Backoff, CancellationToken, Process};
 use tokio::sync::watch;
@@ -100,8 +100,8 @@ impl Profiles {
     }
 
     /// Returns the current state.
-    pub(crate) fn seen(&mut self) -> Seen {
-        Seen {
+    pub(crate) fn seen(&mut self) -> ObservedNetwork {
+        ObservedNetwork {
             seccomp: self.seccomp.borrow_and_update().clone(),
             user_namespaces: namespaces(),
             app_armor: self.app_armor.borrow_and_update().clone(),

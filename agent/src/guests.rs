@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  VMIs of this node ──────┐
-//!  launcher pods here ─────┼─▶ Guests ─▶ a GuestTask for each VMI ─▶ libvirt in its pod
-//!  the host (NodeTask) ────┘              (a libvirt that hangs or lies affects only its own task)
+//!  launcher pods here ─────┼─▶ LocalGuests ─▶ a GuestTask for each VMI ─▶ libvirt in its pod
+//!  the host (NodeTask) ────┘                   (a libvirt that hangs or lies affects only its own task)
 //! ```
 //!
 //! Does nothing before this agent acts for the node. Guests are not affected when the agent ends: their state is
@@ -16,9 +16,9 @@ mod events;
 mod facts;
 mod gates;
 mod guest_task;
+mod launcher_watches;
 mod readiness;
-mod report;
-mod watches;
+mod status_report;
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
@@ -27,7 +27,7 @@ use drydock_api::{
     kubevirt::VirtualMachineInstance,
 };
 use drydock_core::{
-    instance::ending::{Ended, ended},
+    instance::ending::{EndedGuest, ended},
     mask::{self, MaskHere, MaskedModels},
     processor,
 };
@@ -39,13 +39,13 @@ use tokio::sync::watch;
 use tracing::{Instrument, info_span};
 
 use crate::{
-    metrics::Metrics,
-    object_tasks::{ObjectTasks, Observed, pod_differs},
+    metrics::AgentMetrics,
+    object_tasks::{ObjectTasks, TaskObservation, pod_differs},
 };
 pub(crate) use directory::GuestDirectory;
 pub(crate) use gates::Gates;
 use guest_task::GuestTask;
-pub(crate) use watches::{GuestWatches, LauncherPods};
+pub(crate) use launcher_watches::{GuestWatches, LauncherPods};
 
 /// What guests' tasks need to know about their host. It comes from the node's task, once this agent acts and the host
 /// is known.
@@ -98,7 +98,7 @@ fn libvirt_name(architecture: &str) -> &str {
 
 /// The observed state of one VMI.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct VmiState {
     /// The VMI.
     pub(crate) instance: Arc<VirtualMachineInstance>,
     /// UID of its pod on this node, if the controller has named one.
@@ -106,7 +106,7 @@ pub(crate) struct Seen {
     /// That pod; `None` if it does not exist (any more).
     pub(crate) pod: Option<Arc<Pod>>,
     /// How the guest ended in that pod, if it no longer exists and the watch showed its end.
-    pub(crate) ending: Option<Ended>,
+    pub(crate) ending: Option<EndedGuest>,
     /// The host.
     pub(crate) host: Arc<Host>,
     /// When the deletion of the Node object was confirmed, if it was deleted.
@@ -115,24 +115,24 @@ pub(crate) struct Seen {
 
 /// What the tasks of guests and migrations share.
 #[derive(Clone)]
-pub(crate) struct Shared {
+pub(crate) struct TaskContext {
     pub(crate) client: Client,
     pub(crate) gates: Gates,
     pub(crate) events: Events,
-    pub(crate) metrics: Metrics,
+    pub(crate) metrics: AgentMetrics,
     pub(crate) kubelet: PathBuf,
     pub(crate) node: String,
 }
 
 #[cfg(test)]
-impl Shared {
+impl TaskContext {
     /// Creates what the tasks of node `a` share, whose only launcher pod is `pod`. `for_events` sends their events.
     pub(crate) fn fake(client: Client, for_events: Client, pod: Pod, kubelet: PathBuf, process: &Process) -> Self {
         let reporter = drydock_runtime::Reporter {
             component: "test",
             instance: "test".into(),
         };
-        let metrics = Metrics::default();
+        let metrics = AgentMetrics::default();
         Self {
             gates: Gates::new(client.clone(), LauncherPods::filled([pod]), metrics.clone()),
             client,
@@ -145,20 +145,20 @@ impl Shared {
 }
 
 /// The guests of this node.
-pub(crate) struct Guests {
-    shared: Shared,
+pub(crate) struct LocalGuests {
+    shared: TaskContext,
     watches: GuestWatches,
     host: watch::Receiver<Option<Arc<Host>>>,
     node_deleted: watch::Receiver<Option<Instant>>,
     directory: GuestDirectory,
     process: Process,
-    tasks: ObjectTasks<String, Seen>,
+    tasks: ObjectTasks<String, VmiState>,
 }
 
-impl Guests {
+impl LocalGuests {
     /// Prepares to serve the guests of the node that `shared` names. `directory` lists them.
     pub(crate) fn new(
-        shared: Shared,
+        shared: TaskContext,
         watches: GuestWatches,
         host: watch::Receiver<Option<Arc<Host>>>,
         node_deleted: watch::Receiver<Option<Instant>>,
@@ -229,7 +229,7 @@ impl Guests {
         self.shared.metrics.guests.set(guests);
     }
 
-    fn seen(&self, instance: Arc<VirtualMachineInstance>, host: &Arc<Host>) -> Seen {
+    fn seen(&self, instance: Arc<VirtualMachineInstance>, host: &Arc<Host>) -> VmiState {
         let status = instance.status.as_ref();
         let pod_uid = status.and_then(|status| {
             let here = || status.active_pods.iter().filter(|(_, node)| **node == self.shared.node);
@@ -240,7 +240,7 @@ impl Guests {
         });
         let pod = pod_uid.as_ref().and_then(|uid| self.watches.pod(uid));
         let gone = pod_uid.as_ref().filter(|_| pod.is_none());
-        Seen {
+        VmiState {
             instance,
             ending: gone.and_then(|uid| self.watches.ending(uid)),
             pod_uid,
@@ -251,7 +251,7 @@ impl Guests {
     }
 }
 
-impl Observed for Seen {
+impl TaskObservation for VmiState {
     fn differs(&self, other: &Self) -> bool {
         self.instance.resource_version() != other.instance.resource_version()
             || self.pod_uid != other.pod_uid

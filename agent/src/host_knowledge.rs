@@ -4,47 +4,47 @@
 use std::sync::Arc;
 
 use drydock_api::{
-    facts::{Fingerprint, NodeFacts},
+    facts::{FactsFingerprint, NodeFacts},
     hypervisor::InspectionRecord,
 };
 use drydock_core::{
     conditions::whole_seconds,
     inspection::{Failed, History, Need, changed, need},
     labels,
-    node::Failure,
+    node::InspectionFailure,
 };
-use drydock_host::{fingerprint, inspection::Report, memory, roots::Roots};
+use drydock_host::{fingerprint, inspection::InspectionReport, memory, roots::Roots};
 use drydock_runtime::{Process, chain, clock};
 use jiff::Timestamp;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::{
-    args::RunArgs,
+    args::AgentRunArgs,
     inspector::{self, InspectorError},
-    metrics::Metrics,
+    metrics::AgentMetrics,
 };
 
 /// Facts, and the record of the inspection that found them.
-type Found = (NodeFacts, InspectionRecord);
+type InspectedFacts = (NodeFacts, InspectionRecord);
 
 /// The result of an inspection; `None` if the process is about to stop.
-pub(crate) type Ended = Option<Result<Report, InspectorError>>;
+pub(crate) type InspectionResult = Option<Result<InspectionReport, InspectorError>>;
 
 /// Knowledge about the host.
 pub(crate) struct HostKnowledge {
-    args: Arc<RunArgs>,
+    args: Arc<AgentRunArgs>,
     process: Process,
-    metrics: Metrics,
+    metrics: AgentMetrics,
     /// Found by this process.
-    found: Option<Found>,
+    found: Option<InspectedFacts>,
     /// Found by an earlier process, read from its Hypervisor.
-    recovered: Option<Found>,
+    recovered: Option<InspectedFacts>,
     history: History,
-    failure: Option<Failure>,
-    running: Option<oneshot::Receiver<Result<Report, InspectorError>>>,
+    failure: Option<InspectionFailure>,
+    running: Option<oneshot::Receiver<Result<InspectionReport, InspectorError>>>,
     /// Fingerprint of the host at the last check.
-    present: Fingerprint,
+    present: FactsFingerprint,
     /// When to check again, independent of how the wall clock is set.
     next_check: Option<clock::Instant>,
     concluded: bool,
@@ -52,7 +52,7 @@ pub(crate) struct HostKnowledge {
 
 impl HostKnowledge {
     /// Creates the state without any knowledge.
-    pub(crate) fn new(args: Arc<RunArgs>, process: Process, metrics: Metrics) -> Self {
+    pub(crate) fn new(args: Arc<AgentRunArgs>, process: Process, metrics: AgentMetrics) -> Self {
         Self {
             args,
             process,
@@ -62,14 +62,14 @@ impl HostKnowledge {
             history: History::default(),
             failure: None,
             running: None,
-            present: Fingerprint::default(),
+            present: FactsFingerprint::default(),
             next_check: None,
             concluded: false,
         }
     }
 
     /// Adopts the facts of an earlier agent.
-    pub(crate) fn recover(&mut self, found: Option<Found>) {
+    pub(crate) fn recover(&mut self, found: Option<InspectedFacts>) {
         self.recovered = found;
     }
 
@@ -88,7 +88,7 @@ impl HostKnowledge {
     }
 
     /// Returns why the last inspection failed, if it did.
-    pub(crate) fn failure(&self) -> Option<&Failure> {
+    pub(crate) fn failure(&self) -> Option<&InspectionFailure> {
         self.failure.as_ref()
     }
 
@@ -125,7 +125,7 @@ impl HostKnowledge {
         }
     }
 
-    fn inspect(&self) -> oneshot::Receiver<Result<Report, InspectorError>> {
+    fn inspect(&self) -> oneshot::Receiver<Result<InspectionReport, InspectorError>> {
         let (sender, receiver) = oneshot::channel();
         let (args, stopping) = (Arc::clone(&self.args), self.process.stopping());
         self.process.spawn("inspection", async move {
@@ -141,7 +141,7 @@ impl HostKnowledge {
     }
 
     /// Waits for the running inspection to end, or for ever if none runs.
-    pub(crate) async fn ended(&mut self) -> Ended {
+    pub(crate) async fn ended(&mut self) -> InspectionResult {
         match &mut self.running {
             Some(running) => running.await.ok(),
             None => std::future::pending().await,
@@ -149,7 +149,7 @@ impl HostKnowledge {
     }
 
     /// Processes the result of an inspection.
-    pub(crate) fn conclude(&mut self, ended: Ended, now: Timestamp) {
+    pub(crate) fn conclude(&mut self, ended: InspectionResult, now: Timestamp) {
         self.running = None;
         let Some(ended) = ended else { return };
         self.concluded = true;
@@ -159,12 +159,12 @@ impl HostKnowledge {
         let failure = match ended {
             Err(error) => {
                 self.metrics.inspected(Err(error.reason()), 0);
-                Failure {
+                InspectionFailure {
                     reason: error.reason().into(),
                     message: chain(&error).to_string(),
                 }
             }
-            Ok(Report { facts, problem, took }) => {
+            Ok(InspectionReport { facts, problem, took }) => {
                 let took_milliseconds = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
                 let record = InspectionRecord {
                     at: whole_seconds(now),
@@ -185,7 +185,7 @@ impl HostKnowledge {
                         if self.recovered.is_none() {
                             self.found.get_or_insert((facts, record));
                         }
-                        Failure {
+                        InspectionFailure {
                             reason: problem.reason().into(),
                             message: problem.to_string(),
                         }
@@ -203,7 +203,7 @@ impl HostKnowledge {
         });
     }
 
-    fn succeeded(&mut self, found: Found) {
+    fn succeeded(&mut self, found: InspectedFacts) {
         self.history = History {
             inspected: Some(found.1.fingerprint.clone()),
             failed: None,

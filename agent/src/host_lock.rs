@@ -31,7 +31,7 @@ pub(crate) struct HostLock {
 }
 
 /// The stages of waiting for the lock.
-pub(crate) struct Waiting {
+pub(crate) struct LockWait {
     /// Resolves once this agent is next in line; from then on it may report itself ready.
     pub(crate) is_next: oneshot::Receiver<io::Result<()>>,
     /// Resolves once this agent acts.
@@ -41,7 +41,7 @@ pub(crate) struct Waiting {
 /// Starts waiting for the lock in `folder`, which is created if it does not exist.
 ///
 /// A thread waits, blocked in the kernel, and wakes the moment the lock is free. It ends with the process.
-pub(crate) fn wait(folder: &Path) -> Waiting {
+pub(crate) fn wait(folder: &Path) -> LockWait {
     let (next_sender, is_next) = oneshot::channel();
     let (acting_sender, acts) = oneshot::channel();
     let folder = folder.to_owned();
@@ -66,7 +66,7 @@ pub(crate) fn wait(folder: &Path) -> Waiting {
             _acting: acting,
         }));
     });
-    Waiting { is_next, acts }
+    LockWait { is_next, acts }
 }
 
 /// Held while an agent shuts down, so that no other agent can start waiting unnoticed.

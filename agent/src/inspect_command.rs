@@ -6,11 +6,11 @@ use std::{
 };
 
 use drydock_core::{configuration::Configuration, explain::explain, labels, mask, minimum::Minimum, node::policy};
-use drydock_host::inspection::{self, Options, Report};
+use drydock_host::inspection::{self, InspectionOptions, InspectionReport};
 use serde::Serialize;
 
 use crate::{
-    args::{InspectArgs, Output},
+    args::{InspectArgs, InspectOutput},
     cpu_map_queries::CpuMapQueries,
     inspector::options,
     table,
@@ -19,7 +19,7 @@ use crate::{
 /// Inspects and prints. Fails if the command line is invalid for this machine, or if libvirt does not know the model
 /// that `--explain` names.
 pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
-    let report = inspection::inspect(&Options {
+    let report = inspection::inspect(&InspectionOptions {
         capabilities: args.capabilities_dir.clone(),
         ..options(&args.host)
     });
@@ -32,8 +32,8 @@ pub(crate) fn inspect(args: &InspectArgs) -> ExitCode {
     }
 }
 
-fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
-    if args.output == Output::Report {
+fn print(args: &InspectArgs, report: &InspectionReport) -> Result<ExitCode, String> {
+    if args.output == InspectOutput::Report {
         return show(&json(report)?);
     }
     let features = &args.host.mask_features.0;
@@ -71,9 +71,9 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
     }
     let problem = report.problem.as_ref().map(ToString::to_string);
     match args.output {
-        Output::Json | Output::Report => show(&json(&facts)?),
-        Output::Yaml => show(&serde_saphyr::to_string(&facts).map_err(|error| error.to_string())?),
-        Output::Labels => {
+        InspectOutput::Json | InspectOutput::Report => show(&json(&facts)?),
+        InspectOutput::Yaml => show(&serde_saphyr::to_string(&facts).map_err(|error| error.to_string())?),
+        InspectOutput::Labels => {
             let desired = labels::desired(&facts, &policy);
             if let Some(why) = desired.withheld {
                 eprintln!("drydock-agent: {}", why.sentence());
@@ -85,7 +85,7 @@ fn print(args: &InspectArgs, report: &Report) -> Result<ExitCode, String> {
                 .collect();
             show(&lines.concat())
         }
-        Output::Table => {
+        InspectOutput::Table => {
             let page = table::machine(&facts, &policy, problem.as_deref());
             show(&format!(
                 "{page}inspected in        {:.1} s\n",

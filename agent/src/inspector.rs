@@ -13,7 +13,7 @@ use std::{
 
 use drydock_host::{
     fingerprint::Programs,
-    inspection::{LibvirtSource, Options, Report},
+    inspection::{InspectionOptions, InspectionReport, LibvirtSource},
     private_libvirtd::PATH,
 };
 use nix::{
@@ -67,7 +67,7 @@ impl InspectorError {
 ///
 /// # Errors
 /// If the child does not report. A libvirt that does not respond is no error but part of the report.
-pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<Report, InspectorError> {
+pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<InspectionReport, InspectorError> {
     let deadline = args.inspection_timeout + GRACE;
     let mut child = Command::new("/proc/self/exe")
         .args(arguments(args))
@@ -138,17 +138,17 @@ fn find_program(program: &Path) -> Option<PathBuf> {
 }
 
 /// Returns the options with which this process itself inspects the machine.
-pub(crate) fn options(args: &HostArgs) -> Options {
+pub(crate) fn options(args: &HostArgs) -> InspectionOptions {
     let libvirt = match &args.libvirt_uri {
         Some(uri) => LibvirtSource::Uri(uri.clone()),
         None => LibvirtSource::Private {
             libvirtd: args.libvirtd.clone(),
         },
     };
-    Options {
+    InspectionOptions {
         libvirt,
         deadline: args.inspection_timeout,
-        ..Options::default()
+        ..InspectionOptions::default()
     }
 }
 

@@ -11,7 +11,7 @@ use drydock_api::{
 };
 use drydock_runtime::{
     Process, Trigger,
-    lease::{Held, Holding, LeaseHolder},
+    lease::{HolderState, Holding, LeaseHolder},
 };
 use kube::Client;
 use tracing::warn;
@@ -39,7 +39,7 @@ impl NodeLease {
         let (stopping, kept) = (process.stopping(), lease.clone());
         process.spawn("lease taken back", async move {
             while stopping.run_until_cancelled(changed.notified()).await.is_some() {
-                let Held::By(other) = kept.held() else { continue };
+                let HolderState::By(other) = kept.held() else { continue };
                 // The lock on the host decides which agent acts for a node. Another holder that claims this node from
                 // elsewhere is a misconfiguration: it is logged, and the Lease is taken back without haste.
                 warn!(

@@ -1,6 +1,5 @@
 //! Drydock's node agent. See [`args`] for its command line and [`run`] for what it does.
 
-mod announcements;
 mod args;
 mod caches;
 mod cpu_map_queries;
@@ -8,6 +7,7 @@ mod device_plugin;
 mod folder_watch;
 mod guest_network;
 mod guests;
+mod host_events;
 mod host_knowledge;
 mod host_lock;
 mod inspect_command;
@@ -19,7 +19,7 @@ mod node_api;
 mod node_task;
 mod object_tasks;
 mod observe;
-mod requests;
+mod request_params;
 mod run;
 mod table;
 mod tunnel;
@@ -30,13 +30,13 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command};
+use args::{AgentArgs, AgentCommand};
 
 fn main() -> ExitCode {
-    match Args::parse().command {
-        Command::Run(args) => run::run(*args),
-        Command::Inspect(args) => inspect_command::inspect(&args),
-        Command::Tunnel(args) => tunnel::run(*args),
-        Command::Uninstall(args) => uninstall::run(&args),
+    match AgentArgs::parse().command {
+        AgentCommand::Run(args) => run::run(*args),
+        AgentCommand::Inspect(args) => inspect_command::inspect(&args),
+        AgentCommand::Tunnel(args) => tunnel::run(*args),
+        AgentCommand::Uninstall(args) => uninstall::run(&args),
     }
 }

@@ -10,12 +10,12 @@ use prometheus_client::{
 };
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabel {
     result: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ConditionStatus {
+struct ConditionLabel {
     condition: String,
     status: &'static str,
 }
@@ -27,7 +27,7 @@ struct ConditionReason {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Kind {
+struct KindLabel {
     kind: &'static str,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct LeavingMetrics {
 
 /// One measurement, in bytes and bytes per second. Values that libvirt does not report are not exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Leaving {
+pub(crate) struct TransferProgress {
     /// Bytes sent, some of them more than once.
     pub(crate) processed: u64,
     /// Bytes still to be sent.
@@ -133,7 +133,7 @@ impl LeavingMetrics {
 
 impl LeavingGuest {
     /// Exports a new measurement.
-    pub(crate) fn measured(&self, measured: &Leaving) {
+    pub(crate) fn measured(&self, measured: &TransferProgress) {
         let metrics = &self.metrics;
         for (family, value) in [
             (&metrics.processed, Some(measured.processed)),
@@ -166,21 +166,21 @@ impl Drop for LeavingGuest {
 
 /// All of the agent's metrics.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Metrics {
-    inspections: Family<Outcome, Counter>,
+pub(crate) struct AgentMetrics {
+    inspections: Family<OutcomeLabel, Counter>,
     inspection_seconds: Gauge<f64, AtomicU64>,
     cpu_labels: Gauge<i64, AtomicI64>,
     usable_models: Gauge<i64, AtomicI64>,
-    conditions: Family<ConditionStatus, Gauge>,
+    conditions: Family<ConditionLabel, Gauge>,
     reasons: Family<ConditionReason, Gauge>,
-    writes: Family<Kind, Counter>,
+    writes: Family<KindLabel, Counter>,
     /// Number of VMIs that this agent serves.
     pub(crate) guests: Gauge<i64, AtomicI64>,
     /// Metrics of guests that leave this node.
     pub(crate) leaving: LeavingMetrics,
 }
 
-impl Metrics {
+impl AgentMetrics {
     /// Registers the metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -231,7 +231,7 @@ impl Metrics {
     /// Counts an inspection that ended: `Ok`, or the reason of its failure.
     pub(crate) fn inspected(&self, result: Result<(), &str>, milliseconds: u64) {
         let result = result.err().unwrap_or("ok").to_owned();
-        self.inspections.get_or_create(&Outcome { result }).inc();
+        self.inspections.get_or_create(&OutcomeLabel { result }).inc();
         #[expect(clippy::cast_precision_loss, reason = "a few digits are enough for a duration")]
         self.inspection_seconds.set(milliseconds as f64 / 1000.0);
     }
@@ -249,7 +249,7 @@ impl Metrics {
                 _ => "unknown",
             };
             for status in ["true", "false", "unknown"] {
-                let series = ConditionStatus {
+                let series = ConditionLabel {
                     condition: condition.type_.clone(),
                     status,
                 };
@@ -265,7 +265,7 @@ impl Metrics {
 
     /// Counts a write.
     pub(crate) fn wrote(&self, kind: &'static str) {
-        self.writes.get_or_create(&Kind { kind }).inc();
+        self.writes.get_or_create(&KindLabel { kind }).inc();
     }
 }
 
@@ -275,12 +275,12 @@ mod tests {
     use prometheus_client::{encoding::text::encode, registry::Registry};
     use serde_json::json;
 
-    use super::{Leaving, LeavingMetrics, Metrics};
+    use super::{AgentMetrics, LeavingMetrics, TransferProgress};
 
     #[test]
     fn condition_has_a_series_for_each_status_and_its_reason() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry);
+        let metrics = AgentMetrics::register(&mut registry);
         for (status, reason) in [("True", "Fulfilled"), ("Unknown", "Starting")] {
             let condition = json!({
                 "type": "Inspected", "status": status, "reason": reason, "message": "",
@@ -320,7 +320,7 @@ mod tests {
         };
         let guest = metrics.guest("node1", "shop", "db");
         assert_eq!(exposed(), [""; 0]);
-        let measured = Leaving {
+        let measured = TransferProgress {
             processed: 1,
             remaining: 2,
             total: 3,
@@ -342,7 +342,7 @@ mod tests {
         ];
         assert_eq!(exposed(), all);
         // A value that libvirt no longer reports is no longer exported.
-        guest.measured(&Leaving {
+        guest.measured(&TransferProgress {
             dirtied: None,
             disk_rate: None,
             ..measured

@@ -1,9 +1,9 @@
 //! The migrations from and to this node, with one task for each side that this node is.
 //!
 //! ```text
-//!  migrations from here ─┐                    ┌─▶ SourceTask ─▶ libvirt in the pod that the guest leaves
-//!  migrations to here ───┼─▶ Migrations ──────┤        └──────▶ the node's tunnel ═══▶ the target's
-//!  launcher pods here ───┘   (one per side)   └─▶ TargetTask ─▶ libvirt in the pod that it arrives in
+//!  migrations from here ─┐                       ┌─▶ SourceTask ─▶ libvirt in the pod that the guest leaves
+//!  migrations to here ───┼─▶ LocalMigrations ────┤        └──────▶ the node's tunnel ═══▶ the target's
+//!  launcher pods here ───┘   (one per side)      └─▶ TargetTask ─▶ libvirt in the pod that it arrives in
 //! ```
 //!
 //! The tasks execute the steps of [`drydock_core::migration::source`] and [`drydock_core::migration::target`]. After
@@ -11,6 +11,7 @@
 
 #[cfg(test)]
 mod fixture;
+mod migration_watches;
 mod progress;
 mod seen;
 mod side;
@@ -18,12 +19,11 @@ mod source_task;
 mod status_patch;
 mod target_task;
 mod unneeded_sessions;
-mod watches;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
-use drydock_core::migration::record::Record;
+use drydock_core::migration::record::MigrationRecord;
 use drydock_runtime::{Key, Process};
 use futures::{FutureExt, future::BoxFuture};
 use k8s_openapi::api::core::v1::Pod;
@@ -32,18 +32,18 @@ use tokio::sync::watch;
 use tracing::{Instrument, info_span};
 
 use crate::{
-    guests::{Host, Shared},
-    object_tasks::{ObjectTasks, Observed, pod_differs},
+    guests::{Host, TaskContext},
+    object_tasks::{ObjectTasks, TaskObservation, pod_differs},
     tunnel::{local::Role, tunnels::Tunnels},
 };
+pub(crate) use migration_watches::MigrationWatches;
 use source_task::SourceTask;
 use target_task::TargetTask;
 use unneeded_sessions::UnneededSessions;
-pub(crate) use watches::MigrationWatches;
 
 /// The observed state of one side of a migration.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SideState {
     /// The migration.
     pub(crate) migration: Arc<VirtualMachineInstanceMigration>,
     /// The pod of this side, if it exists.
@@ -53,21 +53,21 @@ pub(crate) struct Seen {
 }
 
 /// The migrations of this node.
-pub(crate) struct Migrations {
-    shared: Shared,
+pub(crate) struct LocalMigrations {
+    shared: TaskContext,
     watches: MigrationWatches,
     tunnels: Tunnels,
     host: watch::Receiver<Option<Arc<Host>>>,
     process: Process,
-    tasks: ObjectTasks<(String, bool), Seen>,
+    tasks: ObjectTasks<(String, bool), SideState>,
     /// Whether no reconcile has run yet: an earlier process may have started the migrations that the first one finds.
     first: bool,
 }
 
-impl Migrations {
+impl LocalMigrations {
     /// Prepares to serve the migrations that `watches` show.
     pub(crate) fn new(
-        shared: Shared,
+        shared: TaskContext,
         watches: MigrationWatches,
         tunnels: Tunnels,
         host: watch::Receiver<Option<Arc<Host>>>,
@@ -125,7 +125,7 @@ impl Migrations {
                 let key = (uid, role == Role::Source);
                 present.insert(key.clone());
                 let pod = seen::pod_uid(&migration, role).and_then(|uid| self.watches.pod(uid));
-                let seen = Seen {
+                let seen = SideState {
                     migration,
                     pod,
                     host: Arc::clone(host),
@@ -153,9 +153,9 @@ impl Migrations {
 /// Returns the name and the future of the task of one side.
 fn start(
     role: Role,
-    shared: Shared,
+    shared: TaskContext,
     tunnels: Tunnels,
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<SideState>,
     read_status: bool,
 ) -> (String, BoxFuture<'static, ()>) {
     let migration = Arc::clone(&seen.borrow().migration);
@@ -172,7 +172,7 @@ fn start(
 
 /// Returns whether there is anything to do for this side, now or later.
 fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
-    let record = Record::of(migration);
+    let record = MigrationRecord::of(migration);
     let settled = match role {
         Role::Source => record.source_is_settled(),
         Role::Target => record.target_is_settled(),
@@ -181,7 +181,7 @@ fn concerns(migration: &VirtualMachineInstanceMigration, role: Role) -> bool {
     !(record.is_over() && settled)
 }
 
-impl Observed for Seen {
+impl TaskObservation for SideState {
     fn differs(&self, other: &Self) -> bool {
         self.migration.resource_version() != other.migration.resource_version()
             || pod_differs(self.pod.as_deref(), other.pod.as_deref())

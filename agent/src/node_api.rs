@@ -7,9 +7,9 @@
 //!
 //! The contract is in [`drydock_api::node_api`]. A stream ends with this process; the guest's console is unaffected.
 
-mod requests;
+mod controller_trust;
+mod request_handler;
 mod streams;
-mod trust;
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +23,7 @@ use std::{
 };
 
 use drydock_api::hypervisor::AgentEndpoint;
-use drydock_runtime::{Process, Watches, chain, tcp::KeepAlive};
+use drydock_runtime::{Process, WatchStarter, chain, tcp::KeepAlive};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
@@ -42,9 +42,9 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
 use crate::guests::GuestDirectory;
-use requests::Requests;
+use controller_trust::{ControllerTrust, OwnCertificateError};
+use request_handler::RequestHandler;
 use streams::Streams;
-use trust::{IdentityError, Trust};
 
 /// How long a handshake, or the head of a request, may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ pub(crate) enum NodeApiError {
     },
     /// The process's certificate cannot be created.
     #[error(transparent)]
-    Identity(#[from] IdentityError),
+    Identity(#[from] OwnCertificateError),
 }
 
 /// What the port serves.
@@ -119,18 +119,18 @@ impl NodeApi {
     pub(crate) async fn serve(
         self,
         process: &Process,
-        watches: &Watches,
+        watches: &WatchStarter,
         address: IpAddr,
         port: u16,
     ) -> Result<AgentEndpoint, NodeApiError> {
-        let trust = Trust::start(&self.client, watches)?;
+        let trust = ControllerTrust::start(&self.client, watches)?;
         self.serve_with(process, trust, address, port).await
     }
 
     async fn serve_with(
         self,
         process: &Process,
-        trust: Trust,
+        trust: ControllerTrust,
         address: IpAddr,
         port: u16,
     ) -> Result<AgentEndpoint, NodeApiError> {
@@ -144,7 +144,7 @@ impl NodeApi {
         };
         let streams = Streams::new(self.metrics.streams.clone(), process);
         let accepting = Accepting {
-            requests: Arc::new(Requests::new(self.guests, streams, self.kubelet, self.node)),
+            requests: Arc::new(RequestHandler::new(self.guests, streams, self.kubelet, self.node)),
             trust,
             refused: self.metrics.refused,
             process: process.clone(),
@@ -156,8 +156,8 @@ impl NodeApi {
 }
 
 struct Accepting {
-    requests: Arc<Requests>,
-    trust: Trust,
+    requests: Arc<RequestHandler>,
+    trust: ControllerTrust,
     refused: Counter,
     process: Process,
 }

@@ -25,13 +25,13 @@ use drydock_api::{
     node_reference,
 };
 use drydock_core::{
-    configuration::{Configuration, Resolution, Source, gathering::sources, spread},
-    device_offer::Offer,
-    guest_labels::{self, Guests},
-    guest_network::{Profile, Seen},
+    configuration::{Configuration, ConfigurationSource, Resolution, gathering::sources, spread},
+    device_offer::DeviceOffer,
+    guest_labels::{self, LabelledPods},
+    guest_network::{ObservedNetwork, Profile},
     mask::{self, MaskedModels},
     minimum::Minimum,
-    node::{Event, Observed, plan, recorded},
+    node::{NodeEvent, ObservedNode, plan, recorded},
     readiness::pins_cpus,
 };
 use drydock_host::{guest_devices, watch::HostWatch};
@@ -43,17 +43,17 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::{
-    announcements::Announcements,
-    args::RunArgs,
-    caches::{Caches, without_drain},
+    args::AgentRunArgs,
+    caches::{AgentCaches, without_drain},
     cpu_map_queries::CpuMapQueries,
     device_plugin::DevicePlugin,
     guest_network::{self, Profiles},
     guests::{Host, LauncherPods},
+    host_events::HostEvents,
     host_knowledge::HostKnowledge,
     host_lock::{self, HostLock},
     lease::NodeLease,
-    metrics::Metrics,
+    metrics::AgentMetrics,
     observe,
     writes::Writes,
 };
@@ -63,12 +63,12 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 
 /// The task and its state.
 pub(crate) struct NodeTask {
-    args: Arc<RunArgs>,
-    caches: Caches,
+    args: Arc<AgentRunArgs>,
+    caches: AgentCaches,
     pods: LauncherPods,
     writes: Writes,
     events: Events,
-    metrics: Metrics,
+    metrics: AgentMetrics,
     process: Process,
     lease: NodeLease,
     ready: Option<ReadyHandle>,
@@ -82,7 +82,7 @@ pub(crate) struct NodeTask {
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
     /// Labels of launcher pods whose changes wait for others.
-    waiting: guest_labels::Waiting,
+    waiting: guest_labels::PendingLabels,
     hypervisors: u64,
     /// Whether nodes may have come or gone since they were counted. They are counted after a change was followed, so
     /// that the count does not delay the labels.
@@ -104,7 +104,7 @@ pub(crate) struct NodeTask {
 
 /// The configuration that this node follows.
 struct Following {
-    sources: Vec<Source>,
+    sources: Vec<ConfigurationSource>,
     resolution: Resolution,
     minimum: Minimum,
 }
@@ -116,12 +116,12 @@ impl NodeTask {
         reason = "these are the parts of one process, put together once"
     )]
     pub(crate) fn new(
-        args: Arc<RunArgs>,
-        caches: Caches,
+        args: Arc<AgentRunArgs>,
+        caches: AgentCaches,
         pods: LauncherPods,
         writes: Writes,
         events: Events,
-        metrics: Metrics,
+        metrics: AgentMetrics,
         process: Process,
         lease: NodeLease,
         ready: ReadyHandle,
@@ -139,7 +139,7 @@ impl NodeTask {
             follow_at: None,
             mask: BTreeSet::new(),
             masked_models: MaskedModels::new(),
-            waiting: guest_labels::Waiting::default(),
+            waiting: guest_labels::PendingLabels::default(),
             hypervisors: 1,
             recount: false,
             profiles: None,
@@ -176,7 +176,7 @@ impl NodeTask {
         }
         self.recover();
         let watch = HostWatch::new(&[self.cpu_manager_state()])?;
-        let mut announcements = Announcements::of(watch);
+        let mut announcements = HostEvents::of(watch);
         let mut waiting = host_lock::wait(&self.args.folders.state_dir);
         let mut is_next = false;
         let mut check_host = true;
@@ -354,7 +354,7 @@ impl NodeTask {
         let previous = hypervisor.status.clone().unwrap_or_default();
         let network = self.profiles.as_mut().map_or_else(not_checked, Profiles::seen);
         let pods = self.pods.listed();
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedNode {
             now,
             labels: node.labels(),
             annotations: node.annotations(),
@@ -368,7 +368,7 @@ impl NodeTask {
             label_aliases: self.args.host.label_aliases,
             pins_cpus: fs::read_to_string(self.cpu_manager_state()).is_ok_and(|text| pins_cpus(&text)),
             guest_network: &network,
-            guests: Guests {
+            guests: LabelledPods {
                 node: &self.args.node_name,
                 pods: pods.as_deref(),
                 waiting: self.waiting,
@@ -426,7 +426,7 @@ impl NodeTask {
     }
 
     /// Offers shares to pods. The first call starts the plugin, once it is known what there is to offer.
-    fn offer(&mut self, offer: Offer, stopping: bool) {
+    fn offer(&mut self, offer: DeviceOffer, stopping: bool) {
         match &self.plugin {
             Some(plugin) => plugin.offer(offer),
             None if stopping => {}
@@ -455,8 +455,8 @@ impl NodeTask {
         Ok(())
     }
 
-    fn record_events(&self, node: &PartialObjectMeta<Node>, events: Vec<Event>) {
-        for Event {
+    fn record_events(&self, node: &PartialObjectMeta<Node>, events: Vec<NodeEvent>) {
+        for NodeEvent {
             warning,
             reason,
             message,
@@ -521,8 +521,8 @@ async fn changed(profiles: &mut Option<Profiles>) {
 }
 
 /// Returns what guests' networks need while the profiles have not been checked.
-fn not_checked() -> Seen {
-    Seen {
+fn not_checked() -> ObservedNetwork {
+    ObservedNetwork {
         seccomp: Profile::Unknown,
         user_namespaces: guest_network::namespaces(),
         app_armor: Profile::Unknown,

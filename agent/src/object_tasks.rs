@@ -10,7 +10,7 @@ use kube::ResourceExt;
 use tokio::sync::watch;
 
 /// What a task observes of its object.
-pub(crate) trait Observed {
+pub(crate) trait TaskObservation {
     /// Returns whether `other` has a change that the task has to handle.
     fn differs(&self, other: &Self) -> bool;
 }
@@ -23,16 +23,16 @@ pub(crate) fn pod_differs(one: Option<&Pod>, other: Option<&Pod>) -> bool {
 /// The tasks of one kind of object.
 pub(crate) struct ObjectTasks<K, S> {
     process: Process,
-    running: BTreeMap<K, Running<S>>,
+    running: BTreeMap<K, RunningTask<S>>,
 }
 
 /// The task of one object.
-struct Running<S> {
+struct RunningTask<S> {
     seen: watch::Sender<S>,
     stop: CancellationToken,
 }
 
-impl<K: Ord, S: Observed + Send + Sync + 'static> ObjectTasks<K, S> {
+impl<K: Ord, S: TaskObservation + Send + Sync + 'static> ObjectTasks<K, S> {
     /// Creates no task yet. The process waits for those that will run.
     pub(crate) fn new(process: Process) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl<K: Ord, S: Observed + Send + Sync + 'static> ObjectTasks<K, S> {
         self.process.spawn(name, async move {
             stopped.run_until_cancelled(task).await;
         });
-        self.running.insert(key, Running { seen: sender, stop });
+        self.running.insert(key, RunningTask { seen: sender, stop });
     }
 
     /// Stops the tasks of all objects but those that are present. Returns the keys of those that it stopped.
@@ -95,7 +95,7 @@ mod tests {
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Version(u32, &'static str);
 
-    impl Observed for Version {
+    impl TaskObservation for Version {
         fn differs(&self, other: &Self) -> bool {
             self.0 != other.0
         }

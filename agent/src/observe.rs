@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use drydock_core::{
-    configuration::{Configuration, Resolution, Source, resolve},
+    configuration::{Configuration, ConfigurationSource, Resolution, resolve},
     mask,
     minimum::Minimum,
 };
@@ -26,7 +26,7 @@ pub(crate) fn mask(
 /// Queries the CPU map for the minimum models that the sources want and the one last in force.
 pub(crate) fn query_cpu_map(
     cpu_map_queries: &mut CpuMapQueries,
-    sources: &[Source],
+    sources: &[ConfigurationSource],
     last_good: Option<&Configuration>,
     mask: &BTreeSet<String>,
 ) -> QueryResult {
@@ -40,7 +40,7 @@ pub(crate) fn query_cpu_map(
 /// Returns the configuration in force on this node, with its minimum model. Only amd64 has models that can be a
 /// minimum; elsewhere none is refused.
 pub(crate) fn follow(
-    sources: Vec<Source>,
+    sources: Vec<ConfigurationSource>,
     cpu_map: &QueryResult,
     amd64: bool,
     last_good: Option<&Configuration>,

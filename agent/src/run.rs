@@ -4,18 +4,18 @@ use std::{convert::Infallible, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, EventMetrics, Events, Liveness, LogHandle, Process, Readiness, Reporter,
-    Start, Threads, Trigger, WatchMetrics, Watches, connect, metrics::registry,
+    StartParameters, Threads, Trigger, WatchMetrics, WatchStarter, connect, metrics::registry,
 };
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 
 use crate::{
-    args::RunArgs,
-    caches::Caches,
-    guests::{Gates, GuestDirectory, GuestWatches, Guests, LauncherPods, Shared},
+    args::AgentRunArgs,
+    caches::AgentCaches,
+    guests::{Gates, GuestDirectory, GuestWatches, LauncherPods, LocalGuests, TaskContext},
     lease::NodeLease,
-    metrics::Metrics,
-    migrations::{MigrationWatches, Migrations},
+    metrics::AgentMetrics,
+    migrations::{LocalMigrations, MigrationWatches},
     node_api::{NodeApi, NodeApiMetrics},
     node_task::NodeTask,
     tunnel::tunnels::Tunnels,
@@ -28,31 +28,31 @@ const TUNNELS_FOLDER: &str = "tunnels";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs the node agent until it is signalled to stop.
-pub(crate) fn run(args: RunArgs) -> ExitCode {
-    let start = Start {
+pub(crate) fn run(args: AgentRunArgs) -> ExitCode {
+    let start = StartParameters {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
         log_format: args.logs.log_format,
         log_level: args.logs.log_level.clone(),
-        drain: Start::DRAIN,
+        drain: StartParameters::DRAIN,
     };
     start.run(|process, logs| wire(args, process, logs))
 }
 
 /// The metrics of the parts.
-struct Telemetry {
-    agent: Metrics,
+struct AgentTelemetry {
+    agent: AgentMetrics,
     node_api: NodeApiMetrics,
     watches: WatchMetrics,
     events: EventMetrics,
     client: ClientMetrics,
 }
 
-impl Telemetry {
+impl AgentTelemetry {
     fn register(registry: &mut Registry) -> Self {
         Self {
-            agent: Metrics::register(registry),
+            agent: AgentMetrics::register(registry),
             node_api: NodeApiMetrics::register(registry),
             watches: WatchMetrics::register(registry),
             events: EventMetrics::register(registry),
@@ -61,7 +61,7 @@ impl Telemetry {
     }
 }
 
-fn client_options(args: &RunArgs) -> ClientOptions {
+fn client_options(args: &AgentRunArgs) -> ClientOptions {
     ClientOptions {
         component: COMPONENT,
         version: VERSION,
@@ -70,7 +70,7 @@ fn client_options(args: &RunArgs) -> ClientOptions {
     }
 }
 
-fn node_api(shared: &Shared, guests: &GuestDirectory, metrics: NodeApiMetrics) -> NodeApi {
+fn node_api(shared: &TaskContext, guests: &GuestDirectory, metrics: NodeApiMetrics) -> NodeApi {
     NodeApi {
         client: shared.client.clone(),
         guests: guests.clone(),
@@ -88,10 +88,10 @@ fn spawn_infallible(process: &Process, name: &'static str, part: impl Future<Out
     });
 }
 
-async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn wire(args: AgentRunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
     let args = Arc::new(args);
     let mut registry = registry(COMPONENT, VERSION);
-    let telemetry = Telemetry::register(&mut registry);
+    let telemetry = AgentTelemetry::register(&mut registry);
     let readiness = Readiness::new();
     // Held until this agent is next in line for the host's lock and the host has been inspected.
     let ready = readiness.handle("the host");
@@ -107,8 +107,8 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         instance: args.pod_name.clone(),
     };
     let client = connect(&client_options(&args), &telemetry.client).await?;
-    let watches = Watches::new(&process, &readiness, &telemetry.watches);
-    let caches = Caches::start(&client, &watches, &args.node_name);
+    let watches = WatchStarter::new(&process, &readiness, &telemetry.watches);
+    let caches = AgentCaches::start(&client, &watches, &args.node_name);
     let writes = Writes::new(client.clone(), args.node_name.clone());
     let events = Events::start(&process, client.clone(), reporter, &telemetry.events);
     let (guest_host, host) = watch::channel(None);
@@ -116,7 +116,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
     let (of_guests, of_migrations) = (Trigger::new(), Trigger::new());
     let wakes = [of_guests.clone(), of_migrations.clone()];
     let pods = LauncherPods::start(&client, &watches, &args.node_name, &wakes, caches.signal());
-    let shared = Shared {
+    let shared = TaskContext {
         client: client.clone(),
         gates: Gates::new(client.clone(), pods.clone(), telemetry.agent.clone()),
         events: events.clone(),
@@ -132,7 +132,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         }
         None => None,
     };
-    let guests = Guests::new(
+    let guests = LocalGuests::new(
         shared.clone(),
         GuestWatches::start(&client, &watches, &args.node_name, pods.clone(), of_guests),
         host.clone(),
@@ -141,7 +141,7 @@ async fn wire(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Bo
         process.clone(),
     );
     let tunnels = Tunnels::follow(&args.folders.state_dir.join(TUNNELS_FOLDER), &args.pod_uid, &process)?;
-    let migrations = Migrations::new(
+    let migrations = LocalMigrations::new(
         shared,
         MigrationWatches::start(&client, &watches, &args.node_name, pods.clone(), of_migrations),
         tunnels,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use drydock_api::facts::{CpuFacts, CpuModel, KvmFacts, NodeFacts, Usable, VirtType};
 use drydock_core::{
     labels::{self, LabelPolicy},
-    readiness::{Readiness, kvm_sentence},
+    readiness::{NodeReadiness, kvm_sentence},
 };
 
 /// Width at which lists are wrapped, in characters.
@@ -13,13 +13,13 @@ const WIDTH: usize = 100;
 
 /// Returns a one-page description of the machine.
 pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&str>) -> String {
-    let mut page = Page::default();
+    let mut page = TextPage::default();
     page.row("architecture", &facts.architecture);
     page.row("kernel", &facts.kernel);
     processor(&mut page, &facts.cpu);
     page.row("real time", if facts.real_time { "yes" } else { "no" });
     kvm(&mut page, &facts.kvm);
-    let readiness = Readiness::of(Some(facts), policy.use_emulation);
+    let readiness = NodeReadiness::of(Some(facts), policy.use_emulation);
     page.row("virtual machines", readiness.sentence());
     if let Some(problem) = problem {
         page.row("libvirt", problem);
@@ -35,7 +35,7 @@ pub(crate) fn machine(facts: &NodeFacts, policy: &LabelPolicy, problem: Option<&
     page.text
 }
 
-fn processor(page: &mut Page, cpu: &CpuFacts) {
+fn processor(page: &mut TextPage, cpu: &CpuFacts) {
     page.row("cpu", format!("{} ({})", cpu.brand, cpu.vendor));
     if let (Some(family), Some(model), Some(stepping)) = (cpu.family, cpu.model, cpu.stepping) {
         let microcode = cpu
@@ -75,7 +75,7 @@ fn processor(page: &mut Page, cpu: &CpuFacts) {
     );
 }
 
-fn kvm(page: &mut Page, kvm: &KvmFacts) {
+fn kvm(page: &mut TextPage, kvm: &KvmFacts) {
     let state = if kvm.message.is_empty() {
         kvm_sentence(kvm.state)
     } else {
@@ -104,7 +104,7 @@ fn kvm(page: &mut Page, kvm: &KvmFacts) {
     }
 }
 
-fn virtualization(page: &mut Page, facts: &NodeFacts, policy: &LabelPolicy) {
+fn virtualization(page: &mut TextPage, facts: &NodeFacts, policy: &LabelPolicy) {
     let Some(virtualization) = &facts.virtualization else {
         return;
     };
@@ -221,11 +221,11 @@ pub(crate) fn models(facts: &NodeFacts, policy: &LabelPolicy) -> String {
 
 /// Rows of a name and a text.
 #[derive(Default)]
-struct Page {
+struct TextPage {
     text: String,
 }
 
-impl Page {
+impl TextPage {
     fn row(&mut self, name: &str, text: impl AsRef<str>) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.text, "{:20}{}", name, text.as_ref());

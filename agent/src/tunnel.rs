@@ -22,20 +22,20 @@ pub(crate) mod client;
 mod control;
 mod dialer;
 mod final_reply;
-mod guests;
+mod guest_access;
 mod identity;
 mod last_call;
 mod listener;
 pub(crate) mod local;
 mod metrics;
-mod refusal;
-mod run;
+mod run_tunnel;
 mod server;
 mod session;
 mod sessions;
 mod stream_header;
 mod streams;
 mod take_over;
+mod tunnel_refusal;
 #[cfg_attr(
     not(test),
     allow(dead_code, reason = "agents' migrations are carried out through it")
@@ -45,4 +45,4 @@ pub(crate) mod tunnels;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use run::run;
+pub(crate) use run_tunnel::run;

@@ -13,14 +13,14 @@ use drydock_api::launcher::SECCOMP_PROFILE;
 use drydock_host::{app_armor, roots::Roots};
 use thiserror::Error;
 
-use crate::{args::UninstallArgs, device_plugin, guest_network, host_lock};
+use crate::{args::AgentUninstallArgs, device_plugin, guest_network, host_lock};
 
 /// Prefix and suffix of the agent's sockets in the kubelet's folder.
 const SOCKET: (&str, &str) = ("drydock-", ".sock");
 
 /// Why something could not be removed.
 #[derive(Debug, Error)]
-enum Failure {
+enum RemovalError {
     #[error("could not wait for the agent of this node to end")]
     Lock(#[source] io::Error),
     #[error("could not remove {path}")]
@@ -32,10 +32,10 @@ enum Failure {
 }
 
 /// Removes everything and prints what was removed.
-pub(crate) fn run(args: &UninstallArgs) -> ExitCode {
+pub(crate) fn run(args: &AgentUninstallArgs) -> ExitCode {
     let removed = files(&args.folders.state_dir, &args.folders.kubelet.kubelet_dir).and_then(|removed| {
         if app_armor::is_on(&Roots::default()) {
-            app_armor::unload(&args.apparmor_parser).map_err(Failure::AppArmor)?;
+            app_armor::unload(&args.apparmor_parser).map_err(RemovalError::AppArmor)?;
         }
         Ok(removed)
     });
@@ -55,14 +55,14 @@ pub(crate) fn run(args: &UninstallArgs) -> ExitCode {
 }
 
 /// Removes files and folders, and returns those that existed.
-fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, RemovalError> {
     let mut removed = Vec::new();
     // Waiting for the lock would create the folder.
     if exists(state)? {
         println!("waiting until no agent acts on this host");
         let acts = host_lock::wait(state).acts.blocking_recv();
         let acts = acts.unwrap_or_else(|_| Err(io::Error::other("the wait ended early")));
-        let _lock = acts.map_err(Failure::Lock)?;
+        let _lock = acts.map_err(RemovalError::Lock)?;
         remove(state, &mut removed)?;
     }
     for socket in sockets(&kubelet.join(device_plugin::FOLDER))? {
@@ -76,12 +76,12 @@ fn files(state: &Path, kubelet: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Returns whether a folder exists. Refuses a symbolic link: its destination is outside this container.
-fn exists(path: &Path) -> Result<bool, Failure> {
+fn exists(path: &Path) -> Result<bool, RemovalError> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => Err(Failure::Link { path: path.to_owned() }),
+        Ok(found) if found.is_symlink() => Err(RemovalError::Link { path: path.to_owned() }),
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(source) => Err(Failure::Remove {
+        Err(source) => Err(RemovalError::Remove {
             path: path.to_owned(),
             source,
         }),
@@ -89,8 +89,8 @@ fn exists(path: &Path) -> Result<bool, Failure> {
 }
 
 /// Returns the agent's sockets in the kubelet's folder of device plugins.
-fn sockets(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let failed = |source| Failure::Remove {
+fn sockets(folder: &Path) -> Result<Vec<PathBuf>, RemovalError> {
+    let failed = |source| RemovalError::Remove {
         path: folder.to_owned(),
         source,
     };
@@ -111,7 +111,7 @@ fn sockets(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Removes a file, or a folder with its content. A missing path is no error.
-fn remove(path: &Path, removed: &mut Vec<PathBuf>) -> Result<(), Failure> {
+fn remove(path: &Path, removed: &mut Vec<PathBuf>) -> Result<(), RemovalError> {
     let result = match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
@@ -123,7 +123,7 @@ fn remove(path: &Path, removed: &mut Vec<PathBuf>) -> Result<(), Failure> {
             Ok(())
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(Failure::Remove {
+        Err(source) => Err(RemovalError::Remove {
             path: path.to_owned(),
             source,
         }),
@@ -228,7 +228,7 @@ mod tests {
         let link = host.0.path().join("link");
         symlink(host.state(), &link).unwrap();
         let error = files(&link, &host.kubelet()).unwrap_err();
-        assert!(matches!(error, Failure::Link { .. }), "{error}");
+        assert!(matches!(error, RemovalError::Link { .. }), "{error}");
         assert!(host.has("drydock/agent.lock"));
     }
 }

@@ -10,7 +10,7 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::requests::{applying, creating, patching};
+use crate::request_params::{applying, creating, patching};
 
 /// Writes of one agent to the objects of its own node.
 #[derive(Clone)]

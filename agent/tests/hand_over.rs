@@ -28,14 +28,14 @@ mod world;
 
 use std::time::Duration;
 
-use drydock_host::domain::{PausedReason, RunningReason, ShutOffReason, State};
-use network::Held;
+use drydock_host::domain::{DomainState, PausedReason, RunningReason, ShutOffReason};
+use network::HeldTraffic;
 use nix::sys::signal::{Signal, kill};
 use node::{Moving, resumed};
 use reply::Fate;
 use serde_json::{Value, json};
 use tunnel::Tunnel;
-use world::{World, number, pair, runs, skipped};
+use world::{HandOverWorld, number, pair, runs, skipped};
 
 /// How long a late reply is held. Nothing is measured in it: that something goes on by itself would need a
 /// time-out of somebody, of which there is none, or longer than a test may take.
@@ -48,14 +48,20 @@ async fn a_guest_goes_on_once_and_misses_nothing() {
     if skipped("a_guest_goes_on_once_and_misses_nothing") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare().await;
         world.moves().await;
         world.is_taken_over(&migration, "ReplyConsumed").await;
         world.target.runs().await;
-        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
-        assert_eq!(world.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        assert_eq!(
+            world.target.state().await,
+            DomainState::Running(RunningReason::Unpaused)
+        );
+        assert_eq!(
+            world.source.state().await,
+            DomainState::ShutOff(ShutOffReason::Migrated)
+        );
         world.end_after_one_guest(&migration).await;
     }
 }
@@ -82,7 +88,7 @@ impl Loss {
     }
 
     /// Loses a reply that waits.
-    pub(crate) async fn happen(self, world: &mut World) {
+    pub(crate) async fn happen(self, world: &mut HandOverWorld) {
         match self {
             Self::AtOnce => {}
             Self::Late => world.reply.decide(Fate::IsLost),
@@ -96,7 +102,7 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
     if skipped("left_to_libvirt_a_reply_that_is_lost_makes_two_guests") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     world.reply.leave_to_libvirt();
     for loss in (0..runs()).flat_map(|_| LOSSES) {
         let migration = world.prepare().await;
@@ -113,8 +119,8 @@ async fn left_to_libvirt_a_reply_that_is_lost_makes_two_guests() {
         assert_eq!(
             both,
             (
-                State::Running(RunningReason::MigrationCanceled),
-                State::Running(RunningReason::Migrated)
+                DomainState::Running(RunningReason::MigrationCanceled),
+                DomainState::Running(RunningReason::Migrated)
             ),
             "{loss:?}"
         );
@@ -138,7 +144,7 @@ async fn lost_reply_leaves_the_guest_at_the_source_free_to_move() {
     if skipped("lost_reply_leaves_the_guest_at_the_source_free_to_move") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for loss in (0..runs()).flat_map(|_| LOSSES) {
         let migration = world.prepare().await;
         world.reply.decide(loss.fate());
@@ -152,7 +158,7 @@ async fn lost_reply_leaves_the_guest_at_the_source_free_to_move() {
         world.source.runs().await;
         assert_eq!(
             world.source.state().await,
-            State::Running(RunningReason::MigrationCanceled)
+            DomainState::Running(RunningReason::MigrationCanceled)
         );
         assert_eq!(world.source.status_in_qemu().await, "running");
         world.stands_still_at_target(&migration).await;
@@ -182,7 +188,7 @@ async fn while_the_reply_is_unread_nobody_runs() {
     if skipped("while_the_reply_is_unread_nobody_runs") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare().await;
         let libvirtd = world.source.pod.libvirtd().await;
@@ -208,14 +214,14 @@ async fn while_the_reply_is_late_nobody_runs() {
     if skipped("while_the_reply_is_late_nobody_runs") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare().await;
         let moving = world.moves_up_to_the_reply().await;
         let before = world.source.guest_output();
         tokio::time::sleep(delay()).await;
         assert_eq!(world.source.guest_output(), before);
-        assert_eq!(world.source.state().await, State::Paused(PausedReason::Migration));
+        assert_eq!(world.source.state().await, DomainState::Paused(PausedReason::Migration));
         world.stands_still_at_target(&migration).await;
         assert_eq!(world.source.tunnel.now(&migration).await["reply"], "none");
         world.reply.decide(Fate::Passes);
@@ -243,7 +249,7 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
     if skipped("libvirtd_killed_after_the_hand_over_resumes_no_guest") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     let deaths = [Death::BeforeReply, Death::WithReplyUnread, Death::AfterReply];
     for death in (0..runs()).flat_map(|_| deaths) {
         let migration = world.prepare().await;
@@ -277,9 +283,9 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
         let state = world.source.state().await;
         println!("{death:?}: {}; {state}, {status:?}", ended.is_ok());
         match (death, state) {
-            (_, State::Paused(PausedReason::Migration)) => assert_eq!(status, Ok("postmigrate".to_owned())),
+            (_, DomainState::Paused(PausedReason::Migration)) => assert_eq!(status, Ok("postmigrate".to_owned())),
             // It was killing its QEMU already.
-            (Death::AfterReply, State::ShutOff(_)) => {}
+            (Death::AfterReply, DomainState::ShutOff(_)) => {}
             (_, other) => panic!("{death:?}: {other}"),
         }
         if death != Death::AfterReply {
@@ -291,7 +297,10 @@ async fn libvirtd_killed_after_the_hand_over_resumes_no_guest() {
             world.is_taken_over(&migration, "SourceGone").await;
         }
         world.target.runs().await;
-        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
+        assert_eq!(
+            world.target.state().await,
+            DomainState::Running(RunningReason::Unpaused)
+        );
         world.end_after_one_guest(&migration).await;
     }
 }
@@ -301,13 +310,13 @@ async fn release_lost_with_the_source_tunnel_is_not_assumed() {
     if skipped("release_lost_with_the_source_tunnel_is_not_assumed") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare().await;
         world.moves_without_release(&migration).await;
         world.source.tunnel.kill().await;
         world.network.cut();
-        world.network.hold(Held::Nothing);
+        world.network.hold(HeldTraffic::Nothing);
         let alone = |session: &Value| session["connected"] == false;
         world.target.tunnel.until(&migration, alone).await;
         world.stands_still_at_target(&migration).await;
@@ -342,12 +351,12 @@ async fn release_lost_with_the_target_tunnel_is_left_to_agents() {
     }
     for _ in 0..runs() {
         // The new process listens elsewhere, so this is the last with these.
-        let mut world = World::new().await;
+        let mut world = HandOverWorld::new().await;
         let migration = world.prepare().await;
         world.moves_without_release(&migration).await;
         world.target.tunnel.kill().await;
         world.network.cut();
-        world.network.hold(Held::Nothing);
+        world.network.hold(HeldTraffic::Nothing);
         world.target.tunnel = Tunnel::start(&world.target.pod).await;
         let unreachable = |session: &Value| {
             let trouble = session["trouble"].as_str();
@@ -384,27 +393,27 @@ async fn a_guest_goes_on_once_however_often_it_is_released() {
     if skipped("a_guest_goes_on_once_however_often_it_is_released") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for cut in (0..runs()).flat_map(|_| [Cut::BeforeRelease, Cut::BeforeTakenOver, Cut::Sometime]) {
         let migration = world.prepare().await;
         let moving = world.moves_up_to_the_reply().await;
         let consumed = |session: &Value| session["reply"] == "consumed";
         match cut {
             Cut::BeforeRelease => {
-                world.network.hold(Held::ToTarget);
+                world.network.hold(HeldTraffic::ToTarget);
                 world.reply.decide(Fate::Passes);
                 world.source.tunnel.until(&migration, consumed).await;
                 world.stands_still_at_target(&migration).await;
                 world.network.cut();
-                world.network.hold(Held::Nothing);
+                world.network.hold(HeldTraffic::Nothing);
             }
             Cut::BeforeTakenOver => {
-                world.network.hold(Held::ToSource);
+                world.network.hold(HeldTraffic::ToSource);
                 world.reply.decide(Fate::Passes);
                 world.target.runs().await;
                 assert_eq!(world.source.tunnel.now(&migration).await["acknowledged"], false);
                 world.network.cut();
-                world.network.hold(Held::Nothing);
+                world.network.hold(HeldTraffic::Nothing);
             }
             Cut::Sometime => {
                 world.reply.decide(Fate::Passes);
@@ -423,7 +432,7 @@ async fn a_guest_that_its_user_had_paused_stays_paused() {
     if skipped("a_guest_that_its_user_had_paused_stays_paused") {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for keep_paused in (0..runs()).flat_map(|_| [true, false]) {
         let migration = world.prepare().await;
         world.source.guest.suspend().await.unwrap();
@@ -433,7 +442,7 @@ async fn a_guest_that_its_user_had_paused_stays_paused() {
         world.moves().await;
         world.is_taken_over(&migration, "ReplyConsumed").await;
         if keep_paused {
-            assert_eq!(world.target.state().await, State::Paused(PausedReason::User));
+            assert_eq!(world.target.state().await, DomainState::Paused(PausedReason::User));
             assert_eq!(world.target.status_in_qemu().await, "paused");
             assert!(world.target.guest_output().is_nothing());
             world.target.guest.resume().await.unwrap();

@@ -13,44 +13,48 @@
 //! Where defaults are set, an object that cannot be read is let through: validation reports what is wrong with it.
 
 pub(crate) mod evictions;
-pub(crate) mod maintenances;
-pub(crate) mod migrations;
-pub(crate) mod removal;
+pub(crate) mod maintenance_reviews;
+pub(crate) mod migration_reviews;
+pub(crate) mod removal_reviews;
 #[cfg(test)]
 mod tests;
 
 use drydock_core::admission::{
-    Kind, MAX_REFUSALS, Refusal,
+    AdmissionRefusal, AdmittedKind, MAX_REFUSALS,
     change::review_change,
     defaults::{Named, defaulted},
-    migration::{prepared, review_requester},
+    migration_requests::{prepared, review_requester},
     review, sentence,
 };
 use drydock_runtime::{Key, chain};
 use kube::core::{
     DynamicObject,
-    admission::{AdmissionRequest, AdmissionResponse, Operation},
+    admission::{AdmissionResponse, Operation},
     response::{StatusCause, StatusDetails, StatusSummary},
 };
 use serde_json::Value;
 use tracing::error;
 
-use self::{evictions::Evictions, migrations::ClusterState};
+use self::{evictions::EvictionReviews, migration_reviews::ClusterState};
 use crate::{
     configuration_in_force::ConfigurationInForce,
     launchers::native_architecture,
-    webhook_server::{Handlers, handlers::Handler},
+    webhook_server::{
+        Handlers,
+        handlers::{Handler, ReviewRequest},
+    },
 };
-
-/// An admission request.
-type ReviewRequest = AdmissionRequest<DynamicObject>;
 
 /// Code and reason of refusals, as KubeVirt and Kubernetes give them.
 const CODE: u16 = 422;
 const REASON: &str = "Invalid";
 
 /// Returns the handlers of all paths.
-pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState, evictions: Evictions) -> Handlers {
+pub(crate) fn handlers(
+    configuration: ConfigurationInForce,
+    state: ClusterState,
+    evictions: EvictionReviews,
+) -> Handlers {
     let instances = Handler::from(move |request: ReviewRequest| {
         let configuration = configuration.clone();
         async move { fill_in(&request, &configuration) }
@@ -73,17 +77,17 @@ pub(crate) fn handlers(configuration: ConfigurationInForce, state: ClusterState,
         ("/validate/pods/eviction", eviction),
         ("/mutate/virtualmachineinstances", instances),
         ("/mutate/virtualmachineinstancemigrations", migrations),
-        ("/validate/virtualmachines", validator(Kind::Machine)),
-        ("/validate/virtualmachineinstances", validator(Kind::Instance)),
+        ("/validate/virtualmachines", validator(AdmittedKind::Machine)),
+        ("/validate/virtualmachineinstances", validator(AdmittedKind::Instance)),
         (
             "/validate/virtualmachineinstancereplicasets",
-            validator(Kind::ReplicaSet),
+            validator(AdmittedKind::ReplicaSet),
         ),
         ("/validate/virtualmachineinstancemigrations", migration),
     ])
 }
 
-fn validator(kind: Kind) -> Handler {
+fn validator(kind: AdmittedKind) -> Handler {
     Handler::from(move |request: ReviewRequest| async move { validate(&request, kind) })
 }
 
@@ -115,14 +119,14 @@ fn patched(request: &ReviewRequest, change: impl Fn(&Value) -> Option<Value>) ->
     }
 }
 
-fn validate(request: &ReviewRequest, kind: Kind) -> AdmissionResponse {
+fn validate(request: &ReviewRequest, kind: AdmittedKind) -> AdmissionResponse {
     response(request, &refusals(request, kind))
 }
 
 /// Validates a migration like any other kind, and by the requester. A new migration is also refused if its instance
 /// cannot be moved now.
 async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> AdmissionResponse {
-    let mut refusals = refusals(request, Kind::Migration);
+    let mut refusals = refusals(request, AdmittedKind::Migration);
     if let Some(new) = raw(request.object.as_ref()) {
         let user = request.user_info.username.as_deref().unwrap_or_default();
         refusals.extend(review_requester(raw(request.old_object.as_ref()).as_ref(), &new, user));
@@ -139,7 +143,7 @@ async fn validate_migration(request: &ReviewRequest, state: &ClusterState) -> Ad
     response(request, &refusals)
 }
 
-fn refusals(request: &ReviewRequest, kind: Kind) -> Vec<Refusal> {
+fn refusals(request: &ReviewRequest, kind: AdmittedKind) -> Vec<AdmissionRefusal> {
     let user = request.user_info.username.as_deref().unwrap_or_default();
     match (
         &request.operation,
@@ -153,7 +157,7 @@ fn refusals(request: &ReviewRequest, kind: Kind) -> Vec<Refusal> {
     }
 }
 
-fn response(request: &ReviewRequest, refusals: &[Refusal]) -> AdmissionResponse {
+fn response(request: &ReviewRequest, refusals: &[AdmissionRefusal]) -> AdmissionResponse {
     let response = AdmissionResponse::from(request);
     if refusals.is_empty() {
         response
@@ -162,7 +166,7 @@ fn response(request: &ReviewRequest, refusals: &[Refusal]) -> AdmissionResponse 
     }
 }
 
-fn denied(response: AdmissionResponse, refusals: &[Refusal]) -> AdmissionResponse {
+fn denied(response: AdmissionResponse, refusals: &[AdmissionRefusal]) -> AdmissionResponse {
     let mut response = response.deny(sentence(refusals));
     let causes = refusals.iter().take(MAX_REFUSALS).map(|refusal| StatusCause {
         reason: refusal.reason.as_str().into(),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use drydock_core::{
-    admission::judgement::{Judged, Verdict, judge},
+    admission::judgement::{AdmissionVerdict, Judged, judge},
     configuration::Configuration,
 };
 use serde::Serialize;
@@ -27,7 +27,7 @@ const REFUSED: u8 = 2;
 /// The judgement of a folder.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Report {
+struct FolderReport {
     /// Objects that are admitted.
     admitted: usize,
     /// Objects that are refused.
@@ -37,14 +37,14 @@ struct Report {
     /// Number of refused objects for each field, which is empty for an object as a whole.
     refusals_by_field: BTreeMap<String, usize>,
     /// Refused objects.
-    objects: Vec<Refused>,
+    objects: Vec<RefusedObject>,
     /// Manifests that cannot be read.
     unreadable: Vec<Unreadable>,
 }
 
 /// A refused object.
 #[derive(Debug, Serialize)]
-struct Refused {
+struct RefusedObject {
     file: String,
     kind: String,
     name: String,
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &AdmitArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let mut report = Report::default();
+    let mut report = FolderReport::default();
     for file in &files {
         report.add(file);
     }
@@ -111,7 +111,7 @@ fn files_of(path: &Path) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
     Ok(files)
 }
 
-impl Report {
+impl FolderReport {
     fn add(&mut self, file: &Path) {
         let name = file.display().to_string();
         let documents = fs::read_to_string(file)
@@ -136,15 +136,15 @@ impl Report {
 
     fn count(&mut self, file: &str, judged: Judged) {
         let why = match judged.verdict {
-            Verdict::Admitted => {
+            AdmissionVerdict::Admitted => {
                 self.admitted += 1;
                 return;
             }
-            Verdict::NotConsidered => {
+            AdmissionVerdict::NotConsidered => {
                 self.not_considered += 1;
                 return;
             }
-            Verdict::Refused(why) => why,
+            AdmissionVerdict::Refused(why) => why,
         };
         self.refused += 1;
         let mut fields: Vec<&String> = why.iter().map(|why| &why.field).collect();
@@ -153,7 +153,7 @@ impl Report {
         for field in fields {
             *self.refusals_by_field.entry(field.clone()).or_default() += 1;
         }
-        self.objects.push(Refused {
+        self.objects.push(RefusedObject {
             file: file.to_owned(),
             kind: judged.kind,
             name: judged.name,
@@ -224,7 +224,7 @@ metadata: {name: other}
         fs::write(folder.path().join("notes.txt"), "a: [").unwrap();
         let files = files_of(folder.path()).unwrap();
         assert_eq!(files.len(), 2);
-        let mut report = Report::default();
+        let mut report = FolderReport::default();
         for file in &files {
             report.add(file);
         }

@@ -9,21 +9,21 @@ use drydock_runtime::{LogFormat, parse_duration};
 /// Drydock's cluster controller.
 #[derive(Debug, Parser)]
 #[command(name = "drydock-controller", version, max_term_width = 110)]
-pub(crate) struct Args {
+pub(crate) struct ControllerArgs {
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: ControllerCommand,
 }
 
 /// What to do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum ControllerCommand {
     /// Run the controller.
-    Run(Box<RunArgs>),
+    Run(Box<ControllerRunArgs>),
     /// Remove Drydock from a cluster's nodes: agents, controllers, and everything they have left on nodes.
     ///
     /// Fails with exit code 3 while there are virtual machines, their pods or NodeMaintenances. Can be repeated. Delete
     /// the manifests afterwards: see deploy/docs/uninstall.md.
-    Uninstall(UninstallArgs),
+    Uninstall(ControllerUninstallArgs),
     /// Show which manifests of a folder Drydock would admit, without a cluster.
     ///
     /// Reads all files that end in .yaml, .yml or .json. Fails with exit code 2 if an object is refused or a file cannot be
@@ -53,7 +53,7 @@ pub(crate) enum AdmitOutput {
 
 /// How the process logs.
 #[derive(Clone, Debug, Group)]
-pub(crate) struct LogArgs {
+pub(crate) struct ControllerLogArgs {
     /// Log filter, for example `info` or `info,kube=debug`. Can be changed at runtime.
     #[arg(long, value_name = "FILTER", default_value = "info", env = "DRYDOCK_LOG_LEVEL")]
     pub(crate) log_level: String,
@@ -64,7 +64,7 @@ pub(crate) struct LogArgs {
 
 /// `drydock-controller run`.
 #[derive(Debug, Group)]
-pub(crate) struct RunArgs {
+pub(crate) struct ControllerRunArgs {
     /// Pod name, used as the leader election identity.
     #[arg(long, value_name = "NAME", env = "DRYDOCK_POD_NAME")]
     pub(crate) pod_name: String,
@@ -155,12 +155,12 @@ pub(crate) struct RunArgs {
     )]
     pub(crate) stream_timeout: Duration,
     #[command(flatten)]
-    pub(crate) logs: LogArgs,
+    pub(crate) logs: ControllerLogArgs,
 }
 
 /// `drydock-controller uninstall`.
 #[derive(Debug, Group)]
-pub(crate) struct UninstallArgs {
+pub(crate) struct ControllerUninstallArgs {
     /// Namespace of Drydock's agents and controllers.
     #[arg(long, value_name = "NAME", default_value = drydock_api::NAMESPACE, env = "DRYDOCK_NAMESPACE")]
     pub(crate) namespace: String,
@@ -181,7 +181,7 @@ pub(crate) struct UninstallArgs {
     )]
     pub(crate) timeout: Duration,
     #[command(flatten)]
-    pub(crate) logs: LogArgs,
+    pub(crate) logs: ControllerLogArgs,
 }
 
 /// Parses a duration that has to be longer than 0.
@@ -201,14 +201,14 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Args::command().debug_assert();
+        ControllerArgs::command().debug_assert();
     }
 
     #[test]
     fn bad_durations_are_refused_with_what_is_allowed() {
         let parse = |flag: &str| {
             let line = ["drydock-controller", "run", "--pod-name=a", flag];
-            Args::try_parse_from(line).map_err(|error| error.to_string())
+            ControllerArgs::try_parse_from(line).map_err(|error| error.to_string())
         };
         for (flag, expected) in [
             ("--migration-prepare-timeout=0", "longer than 0s"),

@@ -2,7 +2,7 @@
 //! by all replicas.
 //!
 //! ```text
-//!   Secret, webhook configurations, HyperConverged ──watch──▶ CertificatesTask ──▶ Keeper
+//!   Secret, webhook configurations, HyperConverged ──watch──▶ CertificatesTask ──▶ CertificateKeeper
 //!             ▲                                                  │    what to make, by core's rules
 //!             └──────── the leader writes ◀──────────────────────┤
 //!                                                                ▼ every replica
@@ -12,23 +12,23 @@
 //! What is done when is decided in [`drydock_core::certificates`]. The web console in the cluster has a certificate of its
 //! own, by an authority of its own: `console`.
 
-mod console;
-mod keeper;
+mod certificate_keeper;
+mod console_certificate;
 mod lifetimes_in_force;
 mod made;
 mod metrics;
 mod read;
+mod secret_writes;
 mod task;
 mod trust_anchors;
-mod written;
 
 #[cfg(test)]
 mod renewal_tests;
 
-pub(crate) use console::ConsoleCertificateTask;
+pub(crate) use console_certificate::ConsoleCertificateTask;
 pub(crate) use drydock_runtime::tls_port::ServedCertificate;
 pub(crate) use metrics::CertificateMetrics;
-pub(crate) use task::{CertificatesTask, Place};
+pub(crate) use task::{CertificatesTask, TaskNamespaces};
 pub(crate) use trust_anchors::is_served_by;
 
 /// The Secret, in the controller's own namespace.
@@ -56,7 +56,7 @@ pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::
     use drydock_core::{certificates::Lifetimes, configuration::Configuration};
     let now = drydock_runtime::clock::now();
     let lifetimes = Lifetimes::from(&Configuration::default().certificates);
-    let mut keeper = keeper::Keeper::new(
+    let mut keeper = certificate_keeper::CertificateKeeper::new(
         SECRET,
         vec![name.into()],
         lifetimes,
@@ -64,7 +64,7 @@ pub(crate) fn self_made(served: &ServedCertificate, name: &str) -> k8s_openapi::
         CertificateMetrics::default(),
     );
     keeper.observe(now, Some(Vec::new()), Some(None));
-    let Some(keeper::Action::Write(data)) = keeper.next(now).unwrap().action else {
+    let Some(certificate_keeper::CertificateAction::Write(data)) = keeper.next(now).unwrap().action else {
         panic!("there is nothing yet")
     };
     keeper.observe(now, Some(Vec::new()), Some(Some(&data)));

@@ -13,11 +13,11 @@ use std::{
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
 use drydock_core::configuration::{
     Configuration,
-    default_model::{self, Choice, Verdict},
+    default_model::{self, ModelChoice, ModelVerdict},
     gathering::sources,
     resolve,
 };
-use drydock_runtime::{Cache, Process, Trigger, Watch, Watches};
+use drydock_runtime::{Cache, Process, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
 use tokio::sync::watch;
@@ -25,15 +25,15 @@ use tokio::sync::watch;
 /// The configuration in force: the built-in one until the actual one is known. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigurationInForce {
-    held: Arc<RwLock<Held>>,
+    held: Arc<RwLock<ResolvedConfiguration>>,
     /// Whether the objects were read; `None` if there are none to read.
     resolved: Option<watch::Receiver<bool>>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct ResolvedConfiguration {
     configuration: Arc<Configuration>,
-    default_model: Option<Verdict>,
+    default_model: Option<ModelVerdict>,
 }
 
 impl ConfigurationInForce {
@@ -41,7 +41,7 @@ impl ConfigurationInForce {
     /// when `changed` is notified: a HyperConverged has changed, or nodes may have other CPU models.
     pub(crate) fn start(
         client: &Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         hyperconvergeds: Cache<HyperConverged>,
         namespaces: Vec<String>,
         changed: Trigger,
@@ -71,7 +71,7 @@ impl ConfigurationInForce {
     pub(crate) fn pending(configuration: Configuration) -> (Self, watch::Sender<bool>) {
         let (read, resolved) = watch::channel(false);
         let in_force = Self {
-            held: Arc::new(RwLock::new(Held {
+            held: Arc::new(RwLock::new(ResolvedConfiguration {
                 configuration: Arc::new(configuration),
                 default_model: None,
             })),
@@ -95,7 +95,7 @@ impl ConfigurationInForce {
     }
 
     /// Returns the verdict on the configured CPU model for virtual machines that name none.
-    pub(crate) fn default_model(&self) -> Option<Verdict> {
+    pub(crate) fn default_model(&self) -> Option<ModelVerdict> {
         self.held
             .read()
             .unwrap_or_else(PoisonError::into_inner)
@@ -104,11 +104,11 @@ impl ConfigurationInForce {
     }
 
     /// Puts a configuration and a verdict in force. Returns whether either has changed.
-    fn set(&self, configuration: Configuration, default_model: Option<Verdict>) -> bool {
+    fn set(&self, configuration: Configuration, default_model: Option<ModelVerdict>) -> bool {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         let changes = *held.configuration != configuration || held.default_model != default_model;
         if changes {
-            *held = Held {
+            *held = ResolvedConfiguration {
                 configuration: Arc::new(configuration),
                 default_model,
             };
@@ -159,12 +159,12 @@ impl Resolver {
             if !resolution.refused() {
                 last_good = Some(resolution.configuration);
             }
-            let Choice { model, verdict } = if configuration.default_cpu_model.is_some() {
+            let ModelChoice { model, verdict } = if configuration.default_cpu_model.is_some() {
                 let nodes = hypervisors.all();
                 let facts = nodes.iter().filter_map(|node| node.status.as_ref()?.facts.as_deref());
                 default_model::choose(&configuration, last_model.as_deref(), facts)
             } else {
-                Choice::default()
+                ModelChoice::default()
             };
             last_model.clone_from(&model);
             configuration.default_cpu_model = model;

@@ -3,16 +3,16 @@
 //! ```text
 //!  nodes, instances, migrations, pods of draining nodes ─▶ something changed ─▶ one plan for all nodes
 //!     ┌──────────────────────────────────────────────────────────────────────────────┘
-//!     ├─▶ evacuation marks, migrations
+//!     ├─▶ evacuation requests, migrations
 //!     └─▶ Hypervisor.status.drain, conditions of the Node, events
 //! ```
 
 mod circumstances;
+mod drain_status;
 mod evacuations;
 mod metrics;
 mod outlooks;
 mod previewer;
-mod status_writer;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,15 +28,18 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    drain::{Cluster, DrainingNode, Guest, NodeMarks, Plan, Report, Step, node, plan, preview},
-    eviction::mark,
+    drain::{
+        DrainInput, DrainReport, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, node_conditions,
+        plan, preview,
+    },
+    eviction::evacuation_request,
     migration::{deadlines::Attempts, sides::target},
 };
 use drydock_runtime::{
     Backoff, Event, Events, Key, Severity, Trigger, chain,
     clock::{self, Instant},
     is_refusal,
-    lease::Term,
+    lease::LeaderTerm,
 };
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
@@ -49,22 +52,22 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    evacuation_requests::{self, Mark, State},
+    evacuation_requests::{self, EvacuationRequest, RequiredState},
     instances::Instances,
     launchers::Launchers,
-    migrations::Migrations,
-    node_pods::{Kept, NodePods},
+    migrations::MigrationCache,
+    node_pods::{NodePods, PodsGuard},
     reconciler::{CONFLICT_DELAY, triggered::Triggered},
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     requests::{api_of, deleting},
 };
-use circumstances::Circumstances;
-use evacuations::{Evacuation, Outcome};
+use circumstances::CircumstanceDigests;
+use drain_status::Reports;
+use evacuations::{CreationOutcome, EvacuationMigration};
 pub(crate) use metrics::DrainMetrics;
 use outlooks::Outlooks;
 pub(crate) use previewer::Previewer;
 use previewer::guest;
-use status_writer::Reports;
 
 /// Minimum interval between plans: changes within it are handled by one plan.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -80,7 +83,7 @@ const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 pub(crate) struct DrainTask {
     client: Client,
     instances: Instances,
-    migrations: Migrations,
+    migrations: MigrationCache,
     launchers: Launchers,
     pods: NodePods,
     events: Events,
@@ -88,13 +91,13 @@ pub(crate) struct DrainTask {
     attempts: Attempts,
     reports: Reports,
     previewer: Previewer,
-    refusals: Refusals,
+    refusals: StepRefusals,
     outlooks: Outlooks,
-    circumstances: Circumstances,
+    circumstances: CircumstanceDigests,
 }
 
 /// The observed state of one node.
-struct Gathered {
+struct DrainObservation {
     name: String,
     marks: NodeMarks,
     instances: Vec<(VirtualMachineInstance, Vec<Arc<VirtualMachineInstanceMigration>>)>,
@@ -106,7 +109,7 @@ struct Gathered {
 /// What one plan keeps for the next.
 pub(crate) struct KeptPlan {
     /// The watched pods of each node that is being drained.
-    nodes: BTreeMap<String, Kept>,
+    nodes: BTreeMap<String, PodsGuard>,
     /// When to execute the parts that only report, if there may be some.
     report_at: Option<Instant>,
     pause: Duration,
@@ -138,7 +141,7 @@ impl Triggered for DrainTask {
         );
     }
 
-    async fn reconcile(&self, kept: &mut KeptPlan, _: &Term) -> kube::Result<Option<Timestamp>> {
+    async fn reconcile(&self, kept: &mut KeptPlan, _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         let reporting = kept.report_at.is_some_and(|at| at <= Instant::now());
         kept.pause = PAUSE;
         match self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await {
@@ -175,7 +178,7 @@ impl DrainTask {
         pods: NodePods,
         events: Events,
         metrics: DrainMetrics,
-        (refusals, changed): (Refusals, Trigger),
+        (refusals, changed): (StepRefusals, Trigger),
     ) -> Self {
         Self {
             reports: Reports::new(&client, events.clone(), metrics),
@@ -190,7 +193,7 @@ impl DrainTask {
             attempts: Attempts::default(),
             refusals,
             outlooks: Outlooks::default(),
-            circumstances: Circumstances::default(),
+            circumstances: CircumstanceDigests::default(),
         }
     }
 
@@ -198,26 +201,26 @@ impl DrainTask {
     /// plan even if nothing changes. Sets `pause` to the time to wait before a plan that follows a change.
     async fn plan_and_execute(
         &self,
-        kept: &mut BTreeMap<String, Kept>,
+        kept: &mut BTreeMap<String, PodsGuard>,
         reporting: bool,
         pause: &mut Duration,
     ) -> kube::Result<Option<Timestamp>> {
         let began = Instant::now();
         let configuration = self.launchers.configuration.get();
-        let gathered = self.gather(&configuration.migrations.drain_taint_key, kept);
-        let mut nodes: Vec<DrainingNode<'_>> = gathered.iter().map(|node| self.draining(node)).collect();
+        let observed = self.gather(&configuration.migrations.drain_taint_key, kept);
+        let mut nodes: Vec<DrainingNode<'_>> = observed.iter().map(|node| self.draining(node)).collect();
         let evaluated_again = self.outlooks.apply(&self.launchers, &mut nodes);
-        let Plan {
+        let NodeDrainPlan {
             steps,
             reports,
             refused,
             wake,
-        } = plan(&Cluster {
+        } = plan(&DrainInput {
             now: clock::now(),
             nodes: &nodes,
             limits: &configuration.migrations,
             attempts: self.attempts,
-            rate: self.previewer.pace.rate(),
+            rate: self.previewer.migration_rate.rate(),
         });
         self.refusals.keep_drains(&refused);
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
@@ -229,7 +232,7 @@ impl DrainTask {
             self.preview().await?;
         }
         let now = clock::now();
-        let reported = reports.iter().filter_map(Report::node_reports_from);
+        let reported = reports.iter().filter_map(DrainReport::node_reports_from);
         let reported = reported.filter(|at| *at > now).min();
         failed.map_or(Ok([wake, evaluated_again, reported].into_iter().flatten().min()), Err)
     }
@@ -271,7 +274,7 @@ impl DrainTask {
     }
 
     /// Returns the nodes that are being drained, were being drained, or have marked guests.
-    fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, Kept>) -> Vec<Gathered> {
+    fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, PodsGuard>) -> Vec<DrainObservation> {
         let mut names = BTreeSet::new();
         let mut marks = BTreeMap::new();
         self.launchers.nodes.nodes.shown().for_each(|key, node| {
@@ -307,22 +310,23 @@ impl DrainTask {
             .collect()
     }
 
-    fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> Gathered {
+    fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> DrainObservation {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
             let instance = self.instances.objects.newest(key)?;
             let is_over = instance.phase().is_some_and(Phase::is_final);
-            // A guest that has ended is no longer on the node, but its mark has to be removed.
-            let counts = instance.node_name() == Some(name.as_str()) && (!is_over || mark::of(&instance).is_some());
+            // A guest that has ended is no longer on the node, but its evacuation request has to be removed.
+            let counts = instance.node_name() == Some(name.as_str())
+                && (!is_over || evacuation_request::of(&instance).is_some());
             counts.then(|| (instance, self.migrations.of_instance(key)))
         });
         let instances = instances.collect();
         let evictable = self.pods.of(&name).filter(|_| self.pods.is_clear(&name));
-        Gathered {
+        DrainObservation {
             marks,
             instances,
             arriving,
-            evictable: evictable.map(|pods| pods.iter().filter(|pod| node::counts(pod)).count()),
+            evictable: evictable.map(|pods| pods.iter().filter(|pod| node_conditions::counts(pod)).count()),
             hypervisor: self.launchers.nodes.hypervisors.get(&Key::cluster(&name)),
             name,
         }
@@ -339,24 +343,24 @@ impl DrainTask {
         arriving
     }
 
-    fn draining<'a>(&self, gathered: &'a Gathered) -> DrainingNode<'a> {
-        let guests = gathered.instances.iter().map(|(instance, migrations)| Guest {
+    fn draining<'a>(&self, observed: &'a DrainObservation) -> DrainingNode<'a> {
+        let guests = observed.instances.iter().map(|(instance, migrations)| DrainedGuest {
             refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance)), clock::now()),
-            circumstances: mark::evacuation(instance)
+            circumstances: evacuation_request::evacuation(instance)
                 .and_then(|mark| mark.last_failure.as_ref())
                 .map(|_| self.circumstances.of(&self.launchers, instance)),
             ..guest(&self.launchers, instance, migrations.clone())
         });
-        let status = gathered
+        let status = observed
             .hypervisor
             .as_ref()
             .and_then(|hypervisor| hypervisor.status.as_ref());
         DrainingNode {
-            name: &gathered.name,
-            marks: gathered.marks,
+            name: &observed.name,
+            marks: observed.marks,
             guests: guests.collect(),
-            arriving: gathered.arriving,
-            evictable: gathered.evictable,
+            arriving: observed.arriving,
+            evictable: observed.evictable,
             before: status.and_then(|status| status.drain.as_ref()),
         }
     }
@@ -366,8 +370,8 @@ impl DrainTask {
     ///
     /// # Errors
     /// If the API server does not respond.
-    async fn execute_all<'s>(&self, steps: impl Iterator<Item = &'s Step>) -> kube::Result<Option<kube::Error>> {
-        let in_order = async |chain: Vec<&Step>| {
+    async fn execute_all<'s>(&self, steps: impl Iterator<Item = &'s DrainStep>) -> kube::Result<Option<kube::Error>> {
+        let in_order = async |chain: Vec<&DrainStep>| {
             let mut failed = None;
             for step in chain {
                 match self.execute(step).await {
@@ -380,16 +384,16 @@ impl DrainTask {
         at_once(chains(steps).into_iter().map(in_order).collect()).await
     }
 
-    async fn execute(&self, step: &Step) -> kube::Result<()> {
+    async fn execute(&self, step: &DrainStep) -> kube::Result<()> {
         let done = match step {
-            Step::Mark {
+            DrainStep::Mark {
                 namespace,
                 name,
                 node,
                 evacuation,
             } => self.mark(&Key::namespaced(namespace, name), node, evacuation).await,
-            Step::Unmark { namespace, name } => self.unmark(&Key::namespaced(namespace, name)).await,
-            Step::Migrate {
+            DrainStep::Unmark { namespace, name } => self.unmark(&Key::namespaced(namespace, name)).await,
+            DrainStep::Migrate {
                 namespace,
                 name,
                 node,
@@ -399,9 +403,9 @@ impl DrainTask {
                 self.migrate(&Key::namespaced(namespace, name), node, *priority, *order)
                     .await
             }
-            Step::Cancel {
+            DrainStep::Cancel {
                 namespace, name, uid, ..
-            } => self.call_off(namespace, name, uid).await,
+            } => self.cancel_migration(namespace, name, uid).await,
         };
         let (namespace, name) = step.instance();
         let drain = RefusedStep::Drain(Key::namespaced(namespace, name));
@@ -426,8 +430,10 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let mark = Mark { node, evacuation };
-        let stored = mark.set(&self.api(key), &instance, State::Unchanged, false).await?;
+        let mark = EvacuationRequest { node, evacuation };
+        let stored = mark
+            .set(&self.api(key), &instance, RequiredState::Unchanged, false)
+            .await?;
         self.instances.objects.remember(key, stored);
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "instance marked to leave its node");
         Ok(())
@@ -437,7 +443,7 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let stored = evacuation_requests::take_away(&self.api(key), &instance).await?;
+        let stored = evacuation_requests::remove_from(&self.api(key), &instance).await?;
         self.instances.objects.remember(key, stored);
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
@@ -454,7 +460,7 @@ impl DrainTask {
         let Some(instance) = self.instances.objects.newest(key) else {
             return Ok(());
         };
-        let evacuation = Evacuation {
+        let evacuation = EvacuationMigration {
             instance: &instance,
             node,
             priority,
@@ -462,7 +468,7 @@ impl DrainTask {
             circumstances: &self.circumstances.of(&self.launchers, &instance),
         };
         match evacuation.create(&self.migrations_in(key)).await {
-            Ok(Outcome::Made(made)) => {
+            Ok(CreationOutcome::Made(made)) => {
                 let name = made.name_any();
                 info!(migration = %Key::of(&made), migration_uid = made.metadata.uid, vmi = %key, node, "migration created for the drain of a node");
                 self.migrations.remember_made(made);
@@ -474,7 +480,7 @@ impl DrainTask {
                 );
                 Ok(())
             }
-            Ok(Outcome::WasMade(found)) => {
+            Ok(CreationOutcome::WasMade(found)) => {
                 found.into_iter().for_each(|found| self.migrations.remember_made(found));
                 Ok(())
             }
@@ -490,7 +496,7 @@ impl DrainTask {
         }
     }
 
-    async fn call_off(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<()> {
+    async fn cancel_migration(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<()> {
         let parameters = deleting(Some(uid.into()));
         let api = Api::<VirtualMachineInstanceMigration>::namespaced(self.client.clone(), namespace);
         api.delete(name, &parameters).await?;
@@ -502,7 +508,7 @@ impl DrainTask {
         Ok(())
     }
 
-    async fn report(&self, report: &Report) -> kube::Result<()> {
+    async fn report(&self, report: &DrainReport) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let key = Key::cluster(&report.node);
         let node: Option<Arc<Node>> = nodes.nodes.shown().get(&key);
@@ -530,17 +536,17 @@ impl DrainTask {
 }
 
 /// Returns whether a step only reports a result and does not move a guest.
-fn is_report(step: &Step) -> bool {
-    matches!(step, Step::Unmark { .. })
+fn is_report(step: &DrainStep) -> bool {
+    matches!(step, DrainStep::Unmark { .. })
 }
 
 /// Returns which steps follow each other: the migrations of each node. All others are alone.
-fn chains<'s>(steps: impl Iterator<Item = &'s Step>) -> Vec<Vec<&'s Step>> {
-    let mut chains: Vec<Vec<&Step>> = Vec::new();
+fn chains<'s>(steps: impl Iterator<Item = &'s DrainStep>) -> Vec<Vec<&'s DrainStep>> {
+    let mut chains: Vec<Vec<&DrainStep>> = Vec::new();
     let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
     for step in steps {
         let chain = match step {
-            Step::Migrate { node, .. } => *of_nodes.entry(node).or_insert(chains.len()),
+            DrainStep::Migrate { node, .. } => *of_nodes.entry(node).or_insert(chains.len()),
             _ => chains.len(),
         };
         match chains.get_mut(chain) {
@@ -571,7 +577,7 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
     Ok(refused)
 }
 
-/// Returns whether a change of an instance matters to drains: its phase, node, evacuation mark, deletion, generation
+/// Returns whether a change of an instance matters to drains: its phase, node, evacuation request, deletion, generation
 /// or the status of a condition has changed.
 pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
     let seen = |instance: Option<&VirtualMachineInstance>| {

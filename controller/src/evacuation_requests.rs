@@ -1,7 +1,7 @@
-//! Evacuation marks on instances that are to leave their nodes: how they are set and removed.
+//! Evacuation requests in the status of instances: how they are set and removed.
 
 use drydock_api::kubevirt::{VirtualMachineInstance, names::conditions::EVICTION_REQUESTED, status::Evacuation};
-use drydock_core::eviction::mark;
+use drydock_core::eviction::evacuation_request;
 use drydock_runtime::clock;
 use json_patch::{PatchOperation, RemoveOperation, TestOperation, jsonptr::PointerBuf};
 use kube::{
@@ -15,23 +15,23 @@ use serde_json::{Value, json};
 const UNPROCESSABLE: u16 = 422;
 const CONFLICT: u16 = 409;
 
-/// The mark that an instance is to leave a node.
+/// The request that an instance leaves a node.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark<'a> {
+pub(crate) struct EvacuationRequest<'a> {
     pub(crate) node: &'a str,
     pub(crate) evacuation: &'a Evacuation,
 }
 
 /// The state that an instance must have to be marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum RequiredState {
     /// Unchanged since it was read.
     Unchanged,
     /// Any state, as long as it is the same instance.
     Any,
 }
 
-impl Mark<'_> {
+impl EvacuationRequest<'_> {
     /// Marks an instance. Returns the updated instance.
     ///
     /// # Errors
@@ -41,35 +41,36 @@ impl Mark<'_> {
         self,
         api: &Api<VirtualMachineInstance>,
         instance: &VirtualMachineInstance,
-        state: State,
+        state: RequiredState,
         dry_run: bool,
     ) -> kube::Result<VirtualMachineInstance> {
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
             "metadata": identity(instance, state),
-            "status": mark::status(instance, self.node, self.evacuation, clock::now()),
+            "status": evacuation_request::status(instance, self.node, self.evacuation, clock::now()),
         });
-        let mut parameters = PatchParams::apply(mark::FIELD_MANAGER).force();
+        let mut parameters = PatchParams::apply(evacuation_request::FIELD_MANAGER).force();
         parameters.dry_run = dry_run;
         api.patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
             .await
     }
 }
 
-/// Removes the mark of an instance, if it is still the mark that was read. Returns the updated instance.
+/// Removes the evacuation request of an instance, if it is still the request that was read. Returns the updated
+/// instance.
 ///
-/// This is not an apply without the mark, which would leave the parts that another field manager has written. It does
-/// not require the version that was read either, since an agent writes to an instance that has just arrived.
+/// This is not an apply without the evacuation request, which would leave the parts that another field manager has
+/// written. It does not require the version that was read either, since an agent writes to an instance that has just arrived.
 ///
 /// # Errors
-/// If the request to the API server fails; with a conflict if the mark has changed.
-pub(crate) async fn take_away(
+/// If the request to the API server fails; with a conflict if the evacuation request has changed.
+pub(crate) async fn remove_from(
     api: &Api<VirtualMachineInstance>,
     instance: &VirtualMachineInstance,
 ) -> kube::Result<VirtualMachineInstance> {
     let parameters = PatchParams {
-        field_manager: Some(mark::FIELD_MANAGER.into()),
+        field_manager: Some(evacuation_request::FIELD_MANAGER.into()),
         ..PatchParams::default()
     };
     let patch = Patch::<()>::Json(removal(instance));
@@ -120,9 +121,9 @@ fn remove(path: &[&str]) -> PatchOperation {
 }
 
 /// Returns the metadata that identifies the instance and, if required, its state.
-fn identity(instance: &VirtualMachineInstance, state: State) -> Value {
+fn identity(instance: &VirtualMachineInstance, state: RequiredState) -> Value {
     let mut identity = json!({"name": instance.name_any(), "uid": instance.uid()});
-    if state == State::Unchanged {
+    if state == RequiredState::Unchanged {
         identity["resourceVersion"] = json!(instance.resource_version());
     }
     identity
@@ -146,7 +147,11 @@ mod tests {
             ]},
         }))
         .unwrap();
-        mark::marked(&instance, "a", &mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH))
+        evacuation_request::marked(
+            &instance,
+            "a",
+            &evacuation_request::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH),
+        )
     }
 
     #[tokio::test(start_paused = true)]
@@ -176,7 +181,7 @@ mod tests {
             assert_eq!(kept, ["LiveMigratable", "Ready"]);
             request.with(&stored);
         };
-        let (done, ()) = tokio::join!(take_away(&api, &instance), serve);
+        let (done, ()) = tokio::join!(remove_from(&api, &instance), serve);
         assert_eq!(done.unwrap().status.unwrap().evacuation_node_name, None);
     }
 
@@ -214,19 +219,22 @@ mod tests {
         let (client, mut server) = api_server();
         let (api, instance) = (Api::namespaced(client, "shop"), marked());
         let serve = async { server.next_request().await.refuse(422, "Invalid") };
-        let (done, ()) = tokio::join!(take_away(&api, &instance), serve);
+        let (done, ()) = tokio::join!(remove_from(&api, &instance), serve);
         assert!(matches!(done, Err(kube::Error::Api(refused)) if refused.is_conflict()));
     }
 
     #[tokio::test(start_paused = true)]
     async fn planner_marks_the_seen_instance_an_eviction_any() {
         let instance = marked();
-        let evacuation = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
-        let mark = Mark {
+        let evacuation = evacuation_request::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
+        let mark = EvacuationRequest {
             node: "a",
             evacuation: &evacuation,
         };
-        for (state, version) in [(State::Unchanged, json!("5")), (State::Any, Value::Null)] {
+        for (state, version) in [
+            (RequiredState::Unchanged, json!("5")),
+            (RequiredState::Any, Value::Null),
+        ] {
             let (client, mut server) = api_server();
             let api = Api::namespaced(client, "shop");
             let serve = async {

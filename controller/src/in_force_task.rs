@@ -8,10 +8,10 @@ use drydock_api::{
 };
 use drydock_core::{
     conditions::condition,
-    configuration::{Reference, choose, default_model::Verdict, hyperconverged::KIND},
+    configuration::{Reference, choose, default_model::ModelVerdict, hyperconverged::KIND},
     in_force::judge,
 };
-use drydock_runtime::{Cache, clock, lease::Term};
+use drydock_runtime::{Cache, clock, lease::LeaderTerm};
 use jiff::Timestamp;
 use kube::{
     Api, Client, ResourceExt,
@@ -19,7 +19,9 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{configuration_in_force::ConfigurationInForce, metrics::Metrics, reconciler::triggered::Triggered};
+use crate::{
+    configuration_in_force::ConfigurationInForce, metrics::ControllerMetrics, reconciler::triggered::Triggered,
+};
 
 /// Determines which HyperConverged is in force, and reports it in the status of all of them.
 pub(crate) struct InForceTask {
@@ -28,7 +30,7 @@ pub(crate) struct InForceTask {
     hypervisors: Cache<Hypervisor>,
     namespaces: Vec<String>,
     configuration: ConfigurationInForce,
-    metrics: Metrics,
+    metrics: ControllerMetrics,
 }
 
 impl Triggered for InForceTask {
@@ -43,7 +45,7 @@ impl Triggered for InForceTask {
         );
     }
 
-    async fn reconcile(&self, (): &mut (), term: &Term) -> kube::Result<Option<Timestamp>> {
+    async fn reconcile(&self, (): &mut (), term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         self.judge_all(clock::now(), || term.is_valid()).await?;
         Ok(None)
     }
@@ -56,7 +58,7 @@ impl InForceTask {
         (hyperconvergeds, hypervisors): (Cache<HyperConverged>, Cache<Hypervisor>),
         namespaces: Vec<String>,
         configuration: ConfigurationInForce,
-        metrics: Metrics,
+        metrics: ControllerMetrics,
     ) -> Self {
         Self {
             hyperconvergeds,
@@ -112,7 +114,7 @@ impl InForceTask {
                 now,
             )];
             conditions.extend(default_model.map(|verdict| {
-                let Verdict {
+                let ModelVerdict {
                     status,
                     reason,
                     message,

@@ -21,10 +21,10 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    instance::{Moving, NodeState, Observed, Plan, Step, may_be_obsolete, plan},
-    launcher_pod::pending::Pending,
+    instance::{InstancePlan, InstanceStep, Moving, NodeState, ObservedInstance, may_be_obsolete, plan},
+    launcher_pod::pending::StartingPod,
     migration::{
-        observed::Facts,
+        observed::MigrationFacts,
         sides::{source, target},
     },
     placement::{self, Targets},
@@ -43,12 +43,12 @@ use tracing::info;
 
 use crate::{
     instances::Instances,
-    launchers::{Launchers, Purpose},
-    liveness_task::SilentAgents,
-    migrations::Migrations,
+    launchers::{Launchers, PodPurpose},
+    liveness_task::UnresponsiveAgents,
+    migrations::MigrationCache,
     nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     requests::{api_of, patching, with_finalizer, without_finalizer},
 };
 
@@ -59,17 +59,17 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 /// Minimum interval between reconciles for changed resources on nodes, which change with every pod.
 const ROOMS_PAUSE: Duration = Duration::from_secs(5);
 /// How many instances are reconciled at each such interval.
-const ROOMS_AT_ONCE: usize = 1000;
+const INSTANCES_PER_SWEEP: usize = 1000;
 
 /// Reconciles all instances.
 pub(crate) struct InstanceTask {
     client: Client,
     instances: Instances,
-    migrations: Migrations,
+    migrations: MigrationCache,
     launchers: Launchers,
-    silent_agents: SilentAgents,
+    unresponsive_agents: UnresponsiveAgents,
     events: Events,
-    refusals: Refusals,
+    refusals: StepRefusals,
     probed_pods: ProbedPods,
 }
 
@@ -95,18 +95,18 @@ impl InstanceTask {
     pub(crate) fn new(
         client: Client,
         instances: Instances,
-        migrations: Migrations,
+        migrations: MigrationCache,
         launchers: Launchers,
-        silent_agents: SilentAgents,
+        unresponsive_agents: UnresponsiveAgents,
         events: Events,
-        refusals: Refusals,
+        refusals: StepRefusals,
     ) -> Self {
         Self {
             client,
             instances,
             migrations,
             launchers,
-            silent_agents,
+            unresponsive_agents,
             events,
             refusals,
             probed_pods: ProbedPods::default(),
@@ -119,12 +119,12 @@ impl InstanceTask {
         process: Process,
         leadership: Leadership,
         work: WorkQueue,
-        (surroundings, rooms): (Trigger, Trigger),
+        (cluster_changed, rooms): (Trigger, Trigger),
     ) {
         let stopping = process.stopping();
         let sweeping = async {
             loop {
-                surroundings.notified().await;
+                cluster_changed.notified().await;
                 work.add_pages(|last, count| self.instances.unfinished_after(last, count))
                     .await;
                 // Nodes change in bursts, such as when agents apply a configuration or a zone comes back.
@@ -149,7 +149,7 @@ impl InstanceTask {
     async fn follow_rooms(&self, work: &WorkQueue) {
         let mut last = None;
         loop {
-            let part = self.instances.unfinished_after(last.as_ref(), ROOMS_AT_ONCE);
+            let part = self.instances.unfinished_after(last.as_ref(), INSTANCES_PER_SWEEP);
             let Some(end) = part.last() else { return };
             last = Some(end.clone());
             // Instances that are being evicted may have to be shut down.
@@ -162,7 +162,7 @@ impl InstanceTask {
 }
 
 /// An instance, and what its plan depends on.
-pub(crate) struct Observation {
+pub(crate) struct InstanceObservation {
     now: Timestamp,
     instance: VirtualMachineInstance,
     pods: Vec<Arc<Pod>>,
@@ -171,10 +171,10 @@ pub(crate) struct Observation {
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     node: NodeState,
     other_nodes: Vec<(String, NodeState)>,
-    silent: bool,
+    unresponsive: bool,
     claims: Vec<VolumeStatus>,
     unmounted: Vec<(String, String)>,
-    pending: Pending,
+    pending: StartingPod,
     misfit: Option<String>,
     targets: Option<Targets>,
     requirements_digest: Option<String>,
@@ -182,12 +182,12 @@ pub(crate) struct Observation {
     failed_create: Option<String>,
 }
 
-impl Observation {
-    fn view(&self) -> Observed<'_> {
-        let mut view = Observed {
+impl InstanceObservation {
+    fn view(&self) -> ObservedInstance<'_> {
+        let mut view = ObservedInstance {
             now: self.now,
             instance: &self.instance,
-            silent: self.silent,
+            unresponsive: self.unresponsive,
             pods: &self.pods,
             confirmed: self.confirmed,
             node: self.node,
@@ -207,10 +207,10 @@ impl Observation {
 }
 
 impl Reconciler for InstanceTask {
-    type Observed = Observation;
-    type Plan = Plan;
+    type Observed = InstanceObservation;
+    type Plan = InstancePlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<InstanceObservation>, ReconcileError> {
         let Some(instance) = self.instances.objects.newest(key) else {
             self.probed_pods.forget(key);
             return Ok(None);
@@ -220,9 +220,9 @@ impl Reconciler for InstanceTask {
         let here = status.and_then(|status| status.node_name.as_deref());
         let (node, other_nodes) = self.states(&instance, here, &pods).await?;
         let now = clock::now();
-        let mut observed = Observation {
+        let mut observed = InstanceObservation {
             now,
-            silent: here.is_some_and(|node| self.silent_agents.contains(node)),
+            unresponsive: here.is_some_and(|node| self.unresponsive_agents.contains(node)),
             confirmed: false,
             migrations: self.migrations.of_instance(key),
             node,
@@ -242,18 +242,27 @@ impl Reconciler for InstanceTask {
         Ok(Some(observed))
     }
 
-    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
+    fn plan(&self, _: &Key, observed: &InstanceObservation) -> InstancePlan {
         plan(&observed.view())
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut InstanceObservation,
+        plan: InstancePlan,
+    ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             observed.pods = self.launchers.list(&observed.instance).await?;
             observed.confirmed = true;
             return Ok(Executed::Replan);
         }
         if observed.failed_create.is_none() {
-            if !plan.steps.iter().any(|step| matches!(step, Step::ProbeImages { .. })) {
+            if !plan
+                .steps
+                .iter()
+                .any(|step| matches!(step, InstanceStep::ProbeImages { .. }))
+            {
                 self.probed_pods.forget(key);
             }
             observed.failed_create = self.take_steps(key, &observed.instance, &plan.steps).await?;
@@ -283,18 +292,18 @@ impl Queued for InstanceTask {
         self.instances.keys()
     }
 
-    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+    fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Pod(key.clone())))
     }
 }
 
 impl InstanceTask {
     /// Returns what keeps the first pod of an instance from running, as long as the guest does not run.
-    async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> Pending {
+    async fn pending(&self, instance: &VirtualMachineInstance, pods: &[Arc<Pod>], now: Timestamp) -> StartingPod {
         let phase = instance.phase();
         match pods {
             [pod] if phase.unwrap_or_default() < Phase::Running => self.launchers.pending(pod, now).await,
-            _ => Pending::default(),
+            _ => StartingPod::default(),
         }
     }
 
@@ -373,18 +382,18 @@ impl InstanceTask {
         &self,
         key: &Key,
         instance: &VirtualMachineInstance,
-        steps: &[Step],
+        steps: &[InstanceStep],
     ) -> Result<Option<String>, ReconcileError> {
         for step in steps {
             match step {
-                Step::AddFinalizer => self.add_finalizer(key, instance).await?,
-                Step::RemoveFinalizer => self.remove_finalizer(key, instance).await?,
-                Step::Label(node) => {
+                InstanceStep::AddFinalizer => self.add_finalizer(key, instance).await?,
+                InstanceStep::RemoveFinalizer => self.remove_finalizer(key, instance).await?,
+                InstanceStep::Label(node) => {
                     let patch = json!({"metadata": {"labels": {NODE_NAME: node}}});
                     self.merge(key, instance, patch).await?;
                 }
-                Step::DeletePod { name, uid, grace } => self.delete_pod(instance, name, uid, *grace).await?,
-                Step::ReplacePod {
+                InstanceStep::DeletePod { name, uid, grace } => self.delete_pod(instance, name, uid, *grace).await?,
+                InstanceStep::ReplacePod {
                     name,
                     uid,
                     resource_version,
@@ -392,16 +401,16 @@ impl InstanceTask {
                     self.delete_unbound(instance, name, uid, resource_version.as_deref())
                         .await?;
                 }
-                Step::AnnotateEviction { name, uid, in_progress } => {
+                InstanceStep::AnnotateEviction { name, uid, in_progress } => {
                     let value = in_progress.then_some(BY_DRYDOCK);
                     self.launchers
                         .annotate(instance, (name, uid), EVICTION_IN_PROGRESS, value)
                         .await?;
                 }
-                Step::ProbeImages { name, uid, containers } => {
+                InstanceStep::ProbeImages { name, uid, containers } => {
                     self.probe_images(key, instance, (name, uid), containers).await?;
                 }
-                Step::CreatePod => match self.create_pod(instance).await {
+                InstanceStep::CreatePod => match self.create_pod(instance).await {
                     Ok(()) => {}
                     // The status reports what the API server refuses; anything else is retried.
                     Err(kube::Error::Api(status)) if is_refusal(&status) => {
@@ -495,7 +504,7 @@ impl InstanceTask {
     }
 
     async fn create_pod(&self, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let (name, made) = self.launchers.create(instance, Purpose::Start).await?;
+        let (name, made) = self.launchers.create(instance, PodPurpose::Start).await?;
         if made {
             let note = format!("Created virtual machine pod {name}");
             info!(vmi = %Key::of(instance), pod = name, "pod created");
@@ -568,7 +577,7 @@ impl InstanceTask {
 }
 
 /// Returns what the migrations of an instance record about it.
-fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanceMigration>]) -> Moving<'a> {
+fn moving<'a>(observed: ObservedInstance<'a>, migrations: &'a [Arc<VirtualMachineInstanceMigration>]) -> Moving<'a> {
     let state_of = |node: Option<&str>| {
         let node = node?;
         let other = observed.other_nodes.iter().find(|(name, _)| name == node);
@@ -577,7 +586,7 @@ fn moving<'a>(observed: Observed<'a>, migrations: &'a [Arc<VirtualMachineInstanc
             .map(|(_, state)| *state)
             .or_else(|| (here == Some(node)).then_some(observed.node))
     };
-    drydock_core::migration::observed::moving(migrations, |migration| Facts {
+    drydock_core::migration::observed::moving(migrations, |migration| MigrationFacts {
         migration,
         instance: Some(observed.instance),
         instance_confirmed: false,

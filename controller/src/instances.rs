@@ -6,8 +6,8 @@
 use std::{sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
-use drydock_core::eviction::{mark, strategy::clear_filled_in};
-use drydock_runtime::{AssumeCache, Change, Index, Key, Listing, Watch, Watches};
+use drydock_core::eviction::{evacuation_request, strategy::clear_filled_in};
+use drydock_runtime::{AssumeCache, CacheChange, Index, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Client;
 
@@ -22,11 +22,11 @@ const SHOWN_WITHIN: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct Instances {
     pub(crate) objects: AssumeCache<VirtualMachineInstance>,
-    indexes: Indexes,
+    indexes: InstanceIndexes,
 }
 
 #[derive(Clone, Debug)]
-struct Indexes {
+struct InstanceIndexes {
     /// By the UID of the replica set that controls an instance.
     of_sets: Index<VirtualMachineInstance>,
     /// By the node that an instance is on.
@@ -37,13 +37,13 @@ struct Indexes {
     marked: Index<VirtualMachineInstance>,
 }
 
-impl Indexes {
+impl InstanceIndexes {
     fn new() -> Self {
         Self {
             of_sets: Index::by(set_of),
             on_nodes: Index::by(|instance| instance.node_name().map(str::to_owned)),
             unfinished: Index::by(|instance| (!has_ended(instance)).then(String::new)),
-            marked: Index::by(|instance| mark::of(instance).map(|_| String::new())),
+            marked: Index::by(|instance| evacuation_request::of(instance).map(|_| String::new())),
         }
     }
 
@@ -62,12 +62,12 @@ impl Instances {
     /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
-        watches: &Watches,
-        on_change: impl FnMut(&Change<VirtualMachineInstance>) + Send + 'static,
+        watches: &WatchStarter,
+        on_change: impl FnMut(&CacheChange<VirtualMachineInstance>) + Send + 'static,
     ) -> Self {
-        let indexes = Indexes::new();
+        let indexes = InstanceIndexes::new();
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .packed();
         Self {
             objects: AssumeCache::start(watches, watch, prune, &indexes.all(), on_change),
@@ -78,7 +78,7 @@ impl Instances {
     /// Creates a cache with the given instances.
     #[cfg(test)]
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
-        let indexes = Indexes::new();
+        let indexes = InstanceIndexes::new();
         Self {
             objects: AssumeCache::of_cache(drydock_runtime::Cache::filled_packed(instances), &indexes.all()),
             indexes,
@@ -161,8 +161,8 @@ fn set_of(instance: &VirtualMachineInstance) -> Option<String> {
 }
 
 /// Returns the replica sets that a change of an instance concerns.
-pub(crate) fn sets_of_change(change: &Change<VirtualMachineInstance>) -> Vec<Key> {
-    let Change::Object { key, old, new } = change else {
+pub(crate) fn sets_of_change(change: &CacheChange<VirtualMachineInstance>) -> Vec<Key> {
+    let CacheChange::Object { key, old, new } = change else {
         return Vec::new();
     };
     let owners = old.iter().chain(new).filter_map(|instance| controller(instance));

@@ -15,15 +15,15 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     admission::defaults::{Named, default_instance},
-    eviction::{budget::is_protected, descheduler, strategy},
+    eviction::{descheduler, own_pdb::is_protected, strategy},
     launcher_pod::{
-        self, Arriving, ClaimMode, MigrationTarget, PodInput, REQUIREMENTS_DIGEST, image_identity,
-        pending::{Pending, newest_warning, pending},
+        self, Arriving, ClaimMode, PodInput, REQUIREMENTS_DIGEST, TargetPodInput, image_identity,
+        pending::{StartingPod, newest_warning, pending},
     },
     migratable,
-    placement::{self, BoundVolume, Moves, Newcomer, NodeView, Requirements, Rules, name_of},
+    placement::{self, BoundVolume, Newcomer, NodeView, PodMoves, Requirements, Rules, name_of},
 };
-use drydock_runtime::{AssumeCache, Cache, Change, Index, Key, Listing, Watch, Watches, chain, clock};
+use drydock_runtime::{AssumeCache, Cache, CacheChange, Index, Key, ListMode, Watch, WatchStarter, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     EphemeralContainer, Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
@@ -37,11 +37,11 @@ use serde_json::json;
 use tracing::{debug, warn};
 
 use crate::{
-    budgets::Budgets,
     configuration_in_force::ConfigurationInForce,
     launcher_owner::{controls, owner, owner_uid},
     mount_failures::MountFailures,
-    nodes::{NodePair, Nodes},
+    nodes::{NodeCache, NodePair},
+    pdb_cache::PdbCache,
     requests::patching,
     reserved_nodes::ReservedNodes,
     rooms::Rooms,
@@ -57,8 +57,8 @@ pub(crate) struct Launchers {
     volumes: Cache<PersistentVolume>,
     mount_failures: MountFailures,
     machines: AssumeCache<VirtualMachine>,
-    pub(crate) budgets: Budgets,
-    pub(crate) nodes: Nodes,
+    pub(crate) pdbs: PdbCache,
+    pub(crate) nodes: NodeCache,
     pub(crate) rooms: Rooms,
     pub(crate) reserved: ReservedNodes,
     pub(crate) configuration: ConfigurationInForce,
@@ -67,11 +67,11 @@ pub(crate) struct Launchers {
 
 /// The purpose of a new pod.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Purpose<'a> {
+pub(crate) enum PodPurpose<'a> {
     /// The instance's guest starts in it.
     Start,
     /// A migration's guest arrives in it.
-    Arrival(MigrationTarget<'a>),
+    Arrival(TargetPodInput<'a>),
 }
 
 /// What is known of the next pod of an instance.
@@ -84,7 +84,7 @@ pub(crate) struct NextPod {
 
 /// Options of a pod deletion, besides the UID.
 #[derive(Clone, Copy, Debug, Default)]
-struct Deletion<'a> {
+struct PodDeletion<'a> {
     /// Resource version that the pod must still have.
     version: Option<&'a str>,
     /// Grace period in seconds; `None`: the pod's own.
@@ -100,10 +100,10 @@ impl Launchers {
     )]
     pub(crate) fn start(
         client: &Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         machines: AssumeCache<VirtualMachine>,
-        (nodes, rooms): (Nodes, Rooms),
-        budgets: Budgets,
+        (nodes, rooms): (NodeCache, Rooms),
+        pdbs: PdbCache,
         configuration: ConfigurationInForce,
         image: String,
         on_change: impl FnMut(Key) + Send + 'static,
@@ -114,13 +114,13 @@ impl Launchers {
         let by_owner = Index::by(owner_uid);
         let index = by_owner.clone();
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
             .prune(prune_pod)
             .packed()
             .on_change(move |change| {
                 index.observe(change);
-                if let Change::Object { old, new, .. } = change
+                if let CacheChange::Object { old, new, .. } = change
                     && let Some((instance, _)) = new.as_deref().or(old.as_deref()).and_then(owner)
                 {
                     enqueue(instance);
@@ -135,7 +135,7 @@ impl Launchers {
             }
         });
         let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .prune(|claim| {
                 claim.metadata.managed_fields = None;
                 claim.metadata.annotations = None;
@@ -143,7 +143,7 @@ impl Launchers {
                 claim.status = None;
             });
         let volumes = Watch::<PersistentVolume>::all(client.clone(), "persistent volumes")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .prune(prune_volume)
             .packed();
         Self {
@@ -154,7 +154,7 @@ impl Launchers {
             machines,
             client: client.clone(),
             by_owner,
-            budgets,
+            pdbs,
             nodes,
             rooms,
             reserved: ReservedNodes::default(),
@@ -165,7 +165,12 @@ impl Launchers {
 
     /// Creates the caches with the given objects.
     #[cfg(test)]
-    pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, budgets: Budgets) -> Self {
+    pub(crate) fn filled(
+        client: &Client,
+        pods: impl IntoIterator<Item = Pod>,
+        nodes: NodeCache,
+        pdbs: PdbCache,
+    ) -> Self {
         let pods = Cache::filled(pods);
         let by_owner = Index::by(owner_uid);
         by_owner.fill(&pods);
@@ -177,7 +182,7 @@ impl Launchers {
             volumes: Cache::default(),
             mount_failures: MountFailures::default(),
             machines: AssumeCache::filled([]),
-            budgets,
+            pdbs,
             nodes,
             rooms: Rooms::default(),
             reserved: ReservedNodes::default(),
@@ -235,7 +240,7 @@ impl Launchers {
             self.mount_failures.wait_until_synced(),
             self.machines.shown().wait_until_synced(),
             self.configuration.resolved(),
-            self.budgets.wait_until_synced(),
+            self.pdbs.wait_until_synced(),
             self.nodes.wait_until_synced(),
         );
     }
@@ -274,7 +279,7 @@ impl Launchers {
     }
 
     /// Returns what keeps a pod from running. Lists its events only if nothing else shows the reason.
-    pub(crate) async fn pending(&self, pod: &Pod, now: Timestamp) -> Pending {
+    pub(crate) async fn pending(&self, pod: &Pod, now: Timestamp) -> StartingPod {
         let pending = pending(pod, now);
         if !pending.wants_events {
             return pending;
@@ -391,7 +396,7 @@ impl Launchers {
     ) -> Rules {
         let next = self.next_pod(instance, pods);
         let running = running_among(pods, instance);
-        let mut moves = Moves::default();
+        let mut moves = PodMoves::default();
         for pod in pods
             .iter()
             .filter(|pod| running.is_none_or(|running| !Arc::ptr_eq(pod, running)))
@@ -422,15 +427,15 @@ impl Launchers {
     pub(crate) async fn create(
         &self,
         instance: &VirtualMachineInstance,
-        purpose: Purpose<'_>,
+        purpose: PodPurpose<'_>,
     ) -> kube::Result<(String, bool)> {
         let configuration = self.configuration.get();
         let mut instance = instance.clone();
         instance.spec = self.whole(&instance);
         let claims = self.claim_modes(&instance);
         let here = match purpose {
-            Purpose::Start => None,
-            Purpose::Arrival(_) => instance.node_name(),
+            PodPurpose::Start => None,
+            PodPurpose::Arrival(_) => instance.node_name(),
         };
         let here = here.and_then(|name| self.nodes.pair(name));
         let source = here.as_ref().map(NodePair::view);
@@ -439,8 +444,8 @@ impl Launchers {
         // The identity always leads to the same pod, so that a pod that this process does not remember is not created
         // twice.
         let (identity, found) = match purpose {
-            Purpose::Start => (instance_uid, None),
-            Purpose::Arrival(migration) => {
+            PodPurpose::Start => (instance_uid, None),
+            PodPurpose::Arrival(migration) => {
                 let minimum = self.nodes.minimum(&configuration.min_cpu_model);
                 let pairs = self.nodes.pairs();
                 let views = pairs.iter().map(NodePair::view);
@@ -464,8 +469,8 @@ impl Launchers {
             arriving: found.as_ref().map(|(sizes, images)| Arriving { sizes, images }),
         };
         let mut pod = match purpose {
-            Purpose::Start => launcher_pod::pod(&input),
-            Purpose::Arrival(migration) => {
+            PodPurpose::Start => launcher_pod::pod(&input),
+            PodPurpose::Arrival(migration) => {
                 let mut target = launcher_pod::target_pod(&input, migration);
                 if let Some(source) = self.running_pod(&instance) {
                     launcher_pod::carry_labels(&mut target, &source);
@@ -488,10 +493,10 @@ impl Launchers {
     /// Creates the PDB of a new pod, if the pod is to be protected and no PDB of another owner selects it.
     async fn protect(&self, instance: &VirtualMachineInstance, pod: &Pod) {
         let strategy = self.eviction_strategy(instance);
-        if !is_protected(instance, strategy, pod, clock::now()) || self.budgets.conflicting(pod).is_some() {
+        if !is_protected(instance, strategy, pod, clock::now()) || self.pdbs.conflicting(pod).is_some() {
             return;
         }
-        if let Err(error) = self.budgets.create(pod).await {
+        if let Err(error) = self.pdbs.create(pod).await {
             // The PDB task retries it, and reports why there is none.
             warn!(pod = %Key::of(pod), error = %chain(&error), "the budget of a new pod could not be made");
         }
@@ -529,9 +534,9 @@ impl Launchers {
         grace: Option<i64>,
     ) -> kube::Result<bool> {
         let namespace = instance.namespace().unwrap_or_default();
-        let deletion = Deletion {
+        let deletion = PodDeletion {
             grace,
-            ..Deletion::default()
+            ..PodDeletion::default()
         };
         self.delete_with(&namespace, name, uid, deletion).await
     }
@@ -547,9 +552,9 @@ impl Launchers {
         uid: &str,
         version: Option<&str>,
     ) -> kube::Result<bool> {
-        let deletion = Deletion {
+        let deletion = PodDeletion {
             version,
-            ..Deletion::default()
+            ..PodDeletion::default()
         };
         self.delete_with(&instance.namespace().unwrap_or_default(), name, uid, deletion)
             .await
@@ -560,10 +565,16 @@ impl Launchers {
     /// # Errors
     /// If the request to the API server fails.
     pub(crate) async fn delete_in(&self, namespace: &str, name: &str, uid: &str) -> kube::Result<bool> {
-        self.delete_with(namespace, name, uid, Deletion::default()).await
+        self.delete_with(namespace, name, uid, PodDeletion::default()).await
     }
 
-    async fn delete_with(&self, namespace: &str, name: &str, uid: &str, deletion: Deletion<'_>) -> kube::Result<bool> {
+    async fn delete_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        deletion: PodDeletion<'_>,
+    ) -> kube::Result<bool> {
         let parameters = DeleteParams {
             grace_period_seconds: deletion.grace.and_then(|seconds| u32::try_from(seconds).ok()),
             preconditions: Some(Preconditions {
@@ -652,7 +663,7 @@ fn prune_pod(pod: &mut Pod) {
             volumes.retain(|volume| volume.image.is_some());
             volumes
         });
-        let witnesses = spec.ephemeral_containers.take().map(|containers| {
+        let probes = spec.ephemeral_containers.take().map(|containers| {
             let name = |container: EphemeralContainer| EphemeralContainer {
                 name: container.name,
                 ..EphemeralContainer::default()
@@ -664,7 +675,7 @@ fn prune_pod(pod: &mut Pod) {
             scheduler_name: spec.scheduler_name.take(),
             termination_grace_period_seconds: spec.termination_grace_period_seconds,
             volumes: images,
-            ephemeral_containers: witnesses,
+            ephemeral_containers: probes,
             ..PodSpec::default()
         };
     }

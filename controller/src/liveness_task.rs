@@ -2,7 +2,7 @@
 //!
 //! An agent renews its Lease every ten seconds. A Lease that has not changed for forty seconds, by this process's own
 //! clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an event. The agent sets it back once it
-//! responds again. [`SilentAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
+//! responds again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
 //! only together with an unresponsive agent does the deletion prove that no guest runs there.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +15,9 @@ use drydock_api::{
 };
 use drydock_core::instance::AgentSign;
 use drydock_runtime::{
-    AssumeCache, Backoff, Change, Event, Events, Key, Process, Severity, Trigger, Watch, Watches, chain,
+    AssumeCache, Backoff, CacheChange, Event, Events, Key, Process, Severity, Trigger, Watch, WatchStarter, chain,
     clock::{self, Instant},
-    lease::{Leadership, Staleness, Term},
+    lease::{LeaderTerm, Leadership, Staleness},
 };
 use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Node},
@@ -27,19 +27,19 @@ use kube::{Api, Client, ResourceExt, api::Patch};
 use serde_json::json;
 use tracing::{info, warn};
 
-use crate::{metrics::Metrics, requests::patching};
+use crate::{metrics::ControllerMetrics, requests::patching};
 
 /// The parts of a Lease that change with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
 
 /// The agents that are unresponsive. Clones share the state.
 #[derive(Clone)]
-pub(crate) struct SilentAgents {
+pub(crate) struct UnresponsiveAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
     on_change: Arc<dyn Fn() + Send + Sync>,
 }
 
-impl SilentAgents {
+impl UnresponsiveAgents {
     /// Starts without any known Lease. `on_change` is called when the set of unresponsive agents changes.
     pub(crate) fn new(on_change: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
@@ -51,16 +51,16 @@ impl SilentAgents {
     /// Creates the state after a list that showed no Leases.
     #[cfg(test)]
     pub(crate) fn without_leases() -> Self {
-        let silent = Self::new(|| ());
-        silent.known().restart(Instant::now());
-        silent
+        let unresponsive = Self::new(|| ());
+        unresponsive.known().restart(Instant::now());
+        unresponsive
     }
 
-    /// Returns whether the agent of this node may be alive. It counts as silent if its Lease is stale or absent.
+    /// Returns whether the agent of this node may be alive. It counts as unresponsive if its Lease is stale or absent.
     pub(crate) fn sign(&self, node: &str) -> AgentSign {
         let (known, now) = (self.known(), Instant::now());
         if known.is_stale(node, now) || known.is_absent(node, now) {
-            AgentSign::Silent
+            AgentSign::Unresponsive
         } else {
             AgentSign::MayLive
         }
@@ -80,11 +80,11 @@ impl SilentAgents {
 pub(crate) struct LivenessTask {
     api: Api<Node>,
     nodes: AssumeCache<Node>,
-    silent: SilentAgents,
+    unresponsive: UnresponsiveAgents,
     changed: Trigger,
     leadership: Leadership,
     events: Events,
-    metrics: Metrics,
+    metrics: ControllerMetrics,
     process: Process,
 }
 
@@ -92,14 +92,14 @@ impl LivenessTask {
     /// Starts watching the Leases. `changed` is also notified of changes of `nodes`.
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         (nodes, changed): (AssumeCache<Node>, Trigger),
-        silent: SilentAgents,
+        unresponsive: UnresponsiveAgents,
         events: Events,
-        metrics: Metrics,
+        metrics: ControllerMetrics,
         (process, leadership): (Process, Leadership),
     ) -> Self {
-        let (observed, news) = (silent.clone(), changed.clone());
+        let (observed, news) = (unresponsive.clone(), changed.clone());
         let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
             .prune(|lease| {
                 lease.metadata.annotations = None;
@@ -110,7 +110,7 @@ impl LivenessTask {
         Self {
             api: Api::all(client),
             nodes,
-            silent,
+            unresponsive,
             changed,
             leadership,
             events,
@@ -128,13 +128,13 @@ impl LivenessTask {
     }
 
     /// Reconciles whenever a Lease becomes stale, until the term ends.
-    async fn watch_over(&self, term: Term) {
+    async fn watch_over(&self, term: LeaderTerm) {
         let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
         let (mut before, mut absence_before) = (Vec::new(), None);
         loop {
             let now = Instant::now();
             let (stale, next, next_absence) = {
-                let staleness = self.silent.known();
+                let staleness = self.unresponsive.known();
                 (
                     staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
                     staleness.next(now),
@@ -146,14 +146,14 @@ impl LivenessTask {
                 .set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
             // If the next absence is another one than before, or none, the previous one has begun to count.
             if stale != before || next_absence != absence_before {
-                (self.silent.on_change)();
+                (self.unresponsive.on_change)();
             }
             absence_before = next_absence;
             let mut wake = [next, next_absence].into_iter().flatten().min();
             match self.silence(&stale, &term).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
-                    warn!(error = %chain(&error), "a node with a silent agent could not be made unschedulable");
+                    warn!(error = %chain(&error), "a node with a unresponsive agent could not be made unschedulable");
                     let retry = now + backoff.delay();
                     wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
                 }
@@ -168,7 +168,7 @@ impl LivenessTask {
     }
 
     /// Makes each of these nodes unschedulable, unless it already is.
-    async fn silence(&self, stale: &[String], term: &Term) -> kube::Result<()> {
+    async fn silence(&self, stale: &[String], term: &LeaderTerm) -> kube::Result<()> {
         for name in stale {
             let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
@@ -202,9 +202,9 @@ impl LivenessTask {
 }
 
 /// Records one change of a Lease.
-fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trigger) {
+fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: &Trigger) {
     match change {
-        Change::Object {
+        CacheChange::Object {
             key, new: Some(lease), ..
         } => {
             let spec = lease.spec.as_ref();
@@ -216,24 +216,24 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &Change<Lease>, news: &Trig
                 news.notify();
             }
         }
-        Change::Object { key, new: None, .. } => {
+        CacheChange::Object { key, new: None, .. } => {
             staleness.forget(&key.name, Instant::now());
             news.notify();
         }
         // Renewals may have been missed while the watch was broken, so no agent counts as unresponsive yet.
-        Change::SyncState(sight) if sight.is_clear() => {
+        CacheChange::SyncState(state) if state.is_clear() => {
             staleness.restart(Instant::now());
             news.notify();
         }
-        Change::SyncState(_) => staleness.blind(),
-        Change::Unreadable { .. } => {}
+        CacheChange::SyncState(_) => staleness.blind(),
+        CacheChange::Unreadable { .. } => {}
     }
 }
 
 #[cfg(test)]
 mod tests {
     use drydock_runtime::{
-        EventMetrics, Problem, Reporter, SyncState,
+        EventMetrics, Reporter, SyncState, WatchProblem,
         fake::{api_server, candidate, elect},
     };
 
@@ -241,39 +241,39 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
-        let silent = SilentAgents::new(|| ());
-        let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
+        let unresponsive = UnresponsiveAgents::new(|| ());
+        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.known(), &change, &Trigger::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
-        apply(Change::Object {
+        apply(CacheChange::Object {
             key: Key::cluster("n1"),
             old: None,
             new: Some(Arc::new(lease)),
         });
         tokio::time::advance(STALE_AFTER).await;
-        assert!(silent.contains("n1"));
+        assert!(unresponsive.contains("n1"));
         // The API server is unavailable for a while, so renewals are not seen.
-        apply(Change::SyncState(SyncState {
+        apply(CacheChange::SyncState(SyncState {
             synced: true,
-            problem: Some(Problem::Failing("connection refused".into())),
+            problem: Some(WatchProblem::Failing("connection refused".into())),
         }));
         tokio::time::advance(STALE_AFTER).await;
-        assert!(!silent.contains("n1"));
-        apply(Change::SyncState(SyncState {
+        assert!(!unresponsive.contains("n1"));
+        apply(CacheChange::SyncState(SyncState {
             synced: true,
             problem: None,
         }));
-        assert!(!silent.contains("n1"), "it has its whole time again");
+        assert!(!unresponsive.contains("n1"), "it has its whole time again");
         tokio::time::advance(STALE_AFTER).await;
-        assert!(silent.contains("n1"));
+        assert!(unresponsive.contains("n1"));
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
-        let silent = SilentAgents::new(|| ());
-        let apply = |change: Change<Lease>| observe(&mut silent.known(), &change, &Trigger::new());
+        let unresponsive = UnresponsiveAgents::new(|| ());
+        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.known(), &change, &Trigger::new());
         let clear = || {
-            Change::SyncState(SyncState {
+            CacheChange::SyncState(SyncState {
                 synced: true,
                 problem: None,
             })
@@ -283,28 +283,40 @@ mod tests {
             lease.metadata.name = Some("n1".into());
             Arc::new(lease)
         };
-        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nothing was listed");
+        assert_eq!(unresponsive.sign("n1"), AgentSign::MayLive, "nothing was listed");
         tokio::time::advance(STALE_AFTER).await;
-        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "nor is it by now");
+        assert_eq!(unresponsive.sign("n1"), AgentSign::MayLive, "nor is it by now");
         apply(clear());
         tokio::time::advance(STALE_AFTER).await;
-        assert_eq!(silent.sign("n1"), AgentSign::Silent, "there is no Lease of it");
-        apply(Change::Object {
+        assert_eq!(
+            unresponsive.sign("n1"),
+            AgentSign::Unresponsive,
+            "there is no Lease of it"
+        );
+        apply(CacheChange::Object {
             key: Key::cluster("n1"),
             old: None,
             new: Some(lease()),
         });
-        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it has a Lease by now");
+        assert_eq!(unresponsive.sign("n1"), AgentSign::MayLive, "it has a Lease by now");
         tokio::time::advance(STALE_AFTER).await;
-        assert_eq!(silent.sign("n1"), AgentSign::Silent, "which it has not renewed");
-        apply(Change::Object {
+        assert_eq!(
+            unresponsive.sign("n1"),
+            AgentSign::Unresponsive,
+            "which it has not renewed"
+        );
+        apply(CacheChange::Object {
             key: Key::cluster("n1"),
             old: Some(lease()),
             new: None,
         });
-        assert_eq!(silent.sign("n1"), AgentSign::MayLive, "it may make the Lease again");
+        assert_eq!(
+            unresponsive.sign("n1"),
+            AgentSign::MayLive,
+            "it may make the Lease again"
+        );
         tokio::time::advance(STALE_AFTER).await;
-        assert_eq!(silent.sign("n1"), AgentSign::Silent);
+        assert_eq!(unresponsive.sign("n1"), AgentSign::Unresponsive);
     }
 
     #[tokio::test(start_paused = true)]
@@ -330,11 +342,11 @@ mod tests {
                 node("deleted", TRUE),
                 node("c", TRUE),
             ]),
-            silent: SilentAgents::new(|| ()),
+            unresponsive: UnresponsiveAgents::new(|| ()),
             changed: Trigger::new(),
             leadership,
             events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
-            metrics: Metrics::default(),
+            metrics: ControllerMetrics::default(),
             process,
         };
         let stale = ["a", "b", "absent", "deleted", "c"].map(str::to_owned);

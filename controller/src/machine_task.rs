@@ -10,10 +10,10 @@ use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
     kubevirt::{RunStrategy, VirtualMachine, VirtualMachineInstance, VirtualMachineStatus, names::VM_FINALIZER},
 };
-use drydock_core::machine::{Deletion, Observed, Plan, plan};
+use drydock_core::machine::{InstanceDeletion, MachinePlan, ObservedMachine, plan};
 use drydock_runtime::{
-    AssumeCache, Change, Event, Events, Key, Listing, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock,
-    is_refusal, lease::Leadership,
+    AssumeCache, CacheChange, Event, Events, Key, ListMode, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue,
+    clock, is_refusal, lease::Leadership,
 };
 use jiff::Timestamp;
 use kube::{
@@ -25,10 +25,10 @@ use tracing::info;
 
 use crate::{
     instances::Instances,
-    migrations::Migrations,
+    migrations::MigrationCache,
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     requests::{api_of, deleting, patching, with_finalizer, without_finalizer, writing},
 };
 
@@ -40,19 +40,19 @@ pub(crate) struct MachineTask {
     client: Client,
     machines: AssumeCache<VirtualMachine>,
     instances: Instances,
-    migrations: Migrations,
+    migrations: MigrationCache,
     events: Events,
-    refusals: Refusals,
+    refusals: StepRefusals,
 }
 
 /// Starts watching all machines; `on_change` is called with each change.
 pub(crate) fn watch_machines(
     client: &Client,
-    watches: &Watches,
-    on_change: impl FnMut(&Change<VirtualMachine>) + Send + 'static,
+    watches: &WatchStarter,
+    on_change: impl FnMut(&CacheChange<VirtualMachine>) + Send + 'static,
 ) -> AssumeCache<VirtualMachine> {
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
-        .listing(Listing::Streamed)
+        .listing(ListMode::Streamed)
         .packed();
     AssumeCache::start(watches, machines, prune, &[], on_change)
 }
@@ -64,9 +64,9 @@ impl MachineTask {
         client: Client,
         machines: AssumeCache<VirtualMachine>,
         instances: Instances,
-        migrations: Migrations,
+        migrations: MigrationCache,
         events: Events,
-        refusals: Refusals,
+        refusals: StepRefusals,
     ) -> Self {
         Self {
             machines,
@@ -85,7 +85,7 @@ impl MachineTask {
 }
 
 /// A machine, and what its plan depends on.
-pub(crate) struct Observation {
+pub(crate) struct MachineObservation {
     now: Timestamp,
     machine: VirtualMachine,
     instance: Option<Arc<VirtualMachineInstance>>,
@@ -97,10 +97,10 @@ pub(crate) struct Observation {
 }
 
 impl Reconciler for MachineTask {
-    type Observed = Observation;
-    type Plan = Plan;
+    type Observed = MachineObservation;
+    type Plan = MachinePlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<MachineObservation>, ReconcileError> {
         let Some(machine) = self.machines.newest(key) else {
             return Ok(None);
         };
@@ -113,7 +113,7 @@ impl Reconciler for MachineTask {
             // The watch is about to show that.
             return Ok(None);
         }
-        Ok(Some(Observation {
+        Ok(Some(MachineObservation {
             now: clock::now(),
             machine,
             instance,
@@ -123,8 +123,8 @@ impl Reconciler for MachineTask {
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
-        plan(&Observed {
+    fn plan(&self, _: &Key, observed: &MachineObservation) -> MachinePlan {
+        plan(&ObservedMachine {
             now: observed.now,
             machine: &observed.machine,
             instance: observed.instance.as_deref(),
@@ -134,7 +134,12 @@ impl Reconciler for MachineTask {
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut MachineObservation,
+        plan: MachinePlan,
+    ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             observed.instance = self.instance_api(key).get_opt(&key.name).await?.map(Arc::new);
             observed.confirmed = true;
@@ -194,7 +199,7 @@ impl Queued for MachineTask {
         self.machines.shown().keys()
     }
 
-    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+    fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Instance(key.clone())))
     }
 }
@@ -277,7 +282,7 @@ impl MachineTask {
         self.machines.remember(key, stored);
     }
 
-    async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &Deletion) -> kube::Result<()> {
+    async fn delete(&self, key: &Key, machine: &VirtualMachine, deletion: &InstanceDeletion) -> kube::Result<()> {
         let parameters = deleting(Some(deletion.uid.clone()));
         match self.instance_api(key).delete(&key.name, &parameters).await {
             Ok(_) => {
@@ -325,7 +330,7 @@ impl MachineTask {
         }
     }
 
-    fn record_events(&self, machine: &VirtualMachine, plan: &Plan) {
+    fn record_events(&self, machine: &VirtualMachine, plan: &MachinePlan) {
         for event in &plan.events {
             self.record_event(
                 machine,

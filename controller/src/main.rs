@@ -3,8 +3,6 @@
 mod admission;
 mod admit;
 mod args;
-mod budget_task;
-mod budgets;
 mod certificates;
 mod configuration_in_force;
 mod drain_task;
@@ -25,6 +23,8 @@ mod migrations;
 mod mount_failures;
 mod node_pods;
 mod nodes;
+mod pdb_cache;
+mod pdb_task;
 mod pruning;
 mod queues;
 mod reconciler;
@@ -46,12 +46,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Args, Command};
+use args::{ControllerArgs, ControllerCommand};
 
 fn main() -> ExitCode {
-    match Args::parse().command {
-        Command::Run(args) => run::run(*args),
-        Command::Uninstall(args) => uninstall::run(args),
-        Command::Admit(args) => admit::run(&args),
+    match ControllerArgs::parse().command {
+        ControllerCommand::Run(args) => run::run(*args),
+        ControllerCommand::Uninstall(args) => uninstall::run(args),
+        ControllerCommand::Admit(args) => admit::run(&args),
     }
 }

@@ -12,8 +12,8 @@
 
 mod evictions;
 mod leases;
-mod status_writer;
-mod surroundings;
+mod maintenance_status;
+mod node_context;
 #[cfg(test)]
 mod tests;
 
@@ -27,14 +27,14 @@ use drydock_api::{
     node_reference,
 };
 use drydock_core::maintenance::{
-    self, Event as MaintenanceEvent, Next, Seen, Turn, conflicts, is_touched,
-    lease::{LeaseWrite, Release},
+    self, MaintenanceEvent, MaintenanceStep, ObservedMaintenance, Turn, conflicts, is_touched,
+    maintenance_lease::{LeaseRelease, LeaseWrite},
     next,
-    pods::{self, Known, Target},
-    report::{self, Failure},
+    pods::{self, EvictionTarget, PodContext},
+    report::{self, MaintenanceFailure},
 };
 use drydock_runtime::{
-    Event, Events, Key, Process, Requeue, Severity, Watches, WorkQueue, WorkQueueMetrics, clock, lease::Leadership,
+    Event, Events, Key, Process, Requeue, Severity, WatchStarter, WorkQueue, WorkQueueMetrics, clock, lease::Leadership,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -45,14 +45,14 @@ use kube::{Api, Client, Resource, ResourceExt};
 use tracing::info;
 
 use self::{
-    evictions::Evictions,
-    leases::{Leases, Written},
-    surroundings::NodeContext,
+    evictions::PodEvictions,
+    leases::{LeaseWriteResult, Leases},
+    node_context::NodeContext,
 };
 use crate::{
     maintenances::Maintenances,
-    node_pods::{Kept, NodePods},
-    nodes::Nodes,
+    node_pods::{NodePods, PodsGuard},
+    nodes::NodeCache,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     requests::{with_finalizer, without_finalizer},
 };
@@ -61,7 +61,7 @@ use crate::{
 const MAX_CONCURRENT_RECONCILES: usize = 128;
 /// The namespaces of Leases.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct LeaseNamespaces {
     /// Namespace of the Leases of nodes that maintenances of the newer group name.
     pub(crate) leases: String,
     /// Namespace of the Leases of nodes that maintenances of the older group name.
@@ -74,21 +74,21 @@ pub(crate) struct Places {
 pub(crate) struct MaintenanceTask {
     client: Client,
     maintenances: Maintenances,
-    nodes: Nodes,
+    nodes: NodeCache,
     node_api: Api<Node>,
     pods: NodePods,
     leases: Leases,
-    surroundings: NodeContext,
-    evictions: Evictions,
+    node_context: NodeContext,
+    evictions: PodEvictions,
     events: Events,
-    kept: Mutex<HashMap<String, Kept>>,
+    kept: Mutex<HashMap<String, PodsGuard>>,
     /// Maintenances that were logged as overdue.
     overdue: Mutex<HashSet<(Group, Key)>>,
 }
 
 /// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Done {
+enum StepResult {
     /// It was executed.
     Yes,
     /// The objects have changed since it was planned.
@@ -97,7 +97,7 @@ enum Done {
     Gone,
 }
 
-impl Done {
+impl StepResult {
     fn yes_if(done: bool) -> Self {
         if done { Self::Yes } else { Self::Changed }
     }
@@ -135,17 +135,17 @@ impl MaintenanceTask {
     #[expect(clippy::too_many_arguments, reason = "each is a different thing it looks at")]
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         maintenances: Maintenances,
-        nodes: Nodes,
+        nodes: NodeCache,
         pods: NodePods,
-        places: &Places,
+        places: &LeaseNamespaces,
         events: Events,
         work: &MaintenanceQueues,
     ) -> Self {
-        let evictions = Evictions::new(client.clone(), maintenances.clone(), work);
+        let evictions = PodEvictions::new(client.clone(), maintenances.clone(), work);
         let (unblocking, queue) = (evictions.clone(), work.nodes.clone());
-        let surroundings = NodeContext::new(client.clone(), watches, move |namespace| {
+        let node_context = NodeContext::new(client.clone(), watches, move |namespace| {
             for node in unblocking.unblocked(namespace) {
                 queue.add(Key::cluster(&node));
             }
@@ -157,7 +157,7 @@ impl MaintenanceTask {
             maintenances,
             nodes,
             pods,
-            surroundings,
+            node_context,
             evictions,
             events,
             kept: Mutex::default(),
@@ -184,7 +184,7 @@ pub(crate) struct OfNode {
 }
 
 /// What is to be done for a node.
-pub(crate) struct NodePlan {
+pub(crate) struct NodeActions {
     /// Whether its pods have to be watched.
     needs_pods: bool,
     /// Its maintenances, and whether another one holds the node.
@@ -193,7 +193,7 @@ pub(crate) struct NodePlan {
 
 impl Reconciler for MaintenanceTask {
     type Observed = OfNode;
-    type Plan = NodePlan;
+    type Plan = NodeActions;
 
     async fn observe(&self, key: &Key) -> Result<Option<OfNode>, ReconcileError> {
         let shown = self.maintenances.of_node(&key.name);
@@ -203,11 +203,11 @@ impl Reconciler for MaintenanceTask {
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &OfNode) -> NodePlan {
+    fn plan(&self, _: &Key, observed: &OfNode) -> NodeActions {
         let objects: Vec<&NodeMaintenance> = observed.newest.iter().map(|(_, _, object)| object).collect();
         let holder = conflicts::holder(&objects);
         let maintenances = observed.newest.iter().enumerate();
-        NodePlan {
+        NodeActions {
             needs_pods: objects.iter().any(|object| holds_node(object)),
             maintenances: maintenances
                 .map(|(index, (group, key, _))| (*group, key.clone(), holder != Some(index)))
@@ -215,17 +215,17 @@ impl Reconciler for MaintenanceTask {
         }
     }
 
-    async fn execute(&self, key: &Key, observed: &mut OfNode, plan: NodePlan) -> Result<Executed, ReconcileError> {
+    async fn execute(&self, key: &Key, observed: &mut OfNode, plan: NodeActions) -> Result<Executed, ReconcileError> {
         let node = &*key.name;
         self.keep(node, plan.needs_pods);
         let mut wake = Requeue::OnChange;
         let mut failed = None;
         for (group, key, has_rival) in plan.maintenances {
-            let maintenance = Maintenance {
+            let maintenance = MaintenanceRun {
                 task: self,
                 node,
                 group,
-                has_rival,
+                has_conflict: has_rival,
             };
             // A maintenance whose request fails holds up no other.
             match maintenance.reconcile(&key).await {
@@ -258,15 +258,15 @@ impl Queued for MaintenanceTask {
 }
 
 /// Reconciles one maintenance: one action after the other, until none is due.
-struct Maintenance<'a> {
+struct MaintenanceRun<'a> {
     task: &'a MaintenanceTask,
     node: &'a str,
     group: Group,
-    has_rival: bool,
+    has_conflict: bool,
 }
 
 /// A maintenance, and what its next action depends on.
-struct Observation {
+struct MaintenanceObservation {
     now: Timestamp,
     object: NodeMaintenance,
     node: Option<Node>,
@@ -276,9 +276,13 @@ struct Observation {
     lease: LeaseSeen,
 }
 
-impl Maintenance<'_> {
+impl MaintenanceRun<'_> {
     /// Observes the maintenance again; `lease` includes writes that the watch does not show yet.
-    async fn observe_with(&self, key: &Key, lease: LeaseSeen) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe_with(
+        &self,
+        key: &Key,
+        lease: LeaseSeen,
+    ) -> Result<Option<MaintenanceObservation>, ReconcileError> {
         let task = self.task;
         let Some(object) = task.maintenances.of_group(self.group).newest(key) else {
             return Ok(None);
@@ -289,7 +293,7 @@ impl Maintenance<'_> {
             task.evictions.keep_only(self.node, pods);
         }
         let gone = task.gone_daemon_sets(pods.as_deref().unwrap_or_default()).await?;
-        Ok(Some(Observation {
+        Ok(Some(MaintenanceObservation {
             now: clock::now(),
             object,
             node,
@@ -300,11 +304,11 @@ impl Maintenance<'_> {
     }
 }
 
-impl Reconciler for Maintenance<'_> {
-    type Observed = Observation;
+impl Reconciler for MaintenanceRun<'_> {
+    type Observed = MaintenanceObservation;
     type Plan = Turn;
 
-    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<MaintenanceObservation>, ReconcileError> {
         let lease = LeaseSeen {
             lease: self.task.leases.of_node(self.group, self.node).await?,
             failure: None,
@@ -312,37 +316,42 @@ impl Reconciler for Maintenance<'_> {
         self.observe_with(key, lease).await
     }
 
-    fn plan(&self, _: &Key, observed: &Observation) -> Turn {
+    fn plan(&self, _: &Key, observed: &MaintenanceObservation) -> Turn {
         let task = self.task;
-        next(&Seen {
+        next(&ObservedMaintenance {
             now: observed.now,
             group: self.group,
             object: &observed.object,
             node: observed.node.as_ref(),
             lease: observed.lease.lease.as_ref(),
             lease_failure: observed.lease.failure.as_deref(),
-            has_rival: self.has_rival,
+            has_conflict: self.has_conflict,
             pods: observed.pods.as_deref(),
             pods_are_current: task.pods.is_clear(self.node),
-            known: Known {
+            known: PodContext {
                 daemon_set_is_gone: &|namespace, name| observed.gone.contains(&(namespace.to_owned(), name.to_owned())),
-                budgets: &task.surroundings.budgets(),
+                pdbs: &task.node_context.pdbs(),
             },
             attempts: &|uid| task.evictions.attempt(uid),
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, turn: Turn) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut MaintenanceObservation,
+        turn: Turn,
+    ) -> Result<Executed, ReconcileError> {
         let (task, group) = (self.task, self.group);
         let Turn { next, events, wake } = turn;
-        let rests = matches!(next, Next::Wait | Next::Evict(..));
-        let is_last = next == Next::RemoveFinalizer;
+        let rests = matches!(next, MaintenanceStep::Wait | MaintenanceStep::Evict(..));
+        let is_last = next == MaintenanceStep::RemoveFinalizer;
         let done = task.act(group, key, observed, next).await?;
         let requeue = match done {
             // An action that failed because objects have changed is planned again, without an event.
-            Done::Changed => None,
-            Done::Gone => Some(Requeue::OnChange),
-            Done::Yes => {
+            StepResult::Changed => None,
+            StepResult::Gone => Some(Requeue::OnChange),
+            StepResult::Yes => {
                 task.record_events(group, &observed.object, observed.node.as_ref(), &events);
                 if is_last {
                     task.forget(group, key);
@@ -377,7 +386,7 @@ impl MaintenanceTask {
         } else if kept.remove(node).is_some() {
             self.evictions.forget(node);
         }
-        self.surroundings.want(!kept.is_empty());
+        self.node_context.want(!kept.is_empty());
     }
 
     /// Returns the nodes that maintenances name, and those whose pods are watched: their maintenances may have ended
@@ -388,7 +397,7 @@ impl MaintenanceTask {
         nodes
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, PodsGuard>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -433,14 +442,14 @@ impl MaintenanceTask {
         let named: HashSet<(&str, &str)> = pods.iter().filter_map(|pod| pods::daemon_set(pod)).collect();
         let mut gone = HashSet::new();
         for (namespace, name) in named {
-            if self.surroundings.daemon_set_is_gone(namespace, name).await? {
+            if self.node_context.daemon_set_is_gone(namespace, name).await? {
                 gone.insert((namespace.to_owned(), name.to_owned()));
             }
         }
         Ok(gone)
     }
 
-    fn evict(&self, node: &str, targets: Vec<Target>) {
+    fn evict(&self, node: &str, targets: Vec<EvictionTarget>) {
         for target in targets {
             self.evictions.request(node, target);
         }
@@ -451,43 +460,43 @@ impl MaintenanceTask {
         &self,
         group: Group,
         key: &Key,
-        observed: &mut Observation,
-        next: Next,
-    ) -> Result<Done, ReconcileError> {
-        let Observation {
+        observed: &mut MaintenanceObservation,
+        next: MaintenanceStep,
+    ) -> Result<StepResult, ReconcileError> {
+        let MaintenanceObservation {
             object, node, lease, ..
         } = observed;
         match next {
-            Next::Wait => Ok(Done::Yes),
-            Next::Evict(targets, status) => {
+            MaintenanceStep::Wait => Ok(StepResult::Yes),
+            MaintenanceStep::Evict(targets, status) => {
                 self.evict(&object.spec.node_name, targets);
                 match status {
                     Some(status) => self.report(group, key, object, &status).await,
-                    None => Ok(Done::Yes),
+                    None => Ok(StepResult::Yes),
                 }
             }
-            Next::AddFinalizer => {
+            MaintenanceStep::AddFinalizer => {
                 let finalizers = with_finalizer(object, FINALIZER);
                 self.write_finalizers(group, key, object, &finalizers).await
             }
-            Next::RemoveFinalizer => {
+            MaintenanceStep::RemoveFinalizer => {
                 let finalizers = without_finalizer(object, FINALIZER);
                 let done = self.write_finalizers(group, key, object, &finalizers).await?;
-                if done == Done::Yes {
+                if done == StepResult::Yes {
                     info!(maintenance = %key, group = group.as_str(), node = object.spec.node_name, "a maintenance is over");
                 }
                 Ok(done)
             }
-            Next::Report(status) => self.report(group, key, object, &status).await,
-            Next::WriteLease(write) => self.write_lease(group, lease, &write).await,
-            Next::ReleaseLease(release) => self.release_lease(group, lease, release).await,
-            Next::WriteNode(patch) => match node {
+            MaintenanceStep::Report(status) => self.report(group, key, object, &status).await,
+            MaintenanceStep::WriteLease(write) => self.write_lease(group, lease, &write).await,
+            MaintenanceStep::ReleaseLease(release) => self.release_lease(group, lease, release).await,
+            MaintenanceStep::WriteNode(patch) => match node {
                 Some(node) => self.patch_node(node, patch).await,
-                None => Ok(Done::Changed),
+                None => Ok(StepResult::Changed),
             },
-            Next::WriteCondition(stage) => {
+            MaintenanceStep::WriteCondition(stage) => {
                 self.write_condition(&object.spec.node_name, &key.name, stage).await?;
-                Ok(Done::Yes)
+                Ok(StepResult::Yes)
             }
         }
     }
@@ -496,27 +505,27 @@ impl MaintenanceTask {
         &self,
         group: Group,
         seen: &mut LeaseSeen,
-        release: Release,
-    ) -> Result<Done, ReconcileError> {
+        release: LeaseRelease,
+    ) -> Result<StepResult, ReconcileError> {
         let lease = match release {
-            Release::Delete => {
+            LeaseRelease::Delete => {
                 if let Some(held) = seen.lease.take() {
                     seen.lease = self.leases.delete(group, &held).await?;
                 }
-                return Ok(Done::yes_if(seen.lease.is_none()));
+                return Ok(StepResult::yes_if(seen.lease.is_none()));
             }
-            Release::Empty(lease) => *lease,
+            LeaseRelease::Empty(lease) => *lease,
         };
         match self.leases.write(group, &LeaseWrite { exists: true, lease }).await? {
-            Written::Done(written) => {
+            LeaseWriteResult::Done(written) => {
                 seen.lease = Some(*written);
-                Ok(Done::Yes)
+                Ok(StepResult::Yes)
             }
-            Written::Changed(now) => {
+            LeaseWriteResult::Changed(now) => {
                 seen.lease = now.map(|now| *now);
-                Ok(Done::Changed)
+                Ok(StepResult::Changed)
             }
-            Written::Refused(message) => Err(ReconcileError::Refused {
+            LeaseWriteResult::Refused(message) => Err(ReconcileError::Refused {
                 step: "the release of its Lease",
                 message,
             }),
@@ -528,19 +537,19 @@ impl MaintenanceTask {
         group: Group,
         seen: &mut LeaseSeen,
         write: &LeaseWrite,
-    ) -> Result<Done, ReconcileError> {
+    ) -> Result<StepResult, ReconcileError> {
         Ok(match self.leases.write(group, write).await? {
-            Written::Done(written) => {
+            LeaseWriteResult::Done(written) => {
                 seen.lease = Some(*written);
-                Done::Yes
+                StepResult::Yes
             }
-            Written::Changed(now) => {
+            LeaseWriteResult::Changed(now) => {
                 seen.lease = now.map(|now| *now);
-                Done::Changed
+                StepResult::Changed
             }
-            Written::Refused(why) => {
+            LeaseWriteResult::Refused(why) => {
                 seen.failure = Some(why);
-                Done::Changed
+                StepResult::Changed
             }
         })
     }
@@ -572,6 +581,6 @@ impl MaintenanceTask {
 fn holds_node(object: &NodeMaintenance) -> bool {
     let status = object.status.clone().unwrap_or_default();
     object.metadata.deletion_timestamp.is_none()
-        && !Failure::of(&status).is_some_and(Failure::is_final)
+        && !MaintenanceFailure::of(&status).is_some_and(MaintenanceFailure::is_final)
         && (is_touched(&status) || maintenance::has_finalizer(object))
 }

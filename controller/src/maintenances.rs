@@ -6,7 +6,7 @@ use std::{
 };
 
 use drydock_api::maintenance::{Group, NodeMaintenance};
-use drydock_runtime::{AssumeCache, Change, Key, Watch, Watches};
+use drydock_runtime::{AssumeCache, CacheChange, Key, Watch, WatchStarter};
 use kube::Client;
 
 use crate::pruning::prune_metadata;
@@ -23,7 +23,11 @@ type ByNode = HashMap<String, BTreeSet<(Group, Key)>>;
 
 impl Maintenances {
     /// Starts watching; `on_change` is called with the node of each maintenance that changes.
-    pub(crate) fn start(client: &Client, watches: &Watches, on_change: impl Fn(&str) + Clone + Send + 'static) -> Self {
+    pub(crate) fn start(
+        client: &Client,
+        watches: &WatchStarter,
+        on_change: impl Fn(&str) + Clone + Send + 'static,
+    ) -> Self {
         let by_node = Arc::new(Mutex::new(ByNode::new()));
         let objects = Group::ALL.map(|group| {
             let (index, on_change) = (Arc::clone(&by_node), on_change.clone());
@@ -106,8 +110,8 @@ fn lock(index: &Mutex<ByNode>) -> MutexGuard<'_, ByNode> {
 }
 
 /// Updates the index with a change. Returns the node that it concerns.
-fn observe(index: &mut ByNode, group: Group, change: &Change<NodeMaintenance>) -> Option<String> {
-    let Change::Object { key, old, new } = change else {
+fn observe(index: &mut ByNode, group: Group, change: &CacheChange<NodeMaintenance>) -> Option<String> {
+    let CacheChange::Object { key, old, new } = change else {
         return None;
     };
     // A maintenance that was deleted and recreated between two lists may name another node.
@@ -155,7 +159,7 @@ mod tests {
     #[test]
     fn a_node_has_its_maintenances_until_they_are_gone() {
         let mut index = ByNode::new();
-        let change = |old: Option<&str>, new: Option<&str>| Change::Object {
+        let change = |old: Option<&str>, new: Option<&str>| CacheChange::Object {
             key: Key::cluster("m"),
             old: old.map(|node| object("m", node)),
             new: new.map(|node| object("m", node)),

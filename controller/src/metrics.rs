@@ -9,7 +9,7 @@ use prometheus_client::{
 
 /// All of the controller's metrics.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Metrics {
+pub(crate) struct ControllerMetrics {
     /// Nodes whose agent has become unresponsive since this process started.
     pub(crate) became_unresponsive: Counter,
     /// Nodes whose agent is unresponsive now.
@@ -20,7 +20,7 @@ pub(crate) struct Metrics {
     pub(crate) following: Gauge<i64, AtomicI64>,
 }
 
-impl Metrics {
+impl ControllerMetrics {
     /// Registers the metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();

@@ -2,24 +2,24 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drydock_core::drain::{estimate::Rate, guest::memory};
+use drydock_core::drain::{estimate::DrainRate, guest_steps::memory};
 use drydock_runtime::Key;
 
 use crate::{
     instances::Instances,
-    migrations::{Migrations, instance_of},
+    migrations::{MigrationCache, instance_of},
 };
 
 /// Learns from succeeded migrations that still exist. Clones share the measurements.
 #[derive(Clone)]
 pub(crate) struct MigrationRate {
     instances: Instances,
-    migrations: Migrations,
-    measured: Arc<Mutex<Rate>>,
+    migrations: MigrationCache,
+    measured: Arc<Mutex<DrainRate>>,
 }
 
 impl MigrationRate {
-    pub(crate) fn new(instances: Instances, migrations: Migrations) -> Self {
+    pub(crate) fn new(instances: Instances, migrations: MigrationCache) -> Self {
         Self {
             instances,
             migrations,
@@ -28,7 +28,7 @@ impl MigrationRate {
     }
 
     /// Returns how fast guests have migrated; `None` if none has.
-    pub(crate) fn rate(&self) -> Option<Rate> {
+    pub(crate) fn rate(&self) -> Option<DrainRate> {
         for migration in self.migrations.take_succeeded() {
             let guest = self
                 .instances
@@ -47,7 +47,7 @@ impl MigrationRate {
         self
     }
 
-    fn measured(&self) -> MutexGuard<'_, Rate> {
+    fn measured(&self) -> MutexGuard<'_, DrainRate> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

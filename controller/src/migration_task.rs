@@ -10,9 +10,9 @@
 
 mod execution;
 mod metrics;
+mod migration_status;
 mod observe;
 mod slot_scheduler;
-mod status_writer;
 mod trimming;
 
 use std::{
@@ -23,14 +23,14 @@ use std::{
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::{
-    drain::Refused,
-    launcher_pod::{MigrationTarget, image_identity},
+    drain::DrainRefusal,
+    launcher_pod::{TargetPodInput, image_identity},
     migration::{
         cluster::{ClusterStep, step},
-        deadlines::Deadlines,
+        deadlines::PhaseDeadlines,
         observed::{pod_of, view},
         queue::entry,
-        record::Record,
+        record::MigrationRecord,
         rejected::{self, rejected},
     },
 };
@@ -44,15 +44,15 @@ use tracing::{info, warn};
 
 use crate::{
     instances::Instances,
-    launchers::{Launchers, Purpose},
-    migrations::{Migrations, instance_of},
+    launchers::{Launchers, PodPurpose},
+    migrations::{MigrationCache, instance_of},
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     requests::api_of,
 };
 use execution::{After, Execution};
 pub(crate) use metrics::SlotMetrics;
-use observe::{Gathered, detail, may_be_over_by, reason};
+use observe::{ObservedMigration, detail, may_be_over_by, reason};
 use slot_scheduler::SlotScheduler;
 use trimming::Trimming;
 
@@ -65,16 +65,16 @@ const STATUS_COALESCE: Duration = Duration::from_secs(3);
 /// Reconciles all migrations.
 pub(crate) struct MigrationTask {
     client: Client,
-    migrations: Migrations,
+    migrations: MigrationCache,
     instances: Instances,
     launchers: Launchers,
     events: Events,
-    deadlines: Deadlines,
+    deadlines: PhaseDeadlines,
     turns: SlotScheduler,
     /// When this process created the target pod of a migration, by the migration's UID, until the watch shows the
     /// pod.
     placed: Mutex<BTreeMap<String, Timestamp>>,
-    refusals: Refusals,
+    refusals: StepRefusals,
     trimming: Trimming,
     work: WorkQueue,
 }
@@ -84,12 +84,12 @@ impl MigrationTask {
     /// reconcile.
     pub(crate) fn new(
         client: Client,
-        migrations: Migrations,
+        migrations: MigrationCache,
         instances: Instances,
         launchers: Launchers,
         events: Events,
-        deadlines: Deadlines,
-        (refusals, work): (Refusals, WorkQueue),
+        deadlines: PhaseDeadlines,
+        (refusals, work): (StepRefusals, WorkQueue),
     ) -> Self {
         Self {
             client,
@@ -114,11 +114,11 @@ impl MigrationTask {
 
     /// Reconciles migrations while this process leads, until `process` stops. `surroundings` is notified when nodes
     /// or the configuration have changed.
-    pub(crate) async fn run(self, process: Process, leadership: Leadership, surroundings: Trigger) {
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, cluster_changed: Trigger) {
         let stopping = process.stopping();
         let sweeping = async {
             loop {
-                surroundings.notified().await;
+                cluster_changed.notified().await;
                 self.turn();
                 for migration in self.migrations.depending_on_nodes() {
                     self.work.add(migration);
@@ -172,7 +172,10 @@ impl MigrationTask {
         }
     }
 
-    fn entry(&self, migration: &VirtualMachineInstanceMigration) -> Option<drydock_core::migration::queue::Entry> {
+    fn entry(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> Option<drydock_core::migration::queue::QueuedMigration> {
         let key = Key::of(migration);
         let instance = self.instances.get(&instance_of(&key, migration))?;
         let pods = self.launchers.of(&instance);
@@ -205,15 +208,15 @@ impl MigrationTask {
 }
 
 /// A migration, what its plan depends on, and what this reconcile has executed so far.
-pub(crate) struct Observation {
+pub(crate) struct MigrationObservation {
     now: Timestamp,
     migration: VirtualMachineInstanceMigration,
-    gathered: Gathered,
+    observed: ObservedMigration,
     execution: Execution,
 }
 
 /// What is to be done for a migration.
-pub(crate) enum Plan {
+pub(crate) enum MigrationPlan {
     /// It has ended, and its instance no longer exists: delete it.
     Delete,
     /// Execute these steps.
@@ -221,10 +224,10 @@ pub(crate) enum Plan {
 }
 
 impl Reconciler for MigrationTask {
-    type Observed = Observation;
-    type Plan = Plan;
+    type Observed = MigrationObservation;
+    type Plan = MigrationPlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<MigrationObservation>, ReconcileError> {
         let Some(migration) = self.migrations.objects.newest(key) else {
             self.turns.missing(&key.to_string());
             self.turn();
@@ -232,9 +235,9 @@ impl Reconciler for MigrationTask {
             return Ok(None);
         };
         let now = clock::now();
-        let gathered = self.gather(key, &migration, now).await?;
+        let observed = self.gather(key, &migration, now).await?;
         let uid = migration.uid().unwrap_or_default();
-        let record = Record::of(&migration);
+        let record = MigrationRecord::of(&migration);
         let over = record.is_over();
         if over {
             lock(&self.placed).remove(&uid);
@@ -245,7 +248,7 @@ impl Reconciler for MigrationTask {
         if self.turns.observe(&uid, self.entry(&migration)) || freed {
             self.turn();
         }
-        if over || (gathered.rejected.is_none() && pod_of(&migration, &gathered.pods).is_some()) {
+        if over || (observed.rejected.is_none() && pod_of(&migration, &observed.pods).is_some()) {
             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
         }
         // A newer version has written a part that this one cannot read, and continues with it. This one could not
@@ -253,38 +256,43 @@ impl Reconciler for MigrationTask {
         if record.is_unknown() {
             return Ok(None);
         }
-        let made = self.placed(&uid, &gathered.pods, &migration, now);
-        Ok(Some(Observation {
+        let made = self.placed(&uid, &observed.pods, &migration, now);
+        Ok(Some(MigrationObservation {
             now,
-            execution: Execution::new(record, &gathered, made),
+            execution: Execution::new(record, &observed, made),
             migration,
-            gathered,
+            observed,
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &Observation) -> Plan {
-        let Observation {
+    fn plan(&self, _: &Key, observed: &MigrationObservation) -> MigrationPlan {
+        let MigrationObservation {
             now,
             migration,
-            gathered,
+            observed,
             execution,
         } = observed;
         let goes = migration.metadata.deletion_timestamp.is_some();
-        if execution.record.is_over() && gathered.instance_confirmed && gathered.instance.is_none() && !goes {
-            return Plan::Delete;
+        if execution.record.is_over() && observed.instance_confirmed && observed.instance.is_none() && !goes {
+            return MigrationPlan::Delete;
         }
         let uid = migration.metadata.uid.as_deref().unwrap_or_default();
-        let facts = gathered.facts(migration, &self.turns, uid, *now);
-        Plan::Steps(step(&execution.observed(view(&facts))))
+        let facts = observed.facts(migration, &self.turns, uid, *now);
+        MigrationPlan::Steps(step(&execution.observed(view(&facts))))
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut MigrationObservation,
+        plan: MigrationPlan,
+    ) -> Result<Executed, ReconcileError> {
         let steps = match plan {
-            Plan::Delete => {
+            MigrationPlan::Delete => {
                 self.delete(key, &observed.migration).await?;
                 return Ok(Executed::Requeue(Requeue::OnChange));
             }
-            Plan::Steps(steps) => steps,
+            MigrationPlan::Steps(steps) => steps,
         };
         match self.take_steps(key, observed, steps).await? {
             After::Plan => Ok(Executed::Replan),
@@ -311,26 +319,26 @@ impl MigrationTask {
     async fn take_steps(
         &self,
         key: &Key,
-        observed: &mut Observation,
+        observed: &mut MigrationObservation,
         steps: Vec<ClusterStep>,
     ) -> Result<After, ReconcileError> {
-        let Observation {
+        let MigrationObservation {
             now,
             migration,
-            gathered,
+            observed,
             execution,
         } = observed;
         let mut after = After::Write;
         for step in steps {
             match step {
                 ClusterStep::Confirm => {
-                    let Some(instance) = &gathered.instance else { break };
-                    gathered.pods = self.launchers.list(instance).await?;
-                    gathered.pods_confirmed = true;
+                    let Some(instance) = &observed.instance else { break };
+                    observed.pods = self.launchers.list(instance).await?;
+                    observed.pods_confirmed = true;
                     after = After::Plan;
                 }
                 ClusterStep::CreatePod => {
-                    let Some(instance) = &gathered.instance else { break };
+                    let Some(instance) = &observed.instance else { break };
                     match self.create_pod(migration, instance).await {
                         Ok(()) => {
                             execution.made = Some(*now);
@@ -350,10 +358,10 @@ impl MigrationTask {
                         }
                     }
                 }
-                ClusterStep::DeletePod => self.delete_pod(migration, &gathered.pods).await?,
+                ClusterStep::DeletePod => self.delete_pod(migration, &observed.pods).await?,
                 ClusterStep::Enter(phase) => {
                     if phase == MigrationPhase::PreparingTarget {
-                        let Some(sides) = self.sides(migration, gathered) else {
+                        let Some(sides) = self.sides(migration, observed) else {
                             break;
                         };
                         execution.change.sides = Some(sides);
@@ -362,11 +370,11 @@ impl MigrationTask {
                 }
                 ClusterStep::Fail(failure) => {
                     execution.record.phase = Some(MigrationPhase::Failed);
-                    execution.change.deadline = reason(failure, gathered);
-                    execution.change.fail = Some((failure, detail(failure, migration, gathered)));
+                    execution.change.deadline = reason(failure, observed);
+                    execution.change.fail = Some((failure, detail(failure, migration, observed)));
                 }
                 ClusterStep::Abort(failure) => {
-                    execution.change.abort = Some((failure, detail(failure, migration, gathered)));
+                    execution.change.abort = Some((failure, detail(failure, migration, observed)));
                 }
                 ClusterStep::RecordSourceGone => execution.change.source_gone = true,
                 ClusterStep::RemoveFinalizer => {
@@ -382,11 +390,11 @@ impl MigrationTask {
     ///
     /// # Errors
     /// If a request to the API server fails, or the target pod could not be created.
-    async fn finish(&self, key: &Key, observed: &mut Observation) -> Result<Requeue, ReconcileError> {
-        let Observation {
+    async fn finish(&self, key: &Key, observed: &mut MigrationObservation) -> Result<Requeue, ReconcileError> {
+        let MigrationObservation {
             now,
             migration,
-            gathered,
+            observed,
             execution,
         } = observed;
         let (now, record, made) = (*now, execution.record, execution.made);
@@ -394,8 +402,8 @@ impl MigrationTask {
         let uid = migration.uid().unwrap_or_default();
         let refused = self.refused_step(key, now);
         let text = refused.as_ref().map(|refused| refused.message.as_str());
-        change.waiting = self.waiting(&uid, &record, text, gathered);
-        if let Some(at) = may_be_over_by(migration, change, made, &gathered.pods, now) {
+        change.waiting = self.waiting(&uid, &record, text, observed);
+        if let Some(at) = may_be_over_by(migration, change, made, &observed.pods, now) {
             return Ok(Requeue::At(at));
         }
         self.write(key, migration, change, now).await?;
@@ -407,22 +415,22 @@ impl MigrationTask {
         if let Some(error) = execution.failed.take() {
             return Err(error);
         }
-        let deadline = gathered.deadline.as_ref().filter(|deadline| !deadline.has_passed(now));
+        let deadline = observed.deadline.as_ref().filter(|deadline| !deadline.has_passed(now));
         let retry = refused.map(|refused| refused.again_at).filter(|at| now < *at);
-        let another_pod = gathered
+        let another_pod = observed
             .rejected
             .as_ref()
             .map(|rejected| rejected.again_at)
             .filter(|at| now < *at);
         Ok(Requeue::OnChange
             .or_at(deadline.map(|deadline| deadline.at))
-            .or_at(gathered.pending.wake)
+            .or_at(observed.pending.wake)
             .or_at(another_pod)
             .or_at(retry))
     }
 
     /// Returns the last refusal of a migration's target pod.
-    fn refused_step(&self, key: &Key, now: Timestamp) -> Option<Refused> {
+    fn refused_step(&self, key: &Key, now: Timestamp) -> Option<DrainRefusal> {
         self.refusals.of(&RefusedStep::TargetPod(key.clone()), now)
     }
 
@@ -482,7 +490,7 @@ impl MigrationTask {
         let limits = self.launchers.configuration.get().migrations.clone();
         let mut avoided = self.turns.full_targets(&limits);
         avoided.extend(self.launchers.reserved.for_others(&Key::of(&instance)));
-        let arrival = Purpose::Arrival(MigrationTarget {
+        let arrival = PodPurpose::Arrival(TargetPodInput {
             uid: &uid,
             name: &name,
             rejected: rejected::count(migration, &self.launchers.of(&instance)),

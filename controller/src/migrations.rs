@@ -14,8 +14,8 @@ use std::{
 };
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
-use drydock_core::migration::record::Record;
-use drydock_runtime::{ASSUMED_FOR, AssumeCache, Change, Index, Key, Listing, Watch, Watches};
+use drydock_core::migration::record::MigrationRecord;
+use drydock_runtime::{ASSUMED_FOR, AssumeCache, CacheChange, Index, Key, ListMode, Watch, WatchStarter};
 use kube::Client;
 
 use crate::pruning::prune_metadata;
@@ -23,9 +23,9 @@ pub(crate) use metrics::MigrationMetrics;
 
 /// Migrations, and the indexes that find them. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct Migrations {
+pub(crate) struct MigrationCache {
     pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
-    indexes: Indexes,
+    indexes: MigrationIndexes,
     /// Migrations that have succeeded since the last query for them.
     succeeded: Arc<Mutex<BTreeSet<Key>>>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Migrations {
 /// Some ended migrations of each instance are kept, so that a large cluster has very many migrations, of which few
 /// matter.
 #[derive(Clone, Debug)]
-struct Indexes {
+struct MigrationIndexes {
     /// By the instance that a migration moves.
     by_instance: Index<VirtualMachineInstanceMigration>,
     /// Migrations that are not over.
@@ -42,12 +42,12 @@ struct Indexes {
     kept: Index<VirtualMachineInstanceMigration>,
 }
 
-impl Indexes {
+impl MigrationIndexes {
     fn new() -> Self {
         Self {
             by_instance: Index::by(|migration| Some(instance_of(&Key::of(migration), migration).to_string())),
-            unfinished: Index::by(|migration| (!Record::of(migration).is_over()).then(String::new)),
-            kept: Index::by(|migration| Record::of(migration).is_kept_for_source().then(String::new)),
+            unfinished: Index::by(|migration| (!MigrationRecord::of(migration).is_over()).then(String::new)),
+            kept: Index::by(|migration| MigrationRecord::of(migration).is_kept_for_source().then(String::new)),
         }
     }
 
@@ -56,17 +56,17 @@ impl Indexes {
     }
 }
 
-impl Migrations {
+impl MigrationCache {
     /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
-        watches: &Watches,
-        mut on_change: impl FnMut(&Change<VirtualMachineInstanceMigration>) + Send + 'static,
+        watches: &WatchStarter,
+        mut on_change: impl FnMut(&CacheChange<VirtualMachineInstanceMigration>) + Send + 'static,
     ) -> Self {
-        let (indexes, succeeded) = (Indexes::new(), Arc::<Mutex<BTreeSet<Key>>>::default());
+        let (indexes, succeeded) = (MigrationIndexes::new(), Arc::<Mutex<BTreeSet<Key>>>::default());
         let observed = Arc::clone(&succeeded);
         let watch =
-            Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(Listing::Streamed);
+            Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(ListMode::Streamed);
         let objects = AssumeCache::start(watches, watch, prune, &indexes.all(), move |change| {
             observe_success(&mut lock(&observed), change);
             on_change(change);
@@ -81,10 +81,10 @@ impl Migrations {
     /// Creates a cache with the given migrations.
     #[cfg(test)]
     pub(crate) fn filled(migrations: impl IntoIterator<Item = VirtualMachineInstanceMigration>) -> Self {
-        let (indexes, mut succeeded) = (Indexes::new(), BTreeSet::new());
+        let (indexes, mut succeeded) = (MigrationIndexes::new(), BTreeSet::new());
         let objects = AssumeCache::of_cache(drydock_runtime::Cache::filled(migrations), &indexes.all());
         objects.shown().for_each(|key, migration| {
-            let change = Change::Object {
+            let change = CacheChange::Object {
                 key: key.clone(),
                 old: None,
                 new: Some(Arc::clone(migration)),
@@ -145,7 +145,7 @@ impl Migrations {
     pub(crate) fn keys_of(&self, instance: &Key, deleted: bool) -> Vec<Key> {
         let migrations = self.of_instance(instance).into_iter();
         migrations
-            .filter(|migration| deleted || !Record::of(migration).is_over())
+            .filter(|migration| deleted || !MigrationRecord::of(migration).is_over())
             .map(|migration| Key::of(migration.as_ref()))
             .collect()
     }
@@ -159,11 +159,11 @@ impl Migrations {
 }
 
 /// Updates the set of migrations that have succeeded with a change.
-fn observe_success(succeeded: &mut BTreeSet<Key>, change: &Change<VirtualMachineInstanceMigration>) {
-    let Change::Object { key, old, new } = change else {
+fn observe_success(succeeded: &mut BTreeSet<Key>, change: &CacheChange<VirtualMachineInstanceMigration>) {
+    let CacheChange::Object { key, old, new } = change else {
         return;
     };
-    let has_succeeded = |migration: &Arc<_>| Record::of(migration).phase == Some(MigrationPhase::Succeeded);
+    let has_succeeded = |migration: &Arc<_>| MigrationRecord::of(migration).phase == Some(MigrationPhase::Succeeded);
     match new {
         None => _ = succeeded.remove(key),
         Some(new) if has_succeeded(new) && !old.as_ref().is_some_and(has_succeeded) => {
@@ -183,8 +183,8 @@ pub(crate) fn instance_of(key: &Key, migration: &VirtualMachineInstanceMigration
 }
 
 /// Returns the instances that a change concerns.
-pub(crate) fn instances_of(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
-    let Change::Object { key, old, new } = change else {
+pub(crate) fn instances_of(change: &CacheChange<VirtualMachineInstanceMigration>) -> Vec<Key> {
+    let CacheChange::Object { key, old, new } = change else {
         return Vec::new();
     };
     let both = old.iter().chain(new);
@@ -194,8 +194,8 @@ pub(crate) fn instances_of(change: &Change<VirtualMachineInstanceMigration>) -> 
 }
 
 /// Returns the instances whose move begins or ends with a change.
-pub(crate) fn begun_or_ended(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Key> {
-    let Change::Object { key, old, new } = change else {
+pub(crate) fn begun_or_ended(change: &CacheChange<VirtualMachineInstanceMigration>) -> Vec<Key> {
+    let CacheChange::Object { key, old, new } = change else {
         return Vec::new();
     };
     let moving = |migration: &Option<Arc<VirtualMachineInstanceMigration>>| {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use drydock_core::instance::inputs::FAILED_MOUNT;
-use drydock_runtime::{Cache, Change, Key, Listing, Watch, Watches};
+use drydock_runtime::{Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
 use kube::Client;
 
@@ -17,22 +17,26 @@ use kube::Client;
 const LAUNCHERS: &str = "virt-launcher-";
 
 /// When an event last occurred, and its message.
-type Report = (Option<Timestamp>, String);
+type LastFailure = (Option<Timestamp>, String);
 
 /// The last kubelet message about the volumes of each pod. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MountFailures {
     events: Cache<Event>,
-    of_pods: Arc<Mutex<HashMap<String, BTreeMap<Key, Report>>>>,
+    of_pods: Arc<Mutex<HashMap<String, BTreeMap<Key, LastFailure>>>>,
 }
 
 impl MountFailures {
     /// Starts watching. `on_change` is called with each pod whose last message has changed.
-    pub(crate) fn start(client: &Client, watches: &Watches, mut on_change: impl FnMut(Key) + Send + 'static) -> Self {
+    pub(crate) fn start(
+        client: &Client,
+        watches: &WatchStarter,
+        mut on_change: impl FnMut(Key) + Send + 'static,
+    ) -> Self {
         let mut failures = Self::default();
         let index = failures.clone();
         let events = Watch::<Event>::all(client.clone(), "mount failures")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .fields(format!("involvedObject.kind=Pod,reason={FAILED_MOUNT}"))
             .prune(prune)
             .on_change(move |change| {
@@ -50,8 +54,8 @@ impl MountFailures {
     }
 
     /// Records an event. Returns its pod if the last message of that pod has changed.
-    fn observe(&self, change: &Change<Event>) -> Option<Key> {
-        let Change::Object { key, old, new } = change else {
+    fn observe(&self, change: &CacheChange<Event>) -> Option<Key> {
+        let CacheChange::Object { key, old, new } = change else {
             return None;
         };
         let event = new.as_ref().or(old.as_ref())?;
@@ -86,7 +90,7 @@ impl MountFailures {
     }
 }
 
-fn newest(events: Option<&BTreeMap<Key, Report>>) -> Option<&str> {
+fn newest(events: Option<&BTreeMap<Key, LastFailure>>) -> Option<&str> {
     let events = events?.values();
     events
         .max_by_key(|(time, _)| *time)
@@ -135,9 +139,9 @@ mod tests {
         Arc::new(serde_json::from_value(event).unwrap())
     }
 
-    fn change(old: Option<&Arc<Event>>, new: Option<&Arc<Event>>) -> Change<Event> {
+    fn change(old: Option<&Arc<Event>>, new: Option<&Arc<Event>>) -> CacheChange<Event> {
         let event = new.or(old).unwrap();
-        Change::Object {
+        CacheChange::Object {
             key: Key::namespaced("shop", event.metadata.name.as_deref().unwrap()),
             old: old.cloned(),
             new: new.cloned(),

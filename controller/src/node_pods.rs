@@ -1,11 +1,11 @@
 //! The pods of nodes that are being drained.
 //!
 //! ```text
-//!  keep(node) ─▶ Kept ─┐
-//!  keep(node) ─▶ Kept ─┐
-//!  keep(node) ─▶ Kept ─┴─▶ one watch of spec.nodeName=<node>, while any of the guards lives
-//!                              ├─▶ of(node)      the node's pods
-//!                              └─▶ on_change(node)    a relevant change
+//!  keep(node) ─▶ PodsGuard ─┐
+//!  keep(node) ─▶ PodsGuard ─┼─▶ one watch of spec.nodeName=<node>, while any of the guards lives
+//!  keep(node) ─▶ PodsGuard ─┘       ├─▶ of(node)           the node's pods
+//!                                   └─▶ on_change(node)    a relevant change
+//! ```
 //!
 //! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
 //! pod that leaves such a watch was deleted.
@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use drydock_runtime::{Cache, CancellationToken, Change, Listing, Watch, Watches};
+use drydock_runtime::{Cache, CacheChange, CancellationToken, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use kube::Client;
 
@@ -25,17 +25,17 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The pods of nodes, each node watched while at least one guard for it exists. Clones share the watches.
 #[derive(Clone)]
-pub(crate) struct NodePods(Arc<Shared>);
+pub(crate) struct NodePods(Arc<NodePodsState>);
 
-struct Shared {
+struct NodePodsState {
     client: Client,
-    watches: Watches,
+    watches: WatchStarter,
     on_change: Box<dyn Fn(&str) + Send + Sync>,
-    watched: Mutex<HashMap<String, Watched>>,
+    watched: Mutex<HashMap<String, WatchedNode>>,
 }
 
 /// The pods of one node.
-struct Watched {
+struct WatchedNode {
     guards: usize,
     pods: Cache<Pod>,
     wanted: CancellationToken,
@@ -43,8 +43,8 @@ struct Watched {
 
 /// Guard: the pods of its node are watched while it lives.
 #[must_use = "the watch ends when this is dropped"]
-pub(crate) struct Kept {
-    shared: Arc<Shared>,
+pub(crate) struct PodsGuard {
+    shared: Arc<NodePodsState>,
     node: String,
 }
 
@@ -52,8 +52,12 @@ impl NodePods {
     /// Creates a set without watches. `on_change` is called with the name of a watched node on each change that is
     /// visible in [`of`](Self::of), including its first list. The watch calls it, so it must only put the name in a
     /// queue.
-    pub(crate) fn start(client: &Client, watches: &Watches, on_change: impl Fn(&str) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(Shared {
+    pub(crate) fn start(
+        client: &Client,
+        watches: &WatchStarter,
+        on_change: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(NodePodsState {
             client: client.clone(),
             watches: watches.clone(),
             on_change: Box::new(on_change),
@@ -62,13 +66,13 @@ impl NodePods {
     }
 
     /// Watches the pods of a node until every guard of that node is dropped.
-    pub(crate) fn keep(&self, node: &str) -> Kept {
+    pub(crate) fn keep(&self, node: &str) -> PodsGuard {
         let mut watched = self.0.lock();
         watched
             .entry(node.to_owned())
-            .or_insert_with(|| Watched::new(&self.0, node))
+            .or_insert_with(|| WatchedNode::new(&self.0, node))
             .guards += 1;
-        Kept {
+        PodsGuard {
             shared: Arc::clone(&self.0),
             node: node.to_owned(),
         }
@@ -97,19 +101,19 @@ impl fmt::Debug for NodePods {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Watched>> {
+impl NodePodsState {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, WatchedNode>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Watched {
-    fn new(shared: &Arc<Shared>, node: &str) -> Self {
+impl WatchedNode {
+    fn new(shared: &Arc<NodePodsState>, node: &str) -> Self {
         let wanted = CancellationToken::new();
         // The callback must not keep the watch alive: the watch ends with the last guard.
         let (hearer, name) = (Arc::downgrade(shared), node.to_owned());
         let watch = Watch::<Pod>::all(shared.client.clone(), "pods of a node")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .fields(format!("spec.nodeName={node}"))
             .prune(prune)
             .on_change(move |change| {
@@ -127,7 +131,7 @@ impl Watched {
     }
 }
 
-impl Drop for Kept {
+impl Drop for PodsGuard {
     fn drop(&mut self) {
         let mut watched = self.shared.lock();
         let Some(of_node) = watched.get_mut(&self.node) else {
@@ -141,14 +145,14 @@ impl Drop for Kept {
     }
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for PodsGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Kept").field(&self.node).finish()
     }
 }
 
 /// Returns whether a change affects the fields that [`prune`] keeps, or whether the cache can be relied on.
-fn matters(change: &Change<Pod>) -> bool {
+fn matters(change: &CacheChange<Pod>) -> bool {
     let plain = |pod: &Option<Arc<Pod>>| {
         pod.as_ref().map(|pod| {
             let mut pod = pod.as_ref().clone();
@@ -157,9 +161,9 @@ fn matters(change: &Change<Pod>) -> bool {
         })
     };
     match change {
-        Change::Object { old, new, .. } => plain(old) != plain(new),
-        Change::SyncState(_) => true,
-        Change::Unreadable { .. } => false,
+        CacheChange::Object { old, new, .. } => plain(old) != plain(new),
+        CacheChange::SyncState(_) => true,
+        CacheChange::Unreadable { .. } => false,
     }
 }
 

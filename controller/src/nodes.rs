@@ -16,16 +16,16 @@ use drydock_api::{
 use drydock_core::{
     configuration::Configuration,
     drain::{NodeMarks, must_be_left},
-    eviction::mark,
+    eviction::evacuation_request,
     instance::NodeState,
     minimum::{Minimum, ReportedMinimum},
     placement::NodeView,
 };
-use drydock_runtime::{AssumeCache, Cache, Change, Key, Listing, Watch, Watches};
+use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
 
-use crate::{liveness_task::SilentAgents, maintenances::Maintenances};
+use crate::{liveness_task::UnresponsiveAgents, maintenances::Maintenances};
 use shared_facts::SharedFacts;
 
 /// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
@@ -33,13 +33,13 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Nodes and Hypervisors. Clones share the caches.
 #[derive(Clone)]
-pub(crate) struct Nodes {
+pub(crate) struct NodeCache {
     api: Api<Node>,
     pub(crate) nodes: AssumeCache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
-    pub(crate) silent_agents: SilentAgents,
-    /// Result of [`Nodes::pairs`], until something changes.
+    pub(crate) unresponsive_agents: UnresponsiveAgents,
+    /// Result of [`NodeCache::pairs`], until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }
 
@@ -61,20 +61,20 @@ impl NodePair {
     }
 }
 
-impl Nodes {
+impl NodeCache {
     /// Starts watching. `on_change` is called with the name of each node that has changed in a way that matters to
     /// virtual machines.
     pub(crate) fn start(
         client: &Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         maintenances: Maintenances,
-        silent_agents: SilentAgents,
+        unresponsive_agents: UnresponsiveAgents,
         on_change: impl Fn(&str) + Clone + Send + 'static,
     ) -> Self {
         let news = on_change.clone();
         let pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>> = Arc::default();
         let (of_nodes, of_hypervisors) = (Arc::clone(&pairs), Arc::clone(&pairs));
-        let nodes = Watch::<Node>::all(client.clone(), "nodes").listing(Listing::Streamed);
+        let nodes = Watch::<Node>::all(client.clone(), "nodes").listing(ListMode::Streamed);
         let nodes = AssumeCache::start(watches, nodes, prune_node, &[], move |change| {
             notify_if_changed(change, without_drain_conditions, &|name: &str| {
                 *lock(&of_nodes) = None;
@@ -83,7 +83,7 @@ impl Nodes {
         });
         let shared = SharedFacts::default();
         let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .prune(move |hypervisor| {
                 prune_hypervisor(hypervisor);
                 if let Some(facts) = hypervisor.status.as_mut().and_then(|status| status.facts.as_mut()) {
@@ -97,7 +97,7 @@ impl Nodes {
             nodes,
             hypervisors: watches.start(hypervisors),
             maintenances,
-            silent_agents,
+            unresponsive_agents,
             pairs,
         }
     }
@@ -110,7 +110,7 @@ impl Nodes {
             nodes: AssumeCache::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
-            silent_agents: SilentAgents::new(|| ()),
+            unresponsive_agents: UnresponsiveAgents::new(|| ()),
             pairs: Arc::default(),
         }
     }
@@ -146,7 +146,7 @@ impl Nodes {
             Some(node) => node,
             None => match self.api.get_opt(name).await? {
                 Some(node) => Arc::new(node),
-                None => return Ok(NodeState::of_deleted(self.silent_agents.sign(name))),
+                None => return Ok(NodeState::of_deleted(self.unresponsive_agents.sign(name))),
             },
         };
         Ok(state_of(&node))
@@ -157,7 +157,7 @@ impl Nodes {
         let node = self.nodes.shown().get(&Key::cluster(name));
         node.map_or(DrainRequest::Eviction, |node| {
             let marks = NodeMarks::of(&node, &configuration.migrations.drain_taint_key);
-            mark::requester(marks.cordoned, marks.tainted, marks.in_maintenance)
+            evacuation_request::requester(marks.cordoned, marks.tainted, marks.in_maintenance)
         })
     }
 
@@ -299,11 +299,11 @@ pub(crate) fn prune_hypervisor(hypervisor: &mut Hypervisor) {
     }
 }
 
-fn notify_if_changed<K>(change: &Change<K>, strip: fn(&mut K), on_change: &impl Fn(&str))
+fn notify_if_changed<K>(change: &CacheChange<K>, strip: fn(&mut K), on_change: &impl Fn(&str))
 where
     K: kube::Resource + Clone + PartialEq,
 {
-    let Change::Object { key, old, new } = change else {
+    let CacheChange::Object { key, old, new } = change else {
         return;
     };
     let plain = |object: &Option<Arc<K>>| {
@@ -345,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_ready_silent_or_vouched_to_be_off() {
-        let silent = NodeState::NotReady {
+    fn node_is_ready_unresponsive_or_confirmed_off() {
+        let unresponsive = NodeState::NotReady {
             since: Some(SINCE.parse().unwrap()),
         };
         for (ready, taint, state) in [
             ("True", None, NodeState::Ready),
-            ("False", None, silent),
-            ("Unknown", Some("node.kubernetes.io/unreachable"), silent),
+            ("False", None, unresponsive),
+            ("Unknown", Some("node.kubernetes.io/unreachable"), unresponsive),
             ("Unknown", Some(OUT_OF_SERVICE), NodeState::OutOfService),
         ] {
             let mut node = node(ready, taint);
@@ -366,13 +366,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deleted_node_is_gone_once_its_agent_is_silent() {
         let (client, mut server) = drydock_runtime::fake::api_server();
-        let mut nodes = Nodes::filled(&client, []);
+        let mut nodes = NodeCache::filled(&client, []);
         let not_found = || async { nodes.state("a").await.unwrap() };
         let (state, ()) = tokio::join!(not_found(), async {
             server.next_request().await.refuse(404, "NotFound");
         });
         assert_eq!(state, NodeState::Deleted, "nothing is known of its agent");
-        nodes.silent_agents = SilentAgents::without_leases();
+        nodes.unresponsive_agents = UnresponsiveAgents::without_leases();
         let not_found = || async { nodes.state("a").await.unwrap() };
         let (state, ()) = tokio::join!(not_found(), async {
             server.next_request().await.refuse(404, "NotFound");
@@ -412,7 +412,7 @@ mod tests {
         let guest = format!("{GUEST}5b0a");
         let is_news = |old: serde_json::Value, new: serde_json::Value| {
             let notified = std::cell::Cell::new(false);
-            let change = Change::Object {
+            let change = CacheChange::Object {
                 key: Key::cluster("a"),
                 old: with(old, "1"),
                 new: with(new, "2"),
@@ -449,7 +449,7 @@ mod tests {
             hypervisor
         };
         let (client, _) = drydock_runtime::fake::api_server();
-        let mut nodes = Nodes::filled(&client, []);
+        let mut nodes = NodeCache::filled(&client, []);
         // Caches have no order of their own, and the order varies.
         for _ in 0..8 {
             nodes.hypervisors = Cache::filled([

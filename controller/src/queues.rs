@@ -6,7 +6,7 @@ use drydock_runtime::{Trigger, WorkQueue, WorkQueueMetrics};
 use tokio::sync::watch;
 
 use crate::{
-    budget_task, instance_task, machine_task, maintenance_task::MaintenanceQueues, migration_task, replica_set_task,
+    instance_task, machine_task, maintenance_task::MaintenanceQueues, migration_task, pdb_task, replica_set_task,
     routing::Route,
 };
 
@@ -58,7 +58,7 @@ impl Queues {
             machines: queue("machines", machine_task::MAX_CONCURRENT_RECONCILES),
             replica_sets: queue("replicasets", replica_set_task::MAX_CONCURRENT_RECONCILES),
             migrations: queue("migrations", migration_task::MAX_CONCURRENT_RECONCILES),
-            pdbs: queue("pdbs", budget_task::MAX_CONCURRENT_RECONCILES),
+            pdbs: queue("pdbs", pdb_task::MAX_CONCURRENT_RECONCILES),
             maintenances: MaintenanceQueues::new(metrics),
             unfinished_instances: Trigger::new(),
             rooms: Trigger::new(),

@@ -5,7 +5,7 @@
 //!                    ▼                       │
 //!  key ──▶ observe ──▶ plan ──▶ execute ─────┴─▶ Executed::Requeue
 //!          caches,     rules    requests,    └─▶ Err ┬ conflict: another writer was faster; requeued for its change
-//!          requests    of core  status               ├ refusal:  recorded in `Refusals`; back-off of the work queue
+//!          requests    of core  status               ├ refusal:  recorded in `StepRefusals`; back-off of the work queue
 //!                                                    └ others:   back-off of the work queue
 //! ```
 
@@ -16,7 +16,7 @@ use std::{future::Future, time::Duration};
 use drydock_runtime::{CancellationToken, Key, Requeue, WorkQueue, clock, lease::Leadership};
 use thiserror::Error;
 
-use crate::refusals::{Refusals, RefusedStep};
+use crate::refusals::{RefusedStep, StepRefusals};
 
 /// How long a reconcile that met a conflict waits for the change of the other writer. The watch shows it within
 /// milliseconds, unless it interrupts.
@@ -131,7 +131,7 @@ pub(crate) trait Queued: Reconciler {
     fn all(&self) -> impl Future<Output = Vec<Key>> + Send;
 
     /// Returns the step of an object whose refusals [`run`] records, and where.
-    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+    fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
         let _ = key;
         None
     }
@@ -168,7 +168,7 @@ pub(crate) async fn reconcile(reconciler: &impl Queued, key: &Key) -> Result<Req
 mod tests {
     use std::sync::Mutex;
 
-    use drydock_core::drain::Refused;
+    use drydock_core::drain::DrainRefusal;
     use kube::core::Status;
 
     use super::*;
@@ -176,14 +176,14 @@ mod tests {
     /// Each execution ends with the next of these results.
     struct Scripted {
         results: Mutex<Vec<Result<Executed, ReconcileError>>>,
-        refusals: Refusals,
+        refusals: StepRefusals,
     }
 
     impl Scripted {
         fn new(results: impl IntoIterator<Item = Result<Executed, ReconcileError>>) -> Self {
             Self {
                 results: Mutex::new(results.into_iter().collect()),
-                refusals: Refusals::default(),
+                refusals: StepRefusals::default(),
             }
         }
     }
@@ -214,7 +214,7 @@ mod tests {
             vec![key()]
         }
 
-        fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+        fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
             Some((&self.refusals, RefusedStep::Pod(key.clone())))
         }
     }
@@ -272,7 +272,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn refusal_is_recorded_until_a_reconcile_ends_otherwise() {
-        let refusals = Refusals::default();
+        let refusals = StepRefusals::default();
         for after in [
             Ok(Executed::Requeue(Requeue::OnChange)),
             Err(response(409, "Conflict").into()),
@@ -284,7 +284,7 @@ mod tests {
             };
             let step = RefusedStep::Pod(key());
             assert!(reconcile(&scripted, &key()).await.is_err());
-            let recorded: Option<Refused> = refusals.of(&step, clock::now());
+            let recorded: Option<DrainRefusal> = refusals.of(&step, clock::now());
             assert_eq!(
                 recorded.map(|refused| refused.message.to_string()),
                 Some("exceeded quota".into())

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A cluster without refusals has none of these watches: quotas change with each pod. What no object shows, such as a
-//! webhook's own decision, is retried after the back-off of [`Refusals`].
+//! webhook's own decision, is retried after the back-off of [`StepRefusals`].
 
 use drydock_core::refusal_end::{Prospect, of_namespace, of_quota, of_rule};
-use drydock_runtime::{CancellationToken, Change, Process, Watch, Watches, clock, lease::Leadership};
+use drydock_runtime::{CacheChange, CancellationToken, Process, Watch, WatchStarter, clock, lease::Leadership};
 use k8s_openapi::api::{
     admissionregistration::v1::{
         MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -24,21 +24,21 @@ use std::fmt::Debug;
 
 use crate::{
     queues::Queues,
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     routing::Route,
 };
 
 /// Retries refused steps while this process leads.
 pub(crate) struct RefusalTask {
     client: Client,
-    watches: Watches,
-    refusals: Refusals,
+    watches: WatchStarter,
+    refusals: StepRefusals,
     queues: Queues,
 }
 
 impl RefusalTask {
     /// Creates the task for these refusals; steps are retried by `queues`.
-    pub(crate) fn new(client: Client, watches: Watches, refusals: Refusals, queues: Queues) -> Self {
+    pub(crate) fn new(client: Client, watches: WatchStarter, refusals: StepRefusals, queues: Queues) -> Self {
         Self {
             client,
             watches,
@@ -113,7 +113,7 @@ impl RefusalTask {
         let watch = Watch::<K>::all(self.client.clone(), name)
             .prune(prune)
             .on_change(move |change| {
-                let Change::Object { key, old, new } = change else {
+                let CacheChange::Object { key, old, new } = change else {
                     return;
                 };
                 let namespace = match K::kind(&()).as_ref() {

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use drydock_core::{drain::Refused, refusal_end::Prospect};
+use drydock_core::{drain::DrainRefusal, refusal_end::Prospect};
 use drydock_runtime::{Backoff, Key, Trigger};
 use jiff::Timestamp;
 
@@ -54,21 +54,21 @@ impl RefusedStep {
 
 /// The refused steps. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Refusals {
-    kept: Arc<Mutex<BTreeMap<RefusedStep, Kept>>>,
+pub(crate) struct StepRefusals {
+    kept: Arc<Mutex<BTreeMap<RefusedStep, RefusalEntry>>>,
     changed: Trigger,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct RefusalEntry {
     backoff: Backoff,
-    refused: Refused,
+    refused: DrainRefusal,
     refused_at: Timestamp,
 }
 
-impl Refusals {
+impl StepRefusals {
     /// Returns the last refusal of this step. The step is due if the clock has been set back since.
-    pub(crate) fn of(&self, step: &RefusedStep, now: Timestamp) -> Option<Refused> {
+    pub(crate) fn of(&self, step: &RefusedStep, now: Timestamp) -> Option<DrainRefusal> {
         let kept = self.kept();
         let kept = kept.get(step)?;
         let mut refused = kept.refused.clone();
@@ -82,16 +82,16 @@ impl Refusals {
     pub(crate) fn note(&self, step: RefusedStep, message: &str, now: Timestamp) {
         let mut kept = self.kept();
         let is_first = kept.is_empty();
-        let kept = kept.entry(step).or_insert_with(|| Kept {
+        let kept = kept.entry(step).or_insert_with(|| RefusalEntry {
             backoff: Backoff::new(FIRST, LONGEST),
-            refused: Refused {
+            refused: DrainRefusal {
                 message: String::new(),
                 again_at: now,
             },
             refused_at: now,
         });
         kept.refused_at = now;
-        kept.refused = Refused {
+        kept.refused = DrainRefusal {
             message: message.into(),
             again_at: now.checked_add(kept.backoff.delay()).unwrap_or(Timestamp::MAX),
         };
@@ -166,7 +166,7 @@ impl Refusals {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<RefusedStep, Kept>> {
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<RefusedStep, RefusalEntry>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn step_backs_off_until_it_succeeds_or_is_unwanted() {
-        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let (refusals, now) = (StepRefusals::default(), Timestamp::UNIX_EPOCH);
         let (web, db) = (drain_of("web"), drain_of("db"));
         let mut waits = Vec::new();
         for _ in 0..10 {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn step_is_due_after_the_clock_is_set_back() {
-        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let (refusals, now) = (StepRefusals::default(), Timestamp::UNIX_EPOCH);
         let hour = jiff::SignedDuration::from_hours(1);
         refusals.note(drain_of("web"), MESSAGE, now + hour);
         let again_at = |now| refusals.of(&drain_of("web"), now).unwrap().again_at;
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn first_and_last_refusal_wake_the_task() {
-        let (refusals, now) = (Refusals::default(), Timestamp::UNIX_EPOCH);
+        let (refusals, now) = (StepRefusals::default(), Timestamp::UNIX_EPOCH);
         let wakes = || refusals.changed().now_or_never().is_some();
         refusals.forget(&drain_of("web"));
         assert!(!wakes());
@@ -256,7 +256,7 @@ mod tests {
             ("a rule of the cluster", None, Prospect::OtherRules, 5, &both, Some(5)),
             ("soon after the attempt", None, Prospect::OtherRules, 0, &both, Some(1)),
         ] {
-            let refusals = Refusals::default();
+            let refusals = StepRefusals::default();
             for _ in 0..10 {
                 refusals.note(pod("shop"), MESSAGE, now);
                 refusals.note(pod("bank"), MESSAGE, now);

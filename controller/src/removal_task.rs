@@ -14,7 +14,7 @@ use drydock_api::{
     removal::{CONFIGURATION, OWNER},
 };
 use drydock_core::removal::webhook::{configuration, is_as_wanted};
-use drydock_runtime::{Cache, Key, Trigger, Watch, Watches, lease::Term};
+use drydock_runtime::{Cache, Key, Trigger, Watch, WatchStarter, lease::LeaderTerm};
 use jiff::Timestamp;
 use k8s_openapi::api::{admissionregistration::v1::ValidatingWebhookConfiguration, rbac::v1::ClusterRole};
 use kube::{
@@ -38,7 +38,7 @@ impl RemovalTask {
     /// Starts watching. `namespace` is the controller's own; the triggers are notified of changes of the configuration.
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         namespace: String,
         (changed, on_change): (&Trigger, &Trigger),
     ) -> Self {
@@ -67,7 +67,7 @@ impl Triggered for RemovalTask {
     }
 
     /// Applies the configuration unless it is up to date.
-    async fn reconcile(&self, (): &mut (), term: &Term) -> kube::Result<Option<Timestamp>> {
+    async fn reconcile(&self, (): &mut (), term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         let wanted = change(&self.owners, &self.shown, &self.namespace).await?;
         let Some(wanted) = wanted.filter(|_| term.is_valid()) else {
             return Ok(None);

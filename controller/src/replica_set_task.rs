@@ -11,11 +11,11 @@ use drydock_api::{
 };
 use drydock_core::{
     label_selector::Selector,
-    replica_set::{Failure, Observed, Plan, Target, Tried, instance_of, plan},
+    replica_set::{FailedRequest, ObservedReplicaSet, ReplicaName, ReplicaSetPlan, Tried, instance_of, plan},
 };
 use drydock_runtime::{
-    AssumeCache, Cache, Event, Events, Key, Process, Requeue, Severity, Watch, Watches, WorkQueue, clock, is_refusal,
-    lease::Leadership,
+    AssumeCache, Cache, Event, Events, Key, Process, Requeue, Severity, Watch, WatchStarter, WorkQueue, clock,
+    is_refusal, lease::Leadership,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -30,7 +30,7 @@ use crate::{
     instances::{Instances, controller},
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
-    refusals::{Refusals, RefusedStep},
+    refusals::{RefusedStep, StepRefusals},
     requests::{api_of, deleting, patching, writing},
 };
 
@@ -45,14 +45,14 @@ pub(crate) struct ReplicaSetTask {
     sets: AssumeCache<VirtualMachineInstanceReplicaSet>,
     instances: Instances,
     events: Events,
-    refusals: Refusals,
+    refusals: StepRefusals,
 }
 
 /// An instance of the name to be created exists, but the watch does not show it yet.
 const NOT_SEEN_YET: ReconcileError = ReconcileError::Unsettled("an instance exists that the watch does not show yet");
 
 /// The result of a request.
-enum Outcome {
+enum ReplicaOutcome {
     Done,
     /// The message is reported in the status.
     Refused(String),
@@ -65,10 +65,10 @@ impl ReplicaSetTask {
     /// changes of `instances` concern.
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         instances: Instances,
         events: Events,
-        (refusals, work): (Refusals, &WorkQueue),
+        (refusals, work): (StepRefusals, &WorkQueue),
     ) -> Self {
         let queue = work.clone();
         let sets = Watch::<VirtualMachineInstanceReplicaSet>::all(client.clone(), "replica sets");
@@ -93,25 +93,25 @@ impl ReplicaSetTask {
 }
 
 /// A replica set, and what its plan depends on.
-pub(crate) struct Observation {
+pub(crate) struct ReplicaSetObservation {
     now: Timestamp,
     set: VirtualMachineInstanceReplicaSet,
     instances: Vec<Arc<VirtualMachineInstance>>,
     /// Whether the API server itself has returned the set and its instances.
     confirmed: bool,
     /// The request that the API server has refused.
-    failure: Option<Failure>,
+    failure: Option<FailedRequest>,
 }
 
 impl Reconciler for ReplicaSetTask {
-    type Observed = Observation;
-    type Plan = Plan;
+    type Observed = ReplicaSetObservation;
+    type Plan = ReplicaSetPlan;
 
-    async fn observe(&self, key: &Key) -> Result<Option<Observation>, ReconcileError> {
+    async fn observe(&self, key: &Key) -> Result<Option<ReplicaSetObservation>, ReconcileError> {
         let Some(set) = self.sets.newest(key) else {
             return Ok(None);
         };
-        Ok(Some(Observation {
+        Ok(Some(ReplicaSetObservation {
             now: clock::now(),
             instances: self.instances.of_set(&set.uid().unwrap_or_default()),
             set,
@@ -120,8 +120,8 @@ impl Reconciler for ReplicaSetTask {
         }))
     }
 
-    fn plan(&self, key: &Key, observed: &Observation) -> Plan {
-        plan(&Observed {
+    fn plan(&self, key: &Key, observed: &ReplicaSetObservation) -> ReplicaSetPlan {
+        plan(&ObservedReplicaSet {
             now: observed.now,
             set: &observed.set,
             instances: &observed.instances,
@@ -132,7 +132,12 @@ impl Reconciler for ReplicaSetTask {
         })
     }
 
-    async fn execute(&self, key: &Key, observed: &mut Observation, plan: Plan) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut ReplicaSetObservation,
+        plan: ReplicaSetPlan,
+    ) -> Result<Executed, ReconcileError> {
         if plan.confirm {
             let Some(found) = self.as_they_are(key, &observed.set).await? else {
                 // The watch is about to show the deletion.
@@ -143,11 +148,11 @@ impl Reconciler for ReplicaSetTask {
             return Ok(Executed::Replan);
         }
         let result = match &observed.failure {
-            Some(failure) => Err(Outcome::Refused(failure.message.clone())),
+            Some(failure) => Err(ReplicaOutcome::Refused(failure.message.clone())),
             None => match self.change_instances(key, &observed.set, &plan).await {
-                Err((tried, Outcome::Refused(message))) => {
+                Err((tried, ReplicaOutcome::Refused(message))) => {
                     // The status also reports the failure; its numbers are still those that were observed.
-                    observed.failure = Some(Failure { tried, message });
+                    observed.failure = Some(FailedRequest { tried, message });
                     return Ok(Executed::Replan);
                 }
                 result => result.map_err(|(_, outcome)| outcome),
@@ -161,12 +166,12 @@ impl Reconciler for ReplicaSetTask {
             self.record_event(&observed.set, severity, event.reason, event.message.clone());
         }
         match result {
-            Ok(()) | Err(Outcome::Done) => Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake))),
-            Err(Outcome::Refused(message)) => {
+            Ok(()) | Err(ReplicaOutcome::Done) => Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake))),
+            Err(ReplicaOutcome::Refused(message)) => {
                 let step = "a change of its instances";
                 Err(ReconcileError::Refused { step, message })
             }
-            Err(Outcome::Again(error)) => Err(error),
+            Err(ReplicaOutcome::Again(error)) => Err(error),
         }
     }
 }
@@ -180,7 +185,7 @@ impl Queued for ReplicaSetTask {
         self.sets.shown().keys()
     }
 
-    fn refusable(&self, key: &Key) -> Option<(&Refusals, RefusedStep)> {
+    fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
         Some((&self.refusals, RefusedStep::Replicas(key.clone())))
     }
 }
@@ -216,11 +221,11 @@ impl ReplicaSetTask {
         &self,
         key: &Key,
         set: &VirtualMachineInstanceReplicaSet,
-        todo: &Plan,
-    ) -> Result<(), (Tried, Outcome)> {
+        todo: &ReplicaSetPlan,
+    ) -> Result<(), (Tried, ReplicaOutcome)> {
         for target in &todo.release {
             let released = self.release(key, set, target).await;
-            released.map_err(|error| (Tried::Delete, Outcome::Again(error.into())))?;
+            released.map_err(|error| (Tried::Delete, ReplicaOutcome::Again(error.into())))?;
         }
         for batch in todo.delete.chunks(BATCH) {
             let outcomes = join_all(batch.iter().map(|target| self.delete(key, set, target))).await;
@@ -245,7 +250,12 @@ impl ReplicaSetTask {
     }
 
     /// Removes the set from the owners of an instance.
-    async fn release(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> kube::Result<()> {
+    async fn release(
+        &self,
+        key: &Key,
+        set: &VirtualMachineInstanceReplicaSet,
+        target: &ReplicaName,
+    ) -> kube::Result<()> {
         let place = key.beside(&target.name);
         let Some(instance) = self.instances.get(&place) else {
             return Ok(());
@@ -271,7 +281,7 @@ impl ReplicaSetTask {
         }
     }
 
-    async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &Target) -> Outcome {
+    async fn delete(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, target: &ReplicaName) -> ReplicaOutcome {
         let parameters = deleting(Some(target.uid.clone()));
         let place = key.beside(&target.name);
         match self.instance_api(key).delete(&target.name, &parameters).await {
@@ -283,25 +293,25 @@ impl ReplicaSetTask {
                     target.name
                 );
                 self.record_event(set, Severity::Normal, "SuccessfulDelete", note);
-                Outcome::Done
+                ReplicaOutcome::Done
             }
             // Deleted, or replaced by another instance: the watch shows it.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Outcome::Done,
-            Err(error) => Outcome::of(error),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => ReplicaOutcome::Done,
+            Err(error) => ReplicaOutcome::of(error),
         }
     }
 
-    async fn create(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, name: &str) -> Outcome {
+    async fn create(&self, key: &Key, set: &VirtualMachineInstanceReplicaSet, name: &str) -> ReplicaOutcome {
         match self.instance_api(key).create(&writing(), &instance_of(set, name)).await {
             Ok(made) => {
                 info!(vmirs = %key, vmi = %Key::of(&made), "instance created");
                 self.instances.created(made);
                 let note = format!("Started the virtual machine by creating the new virtual machine instance {name}");
                 self.record_event(set, Severity::Normal, "SuccessfulCreate", note);
-                Outcome::Done
+                ReplicaOutcome::Done
             }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Outcome::Again(NOT_SEEN_YET),
-            Err(error) => Outcome::of(error),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => ReplicaOutcome::Again(NOT_SEEN_YET),
+            Err(error) => ReplicaOutcome::of(error),
         }
     }
 
@@ -347,7 +357,7 @@ impl ReplicaSetTask {
     }
 }
 
-impl Outcome {
+impl ReplicaOutcome {
     fn of(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) if is_refusal(&status) => Self::Refused(status.message),
@@ -357,8 +367,10 @@ impl Outcome {
 }
 
 /// Returns the first outcome that is not `Done`.
-fn first_failure(outcomes: Vec<Outcome>) -> Option<Outcome> {
-    outcomes.into_iter().find(|outcome| !matches!(outcome, Outcome::Done))
+fn first_failure(outcomes: Vec<ReplicaOutcome>) -> Option<ReplicaOutcome> {
+    outcomes
+        .into_iter()
+        .find(|outcome| !matches!(outcome, ReplicaOutcome::Done))
 }
 
 fn prune(set: &mut VirtualMachineInstanceReplicaSet) {

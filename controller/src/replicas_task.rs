@@ -6,18 +6,18 @@
 
 use std::{sync::Arc, time::Duration};
 
-use drydock_core::replicas::{LONGEST, SETTLED, Spread, spread};
+use drydock_core::replicas::{LONGEST, ReplicaSpread, SETTLED, spread};
 use drydock_runtime::{
-    Backoff, Cache, Trigger, Watch, Watches, chain,
+    Backoff, Cache, Trigger, Watch, WatchStarter, chain,
     clock::{self, Instant},
-    lease::Term,
+    lease::LeaderTerm,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
-use crate::{nodes::Nodes, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
+use crate::{nodes::NodeCache, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
 
 /// The controller's pods (`deploy/controller/deployment.yaml`).
 const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
@@ -28,7 +28,7 @@ pub(crate) struct ReplicasTask {
     shown: Cache<Pod>,
     /// Name of the pod that this process runs in.
     own: String,
-    nodes: Nodes,
+    nodes: NodeCache,
     rooms: Rooms,
 }
 
@@ -37,9 +37,9 @@ impl ReplicasTask {
     /// nodes.
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
+        watches: &WatchStarter,
         (namespace, own): (&str, String),
-        (nodes, rooms): (Nodes, Rooms),
+        (nodes, rooms): (NodeCache, Rooms),
         changed: &Trigger,
     ) -> Self {
         let watch = Watch::<Pod>::namespaced(client.clone(), namespace, "pods of the controller")
@@ -55,10 +55,10 @@ impl ReplicasTask {
         }
     }
 
-    fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> Spread {
+    fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> ReplicaSpread {
         // A replica that is not shown yet might be the one that a free node has.
         if !self.shown.sync_state().is_clear() {
-            return Spread::Stay { apart: false };
+            return ReplicaSpread::Stay { apart: false };
         }
         let pairs = self.nodes.pairs();
         let views: Vec<_> = pairs.iter().map(|pair| self.rooms.complete(pair.view(), &[])).collect();
@@ -67,18 +67,18 @@ impl ReplicasTask {
     }
 
     /// Deletes the pod of a standby if another node could take the next one. Returns when to reconcile again.
-    async fn spread(&self, moves: &mut Moves) -> Option<Timestamp> {
+    async fn spread(&self, moves: &mut StandbyMoves) -> Option<Timestamp> {
         let now = clock::now();
         let replicas = self.shown.all();
         match self.plan(&replicas, now) {
-            Spread::Stay { apart: true } => {
+            ReplicaSpread::Stay { apart: true } => {
                 moves.backoff.reset();
                 None
             }
             // Room for it may appear without any change of a node.
-            Spread::Stay { apart: false } => (replicas.len() > 1).then(|| now + SETTLED),
-            Spread::Wait(due) => Some(due),
-            Spread::Move { pod, to } => {
+            ReplicaSpread::Stay { apart: false } => (replicas.len() > 1).then(|| now + SETTLED),
+            ReplicaSpread::Wait(due) => Some(due),
+            ReplicaSpread::Move { pod, to } => {
                 if moves.not_before <= Instant::now() {
                     moves.not_before = Instant::now() + moves.backoff.delay();
                     self.delete(&replicas, &pod, &to).await;
@@ -103,12 +103,12 @@ impl ReplicasTask {
 }
 
 /// When a standby may be moved again, so that none is deleted over and over where that does not help.
-pub(crate) struct Moves {
+pub(crate) struct StandbyMoves {
     not_before: Instant,
     backoff: Backoff,
 }
 
-impl Default for Moves {
+impl Default for StandbyMoves {
     fn default() -> Self {
         Self {
             not_before: Instant::now(),
@@ -118,7 +118,7 @@ impl Default for Moves {
 }
 
 impl Triggered for ReplicasTask {
-    type Kept = Moves;
+    type Kept = StandbyMoves;
     const RETRY: (Duration, Duration) = (SETTLED, LONGEST);
     const FAILURE: &'static str = "the replicas of the controller could not be spread";
 
@@ -131,7 +131,7 @@ impl Triggered for ReplicasTask {
     }
 
     /// Deletes the pod of a standby if another node could take the next one.
-    async fn reconcile(&self, moves: &mut Moves, term: &Term) -> kube::Result<Option<Timestamp>> {
+    async fn reconcile(&self, moves: &mut StandbyMoves, term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         if !term.is_valid() {
             return Ok(None);
         }

@@ -16,9 +16,10 @@ use std::{
 };
 
 use drydock_core::placement::{
-    Moves, Neighbors, Newcomer, NodeRoom, NodeView, PodShare, Requests, Rules, prune_affinity, room::yields_to,
+    Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, ResourceAmounts, Rules, prune_affinity,
+    room::yields_to,
 };
-use drydock_runtime::{Cache, Change, Key, Listing, Trigger, Watch, Watches};
+use drydock_runtime::{Cache, CacheChange, Key, ListMode, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
 
@@ -39,13 +40,13 @@ struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
 
 impl Rooms {
     /// Starts watching; `changed` is notified when the resources used on a node change.
-    pub(crate) fn start(client: &Client, watches: &Watches, changed: Trigger) -> Self {
+    pub(crate) fn start(client: &Client, watches: &WatchStarter, changed: Trigger) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
         let neighbors = Arc::<Mutex<Neighbors>>::default();
         let observers = Arc::clone(&neighbors);
         let pods = Watch::<Pod>::all(client.clone(), "requests of pods")
-            .listing(Listing::Streamed)
+            .listing(ListMode::Streamed)
             .fields(NOT_OVER)
             .prune(prune)
             .packed()
@@ -74,7 +75,7 @@ impl Rooms {
             .collect();
         let (nodes, neighbors) = (Sums::default(), Arc::default());
         for pod in &pods {
-            let change = Change::Object {
+            let change = CacheChange::Object {
                 key: Key::of(pod),
                 old: None,
                 new: Some(Arc::new(pod.clone())),
@@ -120,7 +121,7 @@ impl Rooms {
     pub(crate) fn rules<'n>(
         &self,
         newcomer: &Newcomer<'_>,
-        moves: &Moves,
+        moves: &PodMoves,
         nodes: impl FnOnce() -> Cow<'n, [NodeView<'n>]>,
     ) -> Rules {
         if !self.pods.sync_state().is_clear() {
@@ -149,13 +150,13 @@ fn lock(neighbors: &Mutex<Neighbors>) -> MutexGuard<'_, Neighbors> {
 }
 
 /// Updates the neighbors with a change of a pod. Returns whether they have changed.
-fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &Change<Pod>) -> bool {
+fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &CacheChange<Pod>) -> bool {
     match change {
-        Change::Object { new: Some(pod), .. } => lock(neighbors).set(pod),
-        Change::Object { key, new: None, .. } => {
+        CacheChange::Object { new: Some(pod), .. } => lock(neighbors).set(pod),
+        CacheChange::Object { key, new: None, .. } => {
             lock(neighbors).remove(key.namespace.as_deref().unwrap_or_default(), &key.name)
         }
-        Change::SyncState(_) | Change::Unreadable { .. } => false,
+        CacheChange::SyncState(_) | CacheChange::Unreadable { .. } => false,
     }
 }
 
@@ -165,12 +166,12 @@ impl Sums {
     }
 
     /// Updates the sums with a change of a pod. Returns whether they have changed.
-    fn observe(&self, change: &Change<Pod>) -> bool {
+    fn observe(&self, change: &CacheChange<Pod>) -> bool {
         let (old, new) = match change {
-            Change::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
+            CacheChange::Object { old, new, .. } => (old.as_deref(), new.as_deref()),
             // The sums have become unknown, or known again.
-            Change::SyncState(_) => return true,
-            Change::Unreadable { .. } => return false,
+            CacheChange::SyncState(_) => return true,
+            CacheChange::Unreadable { .. } => return false,
         };
         let (old, new) = (old.and_then(PodShare::of), new.and_then(PodShare::of));
         if old == new {
@@ -195,7 +196,7 @@ impl Sums {
 
 /// Keeps the node, the priority, the labels and the anti-affinity of a pod and, in one container, its requests.
 fn prune(pod: &mut Pod) {
-    let requests = Requests::of_pod(pod);
+    let requests = ResourceAmounts::of_pod(pod);
     let metadata = std::mem::take(&mut pod.metadata);
     pod.metadata = ObjectMeta {
         name: metadata.name,

@@ -11,7 +11,7 @@
 //!  PDB of an instance   itself                                            held evictions
 //!  other PDB            the PDBs of its namespace                         drains
 //!  maintenance          its node
-//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, nodes of silent
+//!  node, Hypervisor     its maintenances                                  sweeps, drains, replicas, nodes of unresponsive
 //!                                                                         agents, default CPU model, status of the
 //!                                                                         configuration
 //!  pod on a node        the node's maintenances                           drains
@@ -22,20 +22,20 @@
 //! ```
 //!
 //! A sweep reconciles all unfinished instances, or all migrations that wait for a node. A rule of the cluster, such as a
-//! quota, enqueues what the API server has refused ([`Refusals`](crate::refusals)). Watches that a single task needs, such
+//! quota, enqueues what the API server has refused ([`StepRefusals`](crate::refusals)). Watches that a single task needs, such
 //! as those of replica sets and of Leases, enqueue the changed object itself and have no route here.
 //!
 //! [`Queues`]: crate::queues::Queues
 
 use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration};
-use drydock_runtime::{Change, Key};
+use drydock_runtime::{CacheChange, Key};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::{
-    budget_task::concerned,
     drain_task,
     instances::sets_of_change,
     migrations::{begun_or_ended, instances_of},
+    pdb_task::concerned,
 };
 
 /// A reconciler, and what it has to reconcile.
@@ -78,10 +78,10 @@ pub(crate) enum Route {
 /// Returns the routes of a changed instance. `migrations_of` returns the unfinished migrations of an instance, or all
 /// of them if it was deleted.
 pub(crate) fn of_instance(
-    change: &Change<VirtualMachineInstance>,
+    change: &CacheChange<VirtualMachineInstance>,
     migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>,
 ) -> Vec<Route> {
-    let Change::Object { key, old, new } = change else {
+    let CacheChange::Object { key, old, new } = change else {
         return Vec::new();
     };
     let mut routes = vec![Route::Instance(key.clone()), Route::Machine(key.clone())];
@@ -94,9 +94,9 @@ pub(crate) fn of_instance(
 }
 
 /// Returns the routes of a changed migration. Drains also have to know when the watch of migrations fails.
-pub(crate) fn of_migration(change: &Change<VirtualMachineInstanceMigration>) -> Vec<Route> {
+pub(crate) fn of_migration(change: &CacheChange<VirtualMachineInstanceMigration>) -> Vec<Route> {
     let mut routes = vec![Route::Drains];
-    if let Change::Object { key, .. } = change {
+    if let CacheChange::Object { key, .. } = change {
         routes.push(Route::Migration(key.clone()));
     }
     routes.extend(instances_of(change).into_iter().map(Route::Instance));
@@ -105,10 +105,10 @@ pub(crate) fn of_migration(change: &Change<VirtualMachineInstanceMigration>) -> 
 }
 
 /// Returns the routes of a changed machine, whose instance has the same key.
-pub(crate) fn of_machine(change: &Change<VirtualMachine>) -> Vec<Route> {
+pub(crate) fn of_machine(change: &CacheChange<VirtualMachine>) -> Vec<Route> {
     match change {
-        Change::Object { key, .. } => vec![Route::Machine(key.clone()), Route::Pdb(key.clone())],
-        Change::Unreadable { .. } | Change::SyncState(_) => Vec::new(),
+        CacheChange::Object { key, .. } => vec![Route::Machine(key.clone()), Route::Pdb(key.clone())],
+        CacheChange::Unreadable { .. } | CacheChange::SyncState(_) => Vec::new(),
     }
 }
 
@@ -127,7 +127,10 @@ pub(crate) fn of_launcher_pod(instance: Key, migrations_of: impl FnOnce(&Key, bo
 
 /// Returns the routes of a changed PDB. A foreign one may hold up any guest of its namespace; `instances_in` returns
 /// the unfinished instances of a namespace.
-pub(crate) fn of_pdb(change: &Change<PodDisruptionBudget>, instances_in: impl FnOnce(&str) -> Vec<Key>) -> Vec<Route> {
+pub(crate) fn of_pdb(
+    change: &CacheChange<PodDisruptionBudget>,
+    instances_in: impl FnOnce(&str) -> Vec<Key>,
+) -> Vec<Route> {
     match concerned(change) {
         Some((_, Some(instance))) => vec![Route::Pdb(instance), Route::HeldEvictions],
         Some((namespace, None)) => {

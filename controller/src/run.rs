@@ -19,50 +19,54 @@ use std::{collections::BTreeMap, error::Error, process::ExitCode, sync::Arc};
 
 use drydock_api::{CONTROLLER_FIELD_MANAGER, leases::CONTROLLER_LEASE};
 use drydock_runtime::{
-    Admin, ClientOptions, Events, Liveness, LogHandle, Process, Readiness, Reporter, Start, Threads, Watches, clock,
-    connect,
+    Admin, ClientOptions, Events, Liveness, LogHandle, Process, Readiness, Reporter, StartParameters, Threads,
+    WatchStarter, clock, connect,
     lease::{Candidacy, LeaderStatus, Leadership, releases},
     metrics::registry,
 };
 use kube::Client;
 
-use crate::{args::RunArgs, certificates::ServedCertificate, queues::Queues, refusals::Refusals};
-use caches::Caches;
-use telemetry::Telemetry;
+use crate::{args::ControllerRunArgs, certificates::ServedCertificate, queues::Queues, refusals::StepRefusals};
+use caches::ControllerCaches;
+use telemetry::ControllerTelemetry;
 
 const COMPONENT: &str = "drydock-controller";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// What every part of the process uses.
-struct Context {
-    args: RunArgs,
+struct ProcessContext {
+    args: ControllerRunArgs,
     process: Process,
     client: Client,
-    watches: Watches,
+    watches: WatchStarter,
     leadership: Leadership,
-    refusals: Refusals,
+    refusals: StepRefusals,
     events: Events,
-    telemetry: Telemetry,
+    telemetry: ControllerTelemetry,
 }
 
 /// Runs until the process is stopped.
-pub(crate) fn run(args: RunArgs) -> ExitCode {
-    let start = Start {
+pub(crate) fn run(args: ControllerRunArgs) -> ExitCode {
+    let start = StartParameters {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
         log_format: args.logs.log_format,
         log_level: args.logs.log_level.clone(),
-        drain: Start::DRAIN,
+        drain: StartParameters::DRAIN,
     };
     start.run(|process, logs| start_parts(args, process, logs))
 }
 
-async fn start_parts(args: RunArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn start_parts(
+    args: ControllerRunArgs,
+    process: Process,
+    logs: LogHandle,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
     let readiness = Readiness::new();
     let context = connected(args, process, logs, &readiness).await?;
     let queues = Queues::new(&context.telemetry.work_queues);
-    let caches = Caches::start(&context, &queues);
+    let caches = ControllerCaches::start(&context, &queues);
     let certificate = ServedCertificate::new(readiness.handle("webhook certificate"));
     let evictions = caches.evictions(&context, &queues);
     let replica_sets = tasks::replica_sets(&context, &caches, &queues);
@@ -73,13 +77,13 @@ async fn start_parts(args: RunArgs, process: Process, logs: LogHandle) -> Result
 
 /// Serves health and metrics, connects to the API server and stands for leader.
 async fn connected(
-    args: RunArgs,
+    args: ControllerRunArgs,
     process: Process,
     logs: LogHandle,
     readiness: &Readiness,
-) -> Result<Context, Box<dyn Error + Send + Sync>> {
+) -> Result<ProcessContext, Box<dyn Error + Send + Sync>> {
     let mut registry = registry(COMPONENT, VERSION);
-    let telemetry = Telemetry::register(&mut registry);
+    let telemetry = ControllerTelemetry::register(&mut registry);
     let port = Admin {
         readiness: readiness.clone(),
         liveness: Liveness::new(),
@@ -94,7 +98,7 @@ async fn connected(
         context: None,
     };
     let client = connect(&options, &telemetry.client).await?;
-    let watches = Watches::new(&process, readiness, &telemetry.watches);
+    let watches = WatchStarter::new(&process, readiness, &telemetry.watches);
     let candidacy = Candidacy {
         namespace: args.namespace.clone(),
         name: CONTROLLER_LEASE.into(),
@@ -114,13 +118,13 @@ async fn connected(
         instance: args.pod_name.clone(),
     };
     let events = Events::start(&process, client.clone(), reporter, &telemetry.events);
-    Ok(Context {
+    Ok(ProcessContext {
         args,
         process,
         client,
         watches,
         leadership,
-        refusals: Refusals::default(),
+        refusals: StepRefusals::default(),
         events,
         telemetry,
     })

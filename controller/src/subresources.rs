@@ -14,14 +14,14 @@
 mod active_streams;
 mod agents;
 mod calls;
-mod guests;
+mod client_trust;
+mod guest_endpoints;
 mod metrics;
 mod reply;
-mod requests;
-mod sessions;
 mod stream_end;
+mod stream_sessions;
+mod subresource_handler;
 mod timeouts;
-mod trust;
 mod websocket;
 
 #[cfg(test)]
@@ -31,17 +31,17 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::Router;
 use drydock_runtime::{
-    Process, Watches,
+    Process, WatchStarter,
     tls_port::{PortError, TlsPort},
 };
 use kube::Client;
 
 use crate::{certificates::ServedCertificate, configuration_in_force::ConfigurationInForce};
 use agents::Agents;
-use calls::Calls;
-use requests::Requests;
-use sessions::Sessions;
-use trust::Trust;
+use calls::ApiCalls;
+use client_trust::ClientTrust;
+use stream_sessions::StreamSessions;
+use subresource_handler::SubresourceHandler;
 
 pub(crate) use active_streams::ActiveStreams;
 pub(crate) use metrics::SubresourceMetrics;
@@ -78,14 +78,14 @@ impl SubresourcesServer {
     pub(crate) async fn serve(
         self,
         process: &Process,
-        watches: &Watches,
+        watches: &WatchStarter,
         address: SocketAddr,
     ) -> Result<SocketAddr, PortError> {
         let agents = Agents::new(self.client.clone(), Arc::new(self.certificate.clone()), process);
-        let trust = Trust::start(&self.client, watches, self.certificate);
-        let requests = Requests {
-            sessions: Sessions::new(self.client.clone(), self.streams, self.timeouts, process),
-            calls: Calls::new(self.client, self.configuration, agents),
+        let trust = ClientTrust::start(&self.client, watches, self.certificate);
+        let requests = SubresourceHandler {
+            sessions: StreamSessions::new(self.client.clone(), self.streams, self.timeouts, process),
+            calls: ApiCalls::new(self.client, self.configuration, agents),
             trust: trust.clone(),
             metrics: self.metrics.clone(),
             version: self.version,
@@ -95,7 +95,9 @@ impl SubresourcesServer {
         let port = TlsPort {
             name: "subresources",
             config: Box::new(move || trust.config()),
-            router: Router::new().fallback(requests::serve).with_state(requests.into()),
+            router: Router::new()
+                .fallback(subresource_handler::serve)
+                .with_state(requests.into()),
             handshake_failures: self.metrics.handshake_failures,
             leave: self.leave,
         };

@@ -26,7 +26,7 @@ use std::{
 };
 
 use drydock_runtime::{
-    Backoff, ClientMetrics, ClientOptions, Process, ProcessError, Start, Threads, chain,
+    Backoff, ClientMetrics, ClientOptions, Process, ProcessError, StartParameters, Threads, chain,
     clock::{Instant, sleep_until_instant},
     connect,
     metrics::registry,
@@ -35,7 +35,7 @@ use kube::Client;
 use thiserror::Error;
 use tracing::{info, warn};
 
-use crate::args::UninstallArgs;
+use crate::args::ControllerUninstallArgs;
 
 const COMPONENT: &str = "drydock-uninstall";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -45,14 +45,14 @@ const REFUSED: u8 = 3;
 const AGAIN: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Removes Drydock from the nodes. The exit code is 3 if it is in use, 1 if something failed.
-pub(crate) fn run(args: UninstallArgs) -> ExitCode {
-    let start = Start {
+pub(crate) fn run(args: ControllerUninstallArgs) -> ExitCode {
+    let start = StartParameters {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
         log_format: args.logs.log_format,
         log_level: args.logs.log_level.clone(),
-        drain: Start::DRAIN,
+        drain: StartParameters::DRAIN,
     };
     let refused = Arc::new(AtomicBool::new(false));
     let is_refused = Arc::clone(&refused);
@@ -65,7 +65,7 @@ pub(crate) fn run(args: UninstallArgs) -> ExitCode {
 }
 
 async fn wire(
-    args: UninstallArgs,
+    args: ControllerUninstallArgs,
     process: Process,
     refused: Arc<AtomicBool>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -83,7 +83,7 @@ async fn wire(
         deadline: Instant::now() + args.timeout,
     };
     if let Err(failure) = uninstall.all().await {
-        refused.store(matches!(failure, Failure::InUse(_)), Ordering::Relaxed);
+        refused.store(matches!(failure, UninstallError::InUse(_)), Ordering::Relaxed);
         process.fail(ProcessError::Failed {
             task: "removing Drydock".into(),
             source: failure.into(),
@@ -95,7 +95,7 @@ async fn wire(
 
 /// Why Drydock was not removed.
 #[derive(Debug, Error)]
-enum Failure {
+enum UninstallError {
     /// Something needs it.
     #[error(
         "Drydock is needed by {0}. Delete these and wait until they are gone, then try again. Stuck objects: see \
@@ -125,7 +125,7 @@ struct Uninstall {
 
 impl Uninstall {
     /// Runs all steps in order.
-    async fn all(&self) -> Result<(), Failure> {
+    async fn all(&self) -> Result<(), UninstallError> {
         self.refuse_if_in_use().await?;
         self.delete_workloads().await?;
         self.refuse_if_in_use().await?;
@@ -138,7 +138,11 @@ impl Uninstall {
     }
 
     /// Repeats a step until the API server executes it, or the time is over.
-    async fn persist<T>(&self, what: &'static str, step: impl AsyncFn() -> kube::Result<T>) -> Result<T, Failure> {
+    async fn persist<T>(
+        &self,
+        what: &'static str,
+        step: impl AsyncFn() -> kube::Result<T>,
+    ) -> Result<T, UninstallError> {
         let mut backoff = Backoff::new(AGAIN.0, AGAIN.1);
         loop {
             let error = match step().await {
@@ -148,7 +152,7 @@ impl Uninstall {
             let again = Instant::now() + backoff.delay();
             if again > self.deadline {
                 let source = Box::new(error);
-                return Err(Failure::Request { what, source });
+                return Err(UninstallError::Request { what, source });
             }
             warn!(error = %chain(&error), "could not {what}: trying again");
             sleep_until_instant(Some(again)).await;
@@ -161,7 +165,7 @@ impl Uninstall {
         what: &'static str,
         request: &'static str,
         left: impl AsyncFn() -> kube::Result<Vec<String>>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), UninstallError> {
         let mut before = Vec::new();
         loop {
             let left = self.persist(request, &left).await?;
@@ -170,7 +174,7 @@ impl Uninstall {
             }
             let again = Instant::now() + AGAIN.0;
             if again > self.deadline {
-                return Err(Failure::Late { what, left });
+                return Err(UninstallError::Late { what, left });
             }
             if left != before {
                 info!(left = left.join(", "), "waiting");

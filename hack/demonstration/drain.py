@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from embedded.errors import Failure
-from measure.standstill import longest_gap, ticks
+from measure.downtime import longest_gap, ticks
 
 from .machines import LASTING, ONCE
 from .migration import GUEST

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from embedded.errors import Failure
-from measure.standstill import longest_gap, ticks
+from measure.downtime import longest_gap, ticks
 
 from .stage import BOOTED, PATIENCE, POLL, Stage
 

@@ -37,15 +37,15 @@ from . import (
     agent_cost,
     console_time,
     drain_time,
-    elsewhere,
     eviction_time,
     guest_memory,
     guest_start,
     guest_writes,
     inspection_time,
+    label_latency,
     migration_time,
+    other_nodes_memory,
     plans,
-    reactions,
     scale,
     streams,
     sweep,
@@ -73,7 +73,7 @@ Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
 def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
     """The parts of each benchmark."""
     return {
-        "inspect": (inspection_time.measure, reactions.measure, agent_cost.measure, elsewhere.measure),
+        "inspect": (inspection_time.measure, label_latency.measure, agent_cost.measure, other_nodes_memory.measure),
         "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
         "migration": (
             functools.partial(migration_time.measure, samples=samples),

@@ -28,10 +28,10 @@ from .figure import SAMPLES, Figure, median
 from .guest_start import VIRSH
 from .guests import Guest, in_pod, instances
 from .migration_time import SETTLE, requested
-from .movers import Kind, move
+from .moving_guests import Kind, move
 from .pods import wait_until
 from .processors import Spent
-from .raw_migration import ByHand
+from .virsh_baseline import ByHand
 
 COUNTS = (1, 4)
 # Guests that Drydock moves off one node at a time by default.

@@ -21,7 +21,7 @@ SETTLE = 10
 
 # Each has a reader that waits for it. The controller, 10: the pod is made and deleted; the instance gets its finalizer
 # and its node's name, and loses the finalizer; its status reports Scheduling, Scheduled on a node, what other nodes could
-# take it, and how it ended; and the pod gets the witness of its image. The agent, 6: Running with the guest's CPU, the
+# take it, and how it ended; and the pod gets the probe of its image's digest. The agent, 6: Running with the guest's CPU, the
 # ID of its image, its end, the pod's readiness gate open and shut, and the Node's label by which the kubelet admits the
 # pod again. Both, 6: events that people read. And one for a status that came in two parts.
 LIFE = 23

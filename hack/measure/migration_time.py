@@ -24,10 +24,10 @@ from .audit import Request, requests, split
 from .figure import SAMPLES, Figure, median
 from .guest_start import VIRSH
 from .guests import Guest, in_pod, instances
-from .movers import Kind, Moved, move
+from .moving_guests import Kind, Moved, move
 from .pods import memory, the_process, wait_until
-from .raw_migration import ByHand
-from .standstill import longest_gap
+from .virsh_baseline import ByHand
+from .downtime import longest_gap
 
 KINDS = (
     Kind("256Mi", 256, 128),

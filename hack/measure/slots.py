@@ -25,7 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .movers import FINAL
+from .moving_guests import FINAL
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import browser, cycles, reference, removal
+from . import browser, cycles, reference, removal, shared_names
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -305,6 +305,11 @@ def _conventions() -> dict[str, list[str]]:
             folder,
         )
     ]
+    programs = {
+        name: (REPOSITORY / name).read_text()
+        for name in tracked.split()
+        if name.endswith(".rs") and not name.startswith("tests/") and not _TEST_FILES.search(name)
+    }
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
@@ -315,6 +320,8 @@ def _conventions() -> dict[str, list[str]]:
         "comments have no verbs of speech": comments,
         "files import each other in no cycle": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
+        "no two types have the same name": shared_names.shared_types(programs),
+        f"at most {shared_names.MODULES} modules have the same name": shared_names.shared_modules(programs),
         "README.md is short": [f"{size} bytes; at most {README_BYTES}"] if size > README_BYTES else [],
     }
 

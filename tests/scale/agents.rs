@@ -10,7 +10,7 @@ use drydock_api::{
 };
 use drydock_core::{
     domain::guest_memory,
-    guest::{Domain, GuestState, Observed, differs, report},
+    guest::{GuestState, ObservedGuest, ReportedDomain, differs, report},
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -20,9 +20,9 @@ use kube::{
 use serde_json::json;
 
 use crate::{
-    door::Door,
     kubelets::{Busy, whole_seconds},
     latest::Latest,
+    requests::Requests,
 };
 
 /// Features that a guest has beyond its model, on the machine that was recorded.
@@ -68,18 +68,18 @@ const DISABLED: [&str; 7] = [
 
 /// All agents.
 pub(crate) struct Agents {
-    door: Arc<Door>,
+    requests: Arc<Requests>,
     latest: Arc<Latest>,
     busy: Busy,
-    domain: Domain,
+    domain: ReportedDomain,
     ready: Ready,
 }
 
 impl Agents {
     /// Nothing is done before [`Self::run`].
-    pub(crate) fn new(door: &Arc<Door>, latest: &Arc<Latest>) -> Self {
+    pub(crate) fn new(requests: &Arc<Requests>, latest: &Arc<Latest>) -> Self {
         Self {
-            door: Arc::clone(door),
+            requests: Arc::clone(requests),
             latest: Arc::clone(latest),
             busy: Busy::default(),
             domain: domain(),
@@ -132,11 +132,11 @@ impl Agents {
         let Some(pod) = self.latest.pod_on(uid, node) else {
             return Ok(());
         };
-        let domain = Domain {
+        let domain = ReportedDomain {
             memory: guest_memory(&instance.spec).ok(),
             ..self.domain.clone()
         };
-        let wanted = report(&Observed {
+        let wanted = report(&ObservedGuest {
             now: whole_seconds(),
             instance: &instance,
             pod: &pod,
@@ -152,7 +152,7 @@ impl Agents {
         if differs(&status, &wanted) {
             self.write_status(node, &instance, &wanted).await?;
         }
-        open_gate(&self.door, &self.latest, node, &pod).await
+        open_gate(&self.requests, &self.latest, node, &pod).await
     }
 
     async fn write_status(
@@ -170,7 +170,7 @@ impl Agents {
         }));
         let parameters = PatchParams::apply(AGENT_FIELD_MANAGER).force();
         let mut response: VirtualMachineInstance = self
-            .door
+            .requests
             .agent_patches_status(node, (&namespace, &name), &parameters, &patch)
             .await?;
         response.managed_fields_mut().clear();
@@ -180,7 +180,7 @@ impl Agents {
 }
 
 /// Opens the readiness gate of a pod in which a guest runs.
-pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Pod) -> kube::Result<()> {
+pub(crate) async fn open_gate(requests: &Requests, latest: &Latest, node: &str, pod: &Pod) -> kube::Result<()> {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref());
     let open = conditions
         .unwrap_or_default()
@@ -194,7 +194,7 @@ pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Po
         "status": {"conditions": [{"type": GUEST_RUNNING, "status": "True", "lastTransitionTime": whole_seconds()}]},
     }));
     let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
-    let mut response: Pod = door
+    let mut response: Pod = requests
         .agent_patches_status(node, (&namespace, &name), &PatchParams::default(), &patch)
         .await?;
     response.managed_fields_mut().clear();
@@ -203,9 +203,9 @@ pub(crate) async fn open_gate(door: &Door, latest: &Latest, node: &str, pod: &Po
 }
 
 /// The domain of every guest, but for its memory.
-fn domain() -> Domain {
+fn domain() -> ReportedDomain {
     let names = |list: &[&str]| list.iter().map(|name| (*name).to_owned()).collect();
-    Domain {
+    ReportedDomain {
         state: GuestState::Running,
         cpu: Some(GuestCpu {
             model: "EPYC".into(),

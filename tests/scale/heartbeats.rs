@@ -11,20 +11,20 @@ use kube::{
 };
 use serde_json::json;
 
-use crate::{door::Door, world::World};
+use crate::{requests::Requests, world::ScaleWorld};
 
 /// Namespace of the kubelets' Leases.
 pub(crate) const KUBELETS: &str = "kube-node-lease";
 
 /// Renews the Leases of all nodes, one node after the other, each as often as an agent does.
-pub(crate) async fn heartbeats(door: &Door, world: &World) {
+pub(crate) async fn heartbeats(requests: &Requests, world: &ScaleWorld) {
     let count = u32::try_from(world.nodes().len()).unwrap_or(u32::MAX).max(1);
     let mut ticks = tokio::time::interval(RENEW_EVERY.checked_div(count).unwrap_or(Duration::from_secs(1)));
     loop {
         for node in world.nodes() {
             ticks.tick().await;
             for namespace in [KUBELETS, NODE_LEASE_NAMESPACE] {
-                let api = Api::<Lease>::namespaced(door.client.clone(), namespace);
+                let api = Api::<Lease>::namespaced(requests.client.clone(), namespace);
                 let node = node.clone();
                 // A late response must not delay others.
                 tokio::spawn(async move {

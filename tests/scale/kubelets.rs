@@ -17,7 +17,7 @@ use std::{
 
 use drydock_api::{
     kubevirt::{Phase, names::GUEST_RUNNING},
-    launcher::{CONTAINER, Ending, Outcome},
+    launcher::{CONTAINER, Ending, GuestOutcome},
 };
 use drydock_core::instance::ending::ended;
 use jiff::Timestamp;
@@ -28,7 +28,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use crate::{door::Door, latest::Latest};
+use crate::{latest::Latest, requests::Requests};
 
 /// From the binding of a pod to its container's start: images are there already.
 const STARTS_AFTER: Duration = Duration::from_millis(500);
@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// All kubelets.
 pub(crate) struct Kubelets {
-    door: Arc<Door>,
+    requests: Arc<Requests>,
     latest: Arc<Latest>,
     busy: Busy,
     /// UIDs of pods whose guests have left.
@@ -88,15 +88,15 @@ impl Busy {
 enum Todo {
     Start,
     MakeReady,
-    End(Outcome),
+    End(GuestOutcome),
     Remove,
 }
 
 impl Kubelets {
     /// Nothing is done before [`Self::run`].
-    pub(crate) fn new(door: &Arc<Door>, latest: &Arc<Latest>) -> Self {
+    pub(crate) fn new(requests: &Arc<Requests>, latest: &Arc<Latest>) -> Self {
         Self {
-            door: Arc::clone(door),
+            requests: Arc::clone(requests),
             latest: Arc::clone(latest),
             busy: Busy::default(),
             left: Mutex::default(),
@@ -214,7 +214,7 @@ impl Kubelets {
                     }),
                     ..DeleteParams::default().grace_period(0)
                 };
-                self.door.count("kubelets");
+                self.requests.count("kubelets");
                 self.api(pod).delete(&pod.name_any(), &parameters).await.map(drop)
             }
         }
@@ -231,7 +231,7 @@ impl Kubelets {
 
     async fn write(&self, pod: &Pod, status: Value) -> kube::Result<()> {
         let patch = Patch::Strategic(json!({"metadata": {"uid": pod.uid()}, "status": status}));
-        self.door.count("kubelets");
+        self.requests.count("kubelets");
         let mut response = self
             .api(pod)
             .patch_status(&pod.name_any(), &PatchParams::default(), &patch)
@@ -242,7 +242,7 @@ impl Kubelets {
     }
 
     fn api(&self, pod: &Pod) -> Api<Pod> {
-        Api::namespaced(self.door.client.clone(), &pod.namespace().unwrap_or_default())
+        Api::namespaced(self.requests.client.clone(), &pod.namespace().unwrap_or_default())
     }
 }
 
@@ -261,8 +261,8 @@ fn todo(pod: &Pod, guest_left: bool) -> Option<Todo> {
         return deleted.then_some(Todo::Remove);
     }
     match (started, guest_left, deleted) {
-        (_, true, _) => Some(Todo::End(Outcome::Migrated)),
-        (true, false, true) => Some(Todo::End(Outcome::Shutdown)),
+        (_, true, _) => Some(Todo::End(GuestOutcome::Migrated)),
+        (true, false, true) => Some(Todo::End(GuestOutcome::Shutdown)),
         (false, false, true) => Some(Todo::Remove),
         (false, false, false) => Some(Todo::Start),
         (true, false, false) => (holds(GUEST_RUNNING) && !holds("Ready")).then_some(Todo::MakeReady),

@@ -24,13 +24,13 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 
-use crate::door::Door;
+use crate::requests::Requests;
 
 /// How many changes may be unread before a reader loses one, which ends the process.
 const CHANGES_BUFFERED: usize = 1 << 17;
 
 /// Objects of one kind by UID.
-pub(crate) struct Watched<K> {
+pub(crate) struct LatestObjects<K> {
     client: Client,
     labels: Option<String>,
     objects: Mutex<HashMap<String, Arc<K>>>,
@@ -38,7 +38,7 @@ pub(crate) struct Watched<K> {
     changes: broadcast::Sender<String>,
 }
 
-impl<K> Watched<K>
+impl<K> LatestObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -125,21 +125,21 @@ struct ByInstance {
 
 /// All that is watched.
 pub(crate) struct Latest {
-    pub(crate) pods: Watched<Pod>,
-    pub(crate) instances: Watched<VirtualMachineInstance>,
-    pub(crate) migrations: Watched<VirtualMachineInstanceMigration>,
+    pub(crate) pods: LatestObjects<Pod>,
+    pub(crate) instances: LatestObjects<VirtualMachineInstance>,
+    pub(crate) migrations: LatestObjects<VirtualMachineInstanceMigration>,
     by_instance: Mutex<ByInstance>,
     running: watch::Sender<BTreeSet<String>>,
 }
 
 impl Latest {
     /// Nothing is watched before [`Self::run`].
-    pub(crate) fn start(door: &Door) -> Arc<Self> {
-        let client = &door.client;
+    pub(crate) fn start(requests: &Requests) -> Arc<Self> {
+        let client = &requests.client;
         Arc::new(Self {
-            pods: Watched::new(client, Some(format!("{APP}={VIRT_LAUNCHER}"))),
-            instances: Watched::new(client, None),
-            migrations: Watched::new(client, None),
+            pods: LatestObjects::new(client, Some(format!("{APP}={VIRT_LAUNCHER}"))),
+            instances: LatestObjects::new(client, None),
+            migrations: LatestObjects::new(client, None),
             by_instance: Mutex::default(),
             running: watch::Sender::new(BTreeSet::new()),
         })

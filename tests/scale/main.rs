@@ -6,7 +6,7 @@
 //!  API server ◀──▶├─ heartbeats  Leases of kubelets and agents
 //!                 ├─ kubelets ── launcher pods run, become ready, end and go
 //!                 ├─ agents ──── guests run: what an agent reports of them
-//!                 └─ movers ──── both sides of each migration: the agents' own decisions, no libvirt
+//!                 └─ simulated_agents ─ both sides of each migration: the agents' own decisions, no libvirt
 //!                                    └─▶ a line of JSON for each guest that has moved
 //! ```
 //!
@@ -24,12 +24,12 @@
 )]
 
 mod agents;
-mod door;
 mod heartbeats;
 mod kubelets;
 mod latest;
-mod mover;
-mod movers;
+mod requests;
+mod simulated_agents;
+mod simulated_guest;
 mod world;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -41,17 +41,17 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::{
     agents::Agents,
-    door::Door,
     heartbeats::heartbeats,
     kubelets::Kubelets,
     latest::Latest,
-    movers::{Movers, Pace},
-    world::World,
+    requests::Requests,
+    simulated_agents::{MoveSpeed, SimulatedAgents},
+    world::ScaleWorld,
 };
 
 /// Plays the nodes of a large cluster.
 #[derive(Debug, Parser)]
-struct Args {
+struct ScaleArgs {
     /// Of the administrator.
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
@@ -74,18 +74,18 @@ struct Args {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
-    let args = Args::parse();
-    let door = Arc::new(Door::open(&args.kubeconfig).await?);
-    let world = World::of(args.nodes, args.vms);
-    world.make_nodes(&door).await?;
-    let latest = Latest::start(&door);
-    let kubelets = Arc::new(Kubelets::new(&door, &latest));
-    let agents = Arc::new(Agents::new(&door, &latest));
-    let movers = Arc::new(Movers::new(
-        &door,
+    let args = ScaleArgs::parse();
+    let requests = Arc::new(Requests::open(&args.kubeconfig).await?);
+    let world = ScaleWorld::of(args.nodes, args.vms);
+    world.make_nodes(&requests).await?;
+    let latest = Latest::start(&requests);
+    let kubelets = Arc::new(Kubelets::new(&requests, &latest));
+    let agents = Arc::new(Agents::new(&requests, &latest));
+    let simulated = Arc::new(SimulatedAgents::new(
+        &requests,
         &latest,
         &kubelets,
-        Pace {
+        MoveSpeed {
             fixed: Duration::from_millis(args.moves),
             rate: args.rate,
             spread: args.spread,
@@ -93,10 +93,10 @@ async fn main() -> Result<()> {
     ));
     let playing = async {
         tokio::join!(
-            heartbeats(&door, &world),
+            heartbeats(&requests, &world),
             kubelets.run(),
             agents.run(),
-            movers.run(),
+            simulated.run(),
             latest.run()
         )
     };
@@ -106,11 +106,11 @@ async fn main() -> Result<()> {
         while let Some(order) = orders.next_line().await? {
             match order.trim() {
                 "machines" => {
-                    world.make_machines(&door).await?;
+                    world.make_machines(&requests).await?;
                     latest.until_running(world.machines().len()).await;
                     println!("{}", json!({"kind": "running", "count": args.vms}));
                 }
-                "count" => println!("{}", json!({"kind": "requests", "counts": door.counted()})),
+                "count" => println!("{}", json!({"kind": "requests", "counts": requests.counted()})),
                 other => bail!("order {other:?}: allowed are machines and count"),
             }
         }

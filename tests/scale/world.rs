@@ -16,8 +16,8 @@ use kube::{
 use serde_json::{Value, json};
 
 use crate::{
-    door::Door,
     heartbeats::{KUBELETS, microseconds},
+    requests::Requests,
 };
 
 /// A Node as an agent labels it, and its Hypervisor's status, of a machine without KVM.
@@ -29,12 +29,12 @@ const AT_ONCE: usize = 24;
 pub(crate) const NAMESPACE: &str = "default";
 
 /// Names of what there is.
-pub(crate) struct World {
+pub(crate) struct ScaleWorld {
     nodes: Vec<String>,
     machines: Vec<String>,
 }
 
-impl World {
+impl ScaleWorld {
     /// So many nodes and virtual machines.
     pub(crate) fn of(nodes: usize, machines: usize) -> Self {
         Self {
@@ -54,20 +54,20 @@ impl World {
     }
 
     /// Makes the nodes that are not there.
-    pub(crate) async fn make_nodes(&self, door: &Door) -> Result<()> {
+    pub(crate) async fn make_nodes(&self, requests: &Requests) -> Result<()> {
         let node: Value = serde_json::from_str(NODE).context("recorded/node.json")?;
         let hypervisor: Value = serde_json::from_str(HYPERVISOR).context("recorded/hypervisor.json")?;
         let making = self
             .nodes
             .iter()
             .enumerate()
-            .map(|(number, name)| make_node(door, number, name, &node, &hypervisor));
+            .map(|(number, name)| make_node(requests, number, name, &node, &hypervisor));
         stream::iter(making).buffer_unordered(AT_ONCE).try_collect().await
     }
 
     /// Creates the missing virtual machines. The scheduler chooses their nodes.
-    pub(crate) async fn make_machines(&self, door: &Door) -> Result<()> {
-        let api = Api::<VirtualMachineInstance>::namespaced(door.client.clone(), NAMESPACE);
+    pub(crate) async fn make_machines(&self, requests: &Requests) -> Result<()> {
+        let api = Api::<VirtualMachineInstance>::namespaced(requests.client.clone(), NAMESPACE);
         let making = self.machines.iter().map(|name| {
             let api = api.clone();
             async move {
@@ -113,7 +113,7 @@ fn made<K>(result: kube::Result<K>) -> kube::Result<Option<K>> {
     }
 }
 
-async fn make_node(door: &Door, number: usize, name: &str, node: &Value, hypervisor: &Value) -> Result<()> {
+async fn make_node(requests: &Requests, number: usize, name: &str, node: &Value, hypervisor: &Value) -> Result<()> {
     let now = Timestamp::from_second(Timestamp::now().as_second())?;
     let mut labels = node["labels"].clone();
     labels["kubernetes.io/hostname"] = json!(name);
@@ -132,20 +132,20 @@ async fn make_node(door: &Door, number: usize, name: &str, node: &Value, hypervi
         condition["lastHeartbeatTime"] = json!(now);
         condition["lastTransitionTime"] = json!(now);
     }
-    let nodes = Api::<Node>::all(door.client.clone());
+    let nodes = Api::<Node>::all(requests.client.clone());
     let manifest = serde_json::from_value(json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status,
     }))?;
     let of_node = match made(nodes.create(&PostParams::default(), &manifest).await)? {
         Some(node) => node,
-        // It was silent since an earlier run.
+        // It was unresponsive since an earlier run.
         None => {
             let ready = Patch::Strategic(json!({"status": {"conditions": status["conditions"]}}));
             nodes.patch_status(name, &PatchParams::default(), &ready).await?
         }
     };
     for namespace in [KUBELETS, NODE_LEASE_NAMESPACE] {
-        let leases = Api::<Lease>::namespaced(door.client.clone(), namespace);
+        let leases = Api::<Lease>::namespaced(requests.client.clone(), namespace);
         let lease = serde_json::from_value(json!({
             "metadata": {"name": name},
             "spec": {
@@ -155,7 +155,7 @@ async fn make_node(door: &Door, number: usize, name: &str, node: &Value, hypervi
         }))?;
         made(leases.create(&PostParams::default(), &lease).await)?;
     }
-    let hypervisors = Api::<Hypervisor>::all(door.client.clone());
+    let hypervisors = Api::<Hypervisor>::all(requests.client.clone());
     let manifest = serde_json::from_value(json!({
         "apiVersion": "drydock.dev/v1alpha1", "kind": "Hypervisor",
         "metadata": {"name": name, "ownerReferences": [

@@ -36,12 +36,12 @@ struct Description {
     kubectl: PathBuf,
     audit_log: PathBuf,
     registry: String,
-    nodes: Vec<Machine>,
+    nodes: Vec<NodeMachine>,
 }
 
 /// The description of a node.
 #[derive(Debug, Deserialize)]
-struct Machine {
+struct NodeMachine {
     name: String,
     /// The process whose namespaces are those of the node.
     pid: Option<u32>,

@@ -18,7 +18,7 @@ use std::{collections::BTreeSet, fmt};
 
 /// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum FaultKind {
     /// `kill -9`.
     Kill,
     /// Stopped for longer than the deadlines of the test, then continued.
@@ -29,7 +29,7 @@ pub enum Kind {
 
 /// The component that is hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum Component {
     /// The agent of a side's node.
     Agent,
     /// The tunnel of a side's node.
@@ -80,24 +80,24 @@ pub struct Case {
     /// The phase.
     pub moment: Moment,
     /// The component.
-    pub part: Part,
+    pub part: Component,
     /// The component's side.
     pub side: Side,
     /// The kind.
-    pub kind: Kind,
+    pub kind: FaultKind,
 }
 
-const KINDS: [Kind; 3] = [Kind::Kill, Kind::Freeze, Kind::Cut];
-const PARTS: [Part; 9] = [
-    Part::Agent,
-    Part::Tunnel,
-    Part::Libvirtd,
-    Part::Launcher,
-    Part::Qemu,
-    Part::Controller,
-    Part::ApiServer,
-    Part::NodeToNode,
-    Part::NodeToApi,
+const KINDS: [FaultKind; 3] = [FaultKind::Kill, FaultKind::Freeze, FaultKind::Cut];
+const PARTS: [Component; 9] = [
+    Component::Agent,
+    Component::Tunnel,
+    Component::Libvirtd,
+    Component::Launcher,
+    Component::Qemu,
+    Component::Controller,
+    Component::ApiServer,
+    Component::NodeToNode,
+    Component::NodeToApi,
 ];
 const SIDES: [Side; 3] = [Side::Source, Side::Target, Side::Neither];
 const MOMENTS: [Moment; 4] = [
@@ -107,7 +107,7 @@ const MOMENTS: [Moment; 4] = [
     Moment::HandOver,
 ];
 
-impl Part {
+impl Component {
     fn is_link(self) -> bool {
         matches!(self, Self::NodeToNode | Self::NodeToApi)
     }
@@ -127,21 +127,21 @@ impl Case {
     fn is_possible(self) -> bool {
         let there = match (self.part, self.side) {
             // It is the guest itself, which would not survive a freeze.
-            (Part::Qemu, Side::Source) => self.kind == Kind::Kill && self.moment == Moment::Running,
+            (Component::Qemu, Side::Source) => self.kind == FaultKind::Kill && self.moment == Moment::Running,
             // It exists once the transfer starts.
-            (Part::Qemu, Side::Target) => self.moment >= Moment::Running,
+            (Component::Qemu, Side::Target) => self.moment >= Moment::Running,
             (part, Side::Target) if part.is_in_pod() => self.moment >= Moment::PreparingTarget,
             (part, side) => part.has_sides() == (side != Side::Neither),
         };
-        there && self.part.is_link() == (self.kind == Kind::Cut)
+        there && self.part.is_link() == (self.kind == FaultKind::Cut)
     }
 
     /// Returns whether the fault may hit the running guest itself and end it. A pod ends with its first process, and
     /// during the hand-over the guest may run on either side.
     pub fn may_end_the_guest(self) -> bool {
         match (self.kind, self.part, self.side) {
-            (Kind::Kill, Part::Launcher | Part::Qemu, Side::Source) => true,
-            (Kind::Kill, Part::Launcher | Part::Qemu, Side::Target) => self.moment == Moment::HandOver,
+            (FaultKind::Kill, Component::Launcher | Component::Qemu, Side::Source) => true,
+            (FaultKind::Kill, Component::Launcher | Component::Qemu, Side::Target) => self.moment == Moment::HandOver,
             _ => false,
         }
     }
@@ -169,20 +169,20 @@ impl Case {
 impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.kind {
-            Kind::Kill => "kill",
-            Kind::Freeze => "freeze",
-            Kind::Cut => "cut",
+            FaultKind::Kill => "kill",
+            FaultKind::Freeze => "freeze",
+            FaultKind::Cut => "cut",
         };
         let part = match self.part {
-            Part::Agent => "agent",
-            Part::Tunnel => "tunnel",
-            Part::Libvirtd => "libvirtd",
-            Part::Launcher => "launcher",
-            Part::Qemu => "QEMU",
-            Part::Controller => "controller",
-            Part::ApiServer => "API-server",
-            Part::NodeToNode => "node-to-node",
-            Part::NodeToApi => "node-to-API",
+            Component::Agent => "agent",
+            Component::Tunnel => "tunnel",
+            Component::Libvirtd => "libvirtd",
+            Component::Launcher => "launcher",
+            Component::Qemu => "QEMU",
+            Component::Controller => "controller",
+            Component::ApiServer => "API-server",
+            Component::NodeToNode => "node-to-node",
+            Component::NodeToApi => "node-to-API",
         };
         let side = match self.side {
             Side::Source => " source",
@@ -231,7 +231,7 @@ pub fn pairwise(seed: u64) -> Vec<Case> {
         let best = left
             .iter()
             .copied()
-            .max_by_key(|case| (gain(case, &open), case.kind == Kind::Kill));
+            .max_by_key(|case| (gain(case, &open), case.kind == FaultKind::Kill));
         let Some(best) = best.filter(|case| gain(case, &open) > 0) else {
             break;
         };
@@ -312,7 +312,7 @@ mod tests {
         for seed in 0..50 {
             let first = &pairwise(seed)[..9];
             let moments: BTreeSet<Moment> = first.iter().map(|case| case.moment).collect();
-            let kinds: BTreeSet<Kind> = first.iter().map(|case| case.kind).collect();
+            let kinds: BTreeSet<FaultKind> = first.iter().map(|case| case.kind).collect();
             let sides: BTreeSet<Side> = first.iter().map(|case| case.side).collect();
             assert_eq!(
                 (moments.len(), kinds.len(), sides.len()),

@@ -8,9 +8,9 @@ const NAMESPACE: &str = "admission-tests";
 const NOBODY: &str = "system:serviceaccount:default:nobody";
 
 /// A separate namespace. Nothing in it ever runs: its instances fit no node.
-struct Place(Cluster);
+struct TestNamespace(Cluster);
 
-impl Place {
+impl TestNamespace {
     async fn new() -> Result<Self> {
         let cluster = Cluster::connect().await?;
         cluster.delete(&["namespace", NAMESPACE, "--wait=false"])?;
@@ -125,7 +125,7 @@ fn documented() -> Value {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     let definitions = place.get(&[
         "customresourcedefinitions",
         "virtualmachines.kubevirt.io",
@@ -196,7 +196,7 @@ async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<(
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     let output = place.apply(&documented(), &["--dry-run=server", "-o", "json"])?;
     let admitted: Value = serde_json::from_str(&output)?;
     let spec = &admitted["spec"];
@@ -229,7 +229,7 @@ async fn documented_manifests_are_admitted_and_filled_in() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn all_unsupported_fields_are_refused_by_name_at_once() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     let mut object = machine("v1", "refused");
     object["spec"]["runStrategy"] = json!("Running");
     object["spec"]["instancetype"] = json!({"name": "u1.small"});
@@ -259,7 +259,7 @@ async fn all_unsupported_fields_are_refused_by_name_at_once() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn reapply_changes_nothing_and_other_changes_are_refused() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     place.apply(&instance("vm"), &[])?;
     let generation = |object: &Value| object["metadata"]["generation"].clone();
     let first = place.get(&["vmi", "vm"])?;
@@ -291,7 +291,7 @@ async fn reapply_changes_nothing_and_other_changes_are_refused() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn status_has_several_writers_and_a_final_phase_is_final() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     place.apply(&instance("vm"), &[])?;
     let vm = ["vmi", "vm"];
     for manager in ["one", "two"] {
@@ -338,7 +338,7 @@ async fn status_has_several_writers_and_a_final_phase_is_final() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn machines_and_replica_sets_are_changed_by_the_rules() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     place.apply(&machine("v1", "vm"), &[])?;
     let vm = ["vm", "vm"];
     let message = refusal(
@@ -386,7 +386,7 @@ async fn machines_and_replica_sets_are_changed_by_the_rules() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn only_the_controller_fills_in_missing_instance_fields() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     place.apply(&instance("vm"), &[])?;
     let fill = json!({"spec": {"schedulerName": "default-scheduler"}});
     let vm = ["vmi", "vm"];
@@ -425,7 +425,7 @@ fn labelled(value: &Value) -> Value {
 }
 
 /// Checks that a migration that has not ended keeps its instance and its purpose.
-fn check_in_flight(place: &Place, vmim: [&str; 2]) -> Result<()> {
+fn check_in_flight(place: &TestNamespace, vmim: [&str; 2]) -> Result<()> {
     let message = refusal(
         place.merge(vmim, &[], &json!({"spec": {"vmiName": "other"}})),
         "a change of a migration",
@@ -449,7 +449,7 @@ fn check_in_flight(place: &Place, vmim: [&str; 2]) -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn migration_is_admitted_once_and_for_movable_instances() -> Result<()> {
-    let place = Place::new().await?;
+    let place = TestNamespace::new().await?;
     let message = refusal(place.apply(&migration("early", "vm"), &[]), "a move of nothing")?;
     ensure!(
         message.contains("the VMI \"vm\" does not exist under the cluster"),

@@ -700,11 +700,11 @@ async fn dry_run_marks_nothing_and_foreign_pdb_is_reported() -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn clusters_eviction_strategy_concerns_running_guests() -> Result<()> {
     let cluster = clean_for_drains().await?;
-    cluster.apply(&bare_instance("silent")).await?;
+    cluster.apply(&bare_instance("unresponsive")).await?;
     cluster
-        .until_vm_condition("silent", types::LIVE_MIGRATABLE, "True")
+        .until_vm_condition("unresponsive", types::LIVE_MIGRATABLE, "True")
         .await?;
-    let running = cluster.instances().get("silent").await?;
+    let running = cluster.instances().get("unresponsive").await?;
     assert_eq!(running.spec.eviction_strategy, None, "it was filled in");
     let configured = async {
         for (strategy, wanted) in [("LiveMigrate", 1), ("None", 0)] {

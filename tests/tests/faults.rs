@@ -265,9 +265,9 @@ async fn node_of_unresponsive_agent_is_unschedulable_until_recovery() -> Result<
     let node = cluster.second();
     let pid = cluster.agent_process(node)?;
     cluster.on_node(node, &format!("kill -STOP {pid}"))?;
-    let silent = cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await;
+    let unresponsive = cluster.until_label(node, keys::SCHEDULABLE, Some("false")).await;
     cluster.on_node(node, &format!("kill -CONT {pid}"))?;
-    silent?;
+    unresponsive?;
     cluster.until_label(node, keys::SCHEDULABLE, Some("true")).await?;
     until_some("an event", || async {
         Ok((!cluster

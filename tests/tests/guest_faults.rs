@@ -96,7 +96,7 @@ async fn guest_survives_kubelet_restart_and_api_server_outage() -> Result<()> {
     collector.until_more(&boot, 25).await?;
 
     cluster.embedded("stop", &["kube-apiserver"])?;
-    // Signs of life for 40 s: longer than a node of these clusters may be silent (`node-monitor-grace-period`).
+    // Signs of life for 40 s: longer than a node of these clusters may be unresponsive (`node-monitor-grace-period`).
     let alive = collector.until_more(&boot, 200).await;
     cluster.embedded("start", &["kube-apiserver"])?;
     alive?;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 /// How a guest ends.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum GuestEnd {
     PowersOff,
     Crashes,
     PodDeleted,
@@ -131,21 +131,21 @@ async fn until_running(cluster: &Cluster, name: &str, before: Option<&str>) -> R
 }
 
 /// Ends the guest of an instance.
-async fn bring_about(cluster: &Cluster, name: &str, end: End) -> Result<()> {
+async fn bring_about(cluster: &Cluster, name: &str, end: GuestEnd) -> Result<()> {
     let pod = cluster.launcher(name).await?.name_any();
     match end {
-        End::PowersOff => cluster.end_guest_by(
+        GuestEnd::PowersOff => cluster.end_guest_by(
             &pod,
             &format!(
                 "virsh -c 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock' shutdown {NAMESPACE}_{name}"
             ),
         )?,
-        End::Crashes => cluster.end_guest_by(
+        GuestEnd::Crashes => cluster.end_guest_by(
             &pod,
             "for p in /proc/[0-9]*; do case $(cat $p/comm) in qemu-system*) kill -KILL ${p#/proc/};; esac; done; true",
         )?,
-        End::PodDeleted => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
-        End::PodEvicted => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
+        GuestEnd::PodDeleted => drop(cluster.pods().delete(&pod, &DeleteParams::default()).await?),
+        GuestEnd::PodEvicted => drop(cluster.pods().evict(&pod, &EvictParams::default()).await?),
     }
     Ok(())
 }
@@ -187,7 +187,7 @@ async fn check(cluster: &Cluster, name: &str, uid: &str, then: Then) -> Result<(
 
 /// Tests how machines continue after the ends of their guests, side by side. The tables of all run strategies and ends
 /// are those of `core::machine`; real guests show that their ends are recognized as what they are.
-async fn follow_ends(cases: &[(&str, RunStrategy, End, Then)]) -> Result<()> {
+async fn follow_ends(cases: &[(&str, RunStrategy, GuestEnd, Then)]) -> Result<()> {
     let cluster = clean().await?;
     for (name, strategy, _, _) in cases {
         cluster.apply(&machine(name, *strategy)).await?;
@@ -213,12 +213,12 @@ async fn follow_ends(cases: &[(&str, RunStrategy, End, Then)]) -> Result<()> {
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn always_runs_again_and_manual_and_once_do_not() -> Result<()> {
     follow_ends(&[
-        ("always-off", RunStrategy::Always, End::PowersOff, Then::Again),
-        ("always-deleted", RunStrategy::Always, End::PodDeleted, Then::Again),
-        ("manual-off", RunStrategy::Manual, End::PowersOff, Then::Stays),
-        ("manual-evicted", RunStrategy::Manual, End::PodEvicted, Then::Stays),
-        ("once-crash", RunStrategy::Once, End::Crashes, Then::Stays),
-        ("once-deleted", RunStrategy::Once, End::PodDeleted, Then::Stays),
+        ("always-off", RunStrategy::Always, GuestEnd::PowersOff, Then::Again),
+        ("always-deleted", RunStrategy::Always, GuestEnd::PodDeleted, Then::Again),
+        ("manual-off", RunStrategy::Manual, GuestEnd::PowersOff, Then::Stays),
+        ("manual-evicted", RunStrategy::Manual, GuestEnd::PodEvicted, Then::Stays),
+        ("once-crash", RunStrategy::Once, GuestEnd::Crashes, Then::Stays),
+        ("once-deleted", RunStrategy::Once, GuestEnd::PodDeleted, Then::Stays),
     ])
     .await
 }
@@ -228,18 +228,28 @@ async fn always_runs_again_and_manual_and_once_do_not() -> Result<()> {
 async fn rerun_on_failure_runs_again_after_a_crash_and_an_eviction() -> Result<()> {
     // A shutdown requested by the cluster is not the guest's own.
     follow_ends(&[
-        ("rerun-off", RunStrategy::RerunOnFailure, End::PowersOff, Then::Gone),
-        ("rerun-crash", RunStrategy::RerunOnFailure, End::Crashes, Then::Again),
+        (
+            "rerun-off",
+            RunStrategy::RerunOnFailure,
+            GuestEnd::PowersOff,
+            Then::Gone,
+        ),
+        (
+            "rerun-crash",
+            RunStrategy::RerunOnFailure,
+            GuestEnd::Crashes,
+            Then::Again,
+        ),
         (
             "rerun-deleted",
             RunStrategy::RerunOnFailure,
-            End::PodDeleted,
+            GuestEnd::PodDeleted,
             Then::Again,
         ),
         (
             "rerun-evicted",
             RunStrategy::RerunOnFailure,
-            End::PodEvicted,
+            GuestEnd::PodEvicted,
             Then::Again,
         ),
     ])
@@ -449,7 +459,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
     // A crashed instance is replaced and deleted.
     let before = members(&cluster, name).await?;
     let victim = before.first().context("no members")?;
-    bring_about(&cluster, &victim.name_any(), End::Crashes).await?;
+    bring_about(&cluster, &victim.name_any(), GuestEnd::Crashes).await?;
     until_some("another one in its place", || async {
         let now = members(&cluster, name).await?;
         let replaced = !now.iter().any(|member| member.uid() == victim.uid());
@@ -460,7 +470,7 @@ async fn replica_set_keeps_the_requested_number_of_replicas() -> Result<()> {
 
     // So is an evicted one.
     let evicted = members(&cluster, name).await?.pop().context("no members")?;
-    bring_about(&cluster, &evicted.name_any(), End::PodEvicted).await?;
+    bring_about(&cluster, &evicted.name_any(), GuestEnd::PodEvicted).await?;
     until_some("another one in its place", || async {
         let now = members(&cluster, name).await?;
         let replaced = !now.iter().any(|member| member.uid() == evicted.uid());

@@ -33,11 +33,11 @@ const MADE: &str = "drydock.dev/made-by-a-test";
 const SPACE: &str = "maintained";
 
 /// A cluster without NodeMaintenances, with a namespace for pods.
-struct World {
+struct MaintenanceCluster {
     cluster: Cluster,
 }
 
-impl World {
+impl MaintenanceCluster {
     async fn new() -> Result<Self> {
         let world = Self {
             cluster: Cluster::connect().await?,
@@ -301,7 +301,7 @@ fn refusal<K: std::fmt::Debug>(result: kube::Result<K>) -> Result<String> {
 }
 
 /// Checks that a node is closed for a maintenance of this group, and that its Lease is held.
-async fn check_closed(world: &World, group: Group, name: &str) -> Result<()> {
+async fn check_closed(world: &MaintenanceCluster, group: Group, name: &str) -> Result<()> {
     let node = world.api::<Node>().get(name).await?;
     assert!(is_cordoned(&node));
     let wanted = [UNSCHEDULABLE_TAINT, group.drain_taint()].map(|key| format!("{key}:NoSchedule"));
@@ -326,7 +326,7 @@ async fn check_closed(world: &World, group: Group, name: &str) -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     for (group, name) in [(Group::Medik8s, "ghost-m"), (Group::KubeVirt, "ghost-k")] {
         world.node(name, false).await?;
         world.pod(name, name).await?;
@@ -396,7 +396,7 @@ async fn both_groups_close_empty_and_restore_a_node() -> Result<()> {
 }
 
 /// Checks that the reservation of an object that was never stored holds for a while, but not forever.
-async fn check_expiring_reservation(world: &World, reservations: &Api<Lease>) -> Result<()> {
+async fn check_expiring_reservation(world: &MaintenanceCluster, reservations: &Api<Lease>) -> Result<()> {
     world.node("ghost-c", false).await?;
     let reserved = |renewed: jiff::Timestamp| {
         let name = "nodemaintenance.medik8s.io/never-stored";
@@ -438,7 +438,7 @@ async fn check_expiring_reservation(world: &World, reservations: &Api<Lease>) ->
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let prefix = "admission webhook \"vnodemaintenance.kb.io\" denied the request: ";
     for group in Group::ALL {
         let missing = world.create(group, "x", &json!({"nodeName": "missing"})).await;
@@ -497,7 +497,7 @@ async fn invalid_maintenances_get_the_messages_clients_expect() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn second_of_two_concurrent_maintenances_is_refused() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let pairs: usize = setting("DRYDOCK_TEST_PAIRS").map_or(Ok(100), |text| text.parse())?;
     let mut outcomes = BTreeMap::new();
     for pair in 0..pairs {
@@ -538,7 +538,7 @@ async fn second_of_two_concurrent_maintenances_is_refused() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     world.node("ghost-a", true).await?;
     world.node("ghost-b", false).await?;
     let group = Group::Medik8s;
@@ -578,7 +578,7 @@ async fn foreign_cordon_stays_and_own_cordon_is_renewed() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     world.node("ghost-a", false).await?;
     world.pod("guarded", "ghost-a").await?;
     world.budget("keeper", "guarded", 1).await?;
@@ -653,7 +653,7 @@ async fn blocked_pod_names_the_pdb_and_goes_when_permitted() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     // Evictions of pods with these names in earlier tests do not count.
     let before = std::fs::read_to_string(world.cluster.audit_log())?.len();
     world.node("ghost-a", false).await?;
@@ -707,7 +707,7 @@ async fn a_controller_that_is_killed_goes_on_and_evicts_nothing_twice() -> Resul
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     for name in ["ghost-a", "ghost-b", "ghost-c"] {
         world.node(name, false).await?;
@@ -788,7 +788,7 @@ async fn deleted_node_and_stolen_lease_are_distinguished() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     world.node("ghost-a", false).await?;
     world.pod("stuck", "ghost-a").await?;
@@ -796,11 +796,11 @@ async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
     world.until_evicted("stuck").await?;
     world.until_reason(group, "ghost-a", "Terminating").await?;
     // The status that Kubernetes sets forty seconds after the last heartbeat of the node's kubelet.
-    let silent =
+    let unresponsive =
         json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}});
     let (nodes, parameters) = (world.api::<Node>(), PatchParams::default());
     nodes
-        .patch_status("ghost-a", &parameters, &Patch::Strategic(silent))
+        .patch_status("ghost-a", &parameters, &Patch::Strategic(unresponsive))
         .await?;
     let status = world.until_reason(group, "ghost-a", "NodeUnreachable").await?;
     assert_eq!(status.phase.as_deref(), Some("Running"));
@@ -827,7 +827,7 @@ async fn unresponsive_node_is_reported_until_fenced() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn ending_namespace_and_finalizer_of_a_pod_are_waited_for() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::KubeVirt;
     world.node("ghost-a", false).await?;
     let space = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ending"}});
@@ -865,7 +865,7 @@ async fn ending_namespace_and_finalizer_of_a_pod_are_waited_for() -> Result<()> 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn maintenance_timeout_fails_and_gives_the_node_back() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     world.node("ghost-a", false).await?;
     world.pod("guarded", "ghost-a").await?;
@@ -890,7 +890,7 @@ async fn maintenance_timeout_fails_and_gives_the_node_back() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn a_blocked_node_holds_up_no_other() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     world.node("ghost-stuck", false).await?;
     world.pod("guarded", "ghost-stuck").await?;
@@ -922,7 +922,7 @@ async fn a_blocked_node_holds_up_no_other() -> Result<()> {
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn real_node_is_emptied_of_a_pod_that_ignores_sigterm() -> Result<()> {
-    let world = World::new().await?;
+    let world = MaintenanceCluster::new().await?;
     let group = Group::Medik8s;
     let node = world.cluster.second().to_owned();
     // Its first process has no handler, so the kernel ignores SIGTERM.

@@ -169,8 +169,8 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     send(port, &hello).await?;
     send(port, &hello[..hello.len() / 2]).await?;
     // Silent connections, more than one address may open.
-    let silent = (0..40).map(|_| send(port, b""));
-    for ended in futures::future::join_all(silent).await {
+    let unresponsive = (0..40).map(|_| send(port, b""));
+    for ended in futures::future::join_all(unresponsive).await {
         // Excess connections may be closed immediately.
         let _ = ended;
     }

@@ -17,8 +17,8 @@ use drydock_tests::{
     Cluster,
     cluster::setting,
     faults::{
-        Case, Kind, Moment, Part, Side, every_case,
-        judge::{Fate, Found, judge},
+        Case, Component, FaultKind, Moment, Side, every_case,
+        judge::{Fate, FoundState, judge},
         pairwise,
         strike::{Blow, HandOverWatch, Sides, Undo, hold_agent},
     },
@@ -92,18 +92,19 @@ fn set_deadlines(cluster: &Cluster, to: &str) -> Result<()> {
 /// Ensures that restart back-off from earlier kills does not delay the restart of what the case kills.
 async fn renew(cluster: &Cluster, case: Case) -> Result<()> {
     cluster.until_whole().await?;
-    if case.kind == Kind::Kill && matches!(case.part, Part::Agent | Part::Tunnel | Part::Controller) {
+    if case.kind == FaultKind::Kill && matches!(case.part, Component::Agent | Component::Tunnel | Component::Controller)
+    {
         cluster.renew_killed(0).await?;
     }
     Ok(())
 }
 
 /// The guest, and the collector of its datagrams.
-struct Guest {
+struct CountingGuest {
     collector: Collector,
 }
 
-impl Guest {
+impl CountingGuest {
     async fn start(cluster: &Cluster) -> Result<Self> {
         cluster.no_guests().await?;
         let collector = Collector::start(cluster).await?;
@@ -167,11 +168,17 @@ async fn create_migration(cluster: &Cluster, held: bool) -> Result<String> {
 }
 
 /// Collects the current state.
-async fn collect(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &str, may_end: bool) -> Result<Found> {
+async fn collect(
+    cluster: &Cluster,
+    guest: &CountingGuest,
+    sides: &Sides,
+    migration: &str,
+    may_end: bool,
+) -> Result<FoundState> {
     let migration = cluster.migrations().get(migration).await?;
     let instance = cluster.instances().get(NAME).await?;
     let status = instance.status.clone().unwrap_or_default();
-    let mut found = Found {
+    let mut found = FoundState {
         source: sides.source.clone(),
         target: sides.target.clone(),
         may_have_ended: may_end,
@@ -205,11 +212,11 @@ async fn collect(cluster: &Cluster, guest: &Guest, sides: &Sides, migration: &st
 /// Waits until the state is valid and the guest, if it still exists, has produced further ticks.
 async fn settled(
     cluster: &Cluster,
-    guest: &Guest,
+    guest: &CountingGuest,
     sides: &Sides,
     migration: &str,
     may_end: bool,
-) -> Result<(Found, Fate)> {
+) -> Result<(FoundState, Fate)> {
     let mut complaint = String::new();
     let mut before = None;
     let begun = Instant::now();
@@ -239,7 +246,7 @@ async fn settled(
 }
 
 /// The result of a case.
-struct Outcome {
+struct CaseOutcome {
     /// The final phase and reason of the migration.
     migration: String,
     /// The guest's location afterwards.
@@ -249,7 +256,7 @@ struct Outcome {
 }
 
 /// How to release a migration that was held for the fault.
-enum Release {
+enum HeldRelease {
     /// The migration was not held.
     Nothing,
     /// Set the label that the migration selects on the target node.
@@ -258,7 +265,7 @@ enum Release {
     Agent(Undo),
 }
 
-impl Release {
+impl HeldRelease {
     async fn carry_out(&self, cluster: &Cluster, sides: &Sides) -> Result<()> {
         match self {
             Self::Nothing => Ok(()),
@@ -289,7 +296,7 @@ async fn until_moment(cluster: &Cluster, moment: Moment, migration: &str) -> Res
 }
 
 /// Runs a case with a running guest.
-async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> {
+async fn trial(cluster: &Cluster, guest: &CountingGuest, case: Case) -> Result<CaseOutcome> {
     let mut sides = sides(cluster).await?;
     let mut watch = match case.moment {
         Moment::HandOver => Some(HandOverWatch::start(cluster, &sides.source_pod).await?),
@@ -298,16 +305,16 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     for node in &cluster.nodes {
         cluster.label(node, &[(HOLD, None)]).await?;
     }
-    let mut release = Release::Nothing;
+    let mut release = HeldRelease::Nothing;
     let mut undo = Undo::Nothing;
     let struck = async {
         if case.moment == Moment::PreparingTarget {
-            release = Release::Agent(hold_agent(cluster, &sides.source).await?);
+            release = HeldRelease::Agent(hold_agent(cluster, &sides.source).await?);
         }
         let migration = create_migration(cluster, case.moment == Moment::Scheduling).await?;
         until_moment(cluster, case.moment, &migration).await?;
         if case.moment == Moment::Scheduling {
-            release = Release::Label;
+            release = HeldRelease::Label;
         } else {
             sides.target_pod = Some(target_pod(cluster, &sides).await?);
         }
@@ -324,11 +331,11 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
         }
         blow.strike()?;
         // All other cases release it while the fault lasts.
-        let is_held = case.part == Part::Agent && case.side == Side::Source && case.kind == Kind::Freeze;
+        let is_held = case.part == Component::Agent && case.side == Side::Source && case.kind == FaultKind::Freeze;
         if !is_held {
             let _ = timeout(Duration::from_secs(2), release.carry_out(cluster, &sides)).await;
         }
-        if case.kind != Kind::Kill {
+        if case.kind != FaultKind::Kill {
             meanwhile(LASTS).await;
         }
         anyhow::Ok(migration)
@@ -344,7 +351,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     let migration = format!("{ended} {}", found.reason.unwrap_or_default());
     let migration = migration.trim().to_owned();
     if fate == Fate::Ended {
-        return Ok(Outcome {
+        return Ok(CaseOutcome {
             migration,
             guest: "ended, and reported as such",
             retry: "-",
@@ -354,7 +361,7 @@ async fn trial(cluster: &Cluster, guest: &Guest, case: Case) -> Result<Outcome> 
     let sides = self::sides(cluster).await?;
     moved_again(cluster, guest, &sides).await?;
     until_no_sessions(cluster).await?;
-    Ok(Outcome {
+    Ok(CaseOutcome {
         migration,
         guest: if fate == Fate::Moved { "target" } else { "source" },
         retry: "succeeded",
@@ -379,7 +386,7 @@ async fn until_no_sessions(cluster: &Cluster) -> Result<()> {
 }
 
 /// Migrates the guest without a fault.
-async fn moved_again(cluster: &Cluster, guest: &Guest, sides: &Sides) -> Result<()> {
+async fn moved_again(cluster: &Cluster, guest: &CountingGuest, sides: &Sides) -> Result<()> {
     for attempt in 1.. {
         let again = create_migration(cluster, false).await?;
         let (found, fate) = settled(cluster, guest, sides, &again, false)
@@ -406,7 +413,7 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
         let tried = async {
             renew(cluster, *case).await?;
             if guest.is_none() {
-                guest = Some(Guest::start(cluster).await?);
+                guest = Some(CountingGuest::start(cluster).await?);
             }
             trial(cluster, guest.as_ref().context("no guest")?, *case).await
         }
@@ -414,7 +421,7 @@ async fn carry_out(cluster: &Cluster, cases: &[Case], mut keep: impl FnMut(&Valu
         let seconds = begun.elapsed().as_secs();
         let name = case.to_string();
         let result = match &tried {
-            Ok(Outcome {
+            Ok(CaseOutcome {
                 migration,
                 guest,
                 retry,

@@ -14,7 +14,7 @@ use drydock_api::kubevirt::{
 use drydock_tests::{
     Cluster,
     faults::{
-        Case, Kind, Moment, Part, Side,
+        Case, Component, FaultKind, Moment, Side,
         strike::{Blow, Sides},
     },
     guests::{NAMESPACE, instance},
@@ -31,17 +31,17 @@ const NAME: &str = "switched";
 /// the rest would take more than a minute.
 const LIMITS: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 6\nprogressTimeout: 0";
 /// Processes that only monitor.
-const WATCHERS: [(Part, Side); 5] = [
-    (Part::Libvirtd, Side::Target),
-    (Part::Libvirtd, Side::Source),
-    (Part::Agent, Side::Target),
-    (Part::Agent, Side::Source),
-    (Part::Controller, Side::Neither),
+const WATCHERS: [(Component, Side); 5] = [
+    (Component::Libvirtd, Side::Target),
+    (Component::Libvirtd, Side::Source),
+    (Component::Agent, Side::Target),
+    (Component::Agent, Side::Source),
+    (Component::Controller, Side::Neither),
 ];
 
-fn kill(part: Part, side: Side) -> Case {
+fn kill(part: Component, side: Side) -> Case {
     Case {
-        kind: Kind::Kill,
+        kind: FaultKind::Kill,
         part,
         side,
         moment: Moment::Running,
@@ -81,7 +81,7 @@ impl Switched {
         })
     }
 
-    async fn strike(&self, cluster: &Cluster, part: Part, side: Side) -> Result<()> {
+    async fn strike(&self, cluster: &Cluster, part: Component, side: Side) -> Result<()> {
         let blow = Blow::prepare(cluster, kill(part, side), &self.sides).await?;
         self.runs_there(cluster).await?;
         until_risk(cluster, &self.migration, "Switched").await?;
@@ -148,7 +148,7 @@ async fn monitors_may_end_in_post_copy_and_broken_stream_is_reported() -> Result
     cluster.until_console(NAME, "tick 3 ").await?;
     for (part, side) in WATCHERS {
         let what = || format!("{part:?} of {side:?}");
-        if matches!(part, Part::Agent | Part::Controller) {
+        if matches!(part, Component::Agent | Component::Controller) {
             cluster.renew_killed(0).await?;
         }
         let switched = Switched::begin(&cluster).await.with_context(what)?;
@@ -166,7 +166,7 @@ async fn monitors_may_end_in_post_copy_and_broken_stream_is_reported() -> Result
 
     cluster.renew_killed(0).await?;
     let switched = Switched::begin(&cluster).await?;
-    switched.strike(&cluster, Part::Tunnel, Side::Source).await?;
+    switched.strike(&cluster, Component::Tunnel, Side::Source).await?;
     until_risk(&cluster, &switched.migration, "PostCopyBroken").await?;
     // Neither copy is known to be the right one to resume, so both are left unchanged.
     assert_eq!(switched.guests(&cluster)?, [1, 1]);

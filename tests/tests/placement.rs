@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
     configuration::Configuration,
-    launcher_pod::{ClaimMode, MigrationTarget, PodInput, pod, target_pod},
+    launcher_pod::{ClaimMode, PodInput, TargetPodInput, pod, target_pod},
     minimum::Minimum,
     placement::requirements,
 };
@@ -106,7 +106,7 @@ fn pods(spec: &Value, emulation: bool) -> Result<[Pod; 2]> {
         emulation,
         arriving: None,
     };
-    let migration = MigrationTarget {
+    let migration = TargetPodInput {
         uid: "3b0f1c6e-0000-4000-8000-000000000003",
         rejected: 0,
         name: "move",

@@ -560,7 +560,7 @@ async fn controller_changes_pods_only_as_necessary() -> Result<()> {
     cluster.apply(&pods.concat()).await?;
     let outcome = async {
         only_launchers(&cluster).await?;
-        only_witnesses(&cluster).await?;
+        only_image_digest_probes(&cluster).await?;
         only_the_deschedulers_annotation(&cluster).await
     }
     .await;
@@ -659,13 +659,13 @@ async fn only_the_deschedulers_annotation(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn only_witnesses(cluster: &Cluster) -> Result<()> {
+async fn only_image_digest_probes(cluster: &Cluster) -> Result<()> {
     let pods = Api::<Pod>::namespaced(cluster.as_controller().await?, NAMESPACE);
     let dry_run = PatchParams {
         dry_run: true,
         ..PatchParams::default()
     };
-    let witness = |name: &str, volume: &str, more: &Value| {
+    let probe = |name: &str, volume: &str, more: &Value| {
         let mut container = json!({"name": name, "image": "disk", "command": ["/launcher/usr/bin/x"],
             "volumeMounts": [{"name": volume, "mountPath": "/images/disk"}]});
         for (field, value) in more.as_object().into_iter().flatten() {
@@ -674,34 +674,34 @@ async fn only_witnesses(cluster: &Cluster) -> Result<()> {
         container
     };
     let nothing = &json!({});
-    let proper = witness("image-witness-0", "disk", nothing);
+    let proper = probe("image-digest-probe-0", "disk", nothing);
     for (pod, container, expected) in [
         ("like-a-launcher", &proper, ""),
         ("own", &proper, "in a launcher pod"),
         (
             "like-a-launcher",
-            &witness("debugger", "disk", nothing),
-            "only run witnesses",
+            &probe("debugger", "disk", nothing),
+            "only run image digest probes",
         ),
         (
             "like-a-launcher",
-            &witness("image-witness-0", "password", nothing),
+            &probe("image-digest-probe-0", "password", nothing),
             "only see images",
         ),
         (
             "like-a-launcher",
-            &witness("image-witness-0", "disk", &json!({"command": ["/bin/sh"]})),
+            &probe("image-digest-probe-0", "disk", &json!({"command": ["/bin/sh"]})),
             "runs the launcher",
         ),
         (
             "like-a-launcher",
-            &witness("image-witness-0", "disk", &json!({"command": null})),
+            &probe("image-digest-probe-0", "disk", &json!({"command": null})),
             "runs the launcher",
         ),
         (
             "like-a-launcher",
-            &witness(
-                "image-witness-0",
+            &probe(
+                "image-digest-probe-0",
                 "disk",
                 &json!({"envFrom": [{"secretRef": {"name": "password"}}]}),
             ),

@@ -66,7 +66,7 @@ fn in_own_mounts(act: impl FnOnce(&Path) -> io::Result<()> + Send + 'static) -> 
         unshare(CloneFlags::CLONE_NEWNS)?;
         let nothing = None::<&str>;
         mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
-        let folder = Folder::new()?;
+        let folder = MountFolder::new()?;
         mount(
             Some("securityfs"),
             &folder.0,
@@ -110,9 +110,9 @@ fn run(parser: &Path, action: &str, kernel: &Path) -> io::Result<()> {
 }
 
 /// An empty folder to use as a mount point.
-struct Folder(PathBuf);
+struct MountFolder(PathBuf);
 
-impl Folder {
+impl MountFolder {
     fn new() -> io::Result<Self> {
         Ok(Self(nix::unistd::mkdtemp(
             &std::env::temp_dir().join("drydock-securityfs-XXXXXX"),
@@ -120,7 +120,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for MountFolder {
     fn drop(&mut self) {
         // A leftover is only an empty folder in the temporary directory.
         let _ = fs::remove_dir(&self.0);
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn parser_reads_the_profile_and_its_last_line_is_the_error() {
-        let folder = Folder::new().unwrap();
+        let folder = MountFolder::new().unwrap();
         let script = folder.0.join("parser");
         let got = folder.0.join("got");
         let write = |text: String| {

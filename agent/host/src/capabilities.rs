@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use drydock_api::facts::{MachineType, Topology, TscCounter};
+use drydock_api::facts::{HostTopology, MachineType, TscCounter};
 use roxmltree::Node;
 
 use crate::{
@@ -19,7 +19,7 @@ pub struct Capabilities {
     /// The host's time stamp counter, if libvirt could measure it.
     pub tsc: Option<TscCounter>,
     /// CPU topology, if libvirt reports it.
-    pub topology: Option<Topology>,
+    pub topology: Option<HostTopology>,
     /// Machine types of the native architecture, sorted by name.
     pub machine_types: Vec<MachineType>,
 }
@@ -62,11 +62,11 @@ fn counter(reading: Reading, cpu: Node<'_, '_>) -> Result<Option<TscCounter>, Pa
 }
 
 /// Parses `<topology sockets dies clusters cores threads>` and counts the NUMA cells.
-fn topology(cpu: Node<'_, '_>, cells: Option<Node<'_, '_>>) -> Option<Topology> {
+fn topology(cpu: Node<'_, '_>, cells: Option<Node<'_, '_>>) -> Option<HostTopology> {
     let topology = child(cpu, "topology")?;
     let number = |name: &str| topology.attribute(name).and_then(|text| text.parse::<u32>().ok());
     let numa_cells = cells.map_or(0, |cells| children(cells, "cell").count());
-    Some(Topology {
+    Some(HostTopology {
         sockets: number("sockets")?,
         // Older libvirt writes neither dies nor clusters.
         cores: number("cores")?

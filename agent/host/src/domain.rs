@@ -18,6 +18,7 @@ mod call_error;
 mod connection;
 mod cpu_comparison;
 mod deadline;
+mod domain_migration;
 mod event;
 mod event_loop;
 mod frames;
@@ -26,7 +27,6 @@ mod job;
 mod lifecycle;
 mod listener;
 mod live_xml;
-mod migration;
 mod named_enum;
 mod relay;
 mod state;
@@ -41,27 +41,27 @@ use tokio::{
 };
 
 pub use call_error::CallError;
-pub(crate) use connection::Calls;
+pub(crate) use connection::DomainCalls;
 pub use cpu_comparison::CpuComparison;
-pub(crate) use event::Shared;
+pub use domain_migration::{CopiedContent, DiskCopy, Migration};
+pub(crate) use event::EventSource;
 pub use event::{AgentChannel, CloseReason, DomainEvent, DomainEvents, IoErrorAction};
 pub use guest_info::{GuestInfo, GuestInterface, GuestOs, Parameter, ParameterValue};
 pub(crate) use job::WhichJob;
-pub use job::{Amount, JobInfo, JobOperation, JobType};
+pub use job::{JobAmount, JobInfo, JobOperation, JobType};
 pub use lifecycle::{
-    CrashedDetail, DefinedDetail, Lifecycle, PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail,
+    CrashedDetail, DefinedDetail, LifecycleEvent, PmSuspendedDetail, ResumedDetail, ShutdownDetail, StartedDetail,
     StoppedDetail, SuspendedDetail, UndefinedDetail,
 };
-pub use live_xml::{AddressBits, GuestCpu, LiveDomain};
-pub use migration::{CopiedContent, DiskCopy, Migration};
-pub use state::{CrashedReason, PausedReason, RunningReason, ShutOffReason, State};
+pub use live_xml::{AddressBits, LiveCpu, LiveDomain};
+pub use state::{CrashedReason, DomainState, PausedReason, RunningReason, ShutOffReason};
 
 use crate::{
     libvirt::{LibvirtError, Version},
     pod_folder::PodFolder,
 };
 use deadline::MARGIN;
-use thread::Job;
+use thread::QueuedCall;
 
 /// Maximum number of jobs queued for the thread. A guest's task makes one call at a time.
 const WAITING: usize = 16;
@@ -74,7 +74,7 @@ const RETRY_AT_MOST: Duration = Duration::from_secs(5);
 
 /// How long libvirt may take for each kind of call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
+pub struct CallDeadlines {
     /// Opening the connection.
     pub open: Duration,
     /// A call that only reads.
@@ -85,7 +85,7 @@ pub struct Deadlines {
     pub agent: Duration,
 }
 
-impl Default for Deadlines {
+impl Default for CallDeadlines {
     fn default() -> Self {
         Self {
             open: Duration::from_secs(15),
@@ -98,7 +98,7 @@ impl Default for Deadlines {
 
 /// The state in which a guest starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum InitialState {
     /// The guest runs at once.
     Running,
     /// The guest is fully created, but paused until it is resumed.
@@ -116,7 +116,7 @@ pub enum ShutdownBy {
 
 /// Versions of the programs that run in the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Versions {
+pub struct PodVersions {
     /// Version of libvirtd.
     pub libvirt: Version,
     /// Version of QEMU for the native architecture.
@@ -147,14 +147,14 @@ pub struct Screenshot {
 #[derive(Clone, Debug)]
 pub struct DomainHandle {
     domain: Arc<str>,
-    deadlines: Deadlines,
-    jobs: mpsc::Sender<Job>,
-    shared: Arc<Shared>,
+    deadlines: CallDeadlines,
+    jobs: mpsc::Sender<QueuedCall>,
+    shared: Arc<EventSource>,
     origin: Origin,
 }
 
 /// Creates the calls of a connection, on the thread that will make them.
-type Open = dyn Fn(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + Sync;
+type OpenCalls = dyn Fn(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + Sync;
 
 /// How to open another connection to the same libvirt.
 #[derive(Clone)]
@@ -162,7 +162,7 @@ enum Origin {
     /// Through a socket in a pod's folder.
     Pod { folder: PodFolder, socket: Arc<str> },
     /// In this process.
-    Here(Arc<Open>),
+    Here(Arc<OpenCalls>),
 }
 
 impl fmt::Debug for Origin {
@@ -203,10 +203,10 @@ impl DomainHandle {
         folder: &PodFolder,
         socket: &str,
         domain: &str,
-        deadlines: Deadlines,
+        deadlines: CallDeadlines,
     ) -> Result<(Self, DomainEvents), CallError> {
         let pod = folder.open_socket(socket)?;
-        let (line, name) = relay::Line::open(&pod).await?;
+        let (line, name) = relay::RelayedLine::open(&pod).await?;
         let uri = relay::uri(&name);
         let for_thread = domain.to_owned();
         let origin = Origin::Pod {
@@ -214,7 +214,7 @@ impl DomainHandle {
             socket: socket.into(),
         };
         Self::begin(domain, deadlines, origin, Some(line), move |shared| {
-            let connection = connection::Connection::open(&uri, &for_thread, shared)?;
+            let connection = connection::LibvirtConnection::open(&uri, &for_thread, shared)?;
             Ok(Box::new(connection))
         })
         .await
@@ -229,7 +229,7 @@ impl DomainHandle {
         folder: &PodFolder,
         socket: &str,
         domain: &str,
-        deadlines: Deadlines,
+        deadlines: CallDeadlines,
     ) -> Result<(Self, DomainEvents), CallError> {
         let mut pause = RETRY;
         loop {
@@ -259,16 +259,16 @@ impl DomainHandle {
     /// Opens a domain whose libvirt is created by `open`, on a thread of its own.
     pub(crate) async fn start(
         domain: &str,
-        deadlines: Deadlines,
-        open: impl Fn(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + Sync + 'static,
+        deadlines: CallDeadlines,
+        open: impl Fn(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + Sync + 'static,
     ) -> Result<(Self, DomainEvents), CallError> {
         Self::start_here(domain, deadlines, Arc::new(open)).await
     }
 
     async fn start_here(
         domain: &str,
-        deadlines: Deadlines,
-        open: Arc<Open>,
+        deadlines: CallDeadlines,
+        open: Arc<OpenCalls>,
     ) -> Result<(Self, DomainEvents), CallError> {
         let origin = Origin::Here(Arc::clone(&open));
         Self::begin(domain, deadlines, origin, None, move |shared| open(shared)).await
@@ -293,13 +293,13 @@ impl DomainHandle {
 
     async fn begin(
         domain: &str,
-        deadlines: Deadlines,
+        deadlines: CallDeadlines,
         origin: Origin,
-        line: Option<relay::Line>,
-        open: impl FnOnce(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + 'static,
+        line: Option<relay::RelayedLine>,
+        open: impl FnOnce(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + 'static,
     ) -> Result<(Self, DomainEvents), CallError> {
         const CALL: &str = "connecting to libvirt";
-        let (shared, events) = Shared::new();
+        let (shared, events) = EventSource::new();
         let (jobs, receiver) = mpsc::channel(WAITING);
         let (opened, result) = oneshot::channel();
         thread::start(domain, line, receiver, &shared, deadlines.open, open, opened)
@@ -347,7 +347,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// As for all calls.
-    pub async fn create(&self, start: Start) -> Result<(), CallError> {
+    pub async fn create(&self, start: InitialState) -> Result<(), CallError> {
         self.call("starting the guest", self.deadlines.change, move |calls| {
             calls.create(start)
         })
@@ -358,7 +358,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// As for all calls; [`CallError::NoDomain`] if libvirt reports that the domain does not exist.
-    pub async fn state(&self) -> Result<State, CallError> {
+    pub async fn state(&self) -> Result<DomainState, CallError> {
         self.call("reading the domain's state", self.deadlines.read, |calls| calls.state())
             .await
     }
@@ -369,7 +369,7 @@ impl DomainHandle {
     /// As for all calls.
     pub async fn live_xml(&self) -> Result<String, CallError> {
         self.call("reading the domain's live XML", self.deadlines.read, |calls| {
-            calls.xml(Document::Live)
+            calls.xml(XmlDocument::Live)
         })
         .await
     }
@@ -380,7 +380,7 @@ impl DomainHandle {
     /// As for all calls.
     pub async fn inactive_xml(&self) -> Result<String, CallError> {
         self.call("reading the domain's definition", self.deadlines.read, |calls| {
-            calls.xml(Document::Inactive)
+            calls.xml(XmlDocument::Inactive)
         })
         .await
     }
@@ -413,7 +413,7 @@ impl DomainHandle {
     /// does not react to it, nothing happens.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentSilent`] if the agent is used and does not respond.
+    /// As for all calls; [`CallError::AgentUnresponsive`] if the agent is used and does not respond.
     pub async fn reboot(&self, by: ShutdownBy) -> Result<(), CallError> {
         let within = match by {
             ShutdownBy::PowerButton => self.deadlines.change,
@@ -474,7 +474,7 @@ impl DomainHandle {
     /// Returns the guest agent's information about the guest, as far as it has any.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not respond.
+    /// As for all calls; [`CallError::AgentUnresponsive`] if there is no agent or it does not respond.
     pub async fn guest_info(&self) -> Result<GuestInfo, CallError> {
         let parameters = self
             .call("calling the guest agent", self.deadlines.agent, |calls| {
@@ -489,15 +489,15 @@ impl DomainHandle {
     /// are not sent.
     ///
     /// # Errors
-    /// As for all calls, if the connection cannot be opened or breaks; [`CallError::AgentSilent`] if there is no agent or
+    /// As for all calls, if the connection cannot be opened or breaks; [`CallError::AgentUnresponsive`] if there is no agent or
     /// it responds to none.
     pub async fn agent_commands(&self, commands: &[String]) -> Result<Vec<Result<String, CallError>>, CallError> {
         let own = self.own_connection().await?;
         let mut replies = Vec::new();
         for command in commands {
             match own.connection.agent_command(command).await {
-                Err(error @ CallError::AgentSilent(_)) if replies.is_empty() => return Err(error),
-                Err(error @ CallError::AgentSilent(_)) => {
+                Err(error @ CallError::AgentUnresponsive(_)) if replies.is_empty() => return Err(error),
+                Err(error @ CallError::AgentUnresponsive(_)) => {
                     replies.push(Err(error));
                     break;
                 }
@@ -511,7 +511,7 @@ impl DomainHandle {
     /// Sends a command to the guest agent as JSON, and returns its reply.
     ///
     /// # Errors
-    /// As for all calls; [`CallError::AgentSilent`] if there is no agent or it does not respond.
+    /// As for all calls; [`CallError::AgentUnresponsive`] if there is no agent or it does not respond.
     pub async fn agent_command(&self, command: &str) -> Result<String, CallError> {
         let command = command.to_owned();
         self.call(
@@ -572,7 +572,7 @@ impl DomainHandle {
     ///
     /// # Errors
     /// As for all calls.
-    pub async fn versions(&self) -> Result<Versions, CallError> {
+    pub async fn versions(&self) -> Result<PodVersions, CallError> {
         self.call("reading the versions", self.deadlines.read, |calls| calls.versions())
             .await
     }
@@ -704,7 +704,7 @@ impl DomainHandle {
         &self,
         call: &'static str,
         within: Duration,
-        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+        make: impl FnOnce(&dyn DomainCalls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<T, CallError> {
         let response = self.begun(call, Some(within), make).await?;
         self.settled(call, within, timeout(within + MARGIN, response).await)
@@ -714,7 +714,7 @@ impl DomainHandle {
     async fn call_without_limit<T: Send + 'static>(
         &self,
         call: &'static str,
-        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+        make: impl FnOnce(&dyn DomainCalls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<T, CallError> {
         let response = self.begun(call, None, make).await?;
         self.settled(call, Duration::MAX, Ok(response.await))
@@ -725,11 +725,11 @@ impl DomainHandle {
         &self,
         call: &'static str,
         within: Option<Duration>,
-        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+        make: impl FnOnce(&dyn DomainCalls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Result<oneshot::Receiver<Result<T, LibvirtError>>, CallError> {
         let (begun, begins) = oneshot::channel();
         let (sender, response) = oneshot::channel();
-        let job = Job::new(call, within, begun, sender, make);
+        let job = QueuedCall::new(call, within, begun, sender, make);
         if self.jobs.send(job).await.is_err() || begins.await.is_err() {
             return Err(self.lost(call, None));
         }
@@ -769,7 +769,7 @@ impl DomainHandle {
 
 /// Which XML document of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Document {
+pub(crate) enum XmlDocument {
     /// That of the running guest.
     Live,
     /// That of the next start.

@@ -1,16 +1,16 @@
-//! Nodes for the tests of other crates: facts as the inspection would report them, and in [`guest`] libvirts that run
+//! Nodes for the tests of other crates: facts as the inspection would report them, and in [`fake_guest`] libvirts that run
 //! guests.
 //!
 //! All but the Skylake node are parsed from recordings by the parsers of this crate, so that decisions are tested on
 //! real output of libvirt.
 
-pub mod guest;
-pub mod migration;
+pub mod fake_guest;
+pub mod fake_migration;
 
 use std::sync::Arc;
 
 use drydock_api::facts::{
-    CpuFacts, CpuidTsc, KvmFacts, KvmState, NodeFacts, Topology, TscCounter, VirtType, VirtualizationFacts,
+    CpuFacts, CpuidTsc, HostTopology, KvmFacts, KvmState, NodeFacts, TscCounter, VirtType, VirtualizationFacts,
 };
 
 use crate::{architecture::Architecture, baseline, capabilities, domain_capabilities, libvirt_probe};
@@ -39,7 +39,7 @@ pub fn kvm_skylake_node() -> NodeFacts {
             frequency_hz: 4_008_000_000,
             scalable: true,
         }),
-        topology: Some(Topology {
+        topology: Some(HostTopology {
             sockets: 1,
             cores: 4,
             threads: 2,

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use drydock_api::facts::{CpuFacts, Fingerprint};
+use drydock_api::facts::{CpuFacts, FactsFingerprint};
 use nix::sys::stat::{major, minor};
 
 use crate::{architecture::Architecture, inspection, kernel, roots::Roots};
@@ -30,7 +30,7 @@ pub struct Programs {
 }
 
 /// Takes the fingerprint. A part that cannot be read is recorded as `absent`.
-pub fn fingerprint(roots: &Roots, programs: &Programs) -> Fingerprint {
+pub fn fingerprint(roots: &Roots, programs: &Programs) -> FactsFingerprint {
     let architecture = Architecture::native();
     let mut parts = BTreeMap::from([
         ("architecture".to_owned(), architecture.kubernetes().to_owned()),
@@ -51,7 +51,7 @@ pub fn fingerprint(roots: &Roots, programs: &Programs) -> Fingerprint {
             .into_iter()
             .map(|(name, value)| (format!("parameter {name}"), value)),
     );
-    Fingerprint(parts)
+    FactsFingerprint(parts)
 }
 
 fn absent() -> String {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 /// How an enlightenment is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
+pub enum EnlightenmentSign {
     /// `KVM_CHECK_EXTENSION` with this number returns a positive value.
     Extension(u32),
     /// This register is in KVM's list.
@@ -16,26 +16,26 @@ pub enum Sign {
 
 /// Enlightenments by KubeVirt's names. The numbers are those of the kernel's `kvm.h` and of Microsoft's hypervisor
 /// specification.
-pub const ENLIGHTENMENTS: [(&str, Sign); 12] = [
-    ("base", Sign::Extension(44)),
-    ("time", Sign::Extension(96)),
-    ("synic", Sign::Extension(123)),
-    ("synic2", Sign::Extension(148)),
-    ("vpindex", Sign::Extension(149)),
-    ("tlbflush", Sign::Extension(155)),
-    ("ipi", Sign::Extension(161)),
-    ("reset", Sign::Register(0x4000_0003)),
-    ("runtime", Sign::Register(0x4000_0010)),
-    ("frequencies", Sign::Register(0x4000_0022)),
-    ("synictimer", Sign::Register(0x4000_00b0)),
-    ("reenlightenment", Sign::Register(0x4000_0106)),
+pub const ENLIGHTENMENTS: [(&str, EnlightenmentSign); 12] = [
+    ("base", EnlightenmentSign::Extension(44)),
+    ("time", EnlightenmentSign::Extension(96)),
+    ("synic", EnlightenmentSign::Extension(123)),
+    ("synic2", EnlightenmentSign::Extension(148)),
+    ("vpindex", EnlightenmentSign::Extension(149)),
+    ("tlbflush", EnlightenmentSign::Extension(155)),
+    ("ipi", EnlightenmentSign::Extension(161)),
+    ("reset", EnlightenmentSign::Register(0x4000_0003)),
+    ("runtime", EnlightenmentSign::Register(0x4000_0010)),
+    ("frequencies", EnlightenmentSign::Register(0x4000_0022)),
+    ("synictimer", EnlightenmentSign::Register(0x4000_00b0)),
+    ("reenlightenment", EnlightenmentSign::Register(0x4000_0106)),
 ];
 
 /// Returns the extensions to query.
 pub fn extensions() -> impl Iterator<Item = u32> {
     ENLIGHTENMENTS.iter().filter_map(|(_, sign)| match sign {
-        Sign::Extension(number) => Some(*number),
-        Sign::Register(_) => None,
+        EnlightenmentSign::Extension(number) => Some(*number),
+        EnlightenmentSign::Register(_) => None,
     })
 }
 
@@ -44,8 +44,8 @@ pub fn enlightenments(extensions: &BTreeSet<u32>, registers: &BTreeSet<u32>) -> 
     let mut names: Vec<String> = ENLIGHTENMENTS
         .iter()
         .filter(|(_, sign)| match sign {
-            Sign::Extension(number) => extensions.contains(number),
-            Sign::Register(number) => registers.contains(number),
+            EnlightenmentSign::Extension(number) => extensions.contains(number),
+            EnlightenmentSign::Register(number) => registers.contains(number),
         })
         .map(|(name, _)| (*name).to_owned())
         .collect();
@@ -62,8 +62,8 @@ mod tests {
         for (name, sign) in ENLIGHTENMENTS {
             let (mut extensions, mut registers) = (BTreeSet::new(), BTreeSet::new());
             match sign {
-                Sign::Extension(number) => extensions.insert(number),
-                Sign::Register(number) => registers.insert(number),
+                EnlightenmentSign::Extension(number) => extensions.insert(number),
+                EnlightenmentSign::Register(number) => registers.insert(number),
             };
             assert_eq!(enlightenments(&extensions, &registers), [name]);
         }

@@ -29,7 +29,7 @@ use crate::{
     libvirt::Libvirt,
     libvirt_probe::{self, ProbeResult},
     private_libvirtd::PrivateLibvirtd,
-    problem::{Problem, ProblemReason},
+    problem::{HostProblem, ProblemReason},
     roots::Roots,
 };
 
@@ -50,7 +50,7 @@ pub enum LibvirtSource {
 
 /// What to inspect, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct InspectionOptions {
     /// The libvirt to query.
     pub libvirt: LibvirtSource,
     /// Time limit for the whole inspection.
@@ -68,7 +68,7 @@ pub struct Options {
     pub architecture: Option<Architecture>,
 }
 
-impl Default for Options {
+impl Default for InspectionOptions {
     fn default() -> Self {
         Self {
             libvirt: LibvirtSource::Private {
@@ -86,17 +86,17 @@ impl Default for Options {
 
 /// The result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
+pub struct InspectionReport {
     /// The known facts. Complete if there is no problem.
     pub facts: NodeFacts,
     /// Why libvirt's part is missing or incomplete, if it is.
-    pub problem: Option<Problem>,
+    pub problem: Option<HostProblem>,
     /// Duration of the inspection.
     pub took: Duration,
 }
 
 /// Inspects this machine.
-pub fn inspect(options: &Options) -> Report {
+pub fn inspect(options: &InspectionOptions) -> InspectionReport {
     let start = Instant::now();
     let architecture = options.architecture.clone().unwrap_or_else(Architecture::native);
     let mut facts = machine_facts(&options.roots, &architecture);
@@ -107,7 +107,7 @@ pub fn inspect(options: &Options) -> Report {
             } else {
                 VirtType::Qemu
             };
-            let question = Question {
+            let question = QueryParameters {
                 architecture,
                 machine,
                 virt_type,
@@ -117,11 +117,11 @@ pub fn inspect(options: &Options) -> Report {
                 LibvirtSource::Private { libvirtd } => query_private_libvirtd(libvirtd, options, &question, until),
                 LibvirtSource::Uri(uri) => question.probe(uri, until),
             }
-            .unwrap_or_else(|TimedOut| Problem::timed_out(options.deadline).into())
+            .unwrap_or_else(|TimedOut| HostProblem::timed_out(options.deadline).into())
         }
         None => {
             let message = format!("guests are not run on {}", architecture.kubernetes());
-            Problem::new(ProblemReason::ArchitectureNotSupported, message).into()
+            HostProblem::new(ProblemReason::ArchitectureNotSupported, message).into()
         }
     };
     if let Some(why) = probed.kvm_given_up {
@@ -129,7 +129,7 @@ pub fn inspect(options: &Options) -> Report {
         facts.kvm.message = why;
     }
     facts.virtualization = probed.facts;
-    Report {
+    InspectionReport {
         facts,
         problem: probed.problem,
         took: start.elapsed(),
@@ -173,13 +173,13 @@ struct TimedOut;
 
 /// The parameters of the queries to libvirt.
 #[derive(Clone, Debug)]
-struct Question {
+struct QueryParameters {
     architecture: Architecture,
     machine: &'static str,
     virt_type: VirtType,
 }
 
-impl Question {
+impl QueryParameters {
     /// Queries libvirt on a separate thread, which is left behind if libvirt hangs.
     fn probe(&self, uri: &str, until: Instant) -> Result<ProbeResult, TimedOut> {
         let (sender, receiver) = mpsc::channel();
@@ -187,26 +187,26 @@ impl Question {
         let thread = thread::Builder::new().name("libvirt client".into()).spawn(move || {
             let probed = match Libvirt::open(&uri) {
                 Ok(libvirt) => {
-                    let Question {
+                    let QueryParameters {
                         architecture,
                         machine,
                         virt_type,
                     } = &question;
                     libvirt_probe::probe(&libvirt, architecture, machine, *virt_type)
                 }
-                Err(error) => Problem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
+                Err(error) => HostProblem::new(ProblemReason::LibvirtConnectFailed, error.to_string()).into(),
             };
             // There is no receiver if the deadline has passed.
             let _ = sender.send(probed);
         });
         if let Err(error) = thread {
-            return Ok(Problem::new(ProblemReason::LibvirtConnectFailed, format!("no thread: {error}")).into());
+            return Ok(HostProblem::new(ProblemReason::LibvirtConnectFailed, format!("no thread: {error}")).into());
         }
         match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(probed) => Ok(probed),
             Err(RecvTimeoutError::Timeout) => Err(TimedOut),
             Err(RecvTimeoutError::Disconnected) => {
-                Ok(Problem::new(ProblemReason::LibvirtCallFailed, "the libvirt client gave up").into())
+                Ok(HostProblem::new(ProblemReason::LibvirtCallFailed, "the libvirt client gave up").into())
             }
         }
     }
@@ -215,8 +215,8 @@ impl Question {
 /// Starts a libvirtd, queries it and stops it.
 fn query_private_libvirtd(
     libvirtd: &Path,
-    options: &Options,
-    question: &Question,
+    options: &InspectionOptions,
+    question: &QueryParameters,
     until: Instant,
 ) -> Result<ProbeResult, TimedOut> {
     let daemon = match PrivateLibvirtd::start(libvirtd, &options.scratch) {
@@ -246,7 +246,7 @@ fn query_private_libvirtd(
         Some(problem) if problem.kind() == ProblemReason::LibvirtConnectFailed => match daemon.end_within(CRASH) {
             Some(end) => {
                 let message = format!("libvirtd ended during the inspection: {end}");
-                Problem::new(ProblemReason::LibvirtdCrashed, message).into()
+                HostProblem::new(ProblemReason::LibvirtdCrashed, message).into()
             }
             None => problem.clone().into(),
         },

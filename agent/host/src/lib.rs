@@ -2,7 +2,7 @@
 //!
 //! The entry point is [`inspection::inspect`]: it collects [`NodeFacts`](drydock_api::facts::NodeFacts) and never
 //! fails as a whole. The facts from the processor and the kernel are always available. libvirt's facts are added if
-//! libvirt can be queried; otherwise a [`problem::Problem`] contains the reason. [`fingerprint::fingerprint`] and
+//! libvirt can be queried; otherwise a [`problem::HostProblem`] contains the reason. [`fingerprint::fingerprint`] and
 //! [`watch::HostWatch`] show when a new inspection is needed.
 //!
 //! ```text

@@ -74,7 +74,7 @@ impl fmt::Display for Version {
 
 /// The machine that a query is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Machine<'a> {
+pub struct QueriedMachine<'a> {
     /// libvirt's name of the architecture.
     pub architecture: &'a str,
     /// Machine type.
@@ -140,9 +140,9 @@ impl Libvirt {
     ///
     /// # Errors
     /// If the daemon does not respond, or the emulator, machine type or accelerator does not exist.
-    pub fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
+    pub fn domain_capabilities(&self, machine: &QueriedMachine<'_>, detail: Detail) -> Result<String, LibvirtError> {
         const CALL: &str = "reading the domain capabilities";
-        let Machine {
+        let QueriedMachine {
             architecture,
             machine,
             virt_type,
@@ -169,7 +169,7 @@ impl Libvirt {
         unsafe_code,
         reason = "the virt crate has no binding for virConnectBaselineHypervisorCPU"
     )]
-    pub fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
+    pub fn baseline(&self, machine: &QueriedMachine<'_>, cpu: &str) -> Result<String, LibvirtError> {
         const CALL: &str = "computing the hypervisor CPU baseline";
         let architecture = c_string(CALL, machine.architecture)?;
         let name = c_string(CALL, machine.machine)?;
@@ -306,7 +306,7 @@ mod tests {
         let libvirt = Libvirt::open("test:///default").unwrap();
         assert!(libvirt.version().unwrap() >= Version(6_000_000));
         assert!(libvirt.capabilities().unwrap().contains("<capabilities>"));
-        let machine = Machine {
+        let machine = QueriedMachine {
             architecture: "x86_64",
             machine: "q35",
             virt_type: VirtType::Qemu,

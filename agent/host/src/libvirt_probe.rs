@@ -9,16 +9,16 @@ use crate::{
     architecture::Architecture,
     baseline, capabilities,
     domain_capabilities::{self, DomainCapabilities},
-    libvirt::{Detail, Libvirt, LibvirtError, Machine, Version},
-    problem::Problem,
+    libvirt::{Detail, Libvirt, LibvirtError, QueriedMachine, Version},
+    problem::HostProblem,
 };
 
 /// The queries to a libvirt.
 pub(crate) trait LibvirtQueries {
     /// Returns the domain capabilities of a machine.
-    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError>;
+    fn domain_capabilities(&self, machine: &QueriedMachine<'_>, detail: Detail) -> Result<String, LibvirtError>;
     /// Returns the hypervisor CPU baseline of a `<cpu>`.
-    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError>;
+    fn baseline(&self, machine: &QueriedMachine<'_>, cpu: &str) -> Result<String, LibvirtError>;
     /// Returns the capabilities of the host.
     fn capabilities(&self) -> Result<String, LibvirtError>;
     /// Returns libvirt's version.
@@ -28,11 +28,11 @@ pub(crate) trait LibvirtQueries {
 }
 
 impl LibvirtQueries for Libvirt {
-    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Result<String, LibvirtError> {
+    fn domain_capabilities(&self, machine: &QueriedMachine<'_>, detail: Detail) -> Result<String, LibvirtError> {
         self.domain_capabilities(machine, detail)
     }
 
-    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Result<String, LibvirtError> {
+    fn baseline(&self, machine: &QueriedMachine<'_>, cpu: &str) -> Result<String, LibvirtError> {
         self.baseline(machine, cpu)
     }
 
@@ -57,11 +57,11 @@ pub(crate) struct ProbeResult {
     /// Why emulation was chosen instead of KVM, if it was.
     pub(crate) kvm_given_up: Option<String>,
     /// Why data is missing, if any is.
-    pub(crate) problem: Option<Problem>,
+    pub(crate) problem: Option<HostProblem>,
 }
 
-impl From<Problem> for ProbeResult {
-    fn from(problem: Problem) -> Self {
+impl From<HostProblem> for ProbeResult {
+    fn from(problem: HostProblem) -> Self {
         Self {
             problem: Some(problem),
             ..Self::default()
@@ -77,7 +77,7 @@ pub(crate) fn probe(
     machine: &str,
     virt_type: VirtType,
 ) -> ProbeResult {
-    let mut question = Machine {
+    let mut question = QueriedMachine {
         architecture: architecture.libvirt(),
         machine,
         virt_type,
@@ -89,7 +89,7 @@ pub(crate) fn probe(
             Ok(domain) if domain.has_usable_model() => None,
             Ok(_) => Some("libvirt finds not one CPU model that a guest could have with KVM".to_owned()),
             // A daemon that is gone gives no information about KVM.
-            Err(DomainProblem::Call(error)) if !error.is_broken_connection() => {
+            Err(CapabilitiesProblem::Call(error)) if !error.is_broken_connection() => {
                 Some(format!("libvirt refuses KVM: {}", error.message))
             }
             Err(_) => None,
@@ -110,7 +110,7 @@ pub(crate) fn probe(
     };
     let mut problem = None;
     // A failure from here on leaves a reported gap; the other facts remain valid.
-    let mut note = |error: Problem| {
+    let mut note = |error: HostProblem| {
         problem.get_or_insert(error);
     };
     let version = libvirt.version().map_err(|error| note(error.into())).ok();
@@ -165,13 +165,13 @@ pub(crate) fn facts(
 }
 
 /// Why there are no domain capabilities.
-enum DomainProblem {
+enum CapabilitiesProblem {
     Call(LibvirtError),
-    Other(Problem),
+    Other(HostProblem),
 }
 
-impl DomainProblem {
-    fn into_problem(self) -> Problem {
+impl CapabilitiesProblem {
+    fn into_problem(self) -> HostProblem {
         match self {
             Self::Call(error) => error.into(),
             Self::Other(problem) => problem,
@@ -181,24 +181,24 @@ impl DomainProblem {
 
 fn domain_capabilities(
     libvirt: &dyn LibvirtQueries,
-    machine: &Machine<'_>,
+    machine: &QueriedMachine<'_>,
     architecture: &Architecture,
-) -> Result<DomainCapabilities, DomainProblem> {
+) -> Result<DomainCapabilities, CapabilitiesProblem> {
     let text = libvirt
         .domain_capabilities(machine, Detail::HostModel)
-        .map_err(DomainProblem::Call)?;
-    domain_capabilities::parse(&text, architecture).map_err(|error| DomainProblem::Other(error.into()))
+        .map_err(CapabilitiesProblem::Call)?;
+    domain_capabilities::parse(&text, architecture).map_err(|error| CapabilitiesProblem::Other(error.into()))
 }
 
 /// Returns every feature that a guest can have. From libvirt 12.5 on, the input of the baseline is everything that
 /// the host can provide; an older libvirt only reports the host model.
 fn features(
     libvirt: &dyn LibvirtQueries,
-    machine: &Machine<'_>,
+    machine: &QueriedMachine<'_>,
     architecture: &Architecture,
     domain: &DomainCapabilities,
     version: Option<Version>,
-) -> Result<Vec<String>, Problem> {
+) -> Result<Vec<String>, HostProblem> {
     let Some(mut cpu) = domain.host_model_cpu.clone() else {
         return Ok(Vec::new());
     };
@@ -211,7 +211,7 @@ fn features(
     Ok(baseline::parse(&libvirt.baseline(machine, &cpu)?, architecture)?.features)
 }
 
-fn host(libvirt: &dyn LibvirtQueries, architecture: &Architecture) -> Result<capabilities::Capabilities, Problem> {
+fn host(libvirt: &dyn LibvirtQueries, architecture: &Architecture) -> Result<capabilities::Capabilities, HostProblem> {
     Ok(capabilities::parse(&libvirt.capabilities()?, architecture)?)
 }
 

@@ -23,13 +23,13 @@ const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
 /// libvirtd's folder. Dropping it removes the folder.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub(crate) struct LibvirtdFolder {
     path: PathBuf,
     /// Holds the lock.
     _lock: Option<File>,
 }
 
-impl Folder {
+impl LibvirtdFolder {
     /// Creates the folder in `scratch`, with the content libvirtd needs, owned by `account`. Removes leftovers of
     /// killed inspections.
     pub(crate) fn make(scratch: &Path, account: Option<&Account>) -> io::Result<Self> {
@@ -59,7 +59,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for LibvirtdFolder {
     fn drop(&mut self) {
         remove(&self.path);
     }

@@ -29,7 +29,7 @@ use nix::{
 use thiserror::Error;
 use tokio::net::UnixStream;
 
-pub use appearing::Watched;
+pub use appearing::WatchedPath;
 pub use listening::PodListener;
 pub use secret::PodSecret;
 
@@ -64,7 +64,7 @@ pub enum FolderError {
         /// The path.
         path: PathBuf,
         /// What is wrong with it.
-        refusal: Refusal,
+        refusal: PodFileError,
     },
     /// No process listens on a socket in the pod's folder.
     #[error("no process listens at {path}")]
@@ -84,7 +84,7 @@ pub enum FolderError {
 
 /// What is wrong with a file from a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
+pub enum PodFileError {
     /// It is a symbolic link, or a folder above it is.
     #[error("it is a symbolic link, or behind one")]
     Link,
@@ -162,7 +162,7 @@ impl PodFolder {
     fn read_found(&self, found: &OwnedFd, path: &str, limit: u64) -> Result<Vec<u8>, FolderError> {
         let refused = |refusal| Err(self.refused(path, refusal));
         if kind(found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFREG {
-            return refused(Refusal::NotFile);
+            return refused(PodFileError::NotFile);
         }
         // Opens the same file again for reading, even if another one has taken its place meanwhile.
         let again = format!("/proc/self/fd/{}", found.as_raw_fd());
@@ -172,7 +172,7 @@ impl PodFolder {
         let read = File::from(file).take(limit + 1).read_to_end(&mut bytes);
         read.map_err(|error| self.unreadable(path, &error))?;
         if bytes.len() as u64 > limit {
-            return refused(Refusal::TooLarge(limit));
+            return refused(PodFileError::TooLarge(limit));
         }
         Ok(bytes)
     }
@@ -200,7 +200,7 @@ impl PodFolder {
     pub fn open_socket(&self, path: &str) -> Result<PodSocket, FolderError> {
         let found = self.open(path)?;
         if kind(&found).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFSOCK {
-            return Err(self.refused(path, Refusal::NotSocket));
+            return Err(self.refused(path, PodFileError::NotSocket));
         }
         Ok(PodSocket {
             socket: found,
@@ -250,7 +250,7 @@ impl PodFolder {
         self.pods.join(names.chain([path]).collect::<PathBuf>())
     }
 
-    fn refused(&self, path: &str, refusal: Refusal) -> FolderError {
+    fn refused(&self, path: &str, refusal: PodFileError) -> FolderError {
         FolderError::Refused {
             path: self.full(path),
             refusal,
@@ -267,8 +267,8 @@ impl PodFolder {
     fn failed(&self, path: &str, errno: Errno) -> FolderError {
         match errno {
             Errno::ENOENT => FolderError::NotThere { path: self.full(path) },
-            Errno::ELOOP | Errno::EXDEV => self.refused(path, Refusal::Link),
-            Errno::ENOTDIR => self.refused(path, Refusal::NotInFolder),
+            Errno::ELOOP | Errno::EXDEV => self.refused(path, PodFileError::Link),
+            Errno::ENOTDIR => self.refused(path, PodFileError::NotInFolder),
             errno => self.unreadable(path, &errno.into()),
         }
     }

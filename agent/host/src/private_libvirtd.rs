@@ -44,8 +44,8 @@ use crate::{
     account::Account,
     descendants, device_nodes,
     libvirt::session_uri,
-    libvirtd_folder::{Folder, last_errors},
-    problem::{Problem, ProblemReason},
+    libvirtd_folder::{LibvirtdFolder, last_errors},
+    problem::{HostProblem, ProblemReason},
     qemu_capabilities,
 };
 
@@ -70,10 +70,10 @@ static TURN: Mutex<()> = Mutex::new(());
 /// A running libvirtd. Dropping it stops libvirtd and all its child processes, and removes its folder.
 #[derive(Debug)]
 pub struct PrivateLibvirtd {
-    folder: Folder,
+    folder: LibvirtdFolder,
     socket: PathBuf,
     pid: Pid,
-    state: Arc<State>,
+    state: Arc<LibvirtdState>,
     ended: PipeReader,
     devices: Option<String>,
 }
@@ -87,13 +87,13 @@ struct Started {
 
 /// How libvirtd ended. Set once it and all its processes have ended.
 #[derive(Debug, Default)]
-struct State {
-    end: Mutex<Option<End>>,
+struct LibvirtdState {
+    end: Mutex<Option<LibvirtdEnd>>,
     changed: Condvar,
 }
 
 #[derive(Clone, Debug)]
-struct End(String);
+struct LibvirtdEnd(String);
 
 impl PrivateLibvirtd {
     /// Starts libvirtd. `program` is its path or its name in the usual folders. Its files go into a new folder in
@@ -101,14 +101,14 @@ impl PrivateLibvirtd {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn start(program: &Path, scratch: &Path) -> Result<Self, Problem> {
+    pub fn start(program: &Path, scratch: &Path) -> Result<Self, HostProblem> {
         let cannot = |what: &str, error: &dyn std::fmt::Display| {
-            Problem::new(ProblemReason::LibvirtdNotStarted, format!("{what}: {error}"))
+            HostProblem::new(ProblemReason::LibvirtdNotStarted, format!("{what}: {error}"))
         };
         prctl::set_child_subreaper(true)
             .map_err(|error| cannot("cannot become the reaper of libvirtd's processes", &error))?;
         let account = Account::find();
-        let folder = Folder::make(scratch, account.as_ref())
+        let folder = LibvirtdFolder::make(scratch, account.as_ref())
             .map_err(|error| cannot(&format!("no folder for libvirtd in {}", scratch.display()), &error))?;
         let socket = folder.join("run/libvirt/libvirt-sock");
         if socket.as_os_str().len() > MAX_SOCKET_PATH {
@@ -117,7 +117,7 @@ impl PrivateLibvirtd {
         let command = command(program, &folder, account.as_ref())
             .map_err(|error| cannot("cannot write libvirtd's settings", &error))?;
         let (ended, alive) = io::pipe().map_err(|error| cannot("no pipe", &error))?;
-        let state = Arc::new(State::default());
+        let state = Arc::new(LibvirtdState::default());
         let (started, start) = mpsc::channel();
         let (keeper_state, devices) = (Arc::clone(&state), folder.join("devices"));
         let unlock = account.is_some();
@@ -169,11 +169,11 @@ impl PrivateLibvirtd {
     ///
     /// # Errors
     /// If libvirtd ends first, or does not open the socket in time.
-    pub fn wait_until_open(&self, within: Duration) -> Result<(), Problem> {
+    pub fn wait_until_open(&self, within: Duration) -> Result<(), HostProblem> {
         let until = Instant::now() + within;
         let not_opened = |error: &dyn std::fmt::Display| {
             let message = format!("libvirtd opened no socket within {within:?}: {error}");
-            Problem::new(ProblemReason::LibvirtdSocketNotOpened, message)
+            HostProblem::new(ProblemReason::LibvirtdSocketNotOpened, message)
         };
         // The watch is set up before the first attempt, so that no change is missed between the two.
         let watch =
@@ -218,9 +218,9 @@ impl PrivateLibvirtd {
     }
 
     /// Returns the problem if libvirtd ended before its socket was open.
-    fn exited(&self) -> Problem {
+    fn exited(&self) -> HostProblem {
         let end = self.end_within(KILLED).unwrap_or_else(|| "it ended".into());
-        Problem::new(
+        HostProblem::new(
             ProblemReason::LibvirtdExited,
             format!("libvirtd did not get ready: {end}"),
         )
@@ -234,7 +234,7 @@ impl PrivateLibvirtd {
             let ended = self.state.changed.wait_timeout_while(end, within, |end| end.is_none());
             end = ended.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let End(how) = end.as_ref()?;
+        let LibvirtdEnd(how) = end.as_ref()?;
         let errors = last_errors(&self.folder.join("log"));
         Some(if errors.is_empty() {
             how.clone()
@@ -260,7 +260,7 @@ impl PrivateLibvirtd {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<End>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LibvirtdEnd>> {
         self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -281,7 +281,7 @@ fn keep(
     mut command: Command,
     devices: Option<&Path>,
     started: &mpsc::Sender<io::Result<Started>>,
-    state: &State,
+    state: &LibvirtdState,
     alive: PipeWriter,
 ) {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -315,7 +315,7 @@ fn keep(
     if left > 0 {
         tracing::warn!(left, "processes of libvirtd cannot be killed");
     }
-    *end = Some(End(how));
+    *end = Some(LibvirtdEnd(how));
     drop(end);
     state.changed.notify_all();
     drop(alive);
@@ -349,7 +349,7 @@ fn wait_for_end(libvirtd: Pid) {
     unsafe_code,
     reason = "CommandExt::pre_exec is unsafe; there is no other way to tie the child to its parent"
 )]
-fn command(program: &Path, folder: &Folder, account: Option<&Account>) -> io::Result<Command> {
+fn command(program: &Path, folder: &LibvirtdFolder, account: Option<&Account>) -> io::Result<Command> {
     let settings = folder.join("libvirtd.conf");
     let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     // A UUID of its own, so that libvirtd does not look for the machine's, which it may not read.

@@ -48,12 +48,12 @@ impl ProblemReason {
 
 /// A reason with a readable message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
+pub struct HostProblem {
     reason: ProblemReason,
     message: String,
 }
 
-impl Problem {
+impl HostProblem {
     /// Creates a problem.
     pub fn new(reason: ProblemReason, message: impl Into<String>) -> Self {
         Self {
@@ -81,13 +81,13 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for HostProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl From<LibvirtError> for Problem {
+impl From<LibvirtError> for HostProblem {
     fn from(error: LibvirtError) -> Self {
         let reason = if error.is_broken_connection() {
             ProblemReason::LibvirtConnectFailed
@@ -98,7 +98,7 @@ impl From<LibvirtError> for Problem {
     }
 }
 
-impl From<ParseError> for Problem {
+impl From<ParseError> for HostProblem {
     fn from(error: ParseError) -> Self {
         Self::new(ProblemReason::LibvirtResponseInvalid, error.to_string())
     }

@@ -122,7 +122,7 @@ pub struct InvalidLength {
 
 /// A part of a stream. Each frame yields its header, its body in any number of pieces, and its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum StreamPart<'a> {
     /// The header is complete.
     Header(Header),
     /// A piece of the body, never empty.
@@ -176,25 +176,25 @@ impl FrameParser {
     ///
     /// # Errors
     /// If the length of a frame is out of range; all later calls then return the same error.
-    pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, InvalidLength> {
+    pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<StreamPart<'a>>, InvalidLength> {
         match self.position {
             Position::Lost(error) => Err(error),
             Position::Body(0) => {
                 self.position = Position::Header(0);
-                Ok(Some(Part::End))
+                Ok(Some(StreamPart::End))
             }
             Position::Body(_) if bytes.is_empty() => Ok(None),
             Position::Body(left) => {
                 let (now, later) = bytes.split_at(bytes.len().min(left));
                 *bytes = later;
                 self.position = Position::Body(left - now.len());
-                Ok(Some(Part::Body(now)))
+                Ok(Some(StreamPart::Body(now)))
             }
             Position::Header(filled) => self.header(filled, bytes),
         }
     }
 
-    fn header<'a>(&mut self, filled: usize, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, InvalidLength> {
+    fn header<'a>(&mut self, filled: usize, bytes: &mut &'a [u8]) -> Result<Option<StreamPart<'a>>, InvalidLength> {
         let (now, later) = bytes.split_at(bytes.len().min(HEADER - filled));
         *bytes = later;
         let filled = filled + now.len();
@@ -216,7 +216,7 @@ impl FrameParser {
             return Ok(None);
         }
         self.position = Position::Body(header.body());
-        Ok(Some(Part::Header(header)))
+        Ok(Some(StreamPart::Header(header)))
     }
 }
 

@@ -16,7 +16,7 @@ const SMALLEST_MESSAGE: c_int = 64;
 
 /// State of the written data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unread {
+pub enum UnreadData {
     /// Part of it has not been read.
     Some,
     /// All of it has been read, and the other end is still open.
@@ -30,7 +30,7 @@ pub enum Unread {
 /// # Errors
 /// If the descriptor is not such a socket.
 #[expect(unsafe_code, reason = "an ioctl has no safe form")]
-pub fn unread(socket: BorrowedFd<'_>) -> io::Result<Unread> {
+pub fn unread(socket: BorrowedFd<'_>) -> io::Result<UnreadData> {
     nix::ioctl_read_bad!(outq, TIOCOUTQ, c_int);
     let mut bytes = 0;
     // SAFETY: the descriptor is open, because it is borrowed, and the kernel writes one int to `bytes`.
@@ -41,12 +41,12 @@ pub fn unread(socket: BorrowedFd<'_>) -> io::Result<Unread> {
     poll(&mut state, PollTimeout::ZERO)?;
     let events = state[0].revents().unwrap_or(PollFlags::POLLERR);
     if events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL) {
-        return Ok(Unread::HungUp);
+        return Ok(UnreadData::HungUp);
     }
     Ok(if bytes < SMALLEST_MESSAGE {
-        Unread::Nothing
+        UnreadData::Nothing
     } else {
-        Unread::Some
+        UnreadData::Some
     })
 }
 
@@ -63,14 +63,14 @@ mod tests {
     fn what_is_not_read_to_its_last_byte_is_unread() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let state_of = |ours: &UnixStream| unread(ours.as_fd()).unwrap();
-        assert_eq!(state_of(&ours), Unread::Nothing);
+        assert_eq!(state_of(&ours), UnreadData::Nothing);
         for length in [1, 28, 4096, 100_000] {
             ours.write_all(&vec![7; length]).unwrap();
-            assert_eq!(state_of(&ours), Unread::Some, "{length}");
+            assert_eq!(state_of(&ours), UnreadData::Some, "{length}");
             theirs.read_exact(&mut vec![0; length - 1]).unwrap();
-            assert_eq!(state_of(&ours), Unread::Some, "{length}");
+            assert_eq!(state_of(&ours), UnreadData::Some, "{length}");
             theirs.read_exact(&mut [0]).unwrap();
-            assert_eq!(state_of(&ours), Unread::Nothing, "{length}");
+            assert_eq!(state_of(&ours), UnreadData::Nothing, "{length}");
         }
     }
 
@@ -84,7 +84,7 @@ mod tests {
             }
             drop(theirs);
             // The kernel has discarded the unread data.
-            assert_eq!(unread(ours.as_fd()).unwrap(), Unread::HungUp, "{read}");
+            assert_eq!(unread(ours.as_fd()).unwrap(), UnreadData::HungUp, "{read}");
         }
     }
 

@@ -22,7 +22,7 @@ use crate::{kernel, roots::Roots};
 
 /// A watch of one folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Target {
+struct WatchedFolder {
     folder: PathBuf,
     /// If set, only events of this name count.
     name: Option<OsString>,
@@ -35,7 +35,7 @@ pub struct HostWatch {
     inotify: Inotify,
     roots: Roots,
     files: Vec<PathBuf>,
-    watched: HashMap<WatchDescriptor, Vec<Target>>,
+    watched: HashMap<WatchDescriptor, Vec<WatchedFolder>>,
 }
 
 impl HostWatch {
@@ -119,7 +119,7 @@ impl HostWatch {
         }
     }
 
-    fn targets(&self) -> Vec<Target> {
+    fn targets(&self) -> Vec<WatchedFolder> {
         let came_or_went = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM
@@ -127,14 +127,14 @@ impl HostWatch {
         let written = AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_MODIFY;
         let named = |path: &Path, events| {
             let (folder, name) = (path.parent()?.to_owned(), path.file_name()?.to_owned());
-            Some(Target {
+            Some(WatchedFolder {
                 folder,
                 name: Some(name),
                 events,
             })
         };
         // Guests open the device for writing and close it all the time; such events are irrelevant.
-        let mut targets: Vec<Target> = named(&self.roots.kvm, came_or_went | AddWatchFlags::IN_ATTRIB)
+        let mut targets: Vec<WatchedFolder> = named(&self.roots.kvm, came_or_went | AddWatchFlags::IN_ATTRIB)
             .into_iter()
             .collect();
         targets.extend(
@@ -144,12 +144,12 @@ impl HostWatch {
         );
         let modules = self.roots.sys.join("module");
         let names: BTreeSet<String> = kernel::kvm_modules(&self.roots).into_iter().collect();
-        targets.extend(names.iter().map(|module| Target {
+        targets.extend(names.iter().map(|module| WatchedFolder {
             folder: modules.join(module).join("parameters"),
             name: None,
             events: written,
         }));
-        targets.push(Target {
+        targets.push(WatchedFolder {
             folder: modules,
             name: Some("kvm".into()),
             events: came_or_went,

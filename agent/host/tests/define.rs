@@ -141,7 +141,7 @@ fn libvirt_takes_every_spec_and_gives_back_what_was_written() {
 }
 
 /// A kind of guest: its name, its spec, the masked features.
-struct Shape {
+struct GuestShape {
     name: &'static str,
     domain: Value,
     masked: &'static [&'static str],
@@ -164,8 +164,8 @@ fn shaped_disk(i: usize) -> Value {
     disk
 }
 
-fn shapes() -> Vec<Shape> {
-    let shape = |name, domain| Shape {
+fn shapes() -> Vec<GuestShape> {
+    let shape = |name, domain| GuestShape {
         name,
         domain,
         masked: &[],
@@ -228,12 +228,12 @@ fn shapes() -> Vec<Shape> {
                 "devices": {"autoattachPodInterface": false},
             }),
         ),
-        Shape {
+        GuestShape {
             name: "a CPU model without what is masked",
             domain: json!({"cpu": {"model": "Haswell-noTSX"}, "devices": {"autoattachPodInterface": false}}),
             masked: &["aes", "avx2", "sse4.2"],
         },
-        Shape {
+        GuestShape {
             name: "the host's model without what is masked",
             domain: json!({"cpu": {"model": "host-passthrough"}, "devices": {"autoattachPodInterface": false}}),
             masked: &["aes", "avx2", "sse4.2"],

@@ -15,9 +15,9 @@ use std::{
 };
 
 use drydock_host::domain::{
-    CallError, CloseReason, Deadlines, DefinedDetail, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-    PausedReason, ResumedDetail, RunningReason, ShutOffReason, Start, StartedDetail, State, StoppedDetail,
-    SuspendedDetail, UndefinedDetail,
+    CallDeadlines, CallError, CloseReason, DefinedDetail, DomainEvent, DomainEvents, DomainHandle, DomainState,
+    InitialState, LifecycleEvent as Event, LiveDomain, PausedReason, ResumedDetail, RunningReason, ShutOffReason,
+    StartedDetail, StoppedDetail, SuspendedDetail, UndefinedDetail,
 };
 use nix::sys::signal::Signal;
 use pod::{Pod, SOCKET, skipped};
@@ -37,7 +37,7 @@ const XML: &str = "<domain type='qemu'>
 </domain>";
 
 /// Long enough for a busy machine, short enough for a test to wait for.
-const SOON: Deadlines = Deadlines {
+const SOON: CallDeadlines = CallDeadlines {
     open: Duration::from_secs(2),
     read: Duration::from_secs(2),
     change: Duration::from_secs(2),
@@ -45,12 +45,12 @@ const SOON: Deadlines = Deadlines {
 };
 
 async fn connect(pod: &Pod) -> (DomainHandle, DomainEvents) {
-    DomainHandle::connect_when_open(&pod.folder(), SOCKET, NAME, Deadlines::default())
+    DomainHandle::connect_when_open(&pod.folder(), SOCKET, NAME, CallDeadlines::default())
         .await
         .unwrap_or_else(|error| panic!("{error}\n{}", pod.log()))
 }
 
-async fn lifecycle(events: &mut DomainEvents) -> Lifecycle {
+async fn lifecycle(events: &mut DomainEvents) -> Event {
     loop {
         match events.recv().await.unwrap() {
             DomainEvent::Lifecycle(event) => return event,
@@ -62,7 +62,7 @@ async fn lifecycle(events: &mut DomainEvents) -> Lifecycle {
 /// Returns how the guest stopped. If QEMU shuts down cleanly, other events precede this one.
 async fn stopped(events: &mut DomainEvents) -> StoppedDetail {
     loop {
-        if let Lifecycle::Stopped(detail) = lifecycle(events).await {
+        if let Event::Stopped(detail) = lifecycle(events).await {
             return detail;
         }
     }
@@ -84,34 +84,25 @@ async fn a_guest_lives_and_its_events_come_in_order() {
     );
 
     guest.define(XML).await.unwrap();
-    assert_eq!(lifecycle(&mut events).await, Lifecycle::Defined(DefinedDetail::Added));
+    assert_eq!(lifecycle(&mut events).await, Event::Defined(DefinedDetail::Added));
     assert!(matches!(
         guest.state().await,
-        Ok(State::ShutOff(ShutOffReason::Unknown(0)))
+        Ok(DomainState::ShutOff(ShutOffReason::Unknown(0)))
     ));
     let refused = guest.suspend().await.unwrap_err();
     assert_eq!(refused.reason(), "LibvirtRefused", "{refused}");
 
-    guest.create(Start::Paused).await.unwrap();
-    assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
-    assert_eq!(lifecycle(&mut events).await, Lifecycle::Started(StartedDetail::Booted));
-    assert_eq!(
-        lifecycle(&mut events).await,
-        Lifecycle::Suspended(SuspendedDetail::Paused)
-    );
+    guest.create(InitialState::Paused).await.unwrap();
+    assert_eq!(guest.state().await, Ok(DomainState::Paused(PausedReason::User)));
+    assert_eq!(lifecycle(&mut events).await, Event::Started(StartedDetail::Booted));
+    assert_eq!(lifecycle(&mut events).await, Event::Suspended(SuspendedDetail::Paused));
     guest.resume().await.unwrap();
-    assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Unpaused)));
-    assert_eq!(
-        lifecycle(&mut events).await,
-        Lifecycle::Resumed(ResumedDetail::Unpaused)
-    );
-    let silent = guest.guest_info().await.unwrap_err();
-    assert_eq!(silent.reason(), "GuestAgentUnresponsive", "{silent}");
+    assert_eq!(guest.state().await, Ok(DomainState::Running(RunningReason::Unpaused)));
+    assert_eq!(lifecycle(&mut events).await, Event::Resumed(ResumedDetail::Unpaused));
+    let unresponsive = guest.guest_info().await.unwrap_err();
+    assert_eq!(unresponsive.reason(), "GuestAgentUnresponsive", "{unresponsive}");
     guest.suspend().await.unwrap();
-    assert_eq!(
-        lifecycle(&mut events).await,
-        Lifecycle::Suspended(SuspendedDetail::Paused)
-    );
+    assert_eq!(lifecycle(&mut events).await, Event::Suspended(SuspendedDetail::Paused));
 
     let live = LiveDomain::parse(&guest.live_xml().await.unwrap()).unwrap();
     let cpu = live.cpu.unwrap();
@@ -125,13 +116,10 @@ async fn a_guest_lives_and_its_events_come_in_order() {
     assert_eq!(guest.names().await, Ok(vec![NAME.to_owned()]));
 
     guest.destroy().await.unwrap();
-    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Destroyed)));
+    assert_eq!(guest.state().await, Ok(DomainState::ShutOff(ShutOffReason::Destroyed)));
     assert_eq!(stopped(&mut events).await, StoppedDetail::Destroyed);
     guest.undefine().await.unwrap();
-    assert_eq!(
-        lifecycle(&mut events).await,
-        Lifecycle::Undefined(UndefinedDetail::Removed)
-    );
+    assert_eq!(lifecycle(&mut events).await, Event::Undefined(UndefinedDetail::Removed));
     assert_eq!(guest.state().await, Err(CallError::NoDomain));
 
     let other = guest.clone();
@@ -156,7 +144,7 @@ async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
     let pod = Pod::with_libvirtd();
     let (guest, mut events) = connect(&pod).await;
     guest.define(XML).await.unwrap();
-    guest.create(Start::Running).await.unwrap();
+    guest.create(InitialState::Running).await.unwrap();
     // libvirt sends the event for "running" before the one for "started".
     for expected in ["Defined Added", "Resumed Unpaused", "Started Booted"] {
         assert_eq!(lifecycle(&mut events).await.to_string(), expected);
@@ -186,14 +174,14 @@ async fn guest_crash_is_reported() {
     let pod = Pod::with_libvirtd();
     let (guest, mut events) = connect(&pod).await;
     guest.define(XML).await.unwrap();
-    guest.create(Start::Running).await.unwrap();
+    guest.create(InitialState::Running).await.unwrap();
     let live = guest.live_xml().await.unwrap();
     let uuid = LiveDomain::parse(&live).unwrap().uuid;
     let qemu = processes_with(&format!("uuid\0{uuid}"));
     assert_eq!(qemu.len(), 1);
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(qemu[0]), Signal::SIGKILL).unwrap();
     assert_eq!(stopped(&mut events).await, StoppedDetail::Failed);
-    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Crashed)));
+    assert_eq!(guest.state().await, Ok(DomainState::ShutOff(ShutOffReason::Crashed)));
 }
 
 /// Returns the processes whose command line contains this text.

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, path::Path, process::Command, time::Duration};
 
 use drydock_api::facts::{KvmState, Usable, VirtType};
 use drydock_host::{
-    inspection::{LibvirtSource, Options, inspect},
+    inspection::{InspectionOptions, LibvirtSource, inspect},
     private_libvirtd::PrivateLibvirtd,
     roots::Roots,
 };
@@ -38,13 +38,13 @@ fn skipped(test: &str, programs: &[&str]) -> bool {
 }
 
 /// Returns options for emulation, regardless of KVM on this machine.
-fn emulation() -> Options {
-    Options {
+fn emulation() -> InspectionOptions {
+    InspectionOptions {
         roots: Roots {
             kvm: "/nowhere/kvm".into(),
             ..Roots::default()
         },
-        ..Options::default()
+        ..InspectionOptions::default()
     }
 }
 
@@ -90,7 +90,7 @@ fn emulation_is_described_as_virsh_describes_it() {
         return;
     }
     let kept = std::env::temp_dir().join(format!("drydock-kept-{}", std::process::id()));
-    let report = inspect(&Options {
+    let report = inspect(&InspectionOptions {
         capabilities: Some(kept.clone()),
         ..emulation()
     });
@@ -162,7 +162,7 @@ fn this_machine_as_it_is() {
     if skipped("this_machine_as_it_is", NEEDED) {
         return;
     }
-    let report = inspect(&Options::default());
+    let report = inspect(&InspectionOptions::default());
     println!(
         "{:?} in {:?}: {}",
         report.facts.kvm.state, report.took, report.facts.kvm.message
@@ -187,7 +187,7 @@ fn a_given_libvirt_is_left_running() {
     }
     let daemon = PrivateLibvirtd::start(Path::new("libvirtd"), &std::env::temp_dir()).unwrap();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
-    let report = inspect(&Options {
+    let report = inspect(&InspectionOptions {
         libvirt: LibvirtSource::Uri(daemon.uri()),
         ..emulation()
     });

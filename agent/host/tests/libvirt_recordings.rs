@@ -33,14 +33,14 @@ const MINIMA: [&str; 3] = ["Penryn", "Nehalem", "Haswell-noTSX"];
 const KNOWN: [(&str, &str); 1] = [("qemu_4.2.0-tcg.x86_64", "Nehalem")];
 
 /// A machine that libvirt has recorded.
-struct Machine {
+struct RecordedMachine {
     name: String,
     kind: String,
     architecture: Architecture,
     found: DomainCapabilities,
 }
 
-fn machines(folder: &Path) -> Vec<Machine> {
+fn machines(folder: &Path) -> Vec<RecordedMachine> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -58,7 +58,7 @@ fn machines(folder: &Path) -> Vec<Machine> {
                 found.and_then(|node| node.text()).unwrap_or("-").to_owned()
             };
             let architecture = Architecture::from_kernel(&content("arch"));
-            Machine {
+            RecordedMachine {
                 name: path.file_stem().unwrap().to_string_lossy().into_owned(),
                 kind: content("domain"),
                 found: domain_capabilities::parse(&text, &architecture).unwrap(),
@@ -69,7 +69,7 @@ fn machines(folder: &Path) -> Vec<Machine> {
 }
 
 /// Returns every feature that a guest can have: the host model, expanded like in libvirt's baseline.
-fn features(machine: &Machine, map: &CpuMap) -> Option<BTreeSet<String>> {
+fn features(machine: &RecordedMachine, map: &CpuMap) -> Option<BTreeSet<String>> {
     let host = machine.found.host_model.as_ref()?;
     let mut features = map.features(&host.name)?;
     features.extend(host.required.iter().cloned());
@@ -78,7 +78,7 @@ fn features(machine: &Machine, map: &CpuMap) -> Option<BTreeSet<String>> {
 }
 
 /// Returns whether the machine satisfies a minimum model: libvirt's verdict, then Drydock's.
-fn verdicts(machine: &Machine, map: &CpuMap, model: &str) -> [Option<bool>; 2] {
+fn verdicts(machine: &RecordedMachine, map: &CpuMap, model: &str) -> [Option<bool>; 2] {
     let listed = machine.found.models.iter().find(|known| known.name == model);
     let theirs = listed.and_then(|listed| match listed.usable {
         Usable::Yes => Some(true),

@@ -5,7 +5,7 @@
 
 mod pod;
 
-use drydock_host::domain::{Deadlines, DomainHandle};
+use drydock_host::domain::{CallDeadlines, DomainHandle};
 use pod::{Pod, SOCKET, skipped};
 
 /// Number of guests to measure, as on a large node.
@@ -29,7 +29,7 @@ async fn a_guest_costs_less_than_its_budget() {
     let pod = Pod::with_libvirtd();
     let folder = pod.folder();
     let connect = async |name: &str| {
-        let connected = DomainHandle::connect_when_open(&folder, SOCKET, name, Deadlines::default()).await;
+        let connected = DomainHandle::connect_when_open(&folder, SOCKET, name, CallDeadlines::default()).await;
         let (guest, events) = connected.unwrap();
         // Calls as an agent makes them, so that the thread has done some work.
         assert_eq!(guest.names().await, Ok(vec![]));

@@ -13,13 +13,14 @@ use std::{collections::BTreeSet, fs, process::Command};
 use drydock_api::{facts::VirtType, kubevirt::status::GuestCpu};
 use drydock_core::domain::full_cpu;
 use drydock_host::domain::{
-    CallError, CopiedContent, CpuComparison, Deadlines, DiskCopy, DomainEvent, DomainEvents, DomainHandle,
-    JobOperation, JobType, Lifecycle, LiveDomain, Migration, PausedReason, RunningReason, ShutOffReason, Start, State,
+    CallDeadlines, CallError, CopiedContent, CpuComparison, DiskCopy, DomainEvent, DomainEvents, DomainHandle,
+    DomainState as State, InitialState, JobOperation, JobType, LifecycleEvent as Event, LiveDomain, Migration,
+    PausedReason, RunningReason, ShutOffReason,
 };
 use nix::sys::signal::Signal;
 use pod::{MOUNT, Pod, SOCKET, skipped};
 use tokio::task::JoinSet;
-use tunnel::{Stream, Tunnel};
+use tunnel::{MigrationStream, Tunnel};
 
 const NAME: &str = "default_mover";
 
@@ -54,7 +55,7 @@ impl Side {
     async fn new() -> Self {
         let pod = Pod::with_libvirtd();
         pod.own(&pod.scratch.join("run").join("migration"));
-        let (guest, events) = DomainHandle::connect_when_open(&pod.folder(), SOCKET, NAME, Deadlines::default())
+        let (guest, events) = DomainHandle::connect_when_open(&pod.folder(), SOCKET, NAME, CallDeadlines::default())
             .await
             .unwrap_or_else(|error| panic!("{error}\n{}", pod.log()));
         Self { pod, guest, events }
@@ -77,7 +78,7 @@ impl Side {
     /// Defines and starts the guest.
     async fn run(&mut self, disk: &str) {
         self.guest.define(&xml(disk)).await.unwrap();
-        let started = self.guest.create(Start::Running).await;
+        let started = self.guest.create(InitialState::Running).await;
         started.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()));
         self.until("Started Booted").await;
     }
@@ -99,10 +100,10 @@ fn without_shutdown(events: &[String]) -> Vec<&str> {
 }
 
 fn migration() -> Migration {
-    let path = |stream: Stream| format!("{MOUNT}/run/{}", stream.socket());
+    let path = |stream: MigrationStream| format!("{MOUNT}/run/{}", stream.socket());
     Migration {
-        destination: format!("qemu+unix:///session?socket={}", path(Stream::Libvirt)),
-        memory: format!("unix://{}", path(Stream::Memory)),
+        destination: format!("qemu+unix:///session?socket={}", path(MigrationStream::Libvirt)),
+        memory: format!("unix://{}", path(MigrationStream::Memory)),
         ..Migration::default()
     }
 }
@@ -112,7 +113,7 @@ struct Moving(JoinSet<Result<(), CallError>>);
 
 impl Moving {
     /// Begins the migration, and waits until this stream is connected.
-    async fn begin(guest: &DomainHandle, tunnel: &Tunnel, stream: Stream) -> Self {
+    async fn begin(guest: &DomainHandle, tunnel: &Tunnel, stream: MigrationStream) -> Self {
         let guest = guest.clone();
         let mut moving = JoinSet::new();
         moving.spawn(async move { guest.migrate(migration()).await });
@@ -144,8 +145,8 @@ async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
     }
     let Pair { mut source, mut target } = Pair::new("").await;
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
 
     // All other calls are possible meanwhile, over the other connection.
     let job = source.guest.job().await.unwrap().unwrap();
@@ -169,7 +170,7 @@ async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
     let second = source.guest.migrate(migration()).await.unwrap_err();
     assert!(second.to_string().contains("another migration job"), "{second}");
 
-    tunnel.release(Stream::Memory);
+    tunnel.release(MigrationStream::Memory);
     assert_eq!(moving.ended().await, Ok(()), "{}", source.pod.log());
     assert_eq!(source.guest.state().await, Ok(State::ShutOff(ShutOffReason::Migrated)));
     assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::User)));
@@ -226,8 +227,8 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
     let none = source.guest.abort_job().await.unwrap_err();
     assert!(none.is_reply(), "{none}");
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
     source.guest.abort_job().await.unwrap();
     // The message is either "canceled by client" or the error that QEMU got from its socket.
     let ended = moving.ended().await.unwrap_err();
@@ -246,8 +247,8 @@ async fn guest_ended_while_it_arrives_never_counts_as_running() {
     }
     let Pair { source, target } = Pair::new("").await;
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
     assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::Migration)));
     target.pod.signal_qemu(Signal::SIGTERM).await;
     let mut states = BTreeSet::new();
@@ -262,7 +263,7 @@ async fn guest_ended_while_it_arrives_never_counts_as_running() {
     let arriving = [State::Paused(PausedReason::Migration), State::ShuttingDown];
     let arriving: BTreeSet<String> = arriving.iter().map(ToString::to_string).collect();
     assert!(states.is_subset(&arriving), "{states:?}");
-    tunnel.release(Stream::Memory);
+    tunnel.release(MigrationStream::Memory);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
@@ -276,15 +277,15 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
     let Pair { source, mut target } = Pair::new("").await;
     // libvirt's error for a closed connection is the same for both connections.
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
-    tunnel.cut(Stream::Libvirt);
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
+    tunnel.cut(MigrationStream::Libvirt);
     let gone = target.until("Stopped Destroyed").await;
     assert_eq!(without_shutdown(&gone), ["Started Migrated", "Stopped Destroyed"]);
     assert_eq!(target.guest.state().await, Err(CallError::NoDomain));
     // A libvirt that misses the end of its connection notices it at QEMU's next message, and QEMU may block in a
     // write for as long as nothing reads.
-    tunnel.release(Stream::Memory);
+    tunnel.release(MigrationStream::Memory);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     assert!(matches!(source.guest.state().await, Ok(State::Running(_))));
@@ -302,13 +303,13 @@ async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
     }
     let Pair { mut source, mut target } = Pair::new("").await;
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
     // The call that reports to the target that everything is there does not get through.
-    tunnel.hold(Stream::Libvirt);
-    tunnel.release(Stream::Memory);
+    tunnel.hold(MigrationStream::Libvirt);
+    tunnel.release(MigrationStream::Memory);
     assert_eq!(source.until("Suspended Migrated").await, ["Suspended Migrated"]);
-    tunnel.cut(Stream::Libvirt);
+    tunnel.cut(MigrationStream::Libvirt);
     let ended = moving.ended().await.unwrap_err();
     assert!(matches!(ended, CallError::Refused(_)), "{ended:?}");
     // Resumed by QEMU itself, if it had not finished yet, or by libvirt, which then reports the cancelled migration.
@@ -318,7 +319,7 @@ async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
             other => println!("{other:?}"),
         }
     };
-    assert!(matches!(resumed, Lifecycle::Resumed(_)), "{resumed}");
+    assert!(matches!(resumed, Event::Resumed(_)), "{resumed}");
     let state = source.guest.state().await.unwrap();
     assert!(
         matches!(
@@ -338,18 +339,18 @@ async fn a_migration_goes_on_without_whoever_began_it() {
     }
     let Pair { mut source, target } = Pair::new("").await;
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
     drop(moving);
     source.guest.close();
     source.guest.ended().await;
 
-    (source.guest, source.events) = DomainHandle::connect(&source.pod.folder(), SOCKET, NAME, Deadlines::default())
+    (source.guest, source.events) = DomainHandle::connect(&source.pod.folder(), SOCKET, NAME, CallDeadlines::default())
         .await
         .unwrap();
     let job = source.guest.job().await.unwrap();
     assert_eq!(job.map(|job| job.operation), Some(JobOperation::OutgoingMigration));
-    tunnel.release(Stream::Memory);
+    tunnel.release(MigrationStream::Memory);
     source.until("job completed").await;
     assert_eq!(source.guest.state().await, Ok(State::ShutOff(ShutOffReason::Migrated)));
     assert_eq!(target.guest.state().await, Ok(State::Paused(PausedReason::User)));
@@ -362,17 +363,18 @@ async fn killed_libvirtd_ends_call_and_migration_but_not_the_guest() {
     }
     let Pair { source, mut target } = Pair::new("").await;
     let tunnel = Tunnel::new(&source.pod, &target.pod);
-    tunnel.hold(Stream::Memory);
-    let moving = Moving::begin(&source.guest, &tunnel, Stream::Memory).await;
+    tunnel.hold(MigrationStream::Memory);
+    let moving = Moving::begin(&source.guest, &tunnel, MigrationStream::Memory).await;
     source.pod.signal_libvirtd(Signal::SIGKILL).await;
     let lost = moving.ended().await.unwrap_err();
     assert!(!lost.is_reply(), "{lost:?}");
     target.until("Stopped Destroyed").await;
     // QEMU does not respond while it blocks in a write that nothing reads.
-    tunnel.release(Stream::Memory);
-    let (guest, _events) = DomainHandle::connect_when_open(&source.pod.folder(), SOCKET, NAME, Deadlines::default())
-        .await
-        .unwrap();
+    tunnel.release(MigrationStream::Memory);
+    let (guest, _events) =
+        DomainHandle::connect_when_open(&source.pod.folder(), SOCKET, NAME, CallDeadlines::default())
+            .await
+            .unwrap();
     // Waits until libvirtd has reconnected to QEMU and has cancelled the migration.
     guest.suspend().await.unwrap();
     assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
@@ -446,7 +448,7 @@ async fn copied(copied: CopiedContent) {
     let _tunnel = Tunnel::new(&source.pod, &target.pod);
     let copying = Migration {
         disks: Some(DiskCopy {
-            uri: format!("unix://{MOUNT}/run/{}", Stream::Disks.socket()),
+            uri: format!("unix://{MOUNT}/run/{}", MigrationStream::Disks.socket()),
             targets: vec!["vda".into()],
             content: copied,
         }),

@@ -3,14 +3,14 @@
 use std::{io, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use drydock_api::launcher::{GUEST_VARIABLE, Guest, Outcome, SAME_DISK};
+use drydock_api::launcher::{GUEST_VARIABLE, GuestOutcome, PodGuest, SAME_DISK};
 
-use crate::{ending::bounded, outlet::Outlet, prepare_command, same_disk_command, supervisor};
+use crate::{ending::bounded, line_sink::LineSink, prepare_command, same_disk_command, supervisor};
 
 /// Drydock's launcher: process 1 of a virtual machine's pod.
 #[derive(Debug, Parser)]
 #[command(name = "drydock-launcher", version, max_term_width = 110)]
-pub(crate) struct Args {
+pub(crate) struct LauncherArgs {
     /// The guest, as JSON.
     #[arg(long, value_name = "JSON", env = GUEST_VARIABLE, hide_env_values = true)]
     guest: Option<String>,
@@ -39,7 +39,7 @@ enum Task {
     },
 }
 
-impl Args {
+impl LauncherArgs {
     /// Runs the subcommand.
     pub(crate) fn execute(self) -> ExitCode {
         let Self {
@@ -48,7 +48,7 @@ impl Args {
             termination_log,
             command,
         } = self;
-        let guest: Result<Guest, String> = match guest {
+        let guest: Result<PodGuest, String> = match guest {
             None => Err(format!("{GUEST_VARIABLE} is not set")),
             Some(text) => {
                 serde_json::from_str(&text).map_err(|error| format!("{GUEST_VARIABLE} is not valid: {error}"))
@@ -60,8 +60,12 @@ impl Args {
             (Ok(guest), None) => ExitCode::from(supervisor::run(guest, &root, &termination_log)),
             (Err(why), _) => {
                 if let Ok(stderr) = supervisor::standard(&io::stderr()) {
-                    let ending = bounded(Outcome::Failed, &format!("The launcher cannot begin: {why}."), false);
-                    supervisor::report_ending(&ending, &termination_log, &mut Outlet::new(stderr, "of the launcher"));
+                    let ending = bounded(
+                        GuestOutcome::Failed,
+                        &format!("The launcher cannot begin: {why}."),
+                        false,
+                    );
+                    supervisor::report_ending(&ending, &termination_log, &mut LineSink::new(stderr, "of the launcher"));
                 }
                 ExitCode::FAILURE
             }

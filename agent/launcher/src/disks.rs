@@ -16,20 +16,20 @@
 pub(crate) mod cloud_init;
 pub(crate) mod container_disk;
 pub(crate) mod data_volume;
+mod disk_refusal;
+pub(crate) mod disk_volumes;
 pub(crate) mod image_format;
 pub(crate) mod iso;
 pub(crate) mod qemu_img;
-mod refusal;
-pub(crate) mod volumes;
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use drydock_api::launcher::{DiskFormat, DiskSource, Guest, GuestDisk, PreparedDisk, SECRET_FILES};
+use drydock_api::launcher::{DiskFormat, DiskSource, LauncherDisk, PodGuest, PreparedDisk, SECRET_FILES};
 
-pub(crate) use refusal::{Refusal, RefusedDisk};
+pub(crate) use disk_refusal::{DiskRefusal, RefusedDisk};
 
 use crate::folders::Folders;
 
@@ -37,7 +37,7 @@ use crate::folders::Folders;
 ///
 /// # Errors
 /// Returns the first disk that cannot be prepared, with the reason.
-pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Vec<PreparedDisk>, RefusedDisk> {
+pub(crate) fn prepare(guest: &PodGuest, folders: &Folders) -> Result<Vec<PreparedDisk>, RefusedDisk> {
     let disks = guest.disks.iter().map(|disk| {
         prepare_one(disk, folders).map_err(|refusal| RefusedDisk {
             volume: disk.name.clone(),
@@ -47,10 +47,10 @@ pub(crate) fn prepare(guest: &Guest, folders: &Folders) -> Result<Vec<PreparedDi
     disks.collect()
 }
 
-fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refusal> {
+fn prepare_one(disk: &LauncherDisk, folders: &Folders) -> Result<PreparedDisk, DiskRefusal> {
     // The name becomes part of paths.
     if disk.name.is_empty() || disk.name.starts_with('.') || disk.name.contains('/') {
-        return Err(Refusal::VolumeName);
+        return Err(DiskRefusal::VolumeName);
     }
     let own = |ending: &str| folders.disks().join(format!("{}.{ending}", disk.name));
     match &disk.source {
@@ -91,16 +91,16 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
         }
         DiskSource::Blank { size } => {
             let path = own("img");
-            volumes::blank(&path, *size)?;
+            disk_volumes::blank(&path, *size)?;
             Ok(raw(disk, path.display().to_string(), *size))
         }
         DiskSource::Filesystem {} => {
-            let (path, size) = volumes::file(&folders.volume(&disk.name))?;
+            let (path, size) = disk_volumes::file(&folders.volume(&disk.name))?;
             Ok(raw(disk, path.display().to_string(), size))
         }
         DiskSource::Block {} => {
             let path = folders.device(&disk.name);
-            let size = volumes::device(&path)?;
+            let size = disk_volumes::device(&path)?;
             Ok(raw(disk, path.display().to_string(), size))
         }
     }
@@ -110,8 +110,8 @@ fn prepare_one(disk: &GuestDisk, folders: &Folders) -> Result<PreparedDisk, Refu
 ///
 /// # Errors
 /// If its folder cannot be read.
-fn mounted_files(folder: &Path) -> Result<Vec<PathBuf>, Refusal> {
-    let cannot = |error| Refusal::unreadable(folder, error);
+fn mounted_files(folder: &Path) -> Result<Vec<PathBuf>, DiskRefusal> {
+    let cannot = |error| DiskRefusal::unreadable(folder, error);
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(cannot)? {
         let name = entry.map_err(cannot)?.file_name();
@@ -124,7 +124,7 @@ fn mounted_files(folder: &Path) -> Result<Vec<PathBuf>, Refusal> {
     Ok(files)
 }
 
-fn raw(disk: &GuestDisk, path: String, virtual_size: u64) -> PreparedDisk {
+fn raw(disk: &LauncherDisk, path: String, virtual_size: u64) -> PreparedDisk {
     PreparedDisk {
         name: disk.name.clone(),
         path,

@@ -2,7 +2,7 @@
 
 /// A domain's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DomainState {
+pub(crate) enum VirshDomainState {
     /// Its virtual CPUs are running.
     Running,
     /// A QEMU exists, but its virtual CPUs are paused, so the guest reacts to nothing.
@@ -70,7 +70,7 @@ impl OffReason {
     }
 }
 
-impl DomainState {
+impl VirshDomainState {
     /// Parses the output of `virsh domstate --reason`.
     ///
     /// # Errors
@@ -116,32 +116,38 @@ fn one_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{DomainState, OffReason};
+    use super::{OffReason, VirshDomainState};
 
     #[test]
     fn every_output_of_virsh_is_parsed() {
         let cases = [
-            ("running (booted)", DomainState::Running),
-            ("running (migrated)", DomainState::Running),
-            ("paused (user)", DomainState::Paused),
-            ("paused (migrating)", DomainState::Paused),
-            ("in shutdown", DomainState::Paused),
-            ("crashed (panicked)", DomainState::Paused),
-            ("shut off (unknown)", DomainState::Off(OffReason::Unknown)),
-            ("shut off (shutdown)", DomainState::Off(OffReason::Shutdown)),
-            ("shut off (destroyed)", DomainState::Off(OffReason::Destroyed)),
-            ("shut off (crashed)", DomainState::Off(OffReason::Crashed)),
-            ("shut off (migrated)", DomainState::Off(OffReason::Migrated)),
-            ("shut off (saved)", DomainState::Off(OffReason::Saved)),
-            ("shut off (failed)", DomainState::Off(OffReason::Failed)),
-            ("shut off (from snapshot)", DomainState::Off(OffReason::FromSnapshot)),
-            ("shut off (daemon)", DomainState::Off(OffReason::Daemon)),
-            ("shut off (of a later libvirt)", DomainState::Off(OffReason::Unknown)),
-            ("shut off", DomainState::Off(OffReason::Unknown)),
+            ("running (booted)", VirshDomainState::Running),
+            ("running (migrated)", VirshDomainState::Running),
+            ("paused (user)", VirshDomainState::Paused),
+            ("paused (migrating)", VirshDomainState::Paused),
+            ("in shutdown", VirshDomainState::Paused),
+            ("crashed (panicked)", VirshDomainState::Paused),
+            ("shut off (unknown)", VirshDomainState::Off(OffReason::Unknown)),
+            ("shut off (shutdown)", VirshDomainState::Off(OffReason::Shutdown)),
+            ("shut off (destroyed)", VirshDomainState::Off(OffReason::Destroyed)),
+            ("shut off (crashed)", VirshDomainState::Off(OffReason::Crashed)),
+            ("shut off (migrated)", VirshDomainState::Off(OffReason::Migrated)),
+            ("shut off (saved)", VirshDomainState::Off(OffReason::Saved)),
+            ("shut off (failed)", VirshDomainState::Off(OffReason::Failed)),
+            (
+                "shut off (from snapshot)",
+                VirshDomainState::Off(OffReason::FromSnapshot),
+            ),
+            ("shut off (daemon)", VirshDomainState::Off(OffReason::Daemon)),
+            (
+                "shut off (of a later libvirt)",
+                VirshDomainState::Off(OffReason::Unknown),
+            ),
+            ("shut off", VirshDomainState::Off(OffReason::Unknown)),
         ];
         for (stdout, state) in cases {
             assert_eq!(
-                DomainState::from_virsh(true, &format!("{stdout}\n\n"), ""),
+                VirshDomainState::from_virsh(true, &format!("{stdout}\n\n"), ""),
                 Ok(state),
                 "{stdout}"
             );
@@ -151,11 +157,11 @@ mod tests {
     #[test]
     fn failed_libvirt_query_is_not_an_absent_domain() {
         assert_eq!(
-            DomainState::from_virsh(false, "", "error: failed to get domain 'a'\n"),
-            Ok(DomainState::Absent)
+            VirshDomainState::from_virsh(false, "", "error: failed to get domain 'a'\n"),
+            Ok(VirshDomainState::Absent)
         );
         assert_eq!(
-            DomainState::from_virsh(
+            VirshDomainState::from_virsh(
                 false,
                 "",
                 "error: failed to connect to the hypervisor\nerror: Failed to connect socket\n"
@@ -163,11 +169,11 @@ mod tests {
             Err("failed to connect to the hypervisor; Failed to connect socket".into())
         );
         assert_eq!(
-            DomainState::from_virsh(false, "", ""),
+            VirshDomainState::from_virsh(false, "", ""),
             Err("virsh failed without an error message".into())
         );
         assert_eq!(
-            DomainState::from_virsh(true, "dying\n", ""),
+            VirshDomainState::from_virsh(true, "dying\n", ""),
             Err("virsh printed \"dying\"".into())
         );
     }

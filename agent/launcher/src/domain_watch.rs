@@ -28,7 +28,7 @@ use crate::folders::Folders;
 
 /// An event from libvirt's folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sign {
+pub(crate) enum FolderEvent {
     /// libvirt's socket was created.
     Socket,
     /// The domain has this QEMU process.
@@ -85,7 +85,7 @@ impl DomainWatch {
     ///
     /// # Errors
     /// If the kernel's events cannot be read.
-    pub(crate) fn read(&self) -> io::Result<Vec<Sign>> {
+    pub(crate) fn read(&self) -> io::Result<Vec<FolderEvent>> {
         let mut signs = Vec::new();
         loop {
             let events = match self.inotify.read_events() {
@@ -99,33 +99,33 @@ impl DomainWatch {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     // Events were lost; these trigger queries that find out the current state.
                     signs.extend(self.process());
-                    signs.extend([Sign::StateWritten, Sign::StateRemoved]);
+                    signs.extend([FolderEvent::StateWritten, FolderEvent::StateRemoved]);
                 } else if event.wd == self.sockets {
                     if name == self.socket {
-                        signs.push(Sign::Socket);
+                        signs.push(FolderEvent::Socket);
                     }
                 } else if event.wd == self.logs {
                     if name == self.log_name {
-                        signs.push(Sign::Log);
+                        signs.push(FolderEvent::Log);
                     }
                 } else if event.mask.contains(AddWatchFlags::IN_DELETE) {
                     if name == self.state_name {
-                        signs.push(Sign::StateRemoved);
+                        signs.push(FolderEvent::StateRemoved);
                     }
                 } else if name == self.pid_name {
                     signs.extend(self.process());
                 } else if name == self.state_name {
-                    signs.push(Sign::StateWritten);
+                    signs.push(FolderEvent::StateWritten);
                 }
             }
         }
     }
 
     /// Returns the domain's process, if its PID can still be read.
-    fn process(&self) -> Option<Sign> {
+    fn process(&self) -> Option<FolderEvent> {
         let text = fs::read_to_string(&self.pid_file).ok()?;
         let pid: i32 = text.trim().parse().ok()?;
-        (pid > 1).then(|| Sign::Process(Pid::from_raw(pid)))
+        (pid > 1).then(|| FolderEvent::Process(Pid::from_raw(pid)))
     }
 }
 

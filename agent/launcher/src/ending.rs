@@ -1,6 +1,6 @@
 //! How the guest ended: one result, derived from libvirt, its log and the kernel.
 
-use drydock_api::launcher::{Ending, Outcome};
+use drydock_api::launcher::{Ending, GuestOutcome};
 
 use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::ProcessEnd};
 
@@ -9,7 +9,7 @@ const MESSAGE: usize = 2000;
 
 /// All that is known about the end of a guest.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Circumstances {
+pub(crate) struct EndEvidence {
     /// libvirt's reason, if it could be queried and is known.
     pub(crate) reason: Option<OffReason>,
     /// The domain's log.
@@ -28,20 +28,20 @@ pub(crate) struct Circumstances {
     pub(crate) unhealthy: Option<String>,
     /// Whether the node's tunnel has proof that the guest continues elsewhere. The remains of the guest here may then
     /// end in any way: a libvirtd that was lost meanwhile has no record of the migration.
-    pub(crate) has_left: bool,
+    pub(crate) migrated_away: bool,
     /// Whether the kernel's OOM killer has killed a process of this pod.
     pub(crate) out_of_memory: bool,
 }
 
 /// Returns the ending for the termination message.
-pub(crate) fn ending(seen: &Circumstances) -> Ending {
-    if seen.has_left {
-        let message = format!("The guest went on elsewhere{}.", detail(seen, Outcome::Migrated));
-        return bounded(Outcome::Migrated, &message, seen.requested);
+pub(crate) fn ending(seen: &EndEvidence) -> Ending {
+    if seen.migrated_away {
+        let message = format!("The guest went on elsewhere{}.", detail(seen, GuestOutcome::Migrated));
+        return bounded(GuestOutcome::Migrated, &message, seen.requested);
     }
     if let Some(why) = &seen.libvirt {
         let message = format!("libvirt could not be kept alive, so the guest was ended: {why}");
-        return bounded(Outcome::Failed, &message, seen.requested);
+        return bounded(GuestOutcome::Failed, &message, seen.requested);
     }
     let reason = seen
         .reason
@@ -49,35 +49,39 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
         .filter(|&reason| reason != OffReason::Unknown);
     let (outcome, sentence) = match reason {
         // The guest is complete elsewhere, regardless of how its remains here were stopped.
-        Some(OffReason::Migrated) => (Outcome::Migrated, "The guest went on elsewhere"),
+        Some(OffReason::Migrated) => (GuestOutcome::Migrated, "The guest went on elsewhere"),
         _ if let Some(how) = &seen.unhealthy => {
             let message = format!("The guest was ended since its liveness probe {how}.");
-            return bounded(Outcome::Failed, &message, false);
+            return bounded(GuestOutcome::Failed, &message, false);
         }
         _ if seen.forced => (
-            Outcome::Destroyed,
+            GuestOutcome::Destroyed,
             "The guest did not shut down in time, libvirt did not destroy it, and its QEMU was killed",
         ),
-        Some(OffReason::Shutdown) if seen.requested => (Outcome::Shutdown, "The guest shut down as requested"),
-        Some(OffReason::Shutdown) => (Outcome::Shutdown, "The guest shut itself down"),
+        Some(OffReason::Shutdown) if seen.requested => (GuestOutcome::Shutdown, "The guest shut down as requested"),
+        Some(OffReason::Shutdown) => (GuestOutcome::Shutdown, "The guest shut itself down"),
         Some(OffReason::Destroyed) if seen.end_requested => (
-            Outcome::Destroyed,
+            GuestOutcome::Destroyed,
             "The guest was destroyed after the pod was requested to end",
         ),
-        Some(OffReason::Destroyed) => (Outcome::Destroyed, "The guest was destroyed from outside"),
-        Some(OffReason::Saved | OffReason::FromSnapshot) => {
-            (Outcome::Destroyed, "The guest was ended from outside to be continued")
-        }
-        Some(OffReason::Crashed) => (Outcome::Crashed, "The guest's QEMU ended by itself"),
-        Some(OffReason::Failed) => (Outcome::Failed, "The guest could not be started or taken over"),
-        Some(OffReason::Daemon) => (Outcome::Failed, "libvirt failed and ended the guest"),
+        Some(OffReason::Destroyed) => (GuestOutcome::Destroyed, "The guest was destroyed from outside"),
+        Some(OffReason::Saved | OffReason::FromSnapshot) => (
+            GuestOutcome::Destroyed,
+            "The guest was ended from outside to be continued",
+        ),
+        Some(OffReason::Crashed) => (GuestOutcome::Crashed, "The guest's QEMU ended by itself"),
+        Some(OffReason::Failed) => (GuestOutcome::Failed, "The guest could not be started or taken over"),
+        Some(OffReason::Daemon) => (GuestOutcome::Failed, "libvirt failed and ended the guest"),
         Some(OffReason::Unknown) | None => match seen.qemu {
             Some(ProcessEnd::Exited(0)) => (
-                Outcome::Destroyed,
+                GuestOutcome::Destroyed,
                 "The guest's QEMU was ended from outside while libvirt was not running",
             ),
-            Some(_) => (Outcome::Crashed, "The guest's QEMU ended while libvirt was not running"),
-            None => (Outcome::Failed, "The guest is gone, and how it ended is unknown"),
+            Some(_) => (
+                GuestOutcome::Crashed,
+                "The guest's QEMU ended while libvirt was not running",
+            ),
+            None => (GuestOutcome::Failed, "The guest is gone, and how it ended is unknown"),
         },
     };
     bounded(
@@ -88,19 +92,19 @@ pub(crate) fn ending(seen: &Circumstances) -> Ending {
 }
 
 /// Formats the data from libvirt, the kernel and QEMU for the message.
-fn detail(seen: &Circumstances, outcome: Outcome) -> String {
+fn detail(seen: &EndEvidence, outcome: GuestOutcome) -> String {
     let mut parts = Vec::new();
     if let Some(reason) = seen.reason.or(seen.log.reason) {
         parts.push(format!("libvirt reports: shut off ({})", reason.as_str()));
     }
-    let interesting = !matches!(outcome, Outcome::Shutdown | Outcome::Migrated);
+    let interesting = !matches!(outcome, GuestOutcome::Shutdown | GuestOutcome::Migrated);
     if let Some(end) = seen.qemu.filter(|end| interesting && !end.is_success()) {
         parts.push(format!("QEMU {end}"));
     }
     if seen.out_of_memory && interesting {
         parts.push("the kernel has killed a process of this pod because its memory limit was reached".into());
     }
-    if interesting && !seen.log.last_messages.is_empty() && outcome != Outcome::Destroyed {
+    if interesting && !seen.log.last_messages.is_empty() && outcome != GuestOutcome::Destroyed {
         parts.push(format!("last output of QEMU: {}", seen.log.last_messages.join(" | ")));
     }
     if parts.is_empty() {
@@ -111,7 +115,7 @@ fn detail(seen: &Circumstances, outcome: Outcome) -> String {
 }
 
 /// Returns an ending with a message of limited length. `requested` as in [`Ending::requested`].
-pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Ending {
+pub(crate) fn bounded(outcome: GuestOutcome, message: &str, requested: bool) -> Ending {
     let mut end = message.len().min(MESSAGE);
     while !message.is_char_boundary(end) {
         end -= 1;
@@ -124,24 +128,28 @@ pub(crate) fn bounded(outcome: Outcome, message: &str, requested: bool) -> Endin
 }
 
 /// Returns the launcher's exit code: 0 if the guest ended as intended.
-pub(crate) fn exit_code(outcome: Outcome, end_requested: bool) -> u8 {
+pub(crate) fn exit_code(outcome: GuestOutcome, end_requested: bool) -> u8 {
     match outcome {
-        Outcome::Shutdown | Outcome::Migrated => 0,
-        Outcome::Destroyed if end_requested => 0,
-        Outcome::Destroyed | Outcome::Crashed | Outcome::Failed | Outcome::NotStarted | Outcome::Unknown => 1,
+        GuestOutcome::Shutdown | GuestOutcome::Migrated => 0,
+        GuestOutcome::Destroyed if end_requested => 0,
+        GuestOutcome::Destroyed
+        | GuestOutcome::Crashed
+        | GuestOutcome::Failed
+        | GuestOutcome::NotStarted
+        | GuestOutcome::Unknown => 1,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drydock_api::launcher::Outcome;
+    use drydock_api::launcher::GuestOutcome;
     use nix::sys::signal::Signal;
 
-    use super::{Circumstances, bounded, ending, exit_code};
+    use super::{EndEvidence, bounded, ending, exit_code};
     use crate::{domain_log::DomainLog, domain_state::OffReason, process_end::ProcessEnd};
 
-    fn outcome(change: impl FnOnce(&mut Circumstances)) -> Outcome {
-        let mut seen = Circumstances::default();
+    fn outcome(change: impl FnOnce(&mut EndEvidence)) -> GuestOutcome {
+        let mut seen = EndEvidence::default();
         change(&mut seen);
         ending(&seen).outcome
     }
@@ -155,39 +163,39 @@ mod tests {
         let killed = Some(ProcessEnd::Killed(Signal::SIGKILL));
         assert_eq!(
             outcome(|seen| (seen.reason, seen.log) = (Some(OffReason::Shutdown), log(OffReason::Crashed))),
-            Outcome::Shutdown
+            GuestOutcome::Shutdown
         );
         assert_eq!(
             outcome(|seen| (seen.log, seen.qemu) = (log(OffReason::Migrated), killed)),
-            Outcome::Migrated
+            GuestOutcome::Migrated
         );
-        assert_eq!(outcome(|seen| seen.qemu = killed), Outcome::Crashed);
+        assert_eq!(outcome(|seen| seen.qemu = killed), GuestOutcome::Crashed);
         assert_eq!(
             outcome(|seen| seen.qemu = Some(ProcessEnd::Exited(1))),
-            Outcome::Crashed
+            GuestOutcome::Crashed
         );
         assert_eq!(
             outcome(|seen| seen.qemu = Some(ProcessEnd::Exited(0))),
-            Outcome::Destroyed
+            GuestOutcome::Destroyed
         );
-        assert_eq!(outcome(|_| ()), Outcome::Failed);
+        assert_eq!(outcome(|_| ()), GuestOutcome::Failed);
         assert_eq!(
             outcome(|seen| (seen.reason, seen.qemu) = (Some(OffReason::Unknown), killed)),
-            Outcome::Crashed
+            GuestOutcome::Crashed
         );
     }
 
     #[test]
     fn every_reason_has_its_outcome() {
         for (reason, expected) in [
-            (OffReason::Shutdown, Outcome::Shutdown),
-            (OffReason::Destroyed, Outcome::Destroyed),
-            (OffReason::Saved, Outcome::Destroyed),
-            (OffReason::FromSnapshot, Outcome::Destroyed),
-            (OffReason::Crashed, Outcome::Crashed),
-            (OffReason::Migrated, Outcome::Migrated),
-            (OffReason::Failed, Outcome::Failed),
-            (OffReason::Daemon, Outcome::Failed),
+            (OffReason::Shutdown, GuestOutcome::Shutdown),
+            (OffReason::Destroyed, GuestOutcome::Destroyed),
+            (OffReason::Saved, GuestOutcome::Destroyed),
+            (OffReason::FromSnapshot, GuestOutcome::Destroyed),
+            (OffReason::Crashed, GuestOutcome::Crashed),
+            (OffReason::Migrated, GuestOutcome::Migrated),
+            (OffReason::Failed, GuestOutcome::Failed),
+            (OffReason::Daemon, GuestOutcome::Failed),
         ] {
             assert_eq!(outcome(|seen| seen.reason = Some(reason)), expected, "{reason:?}");
         }
@@ -202,32 +210,32 @@ mod tests {
                 seen.qemu = Some(ProcessEnd::Killed(Signal::SIGKILL));
             })
         };
-        assert_eq!(forced(None), Outcome::Destroyed);
-        assert_eq!(forced(Some(OffReason::Crashed)), Outcome::Destroyed);
-        assert_eq!(forced(Some(OffReason::Migrated)), Outcome::Migrated);
+        assert_eq!(forced(None), GuestOutcome::Destroyed);
+        assert_eq!(forced(Some(OffReason::Crashed)), GuestOutcome::Destroyed);
+        assert_eq!(forced(Some(OffReason::Migrated)), GuestOutcome::Migrated);
     }
 
     #[test]
     fn failed_liveness_is_the_reason_unless_guest_moved() {
-        for (reason, has_left, expected) in [
-            (Some(OffReason::Shutdown), false, Outcome::Failed),
-            (Some(OffReason::Destroyed), false, Outcome::Failed),
-            (None, false, Outcome::Failed),
-            (Some(OffReason::Migrated), false, Outcome::Migrated),
-            (Some(OffReason::Destroyed), true, Outcome::Migrated),
+        for (reason, migrated_away, expected) in [
+            (Some(OffReason::Shutdown), false, GuestOutcome::Failed),
+            (Some(OffReason::Destroyed), false, GuestOutcome::Failed),
+            (None, false, GuestOutcome::Failed),
+            (Some(OffReason::Migrated), false, GuestOutcome::Migrated),
+            (Some(OffReason::Destroyed), true, GuestOutcome::Migrated),
         ] {
-            let ending = ending(&Circumstances {
+            let ending = ending(&EndEvidence {
                 reason,
                 end_requested: true,
                 unhealthy: Some("failed 3 times in a row".into()),
-                has_left,
-                ..Circumstances::default()
+                migrated_away,
+                ..EndEvidence::default()
             });
             assert_eq!(ending.outcome, expected, "{reason:?}");
             let description = "The guest was ended since its liveness probe failed 3 times in a row.";
             assert_eq!(
                 ending.message == description,
-                expected == Outcome::Failed,
+                expected == GuestOutcome::Failed,
                 "{}",
                 ending.message
             );
@@ -236,12 +244,12 @@ mod tests {
 
     #[test]
     fn a_libvirt_that_cannot_be_kept_alive_is_the_reason_itself() {
-        let ending = ending(&Circumstances {
+        let ending = ending(&EndEvidence {
             libvirt: Some("it ended 6 times, last with exit code 1".into()),
             forced: true,
-            ..Circumstances::default()
+            ..EndEvidence::default()
         });
-        assert_eq!(ending.outcome, Outcome::Failed);
+        assert_eq!(ending.outcome, GuestOutcome::Failed);
         assert!(ending.message.contains("exit code 1"), "{}", ending.message);
     }
 
@@ -255,15 +263,15 @@ mod tests {
             Some(OffReason::Unknown),
         ] {
             for (libvirt, forced) in [(None, false), (Some("it ended 8 times".to_owned()), true)] {
-                let ending = ending(&Circumstances {
+                let ending = ending(&EndEvidence {
                     reason,
                     qemu: killed,
-                    has_left: true,
+                    migrated_away: true,
                     forced,
                     libvirt,
-                    ..Circumstances::default()
+                    ..EndEvidence::default()
                 });
-                assert_eq!(ending.outcome, Outcome::Migrated, "{reason:?}: {}", ending.message);
+                assert_eq!(ending.outcome, GuestOutcome::Migrated, "{reason:?}: {}", ending.message);
                 assert_eq!(exit_code(ending.outcome, false), 0);
             }
         }
@@ -271,7 +279,7 @@ mod tests {
 
     #[test]
     fn message_contains_known_facts() {
-        let ending = ending(&Circumstances {
+        let ending = ending(&EndEvidence {
             reason: Some(OffReason::Crashed),
             qemu: Some(ProcessEnd::Killed(Signal::SIGKILL)),
             out_of_memory: true,
@@ -279,7 +287,7 @@ mod tests {
                 reason: Some(OffReason::Crashed),
                 last_messages: vec!["qemu-system-x86_64: oh".into()],
             },
-            ..Circumstances::default()
+            ..EndEvidence::default()
         });
         assert_eq!(
             ending.message,
@@ -297,20 +305,23 @@ mod tests {
             (true, false, "The guest shut itself down"),
             (true, true, "The guest shut down as requested"),
         ] {
-            let ending = ending(&Circumstances {
+            let ending = ending(&EndEvidence {
                 reason: Some(OffReason::Shutdown),
                 end_requested,
                 requested,
-                ..Circumstances::default()
+                ..EndEvidence::default()
             });
-            assert_eq!((ending.outcome, ending.requested), (Outcome::Shutdown, Some(requested)));
+            assert_eq!(
+                (ending.outcome, ending.requested),
+                (GuestOutcome::Shutdown, Some(requested))
+            );
             assert!(ending.message.starts_with(prefix), "{}", ending.message);
         }
     }
 
     #[test]
     fn a_message_is_cut_between_characters() {
-        let ending = bounded(Outcome::Failed, &"é".repeat(1500), false);
+        let ending = bounded(GuestOutcome::Failed, &"é".repeat(1500), false);
         assert_eq!(ending.message, "é".repeat(1000));
     }
 
@@ -318,12 +329,12 @@ mod tests {
     fn only_what_was_wanted_is_a_success() {
         let codes = |end_requested| {
             [
-                Outcome::Shutdown,
-                Outcome::Migrated,
-                Outcome::Destroyed,
-                Outcome::Crashed,
-                Outcome::Failed,
-                Outcome::NotStarted,
+                GuestOutcome::Shutdown,
+                GuestOutcome::Migrated,
+                GuestOutcome::Destroyed,
+                GuestOutcome::Crashed,
+                GuestOutcome::Failed,
+                GuestOutcome::NotStarted,
             ]
             .map(|outcome| exit_code(outcome, end_requested))
         };

@@ -12,7 +12,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use drydock_api::launcher::Guest;
+use drydock_api::launcher::PodGuest;
 
 use crate::{folders::Folders, lifecycle::LibvirtCall};
 
@@ -28,7 +28,7 @@ const MEMORY: &str = "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1:glibc
 ///
 /// # Errors
 /// If something cannot be written; the error contains its path.
-pub(crate) fn write(guest: &Guest, folders: &Folders) -> io::Result<()> {
+pub(crate) fn write(guest: &PodGuest, folders: &Folders) -> io::Result<()> {
     let settings = folders.settings().join("libvirt");
     for folder in [
         &folders.domains(),

@@ -24,24 +24,24 @@
 //! with its event, and the domain's log after it. QEMU itself logs nothing, and keeps running when the guest has shut
 //! down (`-no-shutdown`).
 //!
-//! [`Lifecycle::step`] processes an event and returns the actions to carry out. It must be called again at
-//! [`Lifecycle::wake`] at the latest. Times are relative to the launcher's start.
+//! [`LauncherLifecycle::step`] processes an event and returns the actions to carry out. It must be called again at
+//! [`LauncherLifecycle::wake`] at the latest. Times are relative to the launcher's start.
 
-mod happenings;
+mod launcher_events;
 mod stopping;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
-use drydock_api::launcher::{Ending, Outcome};
+use drydock_api::launcher::{Ending, GuestOutcome};
 use nix::{sys::signal::Signal, unistd::Pid};
 
-pub(crate) use happenings::{Action, Event, LibvirtCall, Traces};
+pub(crate) use launcher_events::{LauncherAction, LauncherEvent, LibvirtCall, Traces};
 
 use crate::{
-    domain_state::{DomainState, OffReason},
-    ending::{Circumstances, bounded, ending},
+    domain_state::{OffReason, VirshDomainState},
+    ending::{EndEvidence, bounded, ending},
     grace::Grace,
     process_end::ProcessEnd,
 };
@@ -90,7 +90,7 @@ enum Libvirtd {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guest {
+enum QemuState {
     /// No QEMU of the domain has been seen so far.
     Never,
     /// It runs, as far as known. Without a PID, libvirt's report came before the PID.
@@ -110,7 +110,7 @@ enum Settling {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Stop {
+struct StopProgress {
     since: Duration,
     press_at: Duration,
     destroyed: bool,
@@ -118,14 +118,14 @@ struct Stop {
 
 /// The launcher's state.
 #[derive(Clone, Debug)]
-pub(crate) struct Lifecycle {
+pub(crate) struct LauncherLifecycle {
     grace: Grace,
     prepared: bool,
     ready: bool,
     libvirtd: Libvirtd,
     failures: u32,
-    guest: Guest,
-    stop: Option<Stop>,
+    guest: QemuState,
+    stop: Option<StopProgress>,
     /// The call to libvirt in progress.
     pending: Option<LibvirtCall>,
     /// If set, libvirt's state of the domain has to be queried, but not before this time.
@@ -151,7 +151,7 @@ pub(crate) struct Lifecycle {
     over: bool,
 }
 
-impl Lifecycle {
+impl LauncherLifecycle {
     /// Returns the initial state: nothing runs yet.
     pub(crate) fn new(grace: Grace) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl Lifecycle {
                 again: Some(Duration::ZERO),
             },
             failures: 0,
-            guest: Guest::Never,
+            guest: QemuState::Never,
             stop: None,
             pending: None,
             query_at: None,
@@ -182,7 +182,7 @@ impl Lifecycle {
     }
 
     /// Processes an event and returns the actions to carry out, in order.
-    pub(crate) fn step(&mut self, event: Event, now: Duration) -> Vec<Action> {
+    pub(crate) fn step(&mut self, event: LauncherEvent, now: Duration) -> Vec<LauncherAction> {
         let mut actions = Vec::new();
         if !self.over {
             self.take_in(event, now, &mut actions);
@@ -209,12 +209,12 @@ impl Lifecycle {
         };
         let end = self.last_instant();
         let (stop, ended, kill) = match self.guest {
-            Guest::Never => (end, None, None),
-            Guest::Ended { at, .. } => match self.settling {
+            QemuState::Never => (end, None, None),
+            QemuState::Ended { at, .. } => match self.settling {
                 Settling::Queried(until) => (end, Some(until), None),
                 Settling::NotYet | Settling::Done => (end, Some(at + self.notice()), None),
             },
-            Guest::Runs { .. } => {
+            QemuState::Runs { .. } => {
                 let next = self
                     .stop
                     .filter(|stop| !stop.destroyed && self.failed.is_none())
@@ -230,61 +230,61 @@ impl Lifecycle {
         self.stop.is_some()
     }
 
-    fn take_in(&mut self, event: Event, now: Duration, actions: &mut Vec<Action>) {
+    fn take_in(&mut self, event: LauncherEvent, now: Duration, actions: &mut Vec<LauncherAction>) {
         match event {
-            Event::Time => {}
-            Event::TerminationRequested => {
+            LauncherEvent::Time => {}
+            LauncherEvent::TerminationRequested => {
                 if self.begin_stop(now) {
-                    actions.push(Action::LogMessage("requested to end".into()));
+                    actions.push(LauncherAction::LogMessage("requested to end".into()));
                 }
             }
-            Event::Unhealthy(why) => {
-                if matches!(self.guest, Guest::Runs { .. }) && self.begin_stop(now) {
+            LauncherEvent::Unhealthy(why) => {
+                if matches!(self.guest, QemuState::Runs { .. }) && self.begin_stop(now) {
                     self.unhealthy = Some(why);
                 }
             }
-            Event::Prepared(Ok(())) => self.prepared = true,
-            Event::Prepared(Err(why)) => {
+            LauncherEvent::Prepared(Ok(())) => self.prepared = true,
+            LauncherEvent::Prepared(Err(why)) => {
                 if self.stop.is_none() {
-                    self.end(bounded(Outcome::Failed, &why, false), actions);
+                    self.end(bounded(GuestOutcome::Failed, &why, false), actions);
                 }
             }
-            Event::LibvirtdListens => {
+            LauncherEvent::LibvirtdListens => {
                 if let Libvirtd::Starting { listens, .. } = &mut self.libvirtd {
                     *listens = true;
                     self.query_at = Some(now);
                     // libvirt probes QEMU at the first use, which takes half a second and more. A guest that already
                     // runs does not need it.
-                    if self.guest == Guest::Never && self.stop.is_none() {
-                        actions.push(Action::Learn);
+                    if self.guest == QemuState::Never && self.stop.is_none() {
+                        actions.push(LauncherAction::Learn);
                     }
                 }
             }
-            Event::LibvirtdEnded(how) => self.libvirtd_ended(&how, now, actions),
-            Event::QemuStarted(pid) => {
-                self.guest = Guest::Runs { pid: Some(pid) };
+            LauncherEvent::LibvirtdEnded(how) => self.libvirtd_ended(&how, now, actions),
+            LauncherEvent::QemuStarted(pid) => {
+                self.guest = QemuState::Runs { pid: Some(pid) };
                 self.off = None;
                 self.leaves = false;
                 self.settling = Settling::NotYet;
             }
-            Event::Leaves => self.leaves = true,
-            Event::QemuEnded(pid, how) => self.qemu_ended(pid, how, now),
-            Event::StateRemoved => {
-                if self.guest == Guest::Never {
-                    self.guest = Guest::Ended { at: now, how: None };
+            LauncherEvent::Leaves => self.leaves = true,
+            LauncherEvent::QemuEnded(pid, how) => self.qemu_ended(pid, how, now),
+            LauncherEvent::StateRemoved => {
+                if self.guest == QemuState::Never {
+                    self.guest = QemuState::Ended { at: now, how: None };
                 }
                 self.query_at = Some(now);
             }
             // A start may fail before there is any other sign of it. Later the log adds nothing, and the guest can
             // make QEMU write to it at any rate.
-            Event::LogWritten => {
-                if self.guest == Guest::Never {
+            LauncherEvent::LogWritten => {
+                if self.guest == QemuState::Never {
                     self.query_at = Some(now);
                 }
             }
-            Event::StateReported(response) => self.responded(response, now, actions),
-            Event::Done(call, result) => self.done(call, result, actions),
-            Event::Log(traces) => self.conclude(traces, actions),
+            LauncherEvent::StateReported(response) => self.responded(response, now, actions),
+            LauncherEvent::Done(call, result) => self.done(call, result, actions),
+            LauncherEvent::Log(traces) => self.conclude(traces, actions),
         }
     }
 
@@ -292,7 +292,7 @@ impl Lifecycle {
     fn begin_stop(&mut self, now: Duration) -> bool {
         let begins = self.stop.is_none();
         if begins {
-            self.stop = Some(Stop {
+            self.stop = Some(StopProgress {
                 since: now,
                 press_at: now,
                 destroyed: false,
@@ -301,7 +301,7 @@ impl Lifecycle {
         begins
     }
 
-    fn libvirtd_ended(&mut self, how: &str, now: Duration, actions: &mut Vec<Action>) {
+    fn libvirtd_ended(&mut self, how: &str, now: Duration, actions: &mut Vec<LauncherAction>) {
         let since = match self.libvirtd {
             Libvirtd::Up { since } | Libvirtd::Starting { since, .. } => since,
             Libvirtd::Off { .. } => now,
@@ -317,19 +317,19 @@ impl Lifecycle {
         // A pending query has to be repeated with the next libvirtd.
         self.query_at = None;
         if let Some(call) = self.pending.take() {
-            actions.push(Action::Abandon);
+            actions.push(LauncherAction::Abandon);
             if call == LibvirtCall::Destroy {
                 self.end_qemu(Signal::SIGTERM, actions);
             }
         }
         if self.failures >= FAILURES {
             let why = format!("libvirtd ended {} times in a row; at last it {how}", self.failures);
-            actions.push(Action::LogMessage(why.clone()));
+            actions.push(LauncherAction::LogMessage(why.clone()));
             self.libvirtd = Libvirtd::Off { again: None };
             self.failed = Some(why);
         } else {
             let pause = (BACK_OFF * 2_u32.saturating_pow(self.failures - 1)).min(LONGEST_BACK_OFF);
-            actions.push(Action::LogMessage(format!(
+            actions.push(LauncherAction::LogMessage(format!(
                 "libvirtd {how}; it is started again in {:.1} s",
                 pause.as_secs_f64()
             )));
@@ -341,28 +341,33 @@ impl Lifecycle {
 
     fn qemu_ended(&mut self, pid: Pid, how: ProcessEnd, now: Duration) {
         match self.guest {
-            Guest::Runs { pid: Some(own) } if own != pid => {}
-            Guest::Runs { .. } => {
-                self.guest = Guest::Ended {
+            QemuState::Runs { pid: Some(own) } if own != pid => {}
+            QemuState::Runs { .. } => {
+                self.guest = QemuState::Ended {
                     at: now,
                     how: Some(how),
                 };
                 self.query_at = Some(now);
             }
             // Either libvirt stopped it before its PID was read, or it was not the guest's QEMU.
-            Guest::Never => self.query_at = Some(now),
-            Guest::Ended { at, how: None } => self.guest = Guest::Ended { at, how: Some(how) },
-            Guest::Ended { .. } => {}
+            QemuState::Never => self.query_at = Some(now),
+            QemuState::Ended { at, how: None } => self.guest = QemuState::Ended { at, how: Some(how) },
+            QemuState::Ended { .. } => {}
         }
     }
 
-    fn responded(&mut self, response: Result<DomainState, String>, now: Duration, actions: &mut Vec<Action>) {
+    fn responded(
+        &mut self,
+        response: Result<VirshDomainState, String>,
+        now: Duration,
+        actions: &mut Vec<LauncherAction>,
+    ) {
         self.pending = None;
         let state = match response {
             Ok(state) => state,
             Err(why) => {
                 if matches!(self.libvirtd, Libvirtd::Up { .. } | Libvirtd::Starting { .. }) {
-                    actions.push(Action::LogMessage(format!("libvirt did not respond: {why}")));
+                    actions.push(LauncherAction::LogMessage(format!("libvirt did not respond: {why}")));
                     self.query_at = Some(now + RETRY_INTERVAL);
                 }
                 return;
@@ -371,54 +376,60 @@ impl Lifecycle {
         if let Libvirtd::Starting { since, .. } = self.libvirtd {
             self.libvirtd = Libvirtd::Up { since };
             let took = now.saturating_sub(since).as_secs_f64();
-            actions.push(Action::LogMessage(format!("libvirtd responds after {took:.2} s")));
+            actions.push(LauncherAction::LogMessage(format!(
+                "libvirtd responds after {took:.2} s"
+            )));
         }
         match state {
-            DomainState::Running | DomainState::Paused => {
-                if self.guest == Guest::Never {
-                    self.guest = Guest::Runs { pid: None };
+            VirshDomainState::Running | VirshDomainState::Paused => {
+                if self.guest == QemuState::Never {
+                    self.guest = QemuState::Runs { pid: None };
                 }
-                if self.press && state == DomainState::Running {
+                if self.press && state == VirshDomainState::Running {
                     self.call_libvirt(LibvirtCall::PowerButton, actions);
                 } else if self.press {
-                    actions.push(Action::LogMessage(
+                    actions.push(LauncherAction::LogMessage(
                         "the guest is paused and cannot react to its power button".into(),
                     ));
                 }
                 self.press = false;
             }
-            DomainState::Off(OffReason::Unknown) | DomainState::Absent if self.guest == Guest::Never => {}
+            VirshDomainState::Off(OffReason::Unknown) | VirshDomainState::Absent if self.guest == QemuState::Never => {}
             // The response refers to the time before the current QEMU, or the kernel is just ending QEMU. Only the
             // end of the process, reported by the kernel, counts.
-            DomainState::Off(_) | DomainState::Absent if matches!(self.guest, Guest::Runs { pid: Some(_) }) => {
+            VirshDomainState::Off(_) | VirshDomainState::Absent
+                if matches!(self.guest, QemuState::Runs { pid: Some(_) }) =>
+            {
                 self.query_at = Some(now + RETRY_INTERVAL);
             }
-            DomainState::Absent => self.ended_by_report(None, now),
-            DomainState::Off(reason) => self.ended_by_report(Some(reason), now),
+            VirshDomainState::Absent => self.ended_by_report(None, now),
+            VirshDomainState::Off(reason) => self.ended_by_report(Some(reason), now),
         }
     }
 
     fn ended_by_report(&mut self, reason: Option<OffReason>, now: Duration) {
-        if !matches!(self.guest, Guest::Ended { .. }) {
-            self.guest = Guest::Ended { at: now, how: None };
+        if !matches!(self.guest, QemuState::Ended { .. }) {
+            self.guest = QemuState::Ended { at: now, how: None };
         }
         self.off = Some(reason);
     }
 
-    fn done(&mut self, call: LibvirtCall, result: Result<(), String>, actions: &mut Vec<Action>) {
+    fn done(&mut self, call: LibvirtCall, result: Result<(), String>, actions: &mut Vec<LauncherAction>) {
         self.pending = None;
         match (call, result) {
             (LibvirtCall::PowerButton, Ok(())) => {
-                actions.push(Action::LogMessage("pressed the guest's power button".into()));
+                actions.push(LauncherAction::LogMessage("pressed the guest's power button".into()));
             }
             (LibvirtCall::PowerButton, Err(why)) => {
-                actions.push(Action::LogMessage(format!(
+                actions.push(LauncherAction::LogMessage(format!(
                     "the guest's power button cannot be pressed: {why}"
                 )));
             }
-            (LibvirtCall::Destroy, Ok(())) => actions.push(Action::LogMessage("destroyed the guest".into())),
+            (LibvirtCall::Destroy, Ok(())) => actions.push(LauncherAction::LogMessage("destroyed the guest".into())),
             (LibvirtCall::Destroy, Err(why)) => {
-                actions.push(Action::LogMessage(format!("libvirt does not destroy the guest: {why}")));
+                actions.push(LauncherAction::LogMessage(format!(
+                    "libvirt does not destroy the guest: {why}"
+                )));
                 self.end_qemu(Signal::SIGTERM, actions);
             }
             (LibvirtCall::Settled, _) => self.settling = Settling::Done,
@@ -426,14 +437,14 @@ impl Lifecycle {
         }
     }
 
-    fn decide(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn decide(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         if self.concluding.is_some() {
             return;
         }
         if let Some(verdict) = self.verdict(now) {
             if self.is_settled(now, actions) {
                 self.concluding = Some(verdict);
-                actions.push(Action::ReadLog);
+                actions.push(LauncherAction::ReadLog);
             }
             return;
         }
@@ -450,7 +461,7 @@ impl Lifecycle {
         self.keep_libvirtd(now, actions);
         if self.prepared && !self.ready && self.stop.is_none() && matches!(self.libvirtd, Libvirtd::Up { .. }) {
             self.ready = true;
-            actions.push(Action::MarkReady);
+            actions.push(LauncherAction::MarkReady);
         }
         let responsive = match self.libvirtd {
             Libvirtd::Up { .. } => true,
@@ -463,7 +474,7 @@ impl Lifecycle {
         }
     }
 
-    fn keep_libvirtd(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn keep_libvirtd(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         match self.libvirtd {
             Libvirtd::Off { again: Some(at) } if at <= now => {
                 self.libvirtd = Libvirtd::Starting {
@@ -471,7 +482,7 @@ impl Lifecycle {
                     by: now + FIRST_RESPONSE_TIMEOUT,
                     since: now,
                 };
-                actions.push(Action::StartLibvirtd);
+                actions.push(LauncherAction::StartLibvirtd);
             }
             Libvirtd::Starting { listens, by, since } if by <= now => {
                 // Killed only once; its end is an event.
@@ -480,11 +491,11 @@ impl Lifecycle {
                     by: now + FIRST_RESPONSE_TIMEOUT,
                     since,
                 };
-                actions.push(Action::LogMessage(format!(
+                actions.push(LauncherAction::LogMessage(format!(
                     "libvirtd has not responded for {} s and is killed",
                     FIRST_RESPONSE_TIMEOUT.as_secs()
                 )));
-                actions.push(Action::KillLibvirtd);
+                actions.push(LauncherAction::KillLibvirtd);
             }
             _ => {}
         }
@@ -504,7 +515,7 @@ impl Lifecycle {
     /// Returns whether the kernel reports that QEMU was killed or has failed, and libvirt does not report a completed
     /// migration.
     fn has_failed(&self) -> bool {
-        let Guest::Ended { how: Some(how), .. } = self.guest else {
+        let QemuState::Ended { how: Some(how), .. } = self.guest else {
             return false;
         };
         let moved = self.off == Some(Some(OffReason::Migrated));
@@ -515,8 +526,8 @@ impl Lifecycle {
     fn verdict(&self, now: Duration) -> Option<Option<OffReason>> {
         let reason = self.off.flatten();
         match self.guest {
-            Guest::Never | Guest::Runs { .. } => None,
-            Guest::Ended { at, .. } => {
+            QemuState::Never | QemuState::Runs { .. } => None,
+            QemuState::Ended { at, .. } => {
                 let libvirt_stays_off = matches!(self.libvirtd, Libvirtd::Off { again: None } | Libvirtd::Closing);
                 let given_up = self
                     .stop
@@ -527,7 +538,7 @@ impl Lifecycle {
     }
 
     /// Returns whether libvirtd may be stopped now that the guest has ended. Queries libvirt if that is unknown.
-    fn is_settled(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
+    fn is_settled(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) -> bool {
         let waits = matches!(self.libvirtd, Libvirtd::Up { .. }) && self.off.is_some() && !self.forced;
         match self.settling {
             _ if !waits || self.last_instant().is_some_and(|last| last <= now) => true,
@@ -535,7 +546,7 @@ impl Lifecycle {
             Settling::Queried(until) => until <= now,
             Settling::NotYet => {
                 if self.pending.is_some() {
-                    actions.push(Action::Abandon);
+                    actions.push(LauncherAction::Abandon);
                 }
                 let within = if self.has_failed() {
                     SETTLE_AFTER_FAILURE
@@ -549,13 +560,13 @@ impl Lifecycle {
         }
     }
 
-    fn conclude(&mut self, traces: Traces, actions: &mut Vec<Action>) {
+    fn conclude(&mut self, traces: Traces, actions: &mut Vec<LauncherAction>) {
         let Some(reason) = self.concluding else { return };
         let qemu = match self.guest {
-            Guest::Ended { how, .. } => how,
-            Guest::Never | Guest::Runs { .. } => None,
+            QemuState::Ended { how, .. } => how,
+            QemuState::Never | QemuState::Runs { .. } => None,
         };
-        let seen = Circumstances {
+        let seen = EndEvidence {
             reason,
             log: traces.log,
             qemu,
@@ -565,19 +576,19 @@ impl Lifecycle {
             libvirt: self.failed.clone(),
             unhealthy: self.unhealthy.clone(),
             out_of_memory: traces.out_of_memory,
-            has_left: traces.has_left,
+            migrated_away: traces.migrated_away,
         };
         self.end(ending(&seen), actions);
     }
 
-    fn call_libvirt(&mut self, call: LibvirtCall, actions: &mut Vec<Action>) {
+    fn call_libvirt(&mut self, call: LibvirtCall, actions: &mut Vec<LauncherAction>) {
         self.ending_begun |= matches!(call, LibvirtCall::PowerButton | LibvirtCall::Destroy);
         self.pending = Some(call);
-        actions.push(Action::Call(call));
+        actions.push(LauncherAction::Call(call));
     }
 
-    fn end(&mut self, ending: Ending, actions: &mut Vec<Action>) {
+    fn end(&mut self, ending: Ending, actions: &mut Vec<LauncherAction>) {
         self.over = true;
-        actions.push(Action::End(ending));
+        actions.push(LauncherAction::End(ending));
     }
 }

@@ -3,9 +3,9 @@
 
 mod addresses;
 mod args;
-mod console;
 mod console_client;
 mod console_lines;
+mod console_relay;
 mod disks;
 mod domain_log;
 mod domain_state;
@@ -16,7 +16,7 @@ mod grace;
 mod guest_activity;
 mod libvirt_settings;
 mod lifecycle;
-mod outlet;
+mod line_sink;
 mod prepare_command;
 mod probes;
 mod process_end;
@@ -30,5 +30,5 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    args::Args::parse().execute()
+    args::LauncherArgs::parse().execute()
 }

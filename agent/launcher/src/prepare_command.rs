@@ -13,7 +13,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use drydock_api::launcher::{GUEST_VARIABLE, Guest, Ready};
+use drydock_api::launcher::{GUEST_VARIABLE, PodGuest, Ready};
 
 use crate::{addresses, disks, folders::Folders, libvirt_settings, process_end::ProcessEnd};
 
@@ -24,7 +24,7 @@ pub(crate) const NAME: &str = "prepare";
 ///
 /// # Errors
 /// If the path of this program cannot be determined.
-pub(crate) fn command(guest: &Guest, root: &Path, folders: &Folders) -> io::Result<Command> {
+pub(crate) fn command(guest: &PodGuest, root: &Path, folders: &Folders) -> io::Result<Command> {
     let own = std::env::current_exe()?;
     let mut command = libvirt_settings::program(&own.to_string_lossy(), folders);
     command
@@ -52,7 +52,7 @@ pub(crate) fn result(end: ProcessEnd, error_output: &str) -> Result<(), String> 
 }
 
 /// Prepares the disks. Runs in the separate process.
-pub(crate) fn run(guest: &Guest, root: &Path) -> ExitCode {
+pub(crate) fn run(guest: &PodGuest, root: &Path) -> ExitCode {
     let folders = Folders::below(root);
     let made = disks::prepare(guest, &folders)
         .map(|disks| Ready {

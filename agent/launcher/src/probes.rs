@@ -45,18 +45,18 @@ use drydock_api::launcher::GuestProbes;
 use crate::{addresses, guest_activity::GuestActivity};
 
 use measure::measure;
-use schedule::{Kind, Schedule, Verdict};
+use schedule::{ProbeKind, ProbeVerdict, Schedule};
 
 /// Stack size of a probe's thread in bytes. TLS needs the most, below 100 KiB.
 const STACK: usize = 512 * 1024;
 
-type Outcome = Option<Result<(), String>>;
+type ProbeOutcome = Option<Result<(), String>>;
 
 /// The probes of the pod's guest.
 pub(crate) struct Probes {
     schedules: Vec<Schedule>,
-    results: Receiver<(Kind, Outcome)>,
-    sender: Sender<(Kind, Outcome)>,
+    results: Receiver<(ProbeKind, ProbeOutcome)>,
+    sender: Sender<(ProbeKind, ProbeOutcome)>,
     /// Receives one byte per result.
     reader: UnixStream,
     writer: UnixStream,
@@ -71,11 +71,11 @@ impl Probes {
         let liveness = probes
             .liveness
             .clone()
-            .map(|probe| Schedule::new(Kind::Liveness, probe));
+            .map(|probe| Schedule::new(ProbeKind::Liveness, probe));
         let readiness = probes
             .readiness
             .clone()
-            .map(|probe| Schedule::new(Kind::Readiness, probe));
+            .map(|probe| Schedule::new(ProbeKind::Readiness, probe));
         let schedules: Vec<Schedule> = [liveness, readiness].into_iter().flatten().collect();
         if schedules.is_empty() {
             return Ok(None);
@@ -100,7 +100,7 @@ impl Probes {
     }
 
     /// Starts the probes that are due, and returns the changed verdicts.
-    pub(crate) fn work(&mut self, now: Duration) -> Vec<(Kind, Verdict)> {
+    pub(crate) fn work(&mut self, now: Duration) -> Vec<(ProbeKind, ProbeVerdict)> {
         let mut buffer = [0; 16];
         while matches!((&self.reader).read(&mut buffer), Ok(length) if length > 0) {}
         let mut verdicts = Vec::new();

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drydock_api::launcher::Readiness;
+use drydock_api::launcher::GuestReadiness;
 
 /// Pause before a result that could not be written is written again, as when the disk is full.
 const RETRY: Duration = Duration::from_secs(1);
@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(crate) struct ReadinessFile {
     path: PathBuf,
     /// The result that could not be written, and when it is due again.
-    unwritten: Option<(Readiness, Instant)>,
+    unwritten: Option<(GuestReadiness, Instant)>,
 }
 
 impl ReadinessFile {
@@ -29,7 +29,7 @@ impl ReadinessFile {
     ///
     /// # Errors
     /// If it cannot be written. The result is kept for [`retry`](Self::retry).
-    pub(crate) fn publish(&mut self, readiness: Readiness, now: Instant) -> io::Result<()> {
+    pub(crate) fn publish(&mut self, readiness: GuestReadiness, now: Instant) -> io::Result<()> {
         let unfinished = self.path.with_extension("new");
         let written = serde_json::to_vec(&readiness)
             .map_err(io::Error::other)
@@ -57,8 +57,8 @@ mod tests {
 
     use super::*;
 
-    fn readiness(ready: bool) -> Readiness {
-        Readiness {
+    fn readiness(ready: bool) -> GuestReadiness {
+        GuestReadiness {
             ready,
             message: String::new(),
         }
@@ -68,7 +68,7 @@ mod tests {
     fn result_that_cannot_be_written_is_written_later() {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("readiness.json");
-        let read = || serde_json::from_slice::<Readiness>(&fs::read(&path).unwrap()).unwrap();
+        let read = || serde_json::from_slice::<GuestReadiness>(&fs::read(&path).unwrap()).unwrap();
         let (mut file, now) = (ReadinessFile::new(path.clone()), Instant::now());
         file.publish(readiness(true), now).unwrap();
         assert_eq!(file.wake(), None);

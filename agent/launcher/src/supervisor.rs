@@ -1,4 +1,4 @@
-//! The main loop of process 1: waits for events, passes them to [`Lifecycle`], and carries out its actions.
+//! The main loop of process 1: waits for events, passes them to [`LauncherLifecycle`], and carries out its actions.
 //!
 //! ```text
 //! SIGCHLD, SIGTERM ─┐                                   ┌─▶ libvirtd, virsh, signals
@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drydock_api::launcher::{Ending, Guest, Outcome, Readiness};
+use drydock_api::launcher::{Ending, GuestOutcome, GuestReadiness, PodGuest};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{prctl, signal::Signal},
@@ -28,22 +28,22 @@ use nix::{
 use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
 
 use crate::{
-    console::Console,
     console_lines::ConsoleLines,
+    console_relay::ConsoleRelay,
     domain_log::DomainLog,
-    domain_state::DomainState,
-    domain_watch::{DomainWatch, Sign},
+    domain_state::VirshDomainState,
+    domain_watch::{DomainWatch, FolderEvent},
     ending::{bounded, exit_code},
     folders::Folders,
     grace::Grace,
     guest_activity::GuestActivity,
     libvirt_settings,
-    lifecycle::{Action, Event, LibvirtCall, Lifecycle, Traces},
-    outlet::Outlet,
+    lifecycle::{LauncherAction, LauncherEvent, LauncherLifecycle, LibvirtCall, Traces},
+    line_sink::LineSink,
     prepare_command,
     probes::{
         Probes,
-        schedule::{Kind, Verdict},
+        schedule::{ProbeKind, ProbeVerdict},
     },
     processes::{self, Reaped, ShortCommand},
     readiness_file::ReadinessFile,
@@ -60,17 +60,17 @@ const MEMORY_EVENTS: &str = "/sys/fs/cgroup/memory.events";
 
 /// Process 1 and its state.
 pub(crate) struct Supervisor {
-    guest: Guest,
+    guest: PodGuest,
     folders: Folders,
     root: PathBuf,
-    lifecycle: Lifecycle,
+    lifecycle: LauncherLifecycle,
     started: Instant,
-    events: VecDeque<Event>,
+    events: VecDeque<LauncherEvent>,
     signals: Signals,
     watch: DomainWatch,
-    console: Console,
-    out: Outlet,
-    own: Outlet,
+    console: ConsoleRelay,
+    out: LineSink,
+    own: LineSink,
     prepare: Option<ShortCommand>,
     virsh: Option<(LibvirtCall, ShortCommand)>,
     learning: Option<Pid>,
@@ -124,9 +124,9 @@ impl Signals {
 }
 
 /// Runs the pod until its guest has ended, and returns the exit code.
-pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
+pub(crate) fn run(guest: PodGuest, root: &Path, termination_log: &Path) -> u8 {
     let mut own = match standard(&io::stderr()) {
-        Ok(file) => Outlet::new(file, "of the launcher"),
+        Ok(file) => LineSink::new(file, "of the launcher"),
         // Without stderr no error can be reported.
         Err(_) => return 1,
     };
@@ -138,7 +138,11 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
             (ending, end_requested)
         }
         Err(error) => (
-            bounded(Outcome::Failed, &format!("The launcher cannot begin: {error}."), false),
+            bounded(
+                GuestOutcome::Failed,
+                &format!("The launcher cannot begin: {error}."),
+                false,
+            ),
             false,
         ),
     };
@@ -147,7 +151,7 @@ pub(crate) fn run(guest: Guest, root: &Path, termination_log: &Path) -> u8 {
 }
 
 /// Writes the termination message, and logs it to the launcher's own output.
-pub(crate) fn report_ending(ending: &Ending, termination_log: &Path, own: &mut Outlet) {
+pub(crate) fn report_ending(ending: &Ending, termination_log: &Path, own: &mut LineSink) {
     let text = serde_json::to_string(ending).unwrap_or_default();
     let mut lines = ConsoleLines::new("launcher: ");
     let mut log = |text: &str| {
@@ -170,20 +174,20 @@ pub(crate) fn standard(stream: &impl AsFd) -> io::Result<File> {
 }
 
 impl Supervisor {
-    fn new(guest: Guest, root: &Path) -> io::Result<Self> {
+    fn new(guest: PodGuest, root: &Path) -> io::Result<Self> {
         // Only needed outside of a pod: process 1 adopts orphans anyway.
         prctl::set_child_subreaper(true)?;
         let folders = Folders::below(root);
         libvirt_settings::write(&guest, &folders)?;
         Ok(Self {
-            lifecycle: Lifecycle::new(Grace::divide(guest.grace_period_seconds)),
+            lifecycle: LauncherLifecycle::new(Grace::divide(guest.grace_period_seconds)),
             started: Instant::now(),
             events: VecDeque::new(),
             signals: Signals::new()?,
             watch: DomainWatch::new(&guest.domain, &folders)?,
-            console: Console::listen(&folders.console(), &folders.console_client())?,
-            out: Outlet::new(standard(&io::stdout())?, "of the guest"),
-            own: Outlet::new(standard(&io::stderr())?, "of the launcher"),
+            console: ConsoleRelay::listen(&folders.console(), &folders.console_client())?,
+            out: LineSink::new(standard(&io::stdout())?, "of the guest"),
+            own: LineSink::new(standard(&io::stderr())?, "of the launcher"),
             prepare: None,
             virsh: None,
             learning: None,
@@ -204,9 +208,11 @@ impl Supervisor {
             .and_then(|command| ShortCommand::start(command, Instant::now() + DISKS))
         {
             Ok(command) => self.prepare = Some(command),
-            Err(error) => self.happened(Event::Prepared(Err(format!("The disks cannot be made: {error}.")))),
+            Err(error) => self.happened(LauncherEvent::Prepared(Err(format!(
+                "The disks cannot be made: {error}."
+            )))),
         }
-        self.happened(Event::Time);
+        self.happened(LauncherEvent::Time);
         loop {
             self.act();
             self.flush();
@@ -219,7 +225,7 @@ impl Supervisor {
     }
 
     /// Queues an event.
-    fn happened(&mut self, event: Event) {
+    fn happened(&mut self, event: LauncherEvent) {
         self.events.push_back(event);
     }
 
@@ -241,7 +247,7 @@ impl Supervisor {
             self.ended(reaped);
         }
         if Signals::take(&self.signals.end) {
-            self.happened(Event::TerminationRequested);
+            self.happened(LauncherEvent::TerminationRequested);
         }
         self.console.work(now, &mut self.out);
         self.probe();
@@ -250,26 +256,26 @@ impl Supervisor {
         }
         self.read_error_output();
         self.end_overdue(now);
-        self.happened(Event::Time);
+        self.happened(LauncherEvent::Time);
     }
 
     fn read_signs(&mut self) {
         match self.watch.read() {
             Ok(signs) => {
-                let state = |sign: &Sign| matches!(sign, Sign::StateWritten | Sign::StateRemoved);
+                let state = |sign: &FolderEvent| matches!(sign, FolderEvent::StateWritten | FolderEvent::StateRemoved);
                 if signs.iter().any(state) && self.probes.is_some() {
                     self.observe(GuestActivity::read(&self.folders.state(&self.guest.domain)));
                 }
                 for sign in signs {
                     self.events.push_back(match sign {
-                        Sign::Socket => Event::LibvirtdListens,
-                        Sign::Process(pid) => {
+                        FolderEvent::Socket => LauncherEvent::LibvirtdListens,
+                        FolderEvent::Process(pid) => {
                             self.qemu = Some(pid);
-                            Event::QemuStarted(pid)
+                            LauncherEvent::QemuStarted(pid)
                         }
-                        Sign::StateWritten => continue,
-                        Sign::StateRemoved => Event::StateRemoved,
-                        Sign::Log => Event::LogWritten,
+                        FolderEvent::StateWritten => continue,
+                        FolderEvent::StateRemoved => LauncherEvent::StateRemoved,
+                        FolderEvent::Log => LauncherEvent::LogWritten,
                     });
                 }
             }
@@ -291,20 +297,25 @@ impl Supervisor {
         for (kind, verdict) in verdicts {
             self.log(&format!("the guest's {kind} probe {verdict}"));
             match (kind, &verdict) {
-                (Kind::Readiness, _) => self.publish_readiness(&verdict),
-                (Kind::Liveness, Verdict::Fails { .. }) => self.happened(Event::Unhealthy(verdict.to_string())),
-                (Kind::Liveness, Verdict::Succeeds) => {}
+                (ProbeKind::Readiness, _) => self.publish_readiness(&verdict),
+                (ProbeKind::Liveness, ProbeVerdict::Fails { .. }) => {
+                    self.happened(LauncherEvent::Unhealthy(verdict.to_string()));
+                }
+                (ProbeKind::Liveness, ProbeVerdict::Succeeds) => {}
             }
         }
     }
 
     /// Writes the result of the readiness probe for the agent.
-    fn publish_readiness(&mut self, verdict: &Verdict) {
+    fn publish_readiness(&mut self, verdict: &ProbeVerdict) {
         let (ready, message) = match verdict {
-            Verdict::Succeeds => (true, String::new()),
-            Verdict::Fails { why, .. } => (false, why.clone()),
+            ProbeVerdict::Succeeds => (true, String::new()),
+            ProbeVerdict::Fails { why, .. } => (false, why.clone()),
         };
-        if let Err(error) = self.readiness.publish(Readiness { ready, message }, Instant::now()) {
+        if let Err(error) = self
+            .readiness
+            .publish(GuestReadiness { ready, message }, Instant::now())
+        {
             self.log(&format!("the guest's readiness cannot be written, retrying: {error}"));
         }
     }
@@ -315,7 +326,7 @@ impl Supervisor {
             self.libvirtd = None;
             // libvirtd's last events precede its end.
             self.read_signs();
-            self.happened(Event::LibvirtdEnded(end.to_string()));
+            self.happened(LauncherEvent::LibvirtdEnded(end.to_string()));
         } else if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
             let (output, error_output) = command.into_output();
             self.call_ended(call, end.is_success(), &output, &error_output);
@@ -325,29 +336,29 @@ impl Supervisor {
             self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
             let (_, error_output) = command.into_output();
-            self.happened(Event::Prepared(prepare_command::result(end, &error_output)));
+            self.happened(LauncherEvent::Prepared(prepare_command::result(end, &error_output)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
             if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
                 let last = GuestActivity::read(&self.folders.state(&self.guest.domain));
                 if last == GuestActivity::Leaving {
-                    self.happened(Event::Leaves);
+                    self.happened(LauncherEvent::Leaves);
                 }
                 self.observe(GuestActivity::Absent);
             }
-            self.happened(Event::QemuEnded(pid, end));
+            self.happened(LauncherEvent::QemuEnded(pid, end));
         }
     }
 
     fn call_ended(&mut self, call: LibvirtCall, success: bool, output: &str, error_output: &str) {
-        let state = DomainState::from_virsh(success, output, error_output);
+        let state = VirshDomainState::from_virsh(success, output, error_output);
         self.happened(match call {
-            LibvirtCall::State => Event::StateReported(state),
+            LibvirtCall::State => LauncherEvent::StateReported(state),
             LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled if success => {
-                Event::Done(call, Ok(()))
+                LauncherEvent::Done(call, Ok(()))
             }
             LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => {
                 let why = state.map_or_else(|why| why, |_| "there is no such domain".into());
-                Event::Done(call, Err(why))
+                LauncherEvent::Done(call, Err(why))
             }
         });
     }
@@ -358,56 +369,58 @@ impl Supervisor {
             processes::signal(command.pid, Signal::SIGKILL);
             let why = format!("virsh took longer than {} s", RESPONSE_TIMEOUT.as_secs());
             self.happened(match call {
-                LibvirtCall::State => Event::StateReported(Err(why)),
-                LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => Event::Done(call, Err(why)),
+                LibvirtCall::State => LauncherEvent::StateReported(Err(why)),
+                LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => {
+                    LauncherEvent::Done(call, Err(why))
+                }
             });
         }
         if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
             let why = format!("The disks could not be made within {} s.", DISKS.as_secs());
-            self.happened(Event::Prepared(Err(why)));
+            self.happened(LauncherEvent::Prepared(Err(why)));
         }
     }
 
-    fn carry_out(&mut self, action: Action) {
+    fn carry_out(&mut self, action: LauncherAction) {
         match action {
-            Action::StartLibvirtd => self.start_libvirtd(),
-            Action::KillLibvirtd => {
+            LauncherAction::StartLibvirtd => self.start_libvirtd(),
+            LauncherAction::KillLibvirtd => {
                 if let Some(libvirtd) = &self.libvirtd {
                     processes::signal(libvirtd.pid, Signal::SIGKILL);
                 }
             }
-            Action::Learn => self.learn(),
-            Action::Call(call) => self.call_libvirt(call),
-            Action::Abandon => {
+            LauncherAction::Learn => self.learn(),
+            LauncherAction::Call(call) => self.call_libvirt(call),
+            LauncherAction::Abandon => {
                 if let Some((_, command)) = self.virsh.take() {
                     processes::signal(command.pid, Signal::SIGKILL);
                 }
             }
-            Action::SignalQemu(pid, signal) => {
+            LauncherAction::SignalQemu(pid, signal) => {
                 self.log(&format!("sends {signal} to QEMU"));
                 // Checked, because another process may have got the PID meanwhile.
                 if self.qemu == Some(pid) {
                     processes::signal(pid, signal);
                 }
             }
-            Action::MarkReady => match prepare_command::write_ready(&self.folders) {
+            LauncherAction::MarkReady => match prepare_command::write_ready(&self.folders) {
                 Ok(()) => self.log("ready for the guest"),
                 Err(error) => {
                     let why = format!("The pod could not be reported as ready: {error}.");
-                    self.happened(Event::Prepared(Err(why)));
+                    self.happened(LauncherEvent::Prepared(Err(why)));
                 }
             },
-            Action::ReadLog => {
+            LauncherAction::ReadLog => {
                 let log = DomainLog::read(&self.folders.log(&self.guest.domain));
-                self.events.push_front(Event::Log(Traces {
+                self.events.push_front(LauncherEvent::Log(Traces {
                     log,
                     out_of_memory: out_of_memory(),
-                    has_left: self.folders.left().exists(),
+                    migrated_away: self.folders.left().exists(),
                 }));
             }
-            Action::LogMessage(text) => self.log(&text),
-            Action::End(ending) => self.ending = Some(ending),
+            LauncherAction::LogMessage(text) => self.log(&text),
+            LauncherAction::End(ending) => self.ending = Some(ending),
         }
     }
 
@@ -423,7 +436,7 @@ impl Supervisor {
                     lines: ConsoleLines::new("launcher: libvirtd: "),
                 });
             }
-            Err(error) => self.happened(Event::LibvirtdEnded(format!("could not be started: {error}"))),
+            Err(error) => self.happened(LauncherEvent::LibvirtdEnded(format!("could not be started: {error}"))),
         }
     }
 

@@ -19,7 +19,7 @@ use std::{
     process::Output,
 };
 
-use drydock_api::launcher::{GuestProbe, GuestProbes, Outcome, ProbeAction, Readiness};
+use drydock_api::launcher::{GuestOutcome, GuestProbe, GuestProbes, GuestReadiness, ProbeAction};
 use guest::Manners;
 use sandbox::Sandbox;
 
@@ -40,7 +40,12 @@ fn console_is_on_standard_output_and_sigterm_shuts_guest_down() {
     pod.terminate();
     pod.expect("guest: bye");
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Shutdown, 0),
+        "{}",
+        ending.message
+    );
     assert_eq!(
         ending.message,
         "The guest shut down as requested (libvirt reports: shut off (shutdown))."
@@ -53,7 +58,12 @@ fn unresponsive_guest_is_destroyed_and_cannot_forge_a_report() {
     pod.boot();
     pod.terminate();
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Destroyed, 0),
+        "{}",
+        ending.message
+    );
     let forged: Vec<&String> = pod.seen.iter().filter(|line| line.contains("forged")).collect();
     assert_eq!(forged, ["guest: launcher: forged"]);
 }
@@ -70,7 +80,12 @@ fn guest_outlives_libvirtd_and_its_end_is_reported() {
     assert_eq!(pod.virsh(&["domstate", "default_vm1"]).trim(), "running");
     pod.virsh(&["destroy", "default_vm1"]);
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 1), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Destroyed, 1),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]
@@ -79,7 +94,7 @@ fn a_qemu_that_is_killed_is_a_crash() {
     pod.boot();
     pod.kill("qemu-system");
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Crashed, 1), "{}", ending.message);
     assert!(
         ending.message.contains("QEMU was killed by SIGKILL"),
         "{}",
@@ -94,7 +109,7 @@ fn qemu_killed_while_libvirtd_hangs_is_a_crash() {
     nix::sys::signal::kill(pod.child("libvirtd"), nix::sys::signal::Signal::SIGSTOP).unwrap();
     pod.kill("qemu-system");
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Crashed, 1), "{}", ending.message);
     assert!(
         ending.message.contains("QEMU was killed by SIGKILL"),
         "{}",
@@ -110,7 +125,7 @@ fn a_guest_that_ends_while_libvirtd_is_dead_has_crashed() {
     pod.kill("libvirtd");
     nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Crashed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Crashed, 1), "{}", ending.message);
 }
 
 #[test]
@@ -123,7 +138,12 @@ fn guest_that_migrated_has_not_crashed_though_libvirtd_did() {
     fs::write(pod.path("run/drydock/migration/left"), "").unwrap();
     nix::sys::signal::kill(qemu, nix::sys::signal::Signal::SIGKILL).unwrap();
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Migrated, 0),
+        "{}",
+        ending.message
+    );
 }
 
 /// Returns a probe of the test's own server, with a period of one second.
@@ -162,7 +182,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_it() {
     let mut pod = Sandbox::start_probing(probes, &[], &guest::disk(POLITE), 60);
     pod.define();
     assert!(pod.ready_file().probes_readiness);
-    let readiness = |pod: &Sandbox| -> Readiness {
+    let readiness = |pod: &Sandbox| -> GuestReadiness {
         serde_json::from_slice(&fs::read(pod.path("run/drydock/readiness.json")).unwrap()).unwrap()
     };
     pod.virsh(&["start", "--paused", "default_vm1"]);
@@ -184,7 +204,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_it() {
         respond(&live, status);
     }
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1), "{}", ending.message);
     let expected =
         "The guest was ended since its liveness probe failed 2 times in a row, the last time with HTTP at port";
     assert!(ending.message.starts_with(expected), "{}", ending.message);
@@ -198,7 +218,12 @@ fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
     pod.terminate();
     pod.expect("guest: bye");
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Shutdown, 0),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]
@@ -209,7 +234,7 @@ fn guest_that_cannot_start_fails_with_the_error_of_qemu() {
     fs::write(pod.path("var/lib/drydock/disks/root.qcow2"), "no disk").unwrap();
     assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1), "{}", ending.message);
     assert!(
         ending.message.contains("Image is not in qcow2 format"),
         "{}",
@@ -228,7 +253,7 @@ fn a_guest_that_fails_before_it_has_a_qemu_has_failed() {
     pod.virsh(&["define", file.to_str().unwrap()]);
     assert!(!pod.try_virsh(&["start", "default_vm1"]).status.success());
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1), "{}", ending.message);
 }
 
 #[test]
@@ -239,7 +264,12 @@ fn paused_guest_is_not_probed() {
     pod.terminate();
     pod.expect("launcher: the guest is paused and cannot react to its power button");
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Destroyed, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Destroyed, 0),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]
@@ -248,14 +278,19 @@ fn pod_terminated_before_its_guest_reports_it() {
     pod.define();
     pod.terminate();
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::NotStarted, 1), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::NotStarted, 1),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]
 fn a_disk_that_is_refused_is_the_reason_of_the_end() {
     let mut pod = Sandbox::start_with(b"KDMV", 60);
     let (ending, code) = pod.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Failed, 1));
+    assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1));
     assert_eq!(
         ending.message,
         "UnknownImageFormat: volume root: the disk is a VMDK image; qcow2 and raw are possible"
@@ -274,12 +309,22 @@ fn a_guest_that_moves_has_not_ended() {
     let moved = migrate(&source, &target, &[]);
     assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
     let (ending, code) = source.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Migrated, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Migrated, 0),
+        "{}",
+        ending.message
+    );
     target.expect("guest: tick");
     target.terminate();
     target.expect("guest: bye");
     let (ending, code) = target.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Shutdown, 0),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]
@@ -294,11 +339,16 @@ fn failed_migration_leaves_the_guest_and_the_target_reports_it() {
     let moved = migrate(&source, &target, &[(&source_disk, &disk)]);
     assert!(!moved.status.success());
     let (ending, code) = target.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Failed, 1), "{}", ending.message);
+    assert_eq!((ending.outcome, code), (GuestOutcome::Failed, 1), "{}", ending.message);
     source.expect("guest: tick");
     source.terminate();
     let (ending, code) = source.ended();
-    assert_eq!((ending.outcome, code), (Outcome::Shutdown, 0), "{}", ending.message);
+    assert_eq!(
+        (ending.outcome, code),
+        (GuestOutcome::Shutdown, 0),
+        "{}",
+        ending.message
+    );
 }
 
 #[test]

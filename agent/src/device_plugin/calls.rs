@@ -3,7 +3,7 @@
 use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
 
 use drydock_api::launcher::CAPABILITIES_FOLDER;
-use drydock_core::device_offer::Offer;
+use drydock_core::device_offer::DeviceOffer;
 use futures::{Stream, stream};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -15,10 +15,10 @@ use tonic::{
 };
 
 use super::{
-    Resource, USERFAULTFD,
+    ExtendedResource, USERFAULTFD,
     messages::{
-        AllocateRequest, AllocateResponse, Allocation, Device, DeviceIds, DeviceNode, Devices, Empty, HEALTHY, Mount,
-        Options, PreferredRequest, PreferredResponse, UNHEALTHY, paths,
+        AllocateRequest, AllocateResponse, Allocation, DeviceIds, DeviceNode, DevicePluginOptions, Empty, HEALTHY,
+        Mount, PluginDevice, PluginDevices, PreferredRequest, PreferredResponse, UNHEALTHY, paths,
     },
     wire::codec,
 };
@@ -26,7 +26,7 @@ use super::{
 /// State that all connections of a plugin share.
 pub(super) struct Plugin {
     /// The resource that the plugin offers.
-    pub(super) resource: &'static Resource,
+    pub(super) resource: &'static ExtendedResource,
     /// Number of devices.
     pub(super) count: u32,
     /// Maps a device to the device node that stands for it on the host.
@@ -34,7 +34,7 @@ pub(super) struct Plugin {
     /// Host folder with libvirt's cache of QEMU capabilities, if it exists.
     pub(super) capabilities: PathBuf,
     /// The current offer.
-    pub(super) offers: watch::Receiver<Offer>,
+    pub(super) offers: watch::Receiver<DeviceOffer>,
     /// Whether the device for post-copy comes with it.
     pub(super) post_copy: watch::Receiver<bool>,
     /// The current registration: streams of earlier ones end.
@@ -48,9 +48,9 @@ type ResponseFuture<A> = Pin<Box<dyn Future<Output = Result<tonic::Response<A>, 
 /// Handles one call.
 pub(super) async fn serve(plugin: Arc<Plugin>, request: Request<Incoming>) -> Response<Body> {
     match request.uri().path() {
-        paths::OPTIONS => unary(request, |_: Empty| Ok(Options::default())).await,
+        paths::OPTIONS => unary(request, |_: Empty| Ok(DevicePluginOptions::default())).await,
         paths::LIST_AND_WATCH => {
-            Grpc::new(codec::<Devices, Empty>())
+            Grpc::new(codec::<PluginDevices, Empty>())
                 .server_streaming(List(plugin), request)
                 .await
         }
@@ -143,12 +143,12 @@ impl Plugin {
     }
 
     /// Returns all devices with their health under an offer.
-    fn list(&self, offer: Offer) -> Devices {
+    fn list(&self, offer: DeviceOffer) -> PluginDevices {
         let healthy = (self.resource.devices)(offer).is_some();
         let health = if healthy { HEALTHY } else { UNHEALTHY };
-        Devices {
+        PluginDevices {
             devices: (0..self.count)
-                .map(|number| Device {
+                .map(|number| PluginDevice {
                     id: format!("{}{number}", self.resource.prefix),
                     health: health.into(),
                 })
@@ -161,12 +161,12 @@ impl Plugin {
 struct List(Arc<Plugin>);
 
 impl ServerStreamingService<Empty> for List {
-    type Response = Devices;
-    type ResponseStream = Pin<Box<dyn Stream<Item = Result<Devices, Status>> + Send>>;
+    type Response = PluginDevices;
+    type ResponseStream = Pin<Box<dyn Stream<Item = Result<PluginDevices, Status>> + Send>>;
     type Future = ResponseFuture<Self::ResponseStream>;
 
     fn call(&mut self, _: tonic::Request<Empty>) -> Self::Future {
-        let watching = Watching::new(&self.0);
+        let watching = KubeletWatch::new(&self.0);
         Box::pin(async move {
             let lists = stream::unfold(watching, |mut watching| async move {
                 let list = watching.next().await?;
@@ -178,15 +178,15 @@ impl ServerStreamingService<Empty> for List {
 }
 
 /// A kubelet that watches the devices.
-struct Watching {
+struct KubeletWatch {
     plugin: Arc<Plugin>,
-    offers: watch::Receiver<Offer>,
+    offers: watch::Receiver<DeviceOffer>,
     registration: watch::Receiver<u64>,
     began_with: u64,
     reported: Option<bool>,
 }
 
-impl Watching {
+impl KubeletWatch {
     fn new(plugin: &Arc<Plugin>) -> Self {
         let registration = plugin.registration.subscribe();
         let began_with = *registration.borrow();
@@ -200,7 +200,7 @@ impl Watching {
     }
 
     /// Returns the list, at once or when it has changed; `None` when the stream is to end.
-    async fn next(&mut self) -> Option<Devices> {
+    async fn next(&mut self) -> Option<PluginDevices> {
         loop {
             if *self.registration.borrow_and_update() != self.began_with {
                 return None;
@@ -219,7 +219,7 @@ impl Watching {
     }
 }
 
-impl Drop for Watching {
+impl Drop for KubeletWatch {
     fn drop(&mut self) {
         if *self.plugin.registration.borrow() == self.began_with {
             self.plugin.stream_ended.notify_one();

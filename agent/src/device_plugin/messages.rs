@@ -34,7 +34,7 @@ pub(crate) struct Empty {}
 
 /// The optional calls that a plugin wants.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub(crate) struct Options {
+pub(crate) struct DevicePluginOptions {
     /// `PreStartContainer` before a container starts.
     #[prost(bool, tag = "1")]
     pub(crate) pre_start_required: bool,
@@ -57,20 +57,20 @@ pub(crate) struct RegisterRequest {
     pub(crate) resource_name: String,
     /// The optional calls that the plugin wants.
     #[prost(message, optional, tag = "4")]
-    pub(crate) options: Option<Options>,
+    pub(crate) options: Option<DevicePluginOptions>,
 }
 
 /// All devices of a plugin.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(crate) struct Devices {
+pub(crate) struct PluginDevices {
     /// The devices.
     #[prost(message, repeated, tag = "1")]
-    pub(crate) devices: Vec<Device>,
+    pub(crate) devices: Vec<PluginDevice>,
 }
 
 /// One device.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(crate) struct Device {
+pub(crate) struct PluginDevice {
     /// At most 63 characters.
     #[prost(string, tag = "1")]
     pub(crate) id: String,
@@ -185,14 +185,14 @@ mod tests {
             version: "v1beta1".into(),
             endpoint: "a.sock".into(),
             resource_name: "b/c".into(),
-            options: Some(Options::default()),
+            options: Some(DevicePluginOptions::default()),
         };
         assert_eq!(
             register.encode_to_vec(),
             b"\x0a\x07v1beta1\x12\x06a.sock\x1a\x03b/c\x22\x00"
         );
-        let devices = Devices {
-            devices: vec![Device {
+        let devices = PluginDevices {
+            devices: vec![PluginDevice {
                 id: "x".into(),
                 health: HEALTHY.into(),
             }],

@@ -9,7 +9,7 @@ use tonic::{Streaming, body::Body, server::UnaryService};
 
 use super::{
     messages::{
-        AllocateRequest, AllocateResponse, DeviceIds, Devices, HEALTHY, PreferredForContainer, PreferredRequest,
+        AllocateRequest, AllocateResponse, DeviceIds, HEALTHY, PluginDevices, PreferredForContainer, PreferredRequest,
         PreferredResponse,
     },
     *,
@@ -26,7 +26,7 @@ struct Kubelet {
     process: Process,
     folder: PathBuf,
     ending: CancellationToken,
-    state: Arc<State>,
+    state: Arc<KubeletState>,
     registrations: mpsc::UnboundedReceiver<RegisterRequest>,
 }
 
@@ -41,7 +41,7 @@ impl Kubelet {
         let listener = UnixListener::bind(sockets.join(KUBELET_SOCKET)).unwrap();
         let (process, ending) = (Process::new(), CancellationToken::new());
         let (sender, registrations) = mpsc::unbounded_channel();
-        let state = Arc::new(State {
+        let state = Arc::new(KubeletState {
             process: process.clone(),
             sockets,
             ending: ending.clone(),
@@ -110,7 +110,7 @@ impl Kubelet {
     }
 }
 
-struct State {
+struct KubeletState {
     process: Process,
     sockets: PathBuf,
     ending: CancellationToken,
@@ -120,13 +120,13 @@ struct State {
     registrations: mpsc::UnboundedSender<RegisterRequest>,
 }
 
-async fn register_call(state: Arc<State>, request: Request<Incoming>) -> Response<Body> {
+async fn register_call(state: Arc<KubeletState>, request: Request<Incoming>) -> Response<Body> {
     tonic::server::Grpc::new(wire::codec::<Empty, RegisterRequest>())
         .unary(Register(state), request)
         .await
 }
 
-struct Register(Arc<State>);
+struct Register(Arc<KubeletState>);
 
 impl UnaryService<RegisterRequest> for Register {
     type Response = Empty;
@@ -137,7 +137,7 @@ impl UnaryService<RegisterRequest> for Register {
         Box::pin(async move {
             let name = request.resource_name.clone();
             let mut plugin = wire::connect(&state.process, &state.sockets.join(&request.endpoint)).await?;
-            let _: Options = wire::call(&mut plugin, paths::OPTIONS, Empty {}).await?;
+            let _: DevicePluginOptions = wire::call(&mut plugin, paths::OPTIONS, Empty {}).await?;
             let dropped = state.ending.child_token();
             state
                 .clients
@@ -161,8 +161,8 @@ impl UnaryService<RegisterRequest> for Register {
     }
 }
 
-impl State {
-    async fn list(&self, plugin: &mut tonic::client::Grpc<wire::Channel>, name: &str) {
+impl KubeletState {
+    async fn list(&self, plugin: &mut tonic::client::Grpc<wire::GrpcChannel>, name: &str) {
         let mut lists = watch_devices(plugin).await.unwrap();
         while let Ok(Some(list)) = lists.message().await {
             self.show(
@@ -179,7 +179,9 @@ impl State {
     }
 }
 
-async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Result<Streaming<Devices>, Status> {
+async fn watch_devices(
+    plugin: &mut tonic::client::Grpc<wire::GrpcChannel>,
+) -> Result<Streaming<PluginDevices>, Status> {
     plugin
         .ready()
         .await
@@ -189,7 +191,7 @@ async fn watch_devices(plugin: &mut tonic::client::Grpc<wire::Channel>) -> Resul
         .server_streaming(
             request,
             wire::path(paths::LIST_AND_WATCH),
-            wire::codec::<Empty, Devices>(),
+            wire::codec::<Empty, PluginDevices>(),
         )
         .await?;
     Ok(response.into_inner())
@@ -204,7 +206,7 @@ fn scene(name: &str) -> (PathBuf, Allocatable) {
     (folder, watch::Sender::new(BTreeMap::new()))
 }
 
-fn plugin(process: &Process, folder: &Path, offer: Offer) -> DevicePlugin {
+fn plugin(process: &Process, folder: &Path, offer: DeviceOffer) -> DevicePlugin {
     DevicePlugin::start(
         process,
         folder,
@@ -220,7 +222,7 @@ async fn it_registers_offers_and_allocates() {
     let (folder, allocatable) = scene("offers");
     let process = Process::new();
     let mut kubelet = Kubelet::start(&folder, &allocatable);
-    let plugin = plugin(&process, &folder, Offer::Nothing);
+    let plugin = plugin(&process, &folder, DeviceOffer::Nothing);
     let request = kubelet.registered().await;
     assert_eq!(
         (
@@ -234,7 +236,7 @@ async fn it_registers_offers_and_allocates() {
     let refused = kubelet.allocate().await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
 
-    plugin.offer(Offer::Kvm);
+    plugin.offer(DeviceOffer::Kvm);
     kubelet.until(1000).await;
     let given = kubelet.allocate().await.unwrap();
     let nodes = &given.containers[0].nodes;
@@ -247,7 +249,7 @@ async fn it_registers_offers_and_allocates() {
     assert_eq!(given.containers[0].mounts, []);
 
     fs::create_dir(folder.join("capabilities")).unwrap();
-    plugin.offer(Offer::Emulation);
+    plugin.offer(DeviceOffer::Emulation);
     let given = kubelet.allocate().await.unwrap();
     assert_eq!(given.containers[0].nodes, []);
     let mounts = &given.containers[0].mounts;
@@ -256,7 +258,7 @@ async fn it_registers_offers_and_allocates() {
     assert_eq!(Path::new(&mounts[0].host_path), folder.join("capabilities"));
     assert!(mounts[0].read_only);
     kubelet.until(1000).await;
-    plugin.offer(Offer::Nothing);
+    plugin.offer(DeviceOffer::Nothing);
     kubelet.until(0).await;
 
     let preference = PreferredForContainer {
@@ -283,7 +285,7 @@ async fn it_registers_offers_and_allocates() {
 async fn a_kubelet_that_comes_later_or_again_is_registered_with() {
     let (folder, allocatable) = scene("restart");
     let process = Process::new();
-    let plugin = plugin(&process, &folder, Offer::Emulation);
+    let plugin = plugin(&process, &folder, DeviceOffer::Emulation);
     for _ in 0..3 {
         // Each kubelet removes the plugin's socket, and leaves a socket of its own that refuses connections.
         let mut kubelet = Kubelet::start(&folder, &allocatable);
@@ -301,7 +303,7 @@ async fn a_plugin_that_the_kubelet_drops_registers_again() {
     let (folder, allocatable) = scene("dropped");
     let process = Process::new();
     let mut kubelet = Kubelet::start(&folder, &allocatable);
-    let plugin = plugin(&process, &folder, Offer::Kvm);
+    let plugin = plugin(&process, &folder, DeviceOffer::Kvm);
     kubelet.registered().await;
     kubelet.until(1000).await;
     for _ in 0..3 {
@@ -330,7 +332,7 @@ async fn an_agent_hands_over_to_the_next() {
             DevicePlugin::close(old).await;
         }
         // The kubelet may attribute the end of the old plugin's stream to the new plugin.
-        let new = plugin(&process, &folder, Offer::Emulation);
+        let new = plugin(&process, &folder, DeviceOffer::Emulation);
         kubelet.registered().await;
         kubelet.until(1000).await;
         agent = (process, Some(new));
@@ -339,7 +341,7 @@ async fn an_agent_hands_over_to_the_next() {
         panic!("no agent")
     };
     // The kubelet's calls reach the last one.
-    last.offer(Offer::Kvm);
+    last.offer(DeviceOffer::Kvm);
     assert_eq!(kubelet.allocate().await.unwrap().containers[0].nodes.len(), 1);
     last.close().await;
     fs::remove_dir_all(folder).unwrap();

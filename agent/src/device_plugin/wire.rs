@@ -68,14 +68,14 @@ pub(crate) fn codec<A, Q>() -> ProstCodec<A, Q> {
 }
 
 /// A client connection to a server.
-pub(crate) struct Channel(client::SendRequest<Body>);
+pub(crate) struct GrpcChannel(client::SendRequest<Body>);
 
 /// Connects to the socket at `path`. The connection lasts until the channel and all streams that came through it are
 /// dropped.
 ///
 /// # Errors
 /// If there is no listener, or it does not support HTTP/2.
-pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<Channel>> {
+pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<GrpcChannel>> {
     let stream = UnixStream::connect(path).await?;
     let (sender, connection) = client::Builder::new(Tasks(process.clone()))
         .initial_stream_window_size(WINDOW)
@@ -88,10 +88,13 @@ pub(crate) async fn connect(process: &Process, path: &Path) -> io::Result<Grpc<C
         // Pending calls return the connection's error.
         let _ = stopping.run_until_cancelled(connection).await;
     });
-    Ok(Grpc::with_origin(Channel(sender), Uri::from_static("http://localhost")))
+    Ok(Grpc::with_origin(
+        GrpcChannel(sender),
+        Uri::from_static("http://localhost"),
+    ))
 }
 
-impl GrpcService<Body> for Channel {
+impl GrpcService<Body> for GrpcChannel {
     type ResponseBody = Incoming;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
@@ -109,7 +112,7 @@ impl GrpcService<Body> for Channel {
 ///
 /// # Errors
 /// The error that the server returns, or `Unavailable` if it cannot be reached.
-pub(crate) async fn call<Q, A>(channel: &mut Grpc<Channel>, to: &'static str, request: Q) -> Result<A, Status>
+pub(crate) async fn call<Q, A>(channel: &mut Grpc<GrpcChannel>, to: &'static str, request: Q) -> Result<A, Status>
 where
     Q: prost::Message + 'static,
     A: prost::Message + Default + 'static,

@@ -4,15 +4,15 @@ use std::num::NonZeroU32;
 
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
-    node_api::{GuestCommand, Refusal, RefusalReason},
+    node_api::{GuestCommand, NodeApiRefusal, RefusalReason},
 };
-use drydock_core::guest_command::{self, Activity, Call, Facts};
-use drydock_host::domain::{CallError, DomainHandle, PausedReason, ShutdownBy, State};
+use drydock_core::guest_command::{self, CommandInput, GuestCall, RunState};
+use drydock_host::domain::{CallError, DomainHandle, DomainState, PausedReason, ShutdownBy};
 use drydock_runtime::{Events, Severity, chain};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{directory::CommandRequest, report::publish_event};
+use super::{directory::CommandRequest, status_report::publish_event};
 
 /// A change to the file systems of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) enum FileSystems {
 }
 
 /// What commands depend on besides libvirt.
-pub(super) struct Target<'a> {
+pub(super) struct CommandContext<'a> {
     /// The instance.
     pub(super) instance: &'a VirtualMachineInstance,
     /// The agent's own node.
@@ -38,9 +38,9 @@ pub(super) struct Target<'a> {
 /// Carries out a command and reports its result to its sender. `file_systems` freezes and thaws the guest's file systems.
 pub(super) async fn carry_out(
     handle: &DomainHandle,
-    target: &Target<'_>,
+    target: &CommandContext<'_>,
     request: CommandRequest,
-    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), Refusal>,
+    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), NodeApiRefusal>,
 ) {
     // The user has been informed that the command failed, so it must not happen later.
     if request.result.is_closed() {
@@ -72,45 +72,45 @@ pub(super) async fn carry_out(
 }
 
 /// Converts an error of libvirt.
-pub(super) fn failed(error: &CallError) -> Refusal {
-    Refusal::new(RefusalReason::Failed, chain(error).to_string())
+pub(super) fn failed(error: &CallError) -> NodeApiRefusal {
+    NodeApiRefusal::new(RefusalReason::Failed, chain(error).to_string())
 }
 
 async fn execute(
     handle: &DomainHandle,
-    target: &Target<'_>,
+    target: &CommandContext<'_>,
     command: GuestCommand,
-    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
+    file_systems: impl AsyncFnOnce(FileSystems) -> Result<(), NodeApiRefusal>,
+) -> Result<(), NodeApiRefusal> {
     let activity = match handle.state().await {
         Ok(state) => activity(state),
-        Err(CallError::NoDomain) => Activity::Off,
+        Err(CallError::NoDomain) => RunState::Off,
         Err(error) => return Err(failed(&error)),
     };
     let activity = match activity {
-        Activity::Running | Activity::Paused if handle.job().await.map_err(|error| failed(&error))?.is_some() => {
-            Activity::Migrating
+        RunState::Running | RunState::Paused if handle.job().await.map_err(|error| failed(&error))?.is_some() => {
+            RunState::Migrating
         }
         activity => activity,
     };
-    let facts = Facts {
+    let facts = CommandInput {
         instance: target.instance,
         node: target.node,
         activity,
         agent_connected: target.agent_connected,
     };
     match guest_command::plan(&facts, command)? {
-        Call::Suspend => handle.suspend().await,
-        Call::Resume => handle.resume().await,
-        Call::RebootByPowerButton => handle.reboot(ShutdownBy::PowerButton).await,
-        Call::RebootByAgent => match handle.reboot(ShutdownBy::Agent).await {
+        GuestCall::Suspend => handle.suspend().await,
+        GuestCall::Resume => handle.resume().await,
+        GuestCall::RebootByPowerButton => handle.reboot(ShutdownBy::PowerButton).await,
+        GuestCall::RebootByAgent => match handle.reboot(ShutdownBy::Agent).await {
             // An agent that does not respond may hang, or restart the guest before it responds.
-            Err(CallError::AgentSilent(_)) => Ok(()),
+            Err(CallError::AgentUnresponsive(_)) => Ok(()),
             result => result,
         },
-        Call::Reset => handle.reset().await,
-        Call::Freeze { thaw_after } => return file_systems(FileSystems::Freeze(thaw_after)).await,
-        Call::Thaw => return file_systems(FileSystems::Thaw).await,
+        GuestCall::Reset => handle.reset().await,
+        GuestCall::Freeze { thaw_after } => return file_systems(FileSystems::Freeze(thaw_after)).await,
+        GuestCall::Thaw => return file_systems(FileSystems::Thaw).await,
     }
     .map_err(|error| failed(&error))
 }
@@ -127,19 +127,19 @@ fn event(command: GuestCommand) -> Option<(&'static str, &'static str)> {
     })
 }
 
-fn activity(state: State) -> Activity {
+fn activity(state: DomainState) -> RunState {
     match state {
-        State::Running(_) | State::Blocked => Activity::Running,
-        State::Paused(
+        DomainState::Running(_) | DomainState::Blocked => RunState::Running,
+        DomainState::Paused(
             PausedReason::Migration
             | PausedReason::PostCopy
             | PausedReason::PostCopyFailed
             // It arrives, or its QEMU is being started.
             | PausedReason::StartingUp,
-        ) => Activity::Migrating,
-        State::Paused(_) | State::PmSuspended => Activity::Paused,
-        State::NoState | State::ShuttingDown | State::ShutOff(_) | State::Crashed(_) | State::Unknown { .. } => {
-            Activity::Off
+        ) => RunState::Migrating,
+        DomainState::Paused(_) | DomainState::PmSuspended => RunState::Paused,
+        DomainState::NoState | DomainState::ShuttingDown | DomainState::ShutOff(_) | DomainState::Crashed(_) | DomainState::Unknown { .. } => {
+            RunState::Off
         }
     }
 }
@@ -147,8 +147,8 @@ fn activity(state: State) -> Activity {
 #[cfg(test)]
 mod tests {
     use drydock_host::{
-        domain::{RunningReason, ShutOffReason, Start},
-        fake::guest::FakeLibvirt,
+        domain::{InitialState, RunningReason, ShutOffReason},
+        fake::fake_guest::FakeLibvirt,
     };
     use drydock_runtime::{EventMetrics, Process, Registry, Reporter, fake::api_server};
     use serde_json::json;
@@ -159,18 +159,18 @@ mod tests {
     #[test]
     fn guest_that_stands_still_for_a_migration_is_migrating() {
         for (state, expected) in [
-            (State::Running(RunningReason::Booted), Activity::Running),
-            (State::Blocked, Activity::Running),
-            (State::Paused(PausedReason::User), Activity::Paused),
-            (State::Paused(PausedReason::IoError), Activity::Paused),
-            (State::Paused(PausedReason::Migration), Activity::Migrating),
-            (State::Paused(PausedReason::PostCopy), Activity::Migrating),
-            (State::Paused(PausedReason::PostCopyFailed), Activity::Migrating),
-            (State::Paused(PausedReason::StartingUp), Activity::Migrating),
-            (State::PmSuspended, Activity::Paused),
-            (State::ShuttingDown, Activity::Off),
-            (State::ShutOff(ShutOffReason::Migrated), Activity::Off),
-            (State::NoState, Activity::Off),
+            (DomainState::Running(RunningReason::Booted), RunState::Running),
+            (DomainState::Blocked, RunState::Running),
+            (DomainState::Paused(PausedReason::User), RunState::Paused),
+            (DomainState::Paused(PausedReason::IoError), RunState::Paused),
+            (DomainState::Paused(PausedReason::Migration), RunState::Migrating),
+            (DomainState::Paused(PausedReason::PostCopy), RunState::Migrating),
+            (DomainState::Paused(PausedReason::PostCopyFailed), RunState::Migrating),
+            (DomainState::Paused(PausedReason::StartingUp), RunState::Migrating),
+            (DomainState::PmSuspended, RunState::Paused),
+            (DomainState::ShuttingDown, RunState::Off),
+            (DomainState::ShutOff(ShutOffReason::Migrated), RunState::Off),
+            (DomainState::NoState, RunState::Off),
         ] {
             assert_eq!(activity(state), expected, "{state}");
         }
@@ -185,14 +185,14 @@ mod tests {
         Events::start(&Process::new(), api_server().0, reporter, &metrics)
     }
 
-    async fn send(handle: &DomainHandle, command: GuestCommand, node: &str) -> Result<(), Refusal> {
+    async fn send(handle: &DomainHandle, command: GuestCommand, node: &str) -> Result<(), NodeApiRefusal> {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"name": "vm", "namespace": "ns"},
             "spec": {"domain": {"devices": {}}},
             "status": {"phase": "Running", "nodeName": "here"},
         }))
         .unwrap();
-        let target = Target {
+        let target = CommandContext {
             instance: &instance,
             node,
             agent_connected: true,
@@ -214,15 +214,15 @@ mod tests {
         let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
         handle.define("<domain/>").await.unwrap();
         assert!(send(&handle, GuestCommand::Pause, "here").await.is_err());
-        handle.create(Start::Running).await.unwrap();
+        handle.create(InitialState::Running).await.unwrap();
         assert_eq!(
             send(&handle, GuestCommand::Pause, "there").await.unwrap_err().reason,
             RefusalReason::NotHere
         );
         send(&handle, GuestCommand::Pause, "here").await.unwrap();
-        assert_eq!(libvirt.state(), Some(State::Paused(PausedReason::User)));
+        assert_eq!(libvirt.state(), Some(DomainState::Paused(PausedReason::User)));
         send(&handle, GuestCommand::Unpause, "here").await.unwrap();
-        assert_eq!(libvirt.state(), Some(State::Running(RunningReason::Unpaused)));
+        assert_eq!(libvirt.state(), Some(DomainState::Running(RunningReason::Unpaused)));
         send(&handle, GuestCommand::SoftReboot, "here").await.unwrap();
         send(&handle, GuestCommand::Reset, "here").await.unwrap();
         let freeze = GuestCommand::Freeze { thaw_after: None };
@@ -241,10 +241,10 @@ mod tests {
         let libvirt = FakeLibvirt::default();
         let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
         handle.define("<domain/>").await.unwrap();
-        handle.create(Start::Running).await.unwrap();
+        handle.create(InitialState::Running).await.unwrap();
         let instance: VirtualMachineInstance =
             serde_json::from_value(json!({"metadata": {"name": "vm"}, "spec": {"domain": {"devices": {}}}})).unwrap();
-        let target = Target {
+        let target = CommandContext {
             instance: &instance,
             node: "here",
             agent_connected: false,

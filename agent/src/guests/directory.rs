@@ -6,14 +6,14 @@ use std::{
     time::Duration,
 };
 
-use drydock_api::node_api::{GuestCommand, Refusal, RefusalReason};
+use drydock_api::node_api::{GuestCommand, NodeApiRefusal, RefusalReason};
 use drydock_host::domain::DomainHandle;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,
 };
 
-use super::Seen;
+use super::VmiState;
 
 /// How long a command may wait for its guest's task and libvirt. Controllers wait for 45 s.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
@@ -25,7 +25,7 @@ const WAITING: usize = 8;
 pub(super) struct CommandRequest {
     pub(super) command: GuestCommand,
     /// Closed if the sender no longer waits.
-    pub(super) result: oneshot::Sender<Result<(), Refusal>>,
+    pub(super) result: oneshot::Sender<Result<(), NodeApiRefusal>>,
 }
 
 /// What a guest's task receives.
@@ -39,20 +39,20 @@ pub(super) enum GuestRequest {
 
 /// How to reach a guest.
 #[derive(Clone, Debug)]
-struct Entry {
-    seen: watch::Receiver<Seen>,
+struct GuestEntry {
+    seen: watch::Receiver<VmiState>,
     requests: mpsc::Sender<GuestRequest>,
 }
 
 /// The guests of this node by the UIDs of their VMIs. Clones share one state.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, Entry>>>);
+pub(crate) struct GuestDirectory(Arc<Mutex<HashMap<String, GuestEntry>>>);
 
 impl GuestDirectory {
     /// Adds a guest. Its task receives the requests.
-    pub(super) fn add(&self, uid: &str, seen: watch::Receiver<Seen>) -> mpsc::Receiver<GuestRequest> {
+    pub(super) fn add(&self, uid: &str, seen: watch::Receiver<VmiState>) -> mpsc::Receiver<GuestRequest> {
         let (requests, receiver) = mpsc::channel(WAITING);
-        self.lock().insert(uid.to_owned(), Entry { seen, requests });
+        self.lock().insert(uid.to_owned(), GuestEntry { seen, requests });
         receiver
     }
 
@@ -65,7 +65,7 @@ impl GuestDirectory {
     ///
     /// # Errors
     /// If this node has no such guest.
-    pub(crate) fn seen(&self, uid: &str) -> Result<Seen, Refusal> {
+    pub(crate) fn seen(&self, uid: &str) -> Result<VmiState, NodeApiRefusal> {
         Ok(self.entry(uid)?.seen.borrow().clone())
     }
 
@@ -73,7 +73,7 @@ impl GuestDirectory {
     ///
     /// # Errors
     /// Why it is not.
-    pub(crate) async fn command(&self, uid: &str, command: GuestCommand) -> Result<(), Refusal> {
+    pub(crate) async fn command(&self, uid: &str, command: GuestCommand) -> Result<(), NodeApiRefusal> {
         let (result, carried_out) = oneshot::channel();
         let request = GuestRequest::Command(CommandRequest { command, result });
         self.send(uid, request, carried_out).await?
@@ -83,16 +83,21 @@ impl GuestDirectory {
     ///
     /// # Errors
     /// If there is none.
-    pub(crate) async fn connection(&self, uid: &str) -> Result<DomainHandle, Refusal> {
+    pub(crate) async fn connection(&self, uid: &str) -> Result<DomainHandle, NodeApiRefusal> {
         let (sender, connection) = oneshot::channel();
         self.send(uid, GuestRequest::Connection(sender), connection).await
     }
 
-    async fn send<T>(&self, uid: &str, request: GuestRequest, response: oneshot::Receiver<T>) -> Result<T, Refusal> {
+    async fn send<T>(
+        &self,
+        uid: &str,
+        request: GuestRequest,
+        response: oneshot::Receiver<T>,
+    ) -> Result<T, NodeApiRefusal> {
         if let Err(error) = self.entry(uid)?.requests.try_send(request) {
             return Err(match error {
                 mpsc::error::TrySendError::Full(_) => {
-                    Refusal::new(RefusalReason::TooMany, "too many commands wait for the guest")
+                    NodeApiRefusal::new(RefusalReason::TooMany, "too many commands wait for the guest")
                 }
                 mpsc::error::TrySendError::Closed(_) => not_here(),
             });
@@ -101,30 +106,30 @@ impl GuestDirectory {
             Ok(Ok(response)) => Ok(response),
             // The task has ended with its guest.
             Ok(Err(_)) => Err(not_here()),
-            Err(_) => Err(Refusal::new(
+            Err(_) => Err(NodeApiRefusal::new(
                 RefusalReason::Failed,
                 "the guest's libvirt cannot be reached",
             )),
         }
     }
 
-    fn entry(&self, uid: &str) -> Result<Entry, Refusal> {
+    fn entry(&self, uid: &str) -> Result<GuestEntry, NodeApiRefusal> {
         self.lock().get(uid).cloned().ok_or_else(not_here)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, GuestEntry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn not_here() -> Refusal {
-    Refusal::new(RefusalReason::NotHere, "the node has no such guest")
+fn not_here() -> NodeApiRefusal {
+    NodeApiRefusal::new(RefusalReason::NotHere, "the node has no such guest")
 }
 
 #[cfg(test)]
 impl GuestDirectory {
     /// Adds a guest without a task.
-    pub(crate) fn add_for_test(&self, uid: &str, seen: watch::Receiver<Seen>) -> impl Sized + use<> {
+    pub(crate) fn add_for_test(&self, uid: &str, seen: watch::Receiver<VmiState>) -> impl Sized + use<> {
         self.add(uid, seen)
     }
 

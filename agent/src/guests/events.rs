@@ -1,10 +1,10 @@
 //! Kubernetes events for what happens to a guest.
 
 use drydock_api::kubevirt::VirtualMachineInstance;
-use drydock_host::domain::{DomainEvent, DomainEvents, Lifecycle, StoppedDetail, SuspendedDetail};
+use drydock_host::domain::{DomainEvent, DomainEvents, LifecycleEvent, StoppedDetail, SuspendedDetail};
 use drydock_runtime::{Events, Severity};
 
-use super::report::publish_event;
+use super::status_report::publish_event;
 
 /// Records a Kubernetes event for a libvirt event. `has_left` is whether the guest stands still in order to move,
 /// according to the events so far.
@@ -12,7 +12,7 @@ pub(super) fn record_event(
     events: &Events,
     instance: &VirtualMachineInstance,
     event: &DomainEvent,
-    has_left: &mut bool,
+    migrated_away: &mut bool,
 ) {
     let publish = |severity, reason, note: String| publish_event(events, instance, severity, reason, note);
     match event {
@@ -25,18 +25,18 @@ pub(super) fn record_event(
         DomainEvent::JobCompleted(_) | DomainEvent::MigrationIteration(_) => {}
         DomainEvent::Lifecycle(event) => match event {
             // The guest has left, which its migration reports. libvirt shuts down the rest.
-            Lifecycle::Stopped(StoppedDetail::Migrated) => {}
-            Lifecycle::Shutdown(_) if *has_left => {}
-            Lifecycle::Suspended(SuspendedDetail::Migrated) => *has_left = true,
-            Lifecycle::Shutdown(_) => {
+            LifecycleEvent::Stopped(StoppedDetail::Migrated) => {}
+            LifecycleEvent::Shutdown(_) if *migrated_away => {}
+            LifecycleEvent::Suspended(SuspendedDetail::Migrated) => *migrated_away = true,
+            LifecycleEvent::Shutdown(_) => {
                 let note = "The VirtualMachineInstance is shutting down.".to_owned();
                 publish(Severity::Normal, "ShuttingDown", note);
             }
-            Lifecycle::Stopped(_) => {
+            LifecycleEvent::Stopped(_) => {
                 let note = format!("The VirtualMachineInstance has stopped: {}.", event.detail());
                 publish(Severity::Normal, "Stopped", note);
             }
-            Lifecycle::Started(_) | Lifecycle::Resumed(_) => *has_left = false,
+            LifecycleEvent::Started(_) | LifecycleEvent::Resumed(_) => *migrated_away = false,
             _ => {}
         },
     }
@@ -44,7 +44,7 @@ pub(super) fn record_event(
 
 /// Waits for `work` and handles events that arrive meanwhile at once: a call to a busy libvirt, or to a guest agent
 /// that does not respond, may wait for half a minute. Also returns whether there can be further events.
-pub(super) async fn alongside<T, S: Source>(
+pub(super) async fn alongside<T, S: EventStream>(
     work: impl Future<Output = T>,
     source: &mut S,
     mut take_in: impl FnMut(S::Event),
@@ -62,7 +62,7 @@ pub(super) async fn alongside<T, S: Source>(
 }
 
 /// A source of events.
-pub(super) trait Source {
+pub(super) trait EventStream {
     /// An event.
     type Event;
     /// Waits for the next event; `None` if there can be no more. Cancel safe: no event is lost if the future is
@@ -70,7 +70,7 @@ pub(super) trait Source {
     fn next(&mut self) -> impl Future<Output = Option<Self::Event>> + Send;
 }
 
-impl Source for DomainEvents {
+impl EventStream for DomainEvents {
     type Event = DomainEvent;
 
     fn next(&mut self) -> impl Future<Output = Option<DomainEvent>> + Send {
@@ -86,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    impl Source for mpsc::UnboundedReceiver<&'static str> {
+    impl EventStream for mpsc::UnboundedReceiver<&'static str> {
         type Event = &'static str;
 
         fn next(&mut self) -> impl Future<Output = Option<&'static str>> + Send {

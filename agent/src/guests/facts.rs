@@ -2,32 +2,34 @@
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
 use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
-use drydock_host::domain::{self, AddressBits, GuestInfo, PausedReason, ShutOffReason, State};
+use drydock_host::domain::{self, AddressBits, DomainState, GuestInfo, PausedReason, ShutOffReason};
 
 /// Returns whether a guest runs, according to the state of its domain.
 ///
 /// `None` leaves the last report in force until the guest continues, here or elsewhere, or has ended. This applies to
 /// a guest that stands still in order to move, or has moved, which its migration reports. It also applies to a guest
 /// whose QEMU is about to end, which libvirt also reports for a guest that is still arriving.
-pub(super) fn guest_state(state: State) -> Option<GuestState> {
+pub(super) fn guest_state(state: DomainState) -> Option<GuestState> {
     Some(match state {
-        State::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
-        | State::ShuttingDown
-        | State::ShutOff(ShutOffReason::Migrated) => return None,
-        State::Running(_) | State::Blocked => GuestState::Running,
-        State::Paused(reason) => GuestState::Paused(match reason {
+        DomainState::Paused(PausedReason::Migration | PausedReason::PostCopy | PausedReason::PostCopyFailed)
+        | DomainState::ShuttingDown
+        | DomainState::ShutOff(ShutOffReason::Migrated) => return None,
+        DomainState::Running(_) | DomainState::Blocked => GuestState::Running,
+        DomainState::Paused(reason) => GuestState::Paused(match reason {
             PausedReason::User | PausedReason::StartingUp => PauseCause::User,
             PausedReason::IoError => PauseCause::IoError,
             other => PauseCause::Other(other.as_str()),
         }),
-        State::PmSuspended => GuestState::Paused(PauseCause::Other("asleep")),
-        State::NoState | State::ShutOff(_) | State::Crashed(_) | State::Unknown { .. } => GuestState::Off,
+        DomainState::PmSuspended => GuestState::Paused(PauseCause::Other("asleep")),
+        DomainState::NoState | DomainState::ShutOff(_) | DomainState::Crashed(_) | DomainState::Unknown { .. } => {
+            GuestState::Off
+        }
     })
 }
 
 /// Converts a guest's CPU: the features that it has beyond its model, and the features of the model that it lacks.
 /// `host_bits` is the number of physical address bits on this node.
-pub(super) fn guest_cpu(cpu: &domain::GuestCpu, host_bits: Option<u32>) -> GuestCpu {
+pub(super) fn guest_cpu(cpu: &domain::LiveCpu, host_bits: Option<u32>) -> GuestCpu {
     let address_bits = match cpu.address_bits {
         None => None,
         Some(AddressBits::Emulated(bits)) => Some(bits),
@@ -84,23 +86,23 @@ mod tests {
     #[test]
     fn every_state_is_running_paused_over_or_unknown() {
         for (state, expected) in [
-            (State::Running(RunningReason::Booted), Some(GuestState::Running)),
+            (DomainState::Running(RunningReason::Booted), Some(GuestState::Running)),
             (
-                State::Paused(PausedReason::User),
+                DomainState::Paused(PausedReason::User),
                 Some(GuestState::Paused(PauseCause::User)),
             ),
             (
-                State::Paused(PausedReason::IoError),
+                DomainState::Paused(PausedReason::IoError),
                 Some(GuestState::Paused(PauseCause::IoError)),
             ),
-            (State::ShutOff(ShutOffReason::Shutdown), Some(GuestState::Off)),
-            (State::Crashed(CrashedReason::Panicked), Some(GuestState::Off)),
-            (State::Unknown { state: 99, reason: 0 }, Some(GuestState::Off)),
-            (State::ShuttingDown, None),
-            (State::Paused(PausedReason::Migration), None),
-            (State::Paused(PausedReason::PostCopy), None),
-            (State::Paused(PausedReason::PostCopyFailed), None),
-            (State::ShutOff(ShutOffReason::Migrated), None),
+            (DomainState::ShutOff(ShutOffReason::Shutdown), Some(GuestState::Off)),
+            (DomainState::Crashed(CrashedReason::Panicked), Some(GuestState::Off)),
+            (DomainState::Unknown { state: 99, reason: 0 }, Some(GuestState::Off)),
+            (DomainState::ShuttingDown, None),
+            (DomainState::Paused(PausedReason::Migration), None),
+            (DomainState::Paused(PausedReason::PostCopy), None),
+            (DomainState::Paused(PausedReason::PostCopyFailed), None),
+            (DomainState::ShutOff(ShutOffReason::Migrated), None),
         ] {
             assert_eq!(guest_state(state), expected, "{state:?}");
         }
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn features_are_separated_by_policy() {
-        let cpu = domain::GuestCpu {
+        let cpu = domain::LiveCpu {
             model: "EPYC".into(),
             vendor: None,
             features: BTreeMap::from([
@@ -116,7 +118,7 @@ mod tests {
                 ("svm".to_owned(), "disable".to_owned()),
                 ("monitor".to_owned(), "forbid".to_owned()),
             ]),
-            ..domain::GuestCpu::default()
+            ..domain::LiveCpu::default()
         };
         let cpu_facts = guest_cpu(&cpu, None);
         assert_eq!(cpu_facts.required, ["avx2"]);
@@ -135,9 +137,9 @@ mod tests {
             (Some(OfHost(Some(46))), None, Some(46)),
             (Some(OfHost(None)), None, None),
         ] {
-            let cpu = domain::GuestCpu {
+            let cpu = domain::LiveCpu {
                 address_bits: reported,
-                ..domain::GuestCpu::default()
+                ..domain::LiveCpu::default()
             };
             assert_eq!(
                 guest_cpu(&cpu, host).physical_address_bits,

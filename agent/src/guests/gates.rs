@@ -15,19 +15,19 @@ use kube::{
 use serde_json::json;
 
 use super::LauncherPods;
-use crate::{metrics::Metrics, requests::patching};
+use crate::{metrics::AgentMetrics, request_params::patching};
 
 /// The gates of this node's launcher pods. Clones share their state.
 #[derive(Clone)]
 pub(crate) struct Gates {
     client: Client,
     pods: LauncherPods,
-    metrics: Metrics,
+    metrics: AgentMetrics,
 }
 
 impl Gates {
     /// Creates the gates of these pods.
-    pub(crate) fn new(client: Client, pods: LauncherPods, metrics: Metrics) -> Self {
+    pub(crate) fn new(client: Client, pods: LauncherPods, metrics: AgentMetrics) -> Self {
         Self { client, pods, metrics }
     }
 

@@ -17,18 +17,18 @@ use std::{path::Path, time::Duration};
 
 use drydock_api::{
     kubevirt::{Phase, VirtualMachineInstance, VirtualMachineInstanceStatus, instance::StartStrategy},
-    launcher::{LIBVIRT_SOCKET, READINESS_FILE, READY_FILE, RUN_VOLUME, Readiness, Ready},
+    launcher::{GuestReadiness, LIBVIRT_SOCKET, READINESS_FILE, READY_FILE, RUN_VOLUME, Ready},
 };
 use drydock_core::{
     domain::{DomainInput, DomainProblem, disk_targets, domain_name, domain_xml, guest_memory},
-    guest::{self, Domain, GuestAgent, GuestState, Observed},
-    instance::ending::{Ended, ended},
+    guest::{self, GuestAgent, GuestState, ObservedGuest, ReportedDomain},
+    instance::ending::{EndedGuest, ended},
 };
 use drydock_host::{
     document::ParseError,
     domain::{
-        AgentChannel, CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, LiveDomain,
-        ShutOffReason, Start, State, Versions,
+        AgentChannel, CallDeadlines, CallError, DomainEvent, DomainEvents, DomainHandle, DomainState, InitialState,
+        LifecycleEvent, LiveDomain, PodVersions, ShutOffReason,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -41,12 +41,12 @@ use tracing::{info, warn};
 
 use self::credentials::Credentials;
 use super::{
-    Host, Seen, Shared,
-    commands::{self, Target},
+    Host, TaskContext, VmiState,
+    commands::{self, CommandContext},
     directory::GuestRequest,
     events::{alongside, record_event},
     facts, readiness,
-    report::{self, publish_event},
+    status_report::{self, publish_event},
 };
 
 /// Pause after a failure: first and maximum.
@@ -58,8 +58,8 @@ const READY_BYTES: u64 = 64 << 10;
 
 /// The task of one VMI.
 pub(super) struct GuestTask {
-    shared: Shared,
-    seen: watch::Receiver<Seen>,
+    shared: TaskContext,
+    seen: watch::Receiver<VmiState>,
     requests: mpsc::Receiver<GuestRequest>,
     /// The newest state that the API server returned to this task's own writes.
     written: Option<VirtualMachineInstance>,
@@ -71,7 +71,7 @@ pub(super) struct GuestTask {
 
 /// Why a guest cannot be served at present.
 #[derive(Debug, Error)]
-enum Trouble {
+enum GuestTaskError {
     /// The pod's folder cannot be used.
     #[error(transparent)]
     Folder(#[from] FolderError),
@@ -98,7 +98,7 @@ enum Trouble {
     Api(#[from] kube::Error),
 }
 
-impl Trouble {
+impl GuestTaskError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Folder(error) => error.reason(),
@@ -122,14 +122,14 @@ enum Then {
 
 /// What is known about a guest over one connection.
 #[derive(Default)]
-struct Known {
-    versions: Option<Versions>,
+struct ConnectedGuest {
+    versions: Option<PodVersions>,
     live: Option<LiveDomain>,
     agent: Option<GuestAgent>,
     /// Whether the guest agent has to be queried, because it connected or may have new information.
     query_agent: bool,
     /// The result of its readiness probe, if its launcher has one.
-    readiness: Option<Readiness>,
+    readiness: Option<GuestReadiness>,
     /// Whether its file systems are certainly not frozen any more.
     is_thawed: bool,
     /// When a thaw that has failed is tried again.
@@ -140,7 +140,11 @@ struct Known {
 
 impl GuestTask {
     /// Creates the task of the VMI that `seen` shows. It serves the `requests` of users.
-    pub(super) fn new(shared: Shared, seen: watch::Receiver<Seen>, requests: mpsc::Receiver<GuestRequest>) -> Self {
+    pub(super) fn new(
+        shared: TaskContext,
+        seen: watch::Receiver<VmiState>,
+        requests: mpsc::Receiver<GuestRequest>,
+    ) -> Self {
         Self {
             shared,
             seen,
@@ -191,7 +195,7 @@ impl GuestTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    async fn serve(&mut self) -> Result<Then, Trouble> {
+    async fn serve(&mut self) -> Result<Then, GuestTaskError> {
         let seen = self.seen.borrow_and_update().clone();
         let Some(pod_uid) = seen.pod_uid else {
             return Ok(Then::OnChange);
@@ -214,14 +218,14 @@ impl GuestTask {
         };
         let ready: Ready = serde_json::from_slice(&text)?;
         if let Some(disk) = ready.unknown_disk() {
-            return Err(Trouble::DiskFormat(disk.name.clone()));
+            return Err(GuestTaskError::DiskFormat(disk.name.clone()));
         }
         let name = domain_name(
             &seen.instance.namespace().unwrap_or_default(),
             &seen.instance.name_any(),
         );
         let connected = tokio::select! {
-            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, Deadlines::default()) => connected,
+            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, CallDeadlines::default()) => connected,
             _ = self.seen.changed() => return Ok(Then::Again),
         };
         let (handle, events) = connected?;
@@ -236,14 +240,14 @@ impl GuestTask {
         ready: &Ready,
         folder: &PodFolder,
         pod_uid: &str,
-    ) -> Result<Then, Trouble> {
-        let mut known = Known {
+    ) -> Result<Then, GuestTaskError> {
+        let mut known = ConnectedGuest {
             versions: Some(handle.versions().await?),
             credentials: Credentials::of(&self.shared.kubelet, pod_uid, &self.seen.borrow().instance.spec)?,
-            ..Known::default()
+            ..ConnectedGuest::default()
         };
         // Whether the guest stands still in order to move, and was not resumed here.
-        let mut has_left = false;
+        let mut migrated_away = false;
         loop {
             self.end_due_retry();
             let seen = self.seen.borrow_and_update().clone();
@@ -262,7 +266,7 @@ impl GuestTask {
             let mut outdated = Outdated::default();
             let reconciling = self.reconcile(handle, &mut known, ready, &pod);
             let (reconciled, connected) = alongside(reconciling, &mut events, |event| {
-                record_event(&sink, &instance, &event, &mut has_left);
+                record_event(&sink, &instance, &event, &mut migrated_away);
                 outdated.take_in(&event);
             })
             .await;
@@ -278,7 +282,7 @@ impl GuestTask {
             tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => {
-                        record_event(&self.shared.events, &self.instance(), &event, &mut has_left);
+                        record_event(&self.shared.events, &self.instance(), &event, &mut migrated_away);
                         outdated.take_in(&event);
                         known.forget(&outdated);
                     }
@@ -296,7 +300,7 @@ impl GuestTask {
         }
     }
 
-    async fn serve_request(&mut self, handle: &DomainHandle, known: &Known, request: GuestRequest) {
+    async fn serve_request(&mut self, handle: &DomainHandle, known: &ConnectedGuest, request: GuestRequest) {
         let request = match request {
             GuestRequest::Command(request) => request,
             GuestRequest::Connection(sender) => {
@@ -306,7 +310,7 @@ impl GuestTask {
             }
         };
         let (instance, node, events) = (self.instance(), self.shared.node.clone(), self.shared.events.clone());
-        let target = Target {
+        let target = CommandContext {
             instance: &instance,
             node: &node,
             agent_connected: known.agent.is_some(),
@@ -322,10 +326,10 @@ impl GuestTask {
     async fn reconcile(
         &mut self,
         handle: &DomainHandle,
-        known: &mut Known,
+        known: &mut ConnectedGuest,
         ready: &Ready,
         pod: &Pod,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), GuestTaskError> {
         let mut state = match handle.state().await {
             Ok(state) => Some(state),
             Err(CallError::NoDomain) => None,
@@ -334,7 +338,7 @@ impl GuestTask {
         let instance = self.instance();
         let never_ran = match state {
             None => true,
-            Some(State::ShutOff(reason)) => matches!(reason, ShutOffReason::Unknown(_)),
+            Some(DomainState::ShutOff(reason)) => matches!(reason, ShutOffReason::Unknown(_)),
             Some(_) => false,
         };
         if never_ran && may_start(&instance, pod) {
@@ -379,7 +383,7 @@ impl GuestTask {
         handle: &DomainHandle,
         instance: &VirtualMachineInstance,
         ready: &Ready,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), GuestTaskError> {
         let host = self.seen.borrow().host.clone();
         let (namespace, name) = (instance.namespace().unwrap_or_default(), instance.name_any());
         let xml = domain_xml(&DomainInput {
@@ -397,8 +401,8 @@ impl GuestTask {
         })?;
         handle.define(&xml).await?;
         let start = match instance.spec.start_strategy {
-            Some(StartStrategy::Paused) => Start::Paused,
-            None => Start::Running,
+            Some(StartStrategy::Paused) => InitialState::Paused,
+            None => InitialState::Running,
         };
         handle.create(start).await?;
         info!(vmi = %format!("{namespace}/{name}"), "guest started");
@@ -427,15 +431,15 @@ impl GuestTask {
         instance: &VirtualMachineInstance,
         pod: &Pod,
         ready: &Ready,
-        domain: &Domain,
-        readiness: Option<&Readiness>,
+        domain: &ReportedDomain,
+        readiness: Option<&GuestReadiness>,
     ) {
         let now = clock::now();
         let targets: Vec<(String, String)> = disk_targets(&instance.spec)
             .into_iter()
             .map(|disk| (disk.volume, disk.target))
             .collect();
-        let wanted = guest::report(&Observed {
+        let wanted = guest::report(&ObservedGuest {
             now,
             instance,
             pod,
@@ -470,7 +474,7 @@ impl GuestTask {
             return None;
         }
         self.shared.metrics.wrote("instance");
-        Some(report::status(&self.shared.client, instance, wanted).await)
+        Some(status_report::status(&self.shared.client, instance, wanted).await)
     }
 
     /// Keeps the object that the API server returned, or schedules a retry of a refused write.
@@ -496,7 +500,7 @@ impl GuestTask {
     }
 
     /// Reports on the VMI why its guest cannot be served.
-    async fn report_trouble(&mut self, trouble: &Trouble, first: bool) {
+    async fn report_trouble(&mut self, trouble: &GuestTaskError, first: bool) {
         let instance = self.instance();
         let message = chain(trouble).to_string();
         if first {
@@ -520,13 +524,18 @@ impl GuestTask {
     /// kubelet has removed its folder, which it does after the pod's containers have ended, and the API server itself
     /// has no such pod. The folder alone is not enough: a pod that was just created has none yet, and the watch may
     /// not show it yet.
-    async fn confirm_end(&mut self, kubelet: &Path, pod_uid: &str, ending: Option<&Ended>) -> Result<Then, Trouble> {
+    async fn confirm_end(
+        &mut self,
+        kubelet: &Path,
+        pod_uid: &str,
+        ending: Option<&EndedGuest>,
+    ) -> Result<Then, GuestTaskError> {
         tokio::select! {
             gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
             _ = self.seen.changed() => return Ok(Then::Again),
         }
         let instance = self.instance();
-        if report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
+        if status_report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
             return Ok(Then::OnChange);
         }
         self.report_end(pod_uid, ending).await;
@@ -557,13 +566,13 @@ impl Outdated {
                 self.rebooted = true;
             }
             DomainEvent::Agent(_) => self.agent = Some(false),
-            DomainEvent::Lifecycle(Lifecycle::Started(_) | Lifecycle::Resumed(_)) => self.live = true,
+            DomainEvent::Lifecycle(LifecycleEvent::Started(_) | LifecycleEvent::Resumed(_)) => self.live = true,
             _ => {}
         }
     }
 }
 
-impl Known {
+impl ConnectedGuest {
     /// Drops what is outdated. The next reconcile reads everything else anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
@@ -600,10 +609,15 @@ fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 }
 
 /// Converts a domain to the input of decisions.
-fn described(state: GuestState, known: &mut Known, host: &Host, instance: &VirtualMachineInstance) -> Domain {
+fn described(
+    state: GuestState,
+    known: &mut ConnectedGuest,
+    host: &Host,
+    instance: &VirtualMachineInstance,
+) -> ReportedDomain {
     let is_thawed = std::mem::take(&mut known.is_thawed);
     let live = known.live.as_ref();
-    Domain {
+    ReportedDomain {
         state,
         cpu: live
             .and_then(|live| live.cpu.as_ref())

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use drydock_api::launcher::{READINESS_FILE, Readiness};
-use drydock_host::pod_folder::{FolderError, PodFolder, SMALL_FILE, Watched};
+use drydock_api::launcher::{GuestReadiness, READINESS_FILE};
+use drydock_host::pod_folder::{FolderError, PodFolder, SMALL_FILE, WatchedPath};
 use drydock_runtime::clock;
 
 /// Minimum interval between two reads of the result of a guest's readiness probe: a pod may change it continuously.
@@ -12,14 +12,14 @@ const READINESS_PAUSE: Duration = Duration::from_millis(200);
 const READINESS_MESSAGE: usize = 300;
 
 /// Returns the result of a guest's readiness probe, if there is one yet.
-pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
+pub(super) fn read(folder: &PodFolder) -> Option<GuestReadiness> {
     let read = match folder.read(READINESS_FILE, SMALL_FILE) {
         Err(FolderError::NotThere { .. }) => return None,
         Err(error) => Err(error.to_string()),
         Ok(text) => serde_json::from_slice(&text).map_err(|error| error.to_string()),
     };
     Some(match read {
-        Ok(Readiness { ready, message }) => Readiness {
+        Ok(GuestReadiness { ready, message }) => GuestReadiness {
             ready,
             message: message
                 .chars()
@@ -27,7 +27,7 @@ pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
                 .take(READINESS_MESSAGE)
                 .collect(),
         },
-        Err(why) => Readiness {
+        Err(why) => GuestReadiness {
             ready: false,
             message: format!("its result is not understood: {why}"),
         },
@@ -35,7 +35,7 @@ pub(super) fn read(folder: &PodFolder) -> Option<Readiness> {
 }
 
 /// Waits for a change of the watched file, and at least for [`READINESS_PAUSE`].
-pub(super) async fn changed(watched: Option<&Watched>) {
+pub(super) async fn changed(watched: Option<&WatchedPath>) {
     let Some(watched) = watched else {
         return std::future::pending().await;
     };

@@ -9,7 +9,7 @@ use std::{
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_core::mask::MaskedModels;
-use drydock_host::fake::{guest::FakeLibvirt, tcg_node};
+use drydock_host::fake::{fake_guest::FakeLibvirt, tcg_node};
 use drydock_runtime::{
     Process,
     fake::{ApiServer, ReceivedRequest, api_server},
@@ -25,11 +25,13 @@ use tokio::{
 };
 use tokio_util::codec::{Framed, LinesCodec};
 
-use super::Seen;
+use super::SideState;
 use crate::{
-    guests::{Host, Shared},
+    guests::{Host, TaskContext},
     tunnel::{
-        local::{Call, CallResult, LINE, Prepared, Reply, Request, Role, ServerMessage, SessionState},
+        local::{
+            CallResult, LINE, Prepared, ReplyProgress, Role, ServerMessage, SessionState, TunnelCall, TunnelRequest,
+        },
         tunnels::Tunnels,
     },
 };
@@ -42,7 +44,7 @@ const STATUS: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstanc
 #[derive(Clone, Default)]
 pub(super) struct FakeTunnel {
     sessions: Arc<Mutex<Vec<SessionState>>>,
-    calls: Arc<Mutex<Vec<Call>>>,
+    calls: Arc<Mutex<Vec<TunnelCall>>>,
     refuses: Arc<Mutex<bool>>,
     changed: Arc<Notify>,
 }
@@ -58,7 +60,7 @@ impl FakeTunnel {
                 () = self.changed.notified() => {}
                 line = lines.next() => {
                     let Some(Ok(line)) = line else { return };
-                    let Request { id, call } = serde_json::from_str(&line).unwrap();
+                    let TunnelRequest { id, call } = serde_json::from_str(&line).unwrap();
                     let result = self.carry_out(call);
                     let sessions = ServerMessage::Sessions(self.sessions.lock().unwrap().clone());
                     for message in [sessions, ServerMessage::Response { id, result }] {
@@ -69,7 +71,7 @@ impl FakeTunnel {
         }
     }
 
-    fn carry_out(&self, call: Call) -> CallResult {
+    fn carry_out(&self, call: TunnelCall) -> CallResult {
         self.calls.lock().unwrap().push(call.clone());
         if *self.refuses.lock().unwrap() {
             return CallResult::Refused {
@@ -79,7 +81,7 @@ impl FakeTunnel {
         }
         let mut sessions = self.sessions.lock().unwrap();
         match call {
-            Call::Prepare(spec) => {
+            TunnelCall::Prepare(spec) => {
                 if sessions.is_empty() {
                     sessions.push(SessionState {
                         migration: spec.migration,
@@ -91,7 +93,7 @@ impl FakeTunnel {
                         peer_version: None,
                         sent: 0,
                         received: 0,
-                        reply: Reply::None,
+                        reply: ReplyProgress::None,
                         released: None,
                         acknowledged: false,
                         resumed: false,
@@ -105,10 +107,10 @@ impl FakeTunnel {
                     address: "10.0.0.1:8444".into(),
                 });
             }
-            Call::Pair { .. } => sessions.iter_mut().for_each(|session| session.paired = true),
-            Call::Release { proof, .. } => sessions.iter_mut().for_each(|session| session.released = Some(proof)),
-            Call::Close { .. } => sessions.clear(),
-            Call::KeepPaused { .. } => {}
+            TunnelCall::Pair { .. } => sessions.iter_mut().for_each(|session| session.paired = true),
+            TunnelCall::Release { proof, .. } => sessions.iter_mut().for_each(|session| session.released = Some(proof)),
+            TunnelCall::Close { .. } => sessions.clear(),
+            TunnelCall::KeepPaused { .. } => {}
         }
         CallResult::Done {}
     }
@@ -128,7 +130,7 @@ impl FakeTunnel {
     pub(super) fn kept_paused(&self) -> Vec<bool> {
         let calls = self.calls.lock().unwrap();
         let values = calls.iter().filter_map(|call| match call {
-            Call::KeepPaused { keep_paused, .. } => Some(*keep_paused),
+            TunnelCall::KeepPaused { keep_paused, .. } => Some(*keep_paused),
             _ => None,
         });
         values.collect()
@@ -140,11 +142,11 @@ impl FakeTunnel {
         let mut names: Vec<_> = calls
             .iter()
             .map(|call| match call {
-                Call::Prepare(_) => "prepare",
-                Call::Pair { .. } => "pair",
-                Call::KeepPaused { .. } => "keepPaused",
-                Call::Release { .. } => "release",
-                Call::Close { .. } => "close",
+                TunnelCall::Prepare(_) => "prepare",
+                TunnelCall::Pair { .. } => "pair",
+                TunnelCall::KeepPaused { .. } => "keepPaused",
+                TunnelCall::Release { .. } => "release",
+                TunnelCall::Close { .. } => "close",
             })
             .collect();
         names.dedup();
@@ -157,15 +159,15 @@ pub(super) struct Around {
     pub(super) server: ApiServer,
     pub(super) libvirt: FakeLibvirt,
     pub(super) tunnel: FakeTunnel,
-    pub(super) seen: watch::Sender<Seen>,
+    pub(super) seen: watch::Sender<SideState>,
     stored: Value,
 }
 
 /// The parameters of a task, and what surrounds it.
 pub(super) struct Fixture {
-    pub(super) shared: Shared,
+    pub(super) shared: TaskContext,
     pub(super) tunnels: Tunnels,
-    pub(super) receiver: watch::Receiver<Seen>,
+    pub(super) receiver: watch::Receiver<SideState>,
     pub(super) around: Around,
     folder: PathBuf,
     process: Process,
@@ -209,12 +211,12 @@ pub(super) async fn fixture(status: &Value, role: Role) -> Fixture {
     }))
     .unwrap();
     let host = Host::of(&tcg_node(), &[].into(), &MaskedModels::default()).unwrap();
-    let (seen, receiver) = watch::channel(Seen {
+    let (seen, receiver) = watch::channel(SideState {
         migration: Arc::new(serde_json::from_value(stored.clone()).unwrap()),
         pod: Some(Arc::new(pod.clone())),
         host: Arc::new(host),
     });
-    let shared = Shared::fake(client, for_events, pod, folder.clone(), &process);
+    let shared = TaskContext::fake(client, for_events, pod, folder.clone(), &process);
     Fixture {
         shared,
         tunnels,

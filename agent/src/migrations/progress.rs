@@ -5,11 +5,11 @@ use std::time::Duration;
 use drydock_core::migration::convergence::Sample;
 use drydock_host::domain::JobInfo;
 
-use crate::metrics::Leaving;
+use crate::metrics::TransferProgress;
 
 /// Converts libvirt's statistics to metrics.
-pub(super) fn measured(job: &JobInfo) -> Leaving {
-    Leaving {
+pub(super) fn measured(job: &JobInfo) -> TransferProgress {
+    TransferProgress {
         processed: job.data.processed,
         remaining: job.data.remaining,
         total: job.data.total,

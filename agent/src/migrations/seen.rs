@@ -1,21 +1,21 @@
 //! Converts what libvirt, the tunnel and the object report to the input of decisions.
 
-use drydock_api::{kubevirt::VirtualMachineInstanceMigration, launcher::Outcome};
+use drydock_api::{kubevirt::VirtualMachineInstanceMigration, launcher::GuestOutcome};
 use drydock_core::{
     domain::domain_name,
     instance::ending::ended,
     migration::{
         hand_over::Proof,
-        source::{Job, SourceDomain, SourceTunnel},
+        source::{JobState, SourceDomain, SourceTunnel},
         target::{TargetDomain, TargetTunnel},
     },
 };
-use drydock_host::domain::{CallError, JobInfo, JobOperation, PausedReason, RunningReason, ShutOffReason, State};
+use drydock_host::domain::{CallError, DomainState, JobInfo, JobOperation, PausedReason, RunningReason, ShutOffReason};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 
 use crate::tunnel::{
-    local::{Reply, Role, SessionState},
+    local::{ReplyProgress, Role, SessionState},
     tunnels::Tunnels,
 };
 
@@ -35,52 +35,51 @@ pub(super) fn domain_of(migration: &VirtualMachineInstanceMigration) -> String {
 }
 
 /// Returns the state of the guest at its source.
-pub(super) fn source_domain(state: &Result<State, CallError>) -> SourceDomain {
+pub(super) fn source_domain(state: &Result<DomainState, CallError>) -> SourceDomain {
     match state {
-        Ok(State::Running(_) | State::Blocked | State::PmSuspended) => SourceDomain::Running,
-        Ok(State::Paused(PausedReason::Migration)) => SourceDomain::Leaving,
-        Ok(State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
-        Ok(State::Paused(_)) => SourceDomain::Paused,
-        Ok(State::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
+        Ok(DomainState::Running(_) | DomainState::Blocked | DomainState::PmSuspended) => SourceDomain::Running,
+        Ok(DomainState::Paused(PausedReason::Migration)) => SourceDomain::Leaving,
+        Ok(DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)) => SourceDomain::PostCopy,
+        Ok(DomainState::Paused(_)) => SourceDomain::Paused,
+        Ok(DomainState::ShutOff(ShutOffReason::Migrated)) => SourceDomain::Left,
         // Its QEMU is about to end, because the guest shuts down or because it has left. Which of the two is known
         // only after QEMU has ended.
-        Ok(State::ShuttingDown) => SourceDomain::Unknown,
+        Ok(DomainState::ShuttingDown) => SourceDomain::Unknown,
         // A restarted libvirtd has lost the reason. The pod's end reveals it.
-        Ok(State::ShutOff(ShutOffReason::Unknown(_)) | State::NoState | State::Unknown { .. }) | Err(_) => {
-            SourceDomain::Unknown
-        }
-        Ok(State::ShutOff(_) | State::Crashed(_)) => SourceDomain::Ended,
+        Ok(DomainState::ShutOff(ShutOffReason::Unknown(_)) | DomainState::NoState | DomainState::Unknown { .. })
+        | Err(_) => SourceDomain::Unknown,
+        Ok(DomainState::ShutOff(_) | DomainState::Crashed(_)) => SourceDomain::Ended,
     }
 }
 
 /// Returns the state of the guest at its source according to the end of its pod; `None` if the pod has not ended.
 pub(super) fn source_by_pod(pod: &Pod) -> Option<SourceDomain> {
     Some(match ended(pod)?.outcome {
-        Some(Outcome::Migrated) => SourceDomain::Left,
-        Some(Outcome::Unknown) => SourceDomain::Unknown,
+        Some(GuestOutcome::Migrated) => SourceDomain::Left,
+        Some(GuestOutcome::Unknown) => SourceDomain::Unknown,
         _ => SourceDomain::Ended,
     })
 }
 
 /// Returns the job of a domain at its source.
-pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> Job {
+pub(super) fn job(info: &Result<Option<JobInfo>, CallError>) -> JobState {
     match info {
-        Err(_) => Job::Unknown,
-        Ok(Some(job)) if job.is_active() && job.operation == JobOperation::OutgoingMigration => Job::Outgoing,
-        Ok(_) => Job::None,
+        Err(_) => JobState::Unknown,
+        Ok(Some(job)) if job.is_active() && job.operation == JobOperation::OutgoingMigration => JobState::Outgoing,
+        Ok(_) => JobState::None,
     }
 }
 
 /// Returns the state of the source's session.
 pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel {
     match session(tunnels, migration, Role::Source) {
-        Found::Unknown => SourceTunnel::Unknown,
-        Found::Missing => SourceTunnel::Missing,
-        Found::Open(state) => {
-            if state.reply == Reply::Unknown {
+        FoundSession::Unknown => SourceTunnel::Unknown,
+        FoundSession::Missing => SourceTunnel::Missing,
+        FoundSession::Open(state) => {
+            if state.reply == ReplyProgress::Unknown {
                 return SourceTunnel::Unknown;
             }
-            let reply_read = state.reply == Reply::Consumed;
+            let reply_read = state.reply == ReplyProgress::Consumed;
             // A session that carries nothing any more still has its observations.
             if state.ended.is_some() && !reply_read {
                 return SourceTunnel::Missing;
@@ -95,31 +94,31 @@ pub(super) fn source_tunnel(tunnels: &Tunnels, migration: &str) -> SourceTunnel 
 }
 
 /// Returns the state of the guest at its target.
-pub(super) fn target_domain(state: &Result<State, CallError>) -> TargetDomain {
+pub(super) fn target_domain(state: &Result<DomainState, CallError>) -> TargetDomain {
     match state {
         Err(CallError::NoDomain) => TargetDomain::Absent,
         // Its QEMU is about to end. libvirt also reports this for a guest that is still arriving and has never run.
-        Ok(State::ShuttingDown) => TargetDomain::Unknown,
-        Err(_) | Ok(State::NoState | State::Unknown { .. }) => TargetDomain::Unknown,
+        Ok(DomainState::ShuttingDown) => TargetDomain::Unknown,
+        Err(_) | Ok(DomainState::NoState | DomainState::Unknown { .. }) => TargetDomain::Unknown,
         // libvirt reports this once all of the guest has arrived. Before that, the domain is paused for other
         // reasons: starting up, or migrating.
-        Ok(State::Paused(PausedReason::User)) => TargetDomain::Complete,
+        Ok(DomainState::Paused(PausedReason::User)) => TargetDomain::Complete,
         Ok(
-            State::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
-            | State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed),
+            DomainState::Running(RunningReason::PostCopy | RunningReason::PostCopyFailed)
+            | DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed),
         ) => TargetDomain::PostCopy,
-        Ok(State::Paused(_)) => TargetDomain::Incoming,
-        Ok(State::Running(_) | State::Blocked | State::PmSuspended) => TargetDomain::Running,
-        Ok(State::ShutOff(_) | State::Crashed(_)) => TargetDomain::Over,
+        Ok(DomainState::Paused(_)) => TargetDomain::Incoming,
+        Ok(DomainState::Running(_) | DomainState::Blocked | DomainState::PmSuspended) => TargetDomain::Running,
+        Ok(DomainState::ShutOff(_) | DomainState::Crashed(_)) => TargetDomain::Over,
     }
 }
 
 /// Returns whether the connection for the rest of a guest is broken. libvirt has no way to recover it over unix
 /// sockets (its own recovery crashes the target's daemon), so such a guest can never continue.
-pub(super) fn post_copy_is_broken(state: &Result<State, CallError>) -> bool {
+pub(super) fn post_copy_is_broken(state: &Result<DomainState, CallError>) -> bool {
     matches!(
         state,
-        Ok(State::Running(RunningReason::PostCopyFailed) | State::Paused(PausedReason::PostCopyFailed))
+        Ok(DomainState::Running(RunningReason::PostCopyFailed) | DomainState::Paused(PausedReason::PostCopyFailed))
     )
 }
 
@@ -127,8 +126,8 @@ pub(super) fn post_copy_is_broken(state: &Result<State, CallError>) -> bool {
 pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
     let ended = ended(pod)?;
     Some(match ended.outcome {
-        Some(Outcome::NotStarted) => TargetDomain::Absent,
-        Some(Outcome::Unknown) => TargetDomain::Unknown,
+        Some(GuestOutcome::NotStarted) => TargetDomain::Absent,
+        Some(GuestOutcome::Unknown) => TargetDomain::Unknown,
         _ => TargetDomain::Over,
     })
 }
@@ -136,10 +135,10 @@ pub(super) fn target_by_pod(pod: &Pod) -> Option<TargetDomain> {
 /// Returns the state of the target's session.
 pub(super) fn target_tunnel(tunnels: &Tunnels, migration: &str) -> TargetTunnel {
     match session(tunnels, migration, Role::Target) {
-        Found::Unknown => TargetTunnel::Unknown,
-        Found::Missing => TargetTunnel::Missing,
-        Found::Open(state) if state.released == Some(Proof::Unknown) => TargetTunnel::Unknown,
-        Found::Open(state) => TargetTunnel::Open {
+        FoundSession::Unknown => TargetTunnel::Unknown,
+        FoundSession::Missing => TargetTunnel::Missing,
+        FoundSession::Open(state) if state.released == Some(Proof::Unknown) => TargetTunnel::Unknown,
+        FoundSession::Open(state) => TargetTunnel::Open {
             paired: state.paired,
             released: state.released.is_some(),
             taken_over: state.resumed,
@@ -147,20 +146,20 @@ pub(super) fn target_tunnel(tunnels: &Tunnels, migration: &str) -> TargetTunnel 
     }
 }
 
-enum Found {
+enum FoundSession {
     Unknown,
     Missing,
     Open(SessionState),
 }
 
-fn session(tunnels: &Tunnels, migration: &str, role: Role) -> Found {
+fn session(tunnels: &Tunnels, migration: &str, role: Role) -> FoundSession {
     let known = tunnels.sessions();
     let known = known.borrow();
     match known.sessions.get(migration) {
-        Some(session) if session.state.role == role => Found::Open(session.state.clone()),
-        Some(session) if session.state.role == Role::Unknown => Found::Unknown,
-        _ if known.is_complete => Found::Missing,
-        _ => Found::Unknown,
+        Some(session) if session.state.role == role => FoundSession::Open(session.state.clone()),
+        Some(session) if session.state.role == Role::Unknown => FoundSession::Unknown,
+        _ if known.is_complete => FoundSession::Missing,
+        _ => FoundSession::Unknown,
     }
 }
 
@@ -174,22 +173,22 @@ mod tests {
     fn source_state_follows_libvirt_state() {
         use SourceDomain as D;
         for (state, expected) in [
-            (State::Running(RunningReason::Booted), D::Running),
-            (State::Running(RunningReason::MigrationCanceled), D::Running),
-            (State::PmSuspended, D::Running),
-            (State::Paused(PausedReason::User), D::Paused),
-            (State::Paused(PausedReason::IoError), D::Paused),
-            (State::Paused(PausedReason::Migration), D::Leaving),
-            (State::Paused(PausedReason::PostCopy), D::PostCopy),
-            (State::Paused(PausedReason::PostCopyFailed), D::PostCopy),
-            (State::ShuttingDown, D::Unknown),
-            (State::ShutOff(ShutOffReason::Migrated), D::Left),
-            (State::ShutOff(ShutOffReason::Shutdown), D::Ended),
-            (State::ShutOff(ShutOffReason::Destroyed), D::Ended),
-            (State::ShutOff(ShutOffReason::Unknown(0)), D::Unknown),
-            (State::Crashed(CrashedReason::Panicked), D::Ended),
-            (State::NoState, D::Unknown),
-            (State::Unknown { state: 99, reason: 0 }, D::Unknown),
+            (DomainState::Running(RunningReason::Booted), D::Running),
+            (DomainState::Running(RunningReason::MigrationCanceled), D::Running),
+            (DomainState::PmSuspended, D::Running),
+            (DomainState::Paused(PausedReason::User), D::Paused),
+            (DomainState::Paused(PausedReason::IoError), D::Paused),
+            (DomainState::Paused(PausedReason::Migration), D::Leaving),
+            (DomainState::Paused(PausedReason::PostCopy), D::PostCopy),
+            (DomainState::Paused(PausedReason::PostCopyFailed), D::PostCopy),
+            (DomainState::ShuttingDown, D::Unknown),
+            (DomainState::ShutOff(ShutOffReason::Migrated), D::Left),
+            (DomainState::ShutOff(ShutOffReason::Shutdown), D::Ended),
+            (DomainState::ShutOff(ShutOffReason::Destroyed), D::Ended),
+            (DomainState::ShutOff(ShutOffReason::Unknown(0)), D::Unknown),
+            (DomainState::Crashed(CrashedReason::Panicked), D::Ended),
+            (DomainState::NoState, D::Unknown),
+            (DomainState::Unknown { state: 99, reason: 0 }, D::Unknown),
         ] {
             assert_eq!(source_domain(&Ok(state)), expected, "{state}");
         }
@@ -200,21 +199,21 @@ mod tests {
     fn target_has_a_running_guest_only_if_libvirt_reports_it() {
         use TargetDomain as D;
         for (state, expected) in [
-            (State::Running(RunningReason::Unpaused), D::Running),
-            (State::Running(RunningReason::Migrated), D::Running),
-            (State::PmSuspended, D::Running),
-            (State::Running(RunningReason::PostCopy), D::PostCopy),
-            (State::Running(RunningReason::PostCopyFailed), D::PostCopy),
-            (State::Paused(PausedReason::PostCopy), D::PostCopy),
-            (State::Paused(PausedReason::PostCopyFailed), D::PostCopy),
-            (State::Paused(PausedReason::User), D::Complete),
-            (State::Paused(PausedReason::StartingUp), D::Incoming),
-            (State::Paused(PausedReason::Migration), D::Incoming),
-            (State::ShuttingDown, D::Unknown),
-            (State::ShutOff(ShutOffReason::Destroyed), D::Over),
-            (State::Crashed(CrashedReason::Panicked), D::Over),
-            (State::NoState, D::Unknown),
-            (State::Unknown { state: 99, reason: 0 }, D::Unknown),
+            (DomainState::Running(RunningReason::Unpaused), D::Running),
+            (DomainState::Running(RunningReason::Migrated), D::Running),
+            (DomainState::PmSuspended, D::Running),
+            (DomainState::Running(RunningReason::PostCopy), D::PostCopy),
+            (DomainState::Running(RunningReason::PostCopyFailed), D::PostCopy),
+            (DomainState::Paused(PausedReason::PostCopy), D::PostCopy),
+            (DomainState::Paused(PausedReason::PostCopyFailed), D::PostCopy),
+            (DomainState::Paused(PausedReason::User), D::Complete),
+            (DomainState::Paused(PausedReason::StartingUp), D::Incoming),
+            (DomainState::Paused(PausedReason::Migration), D::Incoming),
+            (DomainState::ShuttingDown, D::Unknown),
+            (DomainState::ShutOff(ShutOffReason::Destroyed), D::Over),
+            (DomainState::Crashed(CrashedReason::Panicked), D::Over),
+            (DomainState::NoState, D::Unknown),
+            (DomainState::Unknown { state: 99, reason: 0 }, D::Unknown),
         ] {
             assert_eq!(target_domain(&Ok(state)), expected, "{state}");
         }

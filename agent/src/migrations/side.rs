@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_host::{
-    domain::{CallError, DomainEvent, DomainEvents, DomainHandle, State},
+    domain::{CallError, DomainEvent, DomainEvents, DomainHandle, DomainState},
     pod_folder::FolderError,
 };
 use drydock_runtime::{Backoff, Key, chain, clock, newer};
@@ -15,12 +15,12 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Seen, seen, status_patch};
+use super::{SideState, seen, status_patch};
 use crate::{
-    guests::Shared,
+    guests::TaskContext,
     tunnel::{
         client::TunnelError,
-        local::{Peer, Role, SessionSpec},
+        local::{Role, SessionSpec, TunnelPeer},
         tunnels::{KnownSession, Tunnels},
     },
 };
@@ -30,7 +30,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_
 
 /// Why a step could not be executed now.
 #[derive(Debug, Error)]
-pub(super) enum Trouble {
+pub(super) enum SideError {
     #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(transparent)]
@@ -46,13 +46,13 @@ pub(super) enum Trouble {
 }
 
 /// The connection to the libvirt in this side's pod.
-pub(super) struct Guest {
+pub(super) struct GuestConnection {
     pub(super) handle: DomainHandle,
     pub(super) events: DomainEvents,
 }
 
 /// Waits for the next event of a connected guest, for ever if none is connected. `None` if the connection has ended.
-pub(super) async fn next_event(guest: &mut Option<Guest>) -> Option<DomainEvent> {
+pub(super) async fn next_event(guest: &mut Option<GuestConnection>) -> Option<DomainEvent> {
     match guest {
         Some(guest) => guest.events.recv().await,
         None => std::future::pending().await,
@@ -62,9 +62,9 @@ pub(super) async fn next_event(guest: &mut Option<Guest>) -> Option<DomainEvent>
 /// One side of one migration.
 pub(super) struct Side {
     role: Role,
-    pub(super) shared: Shared,
+    pub(super) shared: TaskContext,
     pub(super) tunnels: Tunnels,
-    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) seen: watch::Receiver<SideState>,
     /// The newest state that the API server returned to this side's own writes.
     pub(super) written: Option<VirtualMachineInstanceMigration>,
     /// Whether the status that an earlier process wrote has yet to be read from the API server.
@@ -79,9 +79,9 @@ impl Side {
     /// it.
     pub(super) fn new(
         role: Role,
-        shared: Shared,
+        shared: TaskContext,
         tunnels: Tunnels,
-        seen: watch::Receiver<Seen>,
+        seen: watch::Receiver<SideState>,
         read_status: bool,
     ) -> Self {
         Self {
@@ -138,7 +138,7 @@ impl Side {
     /// If the request to the API server fails.
     pub(super) async fn report_broken_post_copy(
         &mut self,
-        state: Option<&Result<State, CallError>>,
+        state: Option<&Result<DomainState, CallError>>,
         migration: &VirtualMachineInstanceMigration,
     ) -> kube::Result<()> {
         if state.is_some_and(seen::post_copy_is_broken) {
@@ -150,7 +150,7 @@ impl Side {
 
     /// Returns when to reconcile again without an event, given the result of a reconcile. Logs the first failure in a
     /// row.
-    pub(super) fn next_reconcile(&mut self, result: Result<Option<Duration>, Trouble>) -> Option<clock::Instant> {
+    pub(super) fn next_reconcile(&mut self, result: Result<Option<Duration>, SideError>) -> Option<clock::Instant> {
         let pause = match result {
             Ok(pause) => {
                 self.backoff.reset();
@@ -181,8 +181,8 @@ impl Side {
     ///
     /// # Errors
     /// If there is no tunnel, or it refuses.
-    pub(super) async fn prepare(&self, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
-        let own = self.tunnels.own().ok_or(Trouble::NoTunnel)?;
+    pub(super) async fn prepare(&self, migration: &VirtualMachineInstanceMigration) -> Result<(), SideError> {
+        let own = self.tunnels.own().ok_or(SideError::NoTunnel)?;
         own.prepare(self.session_spec(migration)).await?;
         Ok(())
     }
@@ -191,8 +191,8 @@ impl Side {
     ///
     /// # Errors
     /// If there is none.
-    pub(super) fn session(&self, uid: &str) -> Result<KnownSession, Trouble> {
-        self.tunnels.session(uid).ok_or(Trouble::NoTunnel)
+    pub(super) fn session(&self, uid: &str) -> Result<KnownSession, SideError> {
+        self.tunnels.session(uid).ok_or(SideError::NoTunnel)
     }
 
     /// Has the tunnel accept only the other side's tunnel.
@@ -204,11 +204,11 @@ impl Side {
         uid: &str,
         fingerprint: Option<String>,
         address: Option<String>,
-    ) -> Result<(), Trouble> {
-        let fingerprint = fingerprint.ok_or(Trouble::NoPeer)?;
+    ) -> Result<(), SideError> {
+        let fingerprint = fingerprint.ok_or(SideError::NoPeer)?;
         self.session(uid)?
             .tunnel
-            .pair(uid, Peer { fingerprint, address })
+            .pair(uid, TunnelPeer { fingerprint, address })
             .await?;
         Ok(())
     }

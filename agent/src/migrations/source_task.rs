@@ -9,7 +9,7 @@
 
 mod monitor;
 mod report;
-mod start;
+mod start_migration;
 
 use std::time::Duration;
 
@@ -21,15 +21,15 @@ use drydock_api::{
     launcher::{LIBVIRT_SOCKET, RUN_VOLUME},
 };
 use drydock_core::migration::{
-    convergence::{Monitor, Written},
-    record::Record,
-    source::{Call, Job, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
+    convergence::{Monitor, WrittenProgress},
+    record::MigrationRecord,
+    source::{JobState, MigrateCall, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
     unsent,
 };
 use drydock_host::{
     domain::{
-        CallError, Deadlines, DomainEvent, DomainHandle, JobInfo, Lifecycle, PausedReason, State, StoppedDetail,
-        SuspendedDetail,
+        CallDeadlines, CallError, DomainEvent, DomainHandle, DomainState, JobInfo, LifecycleEvent, PausedReason,
+        StoppedDetail, SuspendedDetail,
     },
     pod_folder::PodFolder,
 };
@@ -39,12 +39,12 @@ use tokio::{sync::watch, task::JoinSet};
 use tracing::{info, warn};
 
 use super::{
-    Seen, seen,
-    side::{Guest, Side, Trouble, next_event},
+    SideState, seen,
+    side::{GuestConnection, Side, SideError, next_event},
     status_patch,
 };
 use crate::{
-    guests::Shared,
+    guests::TaskContext,
     metrics::LeavingGuest,
     tunnel::{local::Role, tunnels::Tunnels},
 };
@@ -62,11 +62,11 @@ const STEPS: usize = 16;
 /// The task of one migration.
 pub(super) struct SourceTask {
     side: Side,
-    call: Call,
+    call: MigrateCall,
     /// The call that moves the guest, if it is pending.
     moving: JoinSet<Result<(), CallError>>,
     /// Why this process gave the migration up, or libvirt's error if libvirt did.
-    failure: Option<Failure>,
+    failure: Option<SourceFailure>,
     stood_still: bool,
     /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried.
     left: bool,
@@ -78,14 +78,14 @@ pub(super) struct SourceTask {
     /// Whether libvirt was requested to abort the job.
     aborted: bool,
     /// Whether the guest has been switched to post-copy.
-    switched: bool,
+    in_post_copy: bool,
     monitor: Option<Monitor>,
-    progress: Option<Written>,
+    progress: Option<WrittenProgress>,
     metrics: Option<LeavingGuest>,
 }
 
 /// Why the guest has not moved.
-struct Failure {
+struct SourceFailure {
     reason: &'static str,
     message: String,
 }
@@ -93,10 +93,15 @@ struct Failure {
 impl SourceTask {
     /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
     /// it.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
+    pub(super) fn new(
+        shared: TaskContext,
+        tunnels: Tunnels,
+        seen: watch::Receiver<SideState>,
+        read_status: bool,
+    ) -> Self {
         Self {
             side: Side::new(Role::Source, shared, tunnels, seen, read_status),
-            call: Call::Unknown,
+            call: MigrateCall::Unknown,
             moving: JoinSet::new(),
             failure: None,
             stood_still: false,
@@ -105,7 +110,7 @@ impl SourceTask {
             unreachable: false,
             keep_paused: None,
             aborted: false,
-            switched: false,
+            in_post_copy: false,
             monitor: None,
             progress: None,
             metrics: None,
@@ -120,7 +125,7 @@ impl SourceTask {
             self.side.seen.borrow_and_update();
             sessions.borrow_and_update();
             let migration = self.side.migration();
-            if guest.is_none() && self.by_pod().is_none() && !Record::of(&migration).source_is_settled() {
+            if guest.is_none() && self.by_pod().is_none() && !MigrationRecord::of(&migration).source_is_settled() {
                 guest = self.connect(&migration).await;
             }
             let result = self.reconcile(guest.as_mut()).await;
@@ -153,17 +158,17 @@ impl SourceTask {
     }
 
     /// Connects to the guest's libvirt if it listens now.
-    async fn connect(&mut self, migration: &VirtualMachineInstanceMigration) -> Option<Guest> {
+    async fn connect(&mut self, migration: &VirtualMachineInstanceMigration) -> Option<GuestConnection> {
         let uid = seen::pod_uid(migration, Role::Source)?.to_owned();
         let domain = seen::domain_of(migration);
         let connecting = async {
             let folder = PodFolder::new(&self.side.shared.kubelet, &uid, RUN_VOLUME)?;
-            DomainHandle::connect(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await
+            DomainHandle::connect(&folder, LIBVIRT_SOCKET, &domain, CallDeadlines::default()).await
         };
         match connecting.await {
             Ok((handle, events)) => {
                 self.unreachable = false;
-                Some(Guest { handle, events })
+                Some(GuestConnection { handle, events })
             }
             Err(error) => {
                 if !self.unreachable {
@@ -177,9 +182,9 @@ impl SourceTask {
 
     fn take_in(&mut self, event: &DomainEvent) {
         match event {
-            DomainEvent::Lifecycle(Lifecycle::Suspended(SuspendedDetail::Migrated)) => self.stood_still = true,
-            DomainEvent::Lifecycle(Lifecycle::Stopped(StoppedDetail::Migrated)) => self.left = true,
-            DomainEvent::Lifecycle(Lifecycle::Resumed(_) | Lifecycle::Started(_)) => {
+            DomainEvent::Lifecycle(LifecycleEvent::Suspended(SuspendedDetail::Migrated)) => self.stood_still = true,
+            DomainEvent::Lifecycle(LifecycleEvent::Stopped(StoppedDetail::Migrated)) => self.left = true,
+            DomainEvent::Lifecycle(LifecycleEvent::Resumed(_) | LifecycleEvent::Started(_)) => {
                 self.stood_still = false;
                 self.left = false;
                 self.left_since = None;
@@ -191,7 +196,7 @@ impl SourceTask {
     fn end_call(&mut self, result: Option<Result<(), CallError>>) {
         let error = match result {
             Some(Ok(())) => {
-                self.call = Call::Succeeded;
+                self.call = MigrateCall::Succeeded;
                 return;
             }
             Some(Err(error)) => Some(error),
@@ -199,16 +204,20 @@ impl SourceTask {
         };
         // Without a response the migration may continue nevertheless; the job shows it.
         let replied = error.as_ref().is_some_and(CallError::is_reply);
-        self.call = if replied { Call::Failed } else { Call::Lost };
+        self.call = if replied {
+            MigrateCall::Failed
+        } else {
+            MigrateCall::Lost
+        };
         // The reason for which this process gave up takes precedence.
-        self.failure = self.failure.take().or(error.map(|error| Failure {
+        self.failure = self.failure.take().or(error.map(|error| SourceFailure {
             reason: LIBVIRT_GAVE_UP,
             message: chain(&error).to_string(),
         }));
     }
 
     /// Reconciles once. Returns the time of the next reconcile if no event comes before.
-    async fn reconcile(&mut self, guest: Option<&mut Guest>) -> Result<Option<Duration>, Trouble> {
+    async fn reconcile(&mut self, guest: Option<&mut GuestConnection>) -> Result<Option<Duration>, SideError> {
         let handle = guest.map(|guest| guest.handle.clone());
         for _ in 0..STEPS {
             if !self.side.read_written_status().await? {
@@ -230,34 +239,34 @@ impl SourceTask {
                 .or_else(|| state.as_ref().map(seen::source_domain))
                 .unwrap_or(SourceDomain::Unknown);
             let job = match (by_pod, &info) {
-                (Some(_), _) => Job::None,
+                (Some(_), _) => JobState::None,
                 (None, Some(info)) => seen::job(info),
-                (None, None) => Job::Unknown,
+                (None, None) => JobState::Unknown,
             };
             // libvirt may have resumed the guest before the job was read.
             let domain = match &handle {
-                Some(handle) if domain == SourceDomain::Leaving && job == Job::None => {
+                Some(handle) if domain == SourceDomain::Leaving && job == JobState::None => {
                     let again = seen::source_domain(&handle.state().await);
                     if again == domain { domain } else { SourceDomain::Unknown }
                 }
                 _ => domain,
             };
-            self.switched |= domain == SourceDomain::PostCopy;
+            self.in_post_copy |= domain == SourceDomain::PostCopy;
             let late_in = self.target_is_late_in(domain);
-            if job == Job::None {
+            if job == JobState::None {
                 self.metrics = None;
             }
             let view = SourceView {
-                record: Record::of(&migration),
+                record: MigrationRecord::of(&migration),
                 domain,
                 job,
                 call: self.call,
                 tunnel,
                 stood_still: self.stood_still,
                 target_is_late: late_in == Some(Duration::ZERO),
-                is_stuck: job == Job::Outgoing && is_stuck(info.as_ref(), self.aborted),
+                is_stuck: job == JobState::Outgoing && is_stuck(info.as_ref(), self.aborted),
             };
-            let moves = job == Job::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
+            let moves = job == JobState::Outgoing && !view.has_not_begun() && !view.record.is_unknown();
             if let (Some(handle), Some(Ok(state)), true) = (&handle, &state, moves) {
                 let info = info
                     .as_ref()
@@ -288,10 +297,10 @@ impl SourceTask {
     }
 
     /// Returns when to reconcile again without an event, while nothing is to be done.
-    fn recheck_in(&self, domain: SourceDomain, job: Job, pod_has_ended: bool) -> Option<Duration> {
-        let moves = job == Job::Outgoing || self.call == Call::Pending || domain == SourceDomain::Leaving;
-        let silent = domain == SourceDomain::Unknown && !pod_has_ended;
-        (moves || silent).then_some(MEASURED_EVERY)
+    fn recheck_in(&self, domain: SourceDomain, job: JobState, pod_has_ended: bool) -> Option<Duration> {
+        let moves = job == JobState::Outgoing || self.call == MigrateCall::Pending || domain == SourceDomain::Leaving;
+        let is_unknown = domain == SourceDomain::Unknown && !pod_has_ended;
+        (moves || is_unknown).then_some(MEASURED_EVERY)
     }
 
     /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first
@@ -306,7 +315,7 @@ impl SourceTask {
         step: SourceStep,
         migration: &VirtualMachineInstanceMigration,
         handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SideError> {
         let uid = migration.uid().unwrap_or_default();
         match step {
             SourceStep::Prepare => self.side.prepare(migration).await?,
@@ -365,12 +374,12 @@ impl SourceTask {
         &mut self,
         uid: &str,
         migration: &VirtualMachineInstanceMigration,
-        state: Option<&Result<State, CallError>>,
+        state: Option<&Result<DomainState, CallError>>,
         tunnel: SourceTunnel,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SideError> {
         let paused = match state {
-            Some(Ok(State::Paused(PausedReason::User))) => !is_paused_to_move(migration),
-            Some(Ok(State::Running(_))) => false,
+            Some(Ok(DomainState::Paused(PausedReason::User))) => !is_paused_to_move(migration),
+            Some(Ok(DomainState::Running(_))) => false,
             _ => return Ok(()),
         };
         let open = matches!(tunnel, SourceTunnel::Open { reply_read: false, .. });

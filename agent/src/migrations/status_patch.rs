@@ -8,7 +8,7 @@ use drydock_api::{
     },
 };
 use drydock_core::migration::{
-    record::Record,
+    record::MigrationRecord,
     status::{POST_COPY_BROKEN, POST_COPY_BROKEN_MESSAGE, post_copy_is_reported_broken},
 };
 use drydock_runtime::{Event, Events, Key, Severity};
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::seen;
-use crate::{guests::Shared, tunnel::local::Role};
+use crate::{guests::TaskContext, tunnel::local::Role};
 
 /// Returns a migration as the API server has it, past every cache; `None` if it no longer exists. What an earlier
 /// process has reported for a side must be known before anything is done for it.
@@ -48,7 +48,7 @@ pub(super) async fn now(
 /// # Errors
 /// If the request to the API server fails.
 pub(super) async fn pod_has_gone(
-    shared: &Shared,
+    shared: &TaskContext,
     migration: &VirtualMachineInstanceMigration,
     role: Role,
 ) -> kube::Result<bool> {
@@ -83,12 +83,12 @@ pub(super) fn that_post_copy_is_broken(migration: &VirtualMachineInstanceMigrati
 /// # Errors
 /// If the request to the API server fails.
 pub(super) async fn report_broken_post_copy(
-    shared: &Shared,
+    shared: &TaskContext,
     migration: &VirtualMachineInstanceMigration,
     role: Role,
 ) -> kube::Result<Option<VirtualMachineInstanceMigration>> {
     // This version cannot write back unchanged what a later version has written.
-    if that_post_copy_is_broken(migration) || Record::of(migration).is_unknown() {
+    if that_post_copy_is_broken(migration) || MigrationRecord::of(migration).is_unknown() {
         return Ok(None);
     }
     let before = migration.status.clone().unwrap_or_default();

@@ -14,13 +14,13 @@ use drydock_core::{
     domain::full_cpu,
     mask,
     migration::{
-        record::Record,
+        record::MigrationRecord,
         target::{TargetDomain, TargetStep, TargetView, step},
     },
     processor,
 };
 use drydock_host::{
-    domain::{CallError, CpuComparison, Deadlines, DomainHandle},
+    domain::{CallDeadlines, CallError, CpuComparison, DomainHandle},
     pod_folder::PodFolder,
 };
 use drydock_runtime::{Key, Severity, chain, clock};
@@ -29,12 +29,12 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    Seen, seen,
-    side::{Guest, Side, Trouble, next_event},
+    SideState, seen,
+    side::{GuestConnection, Side, SideError, next_event},
     status_patch,
 };
 use crate::{
-    guests::{Host, Shared},
+    guests::{Host, TaskContext},
     tunnel::{local::Role, tunnels::Tunnels},
 };
 
@@ -55,7 +55,7 @@ const STEPS: usize = 16;
 pub(super) struct TargetTask {
     side: Side,
     /// Whether the guest can run here, and if not, why. `None` if not checked yet.
-    fits: Option<Result<(), Refusal>>,
+    fits: Option<Result<(), TargetRefusal>>,
     complete_since: Option<clock::Instant>,
     taken_over_since: Option<clock::Instant>,
     /// Whether the pod can receive a guest by post-copy.
@@ -66,15 +66,15 @@ pub(super) struct TargetTask {
 
 /// Why a guest cannot run here.
 #[derive(Clone, Debug)]
-struct Refusal {
+struct TargetRefusal {
     reason: &'static str,
     message: String,
 }
 
 /// Checks whether a guest that has the CPU of its host, which libvirt cannot compare, can continue here.
-fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
+fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), TargetRefusal> {
     match processor::refusal(guest.processor.as_deref(), host.processor.as_deref()) {
-        Some((reason, message)) => Err(Refusal { reason, message }),
+        Some((reason, message)) => Err(TargetRefusal { reason, message }),
         None => Ok(()),
     }
 }
@@ -82,7 +82,12 @@ fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), Refusal> {
 impl TargetTask {
     /// Creates the task of the migration that `seen` shows. `read_status` is whether an earlier process may have served
     /// it.
-    pub(super) fn new(shared: Shared, tunnels: Tunnels, seen: watch::Receiver<Seen>, read_status: bool) -> Self {
+    pub(super) fn new(
+        shared: TaskContext,
+        tunnels: Tunnels,
+        seen: watch::Receiver<SideState>,
+        read_status: bool,
+    ) -> Self {
         Self {
             side: Side::new(Role::Target, shared, tunnels, seen, read_status),
             fits: None,
@@ -96,7 +101,7 @@ impl TargetTask {
     /// Serves the migration until dropped.
     pub(super) async fn run(mut self) {
         let mut sessions = self.side.tunnels.sessions();
-        let mut guest: Option<Guest> = None;
+        let mut guest: Option<GuestConnection> = None;
         loop {
             self.side.seen.borrow_and_update();
             sessions.borrow_and_update();
@@ -125,12 +130,12 @@ impl TargetTask {
 
     /// Returns whether the pod existed and is no longer shown. A pod without any report so far may not be shown yet.
     fn may_have_gone(&self, migration: &VirtualMachineInstanceMigration) -> bool {
-        let record = Record::of(migration);
+        let record = MigrationRecord::of(migration);
         self.side.pod().is_none() && (record.is_over() || record.target.is_some())
     }
 
     /// Connects to the pod's libvirt once its launcher is ready. Stops waiting when something changes.
-    async fn connect(&mut self) -> Option<Guest> {
+    async fn connect(&mut self) -> Option<GuestConnection> {
         let migration = self.side.migration();
         let uid = seen::pod_uid(&migration, Role::Target)?.to_owned();
         let domain = seen::domain_of(&migration);
@@ -140,7 +145,7 @@ impl TargetTask {
             // The other fields concern guests that start here. A file in another format has nothing about this.
             let ready: Ready = serde_json::from_slice(&ready).unwrap_or_default();
             let connected =
-                DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, Deadlines::default()).await?;
+                DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &domain, CallDeadlines::default()).await?;
             Ok::<_, CallError>((connected, ready))
         };
         let again = self
@@ -159,7 +164,7 @@ impl TargetTask {
             Ok(((handle, events), ready)) => {
                 self.post_copy = ready.post_copy;
                 self.opens_gate = !ready.probes_readiness;
-                Some(Guest { handle, events })
+                Some(GuestConnection { handle, events })
             }
             Err(error) => {
                 warn!(migration = %Key::of(&migration), migration_uid = migration.metadata.uid, error = %chain(&error), "target pod's libvirt unreachable");
@@ -169,7 +174,7 @@ impl TargetTask {
     }
 
     /// Reconciles once. Returns the time of the next reconcile if no event comes before.
-    async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, Trouble> {
+    async fn reconcile(&mut self, handle: Option<&DomainHandle>) -> Result<Option<Duration>, SideError> {
         for _ in 0..STEPS {
             if !self.side.read_written_status().await? {
                 return Ok(None);
@@ -196,7 +201,7 @@ impl TargetTask {
                 _ => tunnel,
             };
             let steps = step(&TargetView {
-                record: Record::of(&migration),
+                record: MigrationRecord::of(&migration),
                 tunnel,
                 domain,
                 fits: self.fits.as_ref().map(Result::is_ok),
@@ -240,7 +245,7 @@ impl TargetTask {
         step: TargetStep,
         migration: &VirtualMachineInstanceMigration,
         handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SideError> {
         let uid = migration.uid().unwrap_or_default();
         match step {
             TargetStep::Check => {
@@ -291,10 +296,10 @@ impl TargetTask {
         &self,
         migration: &VirtualMachineInstanceMigration,
         handle: &DomainHandle,
-    ) -> Result<Result<(), Refusal>, Trouble> {
+    ) -> Result<Result<(), TargetRefusal>, SideError> {
         let guest = migration.guest().cloned().unwrap_or_default();
         let host = self.side.seen.borrow().host.clone();
-        let refuse = |reason, message| Ok(Err(Refusal { reason, message }));
+        let refuse = |reason, message| Ok(Err(TargetRefusal { reason, message }));
         let virt_type = match guest.virt_type.as_deref() {
             Some("kvm") => VirtType::Kvm,
             Some("qemu") => VirtType::Qemu,
@@ -345,7 +350,11 @@ impl TargetTask {
     }
 
     /// Reports the state of the target.
-    async fn report(&mut self, state: TargetState, migration: &VirtualMachineInstanceMigration) -> Result<(), Trouble> {
+    async fn report(
+        &mut self,
+        state: TargetState,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> Result<(), SideError> {
         let before = migration.target().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
         let mut side = MigrationTarget {

@@ -13,7 +13,7 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 use tokio::task::JoinSet;
 use tracing::warn;
 
-use super::{concerns, watches::MigrationWatches};
+use super::{concerns, migration_watches::MigrationWatches};
 use crate::tunnel::{
     client::{TunnelClient, TunnelError},
     local::Role,

@@ -7,7 +7,7 @@ use std::{
 
 use drydock_api::{
     launcher::CONSOLE_CLIENT_SOCKET,
-    node_api::{GuestStream, Refusal, RefusalReason},
+    node_api::{GuestStream, NodeApiRefusal, RefusalReason},
 };
 use drydock_core::domain::VNC_SOCKET;
 use drydock_runtime::{CancellationToken, Process, chain};
@@ -57,7 +57,7 @@ pub(super) struct StreamPlace {
 
 /// A connection to the socket of a stream.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct StreamSocket {
     pub(super) connection: UnixStream,
     pub(super) place: StreamPlace,
 }
@@ -76,18 +76,18 @@ impl Streams {
     ///
     /// # Errors
     /// If the stream is in use and must be preserved, or if there are too many streams.
-    pub(super) fn take(&self, key: StreamKey, preserve: bool) -> Result<StreamPlace, Refusal> {
+    pub(super) fn take(&self, key: StreamKey, preserve: bool) -> Result<StreamPlace, NodeApiRefusal> {
         let replaced = CancellationToken::new();
         let mut open = self.lock();
         let before = open.get(&key);
         if before.is_some() && preserve {
-            return Err(Refusal {
+            return Err(NodeApiRefusal {
                 reason: RefusalReason::InUse,
                 message: "Active VNC connection. Request denied.".to_owned(),
             });
         }
         if before.is_none() && open.len() >= MAX_STREAMS {
-            return Err(Refusal {
+            return Err(NodeApiRefusal {
                 reason: RefusalReason::TooMany,
                 message: format!("the node already carries {MAX_STREAMS} streams of consoles"),
             });
@@ -105,11 +105,11 @@ impl Streams {
 
     /// Carries a stream once the connection is upgraded, until either side ends, another client takes it, or the process
     /// stops.
-    pub(super) fn carry(&self, upgrade: OnUpgrade, socket: Socket, connection: Arc<OwnedSemaphorePermit>) {
+    pub(super) fn carry(&self, upgrade: OnUpgrade, socket: StreamSocket, connection: Arc<OwnedSemaphorePermit>) {
         let stopping = self.process.stopping();
         self.process.spawn("stream of a guest", async move {
             let _connection = connection;
-            let Socket { connection, place } = socket;
+            let StreamSocket { connection, place } = socket;
             let (stream, vmi_uid) = (place.key.stream.as_str(), place.key.uid.clone());
             let client = match upgrade.await {
                 Ok(client) => TokioIo::new(client),

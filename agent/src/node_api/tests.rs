@@ -6,12 +6,12 @@ use drydock_api::{
     facts::VirtType,
     kubevirt::VirtualMachineInstance,
     launcher::{CONSOLE_CLIENT_SOCKET, RUN_VOLUME},
-    node_api::{GuestCommand, GuestStream, Refusal, RefusalReason, Request, STREAM_PROTOCOL},
+    node_api::{GuestCommand, GuestStream, NodeApiRefusal, NodeApiRequest, RefusalReason, STREAM_PROTOCOL},
 };
 use drydock_core::mask::MaskHere;
 use drydock_runtime::{
     fake::api_server,
-    pinned_tls::{Fingerprint, Pinned},
+    pinned_tls::{CertificateFingerprint, Pinned},
 };
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use rustls::{ClientConfig, pki_types::PrivateKeyDer, version::TLS13};
@@ -25,7 +25,7 @@ use tokio::{
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::*;
-use crate::guests::{Host, Seen};
+use crate::guests::{Host, VmiState};
 
 /// An authority of controllers.
 struct Authority {
@@ -46,7 +46,7 @@ impl Authority {
         }
     }
 
-    fn client(&self, agent: Fingerprint) -> Arc<ClientConfig> {
+    fn client(&self, agent: CertificateFingerprint) -> Arc<ClientConfig> {
         let mut params = CertificateParams::new(["controller".to_owned()]).unwrap();
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let key = KeyPair::generate().unwrap();
@@ -67,15 +67,15 @@ impl Authority {
 struct Setup {
     authority: Authority,
     endpoint: AgentEndpoint,
-    trust: Trust,
+    trust: ControllerTrust,
     console: UnixListener,
     guests: GuestDirectory,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<VmiState>,
     process: Process,
     _kubelet: TempDir,
 }
 
-fn seen_on(node: &str) -> Seen {
+fn seen_on(node: &str) -> VmiState {
     let instance: VirtualMachineInstance = serde_json::from_value(json!({
         "metadata": {"name": "vm", "namespace": "ns", "uid": "0-1"},
         "spec": {"domain": {"devices": {}}},
@@ -92,7 +92,7 @@ fn seen_on(node: &str) -> Seen {
         address_bits: None,
         processor: None,
     };
-    Seen {
+    VmiState {
         instance: Arc::new(instance),
         pod_uid: Some("00-11".into()),
         pod: None,
@@ -114,7 +114,7 @@ async fn setup() -> Setup {
     let (seen, receiver) = watch::channel(seen_on("here"));
     drop(guests.add_for_test("0-1", receiver));
     let authority = Authority::new();
-    let trust = Trust::new().unwrap();
+    let trust = ControllerTrust::new().unwrap();
     trust.follow(&authority.bundle);
     let node_api = NodeApi {
         client: api_server().0,
@@ -147,7 +147,7 @@ impl Setup {
             .await
     }
 
-    fn fingerprint(&self) -> Fingerprint {
+    fn fingerprint(&self) -> CertificateFingerprint {
         self.endpoint.certificate_fingerprint.parse().unwrap()
     }
 
@@ -176,13 +176,13 @@ impl Setup {
 
     async fn refusal(&self, method: &str, path: &str) -> (u16, RefusalReason) {
         let (code, body, _) = self.send(method, path).await;
-        let refusal: Refusal = serde_json::from_str(&body).unwrap();
+        let refusal: NodeApiRefusal = serde_json::from_str(&body).unwrap();
         (code, refusal.reason)
     }
 }
 
 fn console() -> String {
-    Request::Stream("0-1", GuestStream::Console, false).path()
+    NodeApiRequest::Stream("0-1", GuestStream::Console, false).path()
 }
 
 async fn read(stream: &mut (impl AsyncReadExt + Unpin), length: usize) -> String {
@@ -221,7 +221,7 @@ async fn next_console_replaces_the_first_unless_it_preserves_that() {
     let setup = setup().await;
     let (_, _, mut first) = setup.send("GET", &console()).await;
     let (mut guest, _) = setup.console.accept().await.unwrap();
-    let preserving = Request::Stream("0-1", GuestStream::Console, true).path();
+    let preserving = NodeApiRequest::Stream("0-1", GuestStream::Console, true).path();
     assert_eq!(setup.refusal("GET", &preserving).await, (409, RefusalReason::InUse));
     guest.write_all(b"x").await.unwrap();
     assert_eq!(read(&mut first, 1).await, "x");
@@ -245,16 +245,16 @@ async fn streams_end_when_the_process_stops() {
 #[tokio::test]
 async fn requests_that_cannot_be_served_are_refused_with_a_reason() {
     let setup = setup().await;
-    let vnc = Request::Stream("0-1", GuestStream::Vnc, false).path();
+    let vnc = NodeApiRequest::Stream("0-1", GuestStream::Vnc, false).path();
     let (code, body, _) = setup.send("GET", &vnc).await;
-    let refusal: Refusal = serde_json::from_str(&body).unwrap();
+    let refusal: NodeApiRefusal = serde_json::from_str(&body).unwrap();
     assert_eq!((code, refusal.reason), (500, RefusalReason::Failed), "{body}");
     // The failure has given the stream back.
     assert_eq!(setup.refusal("GET", &vnc).await, (500, RefusalReason::Failed));
-    let other = Request::Stream("0-2", GuestStream::Console, false).path();
+    let other = NodeApiRequest::Stream("0-2", GuestStream::Console, false).path();
     assert_eq!(setup.refusal("GET", &other).await, (404, RefusalReason::NotHere));
     // The directory's receiver is gone, as when its task has ended.
-    let pause = Request::Command("0-1", GuestCommand::Pause).path();
+    let pause = NodeApiRequest::Command("0-1", GuestCommand::Pause).path();
     assert_eq!(setup.refusal("PUT", &pause).await, (404, RefusalReason::NotHere));
     setup.seen.send_replace(seen_on("there"));
     assert_eq!(setup.refusal("GET", &console()).await, (404, RefusalReason::NotHere));
@@ -283,7 +283,7 @@ async fn node_api_serves_controllers_of_the_bundle_only() {
     let fingerprint = setup.fingerprint();
     assert!(works(setup.authority.client(fingerprint)).await);
     assert!(!works(Authority::new().client(fingerprint)).await);
-    let other = Fingerprint::of(&b"another"[..].into());
+    let other = CertificateFingerprint::of(&b"another"[..].into());
     assert!(!works(setup.authority.client(other)).await);
     let next = Authority::new();
     setup

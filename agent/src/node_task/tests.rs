@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::*;
-use crate::args::{Args, Command};
+use crate::args::{AgentArgs, AgentCommand};
 
 const NODE: &str = "/api/v1/nodes/n";
 const HYPERVISORS: &str = "/apis/drydock.dev/v1alpha1/hypervisors";
@@ -40,7 +40,7 @@ fn hypervisor() -> Hypervisor {
 }
 
 /// Returns the settings of an agent whose host is in `folder`.
-fn settings(folder: &Path) -> Arc<RunArgs> {
+fn settings(folder: &Path) -> Arc<AgentRunArgs> {
     let (state, kubelet) = (folder.join("state"), folder.join("kubelet"));
     let flags = [
         "drydock-agent".into(),
@@ -50,7 +50,7 @@ fn settings(folder: &Path) -> Arc<RunArgs> {
         format!("--state-dir={}", state.display()),
         format!("--kubelet-dir={}", kubelet.display()),
     ];
-    let Command::Run(args) = Args::parse_from(flags).command else {
+    let AgentCommand::Run(args) = AgentArgs::parse_from(flags).command else {
         unreachable!("the flags are those of `run`");
     };
     Arc::new(*args)
@@ -68,11 +68,11 @@ async fn fixture(node: Option<PartialObjectMeta<Node>>) -> Fixture {
     let (deleted_node, deleted) = watch::channel(None);
     let mut task = NodeTask::new(
         Arc::clone(&args),
-        Caches::filled("n", node, None),
+        AgentCaches::filled("n", node, None),
         LauncherPods::filled([]),
         Writes::new(client, "n".into()),
         Events::start(&process, for_events, reporter, &EventMetrics::default()),
-        Metrics::default(),
+        AgentMetrics::default(),
         process.clone(),
         NodeLease::start(for_lease, "n", "p", &process),
         Readiness::new().handle("node"),
@@ -190,7 +190,7 @@ async fn new_node_gets_a_hypervisor_labels_and_status_once() {
     ];
     assert_eq!(requested, expected);
     // The watch of the Hypervisor shows its creation, and no watch shows more yet.
-    fixture.task.caches = Caches::filled("n", Some(node()), Some(hypervisor()));
+    fixture.task.caches = AgentCaches::filled("n", Some(node()), Some(hypervisor()));
     fixture.round(vec![]).await;
     assert!(fixture.server.is_left_alone_for(Duration::ZERO).await);
 }
@@ -204,7 +204,7 @@ async fn failed_write_is_repeated_after_a_back_off() {
         (500, "InternalError"),
     ] {
         let mut fixture = fixture(Some(node())).await;
-        fixture.task.caches = Caches::filled("n", Some(node()), Some(hypervisor()));
+        fixture.task.caches = AgentCaches::filled("n", Some(node()), Some(hypervisor()));
         let now = clock::now();
         let (retry, requested) = fixture.round(vec![refuse(code, reason)]).await;
         assert_eq!(requested, [format!("PATCH {NODE}")], "{code}");
@@ -253,7 +253,7 @@ async fn node_that_exists_again_accepts_guests() {
     let mut fixture = fixture(None).await;
     fixture.round(vec![list(0), count()]).await;
     assert!(fixture.deleted_node.borrow().is_some());
-    fixture.task.caches = Caches::filled("n", Some(node()), None);
+    fixture.task.caches = AgentCaches::filled("n", Some(node()), None);
     fixture.round(vec![refuse(500, "InternalError")]).await;
     assert!(fixture.deleted_node.borrow().is_none());
 }
@@ -271,7 +271,7 @@ async fn departing_agent_reports_that_the_node_takes_no_guests() {
     let mut fixture = fixture(Some(node())).await;
     fixture.round(vec![accept("1"), label(), accept("2"), count()]).await;
     let written = fixture.task.written_node.clone().unwrap();
-    fixture.task.caches = Caches::filled("n", Some(node()), Some(hypervisor()));
+    fixture.task.caches = AgentCaches::filled("n", Some(node()), Some(hypervisor()));
     let mut schedulable = written;
     schedulable
         .labels_mut()

@@ -16,7 +16,9 @@ use tokio::{
 use tokio_util::codec::{Framed, LinesCodec};
 use tracing::warn;
 
-use super::local::{Call, CallResult, LINE, Peer, Prepared, Request, ServerMessage, SessionSpec, SessionState};
+use super::local::{
+    CallResult, LINE, Prepared, ServerMessage, SessionSpec, SessionState, TunnelCall, TunnelPeer, TunnelRequest,
+};
 
 /// Timeout of a call. Calls take milliseconds.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,7 +42,7 @@ pub(crate) enum TunnelError {
     },
     /// It did not respond in time. Whether it has executed the call is unknown.
     #[error("the tunnel has not responded within {RESPONSE_TIMEOUT:?}")]
-    Silent,
+    Unresponsive,
     /// It cannot be reached.
     #[error("the tunnel cannot be reached")]
     Unreachable(#[source] io::Error),
@@ -55,7 +57,7 @@ impl TunnelError {
         match self {
             Self::Gone => "TunnelGone",
             Self::Refused { reason, .. } => reason,
-            Self::Silent => "TunnelUnresponsive",
+            Self::Unresponsive => "TunnelUnresponsive",
             Self::Unreachable(_) => "TunnelUnreachable",
             Self::NotUnderstood => "TunnelResponseInvalid",
         }
@@ -65,7 +67,7 @@ impl TunnelError {
 /// A connection to one tunnel of this node; clones share it. It ends when the last clone is dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct TunnelClient {
-    calls: mpsc::Sender<(Call, oneshot::Sender<CallResult>)>,
+    calls: mpsc::Sender<(TunnelCall, oneshot::Sender<CallResult>)>,
     sessions: watch::Receiver<Vec<SessionState>>,
     /// The task of the connection, aborted when the last clone is dropped.
     _conversation: Arc<JoinSet<()>>,
@@ -90,7 +92,7 @@ impl TunnelClient {
             }
         };
         let connected = timeout(RESPONSE_TIMEOUT, connecting).await;
-        let (lines, sessions) = connected.map_err(|_| TunnelError::Silent)??;
+        let (lines, sessions) = connected.map_err(|_| TunnelError::Unresponsive)??;
         let (publish, sessions) = watch::channel(sessions);
         let (calls, to_send) = mpsc::channel(WAITING);
         let mut conversation = JoinSet::new();
@@ -114,7 +116,7 @@ impl TunnelClient {
     /// `Draining` if the tunnel is about to end; `OtherSession` if the migration has a session for another role, pod
     /// or domain; `TooManySessions`; and failures to create the sockets in the pod.
     pub(crate) async fn prepare(&self, spec: SessionSpec) -> Result<Prepared, TunnelError> {
-        match self.call(Call::Prepare(spec)).await? {
+        match self.call(TunnelCall::Prepare(spec)).await? {
             CallResult::Prepared(prepared) => Ok(prepared),
             _ => Err(TunnelError::NotUnderstood),
         }
@@ -125,9 +127,9 @@ impl TunnelClient {
     /// # Errors
     /// `NoSession`; `OtherPeer` if it was paired with another; `BadPeer` if the fingerprint or the address is
     /// invalid.
-    pub(crate) async fn pair(&self, migration: &str, peer: Peer) -> Result<(), TunnelError> {
+    pub(crate) async fn pair(&self, migration: &str, peer: TunnelPeer) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
-        self.done(Call::Pair { migration, peer }).await
+        self.done(TunnelCall::Pair { migration, peer }).await
     }
 
     /// Sets whether the guest stays paused at the target. The last value before the release counts. Only for a
@@ -137,7 +139,7 @@ impl TunnelClient {
     /// `NoSession`; `NotSource`; `AlreadyReleased` if the opposite has already been sent to the target.
     pub(crate) async fn keep_paused(&self, migration: &str, keep_paused: bool) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
-        self.done(Call::KeepPaused { migration, keep_paused }).await
+        self.done(TunnelCall::KeepPaused { migration, keep_paused }).await
     }
 
     /// Releases the guest, with a proof that the tunnel cannot find by itself. Only for a source.
@@ -146,7 +148,7 @@ impl TunnelClient {
     /// `NoSession`; `NotSource`.
     pub(crate) async fn release(&self, migration: &str, proof: Proof) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
-        self.done(Call::Release { migration, proof }).await
+        self.done(TunnelCall::Release { migration, proof }).await
     }
 
     /// Ends a session and its streams, and removes it. A missing session is no error.
@@ -155,17 +157,17 @@ impl TunnelClient {
     /// If the call to the tunnel fails.
     pub(crate) async fn close(&self, migration: &str) -> Result<(), TunnelError> {
         let migration = migration.to_owned();
-        self.done(Call::Close { migration }).await
+        self.done(TunnelCall::Close { migration }).await
     }
 
-    async fn done(&self, call: Call) -> Result<(), TunnelError> {
+    async fn done(&self, call: TunnelCall) -> Result<(), TunnelError> {
         match self.call(call).await? {
             CallResult::Done {} => Ok(()),
             _ => Err(TunnelError::NotUnderstood),
         }
     }
 
-    async fn call(&self, call: Call) -> Result<CallResult, TunnelError> {
+    async fn call(&self, call: TunnelCall) -> Result<CallResult, TunnelError> {
         let (sender, result) = oneshot::channel();
         let calling = async {
             self.calls.send((call, sender)).await.map_err(|_| TunnelError::Gone)?;
@@ -174,17 +176,17 @@ impl TunnelClient {
         match timeout(RESPONSE_TIMEOUT, calling).await {
             Ok(Ok(CallResult::Refused { reason, message })) => Err(TunnelError::Refused { reason, message }),
             Ok(result) => result,
-            Err(_) => Err(TunnelError::Silent),
+            Err(_) => Err(TunnelError::Unresponsive),
         }
     }
 }
 
-type Lines = Framed<UnixStream, LinesCodec>;
+type ClientLines = Framed<UnixStream, LinesCodec>;
 
 /// Sends calls, and receives responses and sessions, until the tunnel is gone.
 async fn converse(
-    mut lines: Lines,
-    mut calls: mpsc::Receiver<(Call, oneshot::Sender<CallResult>)>,
+    mut lines: ClientLines,
+    mut calls: mpsc::Receiver<(TunnelCall, oneshot::Sender<CallResult>)>,
     publish: watch::Sender<Vec<SessionState>>,
 ) {
     let mut waiting = HashMap::new();
@@ -194,7 +196,7 @@ async fn converse(
             Some((call, sender)) = calls.recv() => {
                 id += 1;
                 waiting.insert(id, sender);
-                if let Err(error) = send(&mut lines, &Request { id, call }).await {
+                if let Err(error) = send(&mut lines, &TunnelRequest { id, call }).await {
                     warn!(error = %chain(&error), "the connection to a tunnel is closed: requests to it end");
                     return;
                 }
@@ -231,7 +233,7 @@ fn lists_sessions(line: &str) -> bool {
     serde_json::from_str(line).map_or(true, |line_value: Value| line_value.get("sessions").is_some())
 }
 
-async fn send(lines: &mut Lines, request: &Request) -> Result<(), tokio_util::codec::LinesCodecError> {
+async fn send(lines: &mut ClientLines, request: &TunnelRequest) -> Result<(), tokio_util::codec::LinesCodecError> {
     let line = serde_json::to_string(request).map_err(io::Error::from)?;
     lines.send(line).await
 }

@@ -17,7 +17,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use drydock_core::migration::hand_over::{Release, TakenOver};
+use drydock_core::migration::hand_over::{GuestRelease, TakenOver};
 use drydock_runtime::{CancellationToken, chain, clock::Instant};
 use futures::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -29,14 +29,14 @@ use tokio::{
 use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
 
-use super::session::Session;
+use super::session::TunnelSession;
 
 /// Maximum length of a line in bytes.
 const LINE: usize = 4096;
 /// Interval between the source's pings.
 const PING_EVERY: Duration = Duration::from_secs(5);
 /// The channel counts as broken after this time without a message.
-const SILENT: Duration = Duration::from_secs(16);
+const PEER_TIMEOUT: Duration = Duration::from_secs(16);
 /// Timeout for sending the last message.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Version of this protocol. Version 1 had no version in its lines, and no response to lines that are not understood.
@@ -63,7 +63,7 @@ pub(super) enum Message {
         version: u16,
     },
     /// The source releases the guest to the target.
-    Release(Release),
+    Release(GuestRelease),
     /// The target has taken the guest over, in this way.
     TakenOver(TakenOver),
     /// The session is over on the sending side.
@@ -97,21 +97,21 @@ impl Message {
 
 /// Why a channel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
+pub(super) enum ChannelEnd {
     /// It broke; there may be another.
     Broken,
     /// The session is over, here or there.
     Over,
 }
 
-struct Channel<S> {
+struct ControlChannel<S> {
     lines: Framed<S, LinesCodec>,
     last_received: Instant,
     /// Whether a line of the other side that was not understood has been logged.
     warned: bool,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
     fn new(stream: S) -> Self {
         Self {
             lines: Framed::new(stream, LinesCodec::new_with_max_length(LINE)),
@@ -130,7 +130,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
     }
 
     /// Responds that a line with this key was ignored. Logs the first one of each channel.
-    async fn not_understood(&mut self, session: &Session, key: String) -> Result<(), LinesCodecError> {
+    async fn not_understood(&mut self, session: &TunnelSession, key: String) -> Result<(), LinesCodecError> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
                 migration_uid = session.spec.migration,
@@ -143,7 +143,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 
     async fn send(&mut self, message: Message) -> Result<(), LinesCodecError> {
         let line = serde_json::to_string(&message).map_err(io::Error::from)?;
-        let sent = timeout(SILENT, self.lines.send(line)).await;
+        let sent = timeout(PEER_TIMEOUT, self.lines.send(line)).await;
         sent.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
 
@@ -160,8 +160,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Channel<S> {
 }
 
 /// Runs the source's side of the protocol over one connection.
-pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) -> Left {
-    let mut channel = Channel::new(stream);
+pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(
+    session: &Arc<TunnelSession>,
+    stream: S,
+) -> ChannelEnd {
+    let mut channel = ControlChannel::new(stream);
     let left = serve_source(session, &mut channel).await;
     let was_connected = session.update(|facts| {
         if let Some(trouble) = broken(&left) {
@@ -174,18 +177,18 @@ pub(super) async fn as_source<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
 
 /// Describes how the channel broke, for users. A target that refuses this side does so only after the channel is
 /// open: in TLS 1.3, the client may send before the server has verified its certificate.
-fn broken(left: &Result<Left, LinesCodecError>) -> Option<String> {
+fn broken(left: &Result<ChannelEnd, LinesCodecError>) -> Option<String> {
     match left {
-        Ok(Left::Over) => None,
-        Ok(Left::Broken) => Some("the target has closed the control channel".to_owned()),
+        Ok(ChannelEnd::Over) => None,
+        Ok(ChannelEnd::Broken) => Some("the target has closed the control channel".to_owned()),
         Err(error) => Some(format!("the control channel to the target is broken: {}", chain(error))),
     }
 }
 
 async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
-    session: &Session,
-    channel: &mut Channel<S>,
-) -> Result<Left, LinesCodecError> {
+    session: &TunnelSession,
+    channel: &mut ControlChannel<S>,
+) -> Result<ChannelEnd, LinesCodecError> {
     let mut facts = session.facts();
     // Only a response from the target shows that it accepts this side.
     channel.send(Message::Ping { version: VERSION }).await?;
@@ -204,9 +207,9 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
             channel.send(Message::Release(release)).await?;
         }
         tokio::select! {
-            () = session.closed.cancelled() => return Ok(Left::Over),
+            () = session.closed.cancelled() => return Ok(ChannelEnd::Over),
             _ = facts.changed() => {}
-            () = tokio::time::sleep_until(channel.last_received + SILENT) => return Err(silent()),
+            () = tokio::time::sleep_until(channel.last_received + PEER_TIMEOUT) => return Err(peer_timed_out()),
             _ = tick.tick() => {
                 channel.send(Message::Ping { version: VERSION }).await?;
                 // Send the same release again.
@@ -216,13 +219,13 @@ async fn serve_source<S: AsyncRead + AsyncWrite + Unpin>(
                 Some(Message::Closed {}) => return Ok(ended(session)),
                 Some(Message::Unknown(key)) => channel.not_understood(session, key).await?,
                 Some(message) => apply_target_message(session, &message),
-                None => return Ok(Left::Broken),
+                None => return Ok(ChannelEnd::Broken),
             },
         }
     }
 }
 
-fn apply_target_message(session: &Session, message: &Message) {
+fn apply_target_message(session: &TunnelSession, message: &Message) {
     let refused = session.update(|facts| {
         facts.connected = true;
         match message {
@@ -258,10 +261,10 @@ fn apply_target_message(session: &Session, message: &Message) {
 const NOT_UNDERSTOOD_THERE: &str = "the target's tunnel cannot decode the message: it is of another version";
 
 /// Runs the target's side of the protocol over one connection, until another connection replaces it.
-pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<Session>, stream: S) {
+pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<TunnelSession>, stream: S) {
     let mine = session.take_control();
     session.update(|facts| facts.connected = true);
-    let mut channel = Channel::new(stream);
+    let mut channel = ControlChannel::new(stream);
     let left = serve_target(session, &mut channel, &mine).await;
     if mine.is_cancelled() && !session.closed.is_cancelled() {
         // Another channel has replaced this one.
@@ -272,10 +275,10 @@ pub(super) async fn as_target<S: AsyncRead + AsyncWrite + Unpin>(session: &Arc<S
 }
 
 async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
-    session: &Session,
-    channel: &mut Channel<S>,
+    session: &TunnelSession,
+    channel: &mut ControlChannel<S>,
     mine: &CancellationToken,
-) -> Result<Left, LinesCodecError> {
+) -> Result<ChannelEnd, LinesCodecError> {
     let mut facts = session.facts();
     let mut sent = false;
     loop {
@@ -285,9 +288,9 @@ async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
             channel.send(Message::TakenOver(taken_over)).await?;
         }
         tokio::select! {
-            () = mine.cancelled() => return Ok(Left::Over),
+            () = mine.cancelled() => return Ok(ChannelEnd::Over),
             _ = facts.changed() => {}
-            () = tokio::time::sleep_until(channel.last_received + SILENT) => return Err(silent()),
+            () = tokio::time::sleep_until(channel.last_received + PEER_TIMEOUT) => return Err(peer_timed_out()),
             message = channel.receive() => match message? {
                 Some(Message::Ping { version }) => {
                     session.update(|facts| facts.peer_version = Some(version));
@@ -303,18 +306,18 @@ async fn serve_target<S: AsyncRead + AsyncWrite + Unpin>(
                 Some(Message::Closed {}) => return Ok(ended(session)),
                 Some(Message::Unknown(key)) => channel.not_understood(session, key).await?,
                 Some(Message::Pong { .. } | Message::TakenOver(_) | Message::NotUnderstood { .. }) => {}
-                None => return Ok(Left::Broken),
+                None => return Ok(ChannelEnd::Broken),
             },
         }
     }
 }
 
-fn silent() -> LinesCodecError {
-    io::Error::new(io::ErrorKind::TimedOut, "the other tunnel is silent").into()
+fn peer_timed_out() -> LinesCodecError {
+    io::Error::new(io::ErrorKind::TimedOut, "the other tunnel is unresponsive").into()
 }
 
 /// Ends the session because the other side has closed it.
-fn ended(session: &Session) -> Left {
+fn ended(session: &TunnelSession) -> ChannelEnd {
     info!(
         migration_uid = session.spec.migration,
         "the other side has closed the session"
@@ -323,21 +326,21 @@ fn ended(session: &Session) -> Left {
         facts.trouble = None;
         facts.ended = Some(PEER_CLOSED);
     });
-    Left::Over
+    ChannelEnd::Over
 }
 
 async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
-    session: &Session,
-    left: Result<Left, LinesCodecError>,
-    channel: &mut Channel<S>,
+    session: &TunnelSession,
+    left: Result<ChannelEnd, LinesCodecError>,
+    channel: &mut ControlChannel<S>,
     was_connected: bool,
-) -> Left {
+) -> ChannelEnd {
     match left {
-        Ok(Left::Over) => {
+        Ok(ChannelEnd::Over) => {
             channel.close().await;
-            Left::Over
+            ChannelEnd::Over
         }
-        Ok(Left::Broken) => Left::Broken,
+        Ok(ChannelEnd::Broken) => ChannelEnd::Broken,
         Err(error) => {
             let migration = &session.spec.migration;
             if was_connected {
@@ -346,7 +349,7 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
                 // The source redials repeatedly, and the session's state contains the reason.
                 debug!(migration_uid = migration, error = %chain(&error), "the target does not let this side in");
             }
-            Left::Broken
+            ChannelEnd::Broken
         }
     }
 }

@@ -15,12 +15,12 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tracing::{debug, info, warn};
 
 use super::{
-    control::{self, Left},
+    control::{self, ChannelEnd},
     identity,
     last_call::{GuestLeft, NotUnderstood},
-    local::{LIBVIRT_NOT_UNDERSTOOD, Reply},
-    session::{Session, lock},
-    stream_header::Stream,
+    local::{LIBVIRT_NOT_UNDERSTOOD, ReplyProgress},
+    session::{TunnelSession, lock},
+    stream_header::StreamContent,
     streams::{self, Proving},
 };
 
@@ -42,12 +42,12 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 /// # Errors
 /// If listening on the sockets fails.
 pub(super) fn start(
-    session: &Arc<Session>,
+    session: &Arc<TunnelSession>,
     address: SocketAddr,
     tls: &Arc<ClientConfig>,
     process: &Process,
 ) -> io::Result<()> {
-    let target = Target {
+    let target = DialTarget {
         address,
         tls: TlsConnector::from(Arc::clone(tls)),
     };
@@ -67,14 +67,14 @@ pub(super) fn start(
 
 /// The destination of a session's streams.
 #[derive(Clone)]
-struct Target {
+struct DialTarget {
     address: SocketAddr,
     tls: TlsConnector,
 }
 
-impl Target {
+impl DialTarget {
     /// Connects, authenticates, and sends the header of the stream.
-    async fn dial(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
+    async fn dial(&self, migration: &str, stream: StreamContent) -> io::Result<TlsStream<TcpStream>> {
         let dialling = async {
             let connection = TcpStream::connect(self.address).await?;
             streams::set_up(&connection)?;
@@ -89,7 +89,7 @@ impl Target {
     }
 
     /// Like [`dial`](Self::dial), but retries for a while. The connection in the pod waits meanwhile.
-    async fn reach(&self, migration: &str, stream: Stream) -> io::Result<TlsStream<TcpStream>> {
+    async fn reach(&self, migration: &str, stream: StreamContent) -> io::Result<TlsStream<TcpStream>> {
         let until = Instant::now() + REACH_WITHIN;
         let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
         loop {
@@ -105,7 +105,13 @@ impl Target {
 }
 
 /// Accepts connections on one of the pod's sockets.
-async fn accept(session: &Arc<Session>, stream: Stream, listener: &UnixListener, target: &Target, process: &Process) {
+async fn accept(
+    session: &Arc<TunnelSession>,
+    stream: StreamContent,
+    listener: &UnixListener,
+    target: &DialTarget,
+    process: &Process,
+) {
     let mut number = 0_u16;
     while let Some(accepted) = session.closed.run_until_cancelled(listener.accept()).await {
         let stream = numbered(stream, number);
@@ -128,15 +134,15 @@ async fn accept(session: &Arc<Session>, stream: Stream, listener: &UnixListener,
     }
 }
 
-fn numbered(stream: Stream, number: u16) -> Stream {
+fn numbered(stream: StreamContent, number: u16) -> StreamContent {
     match stream {
-        Stream::Memory(_) => Stream::Memory(number),
-        Stream::Disks(_) => Stream::Disks(number),
+        StreamContent::Memory(_) => StreamContent::Memory(number),
+        StreamContent::Disks(_) => StreamContent::Disks(number),
         one => one,
     }
 }
 
-async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, target: &Target) {
+async fn carry(session: &Arc<TunnelSession>, stream: StreamContent, connection: UnixStream, target: &DialTarget) {
     let migration = session.spec.migration.as_str();
     let Some(_place) = session.place(stream) else {
         warn!(
@@ -161,7 +167,7 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
         }
     };
     let proof = LibvirtProof(session);
-    let proving: Option<&dyn Proving> = (stream == Stream::Libvirt).then_some(&proof);
+    let proving: Option<&dyn Proving> = (stream == StreamContent::Libvirt).then_some(&proof);
     debug!(migration_uid = migration, ?stream, "stream begins");
     match streams::carry(&connection, dialled, session, proving).await {
         Ok(()) => debug!(migration_uid = migration, ?stream, "stream ended"),
@@ -170,11 +176,12 @@ async fn carry(session: &Arc<Session>, stream: Stream, connection: UnixStream, t
 }
 
 /// Records what the libvirt connection proves.
-struct LibvirtProof<'a>(&'a Session);
+struct LibvirtProof<'a>(&'a TunnelSession);
 
 impl Proving for LibvirtProof<'_> {
     fn forwarded(&self) {
-        self.0.update(|facts| facts.reply = facts.reply.max(Reply::Forwarded));
+        self.0
+            .update(|facts| facts.reply = facts.reply.max(ReplyProgress::Forwarded));
     }
 
     fn consumed(&self) {
@@ -183,7 +190,7 @@ impl Proving for LibvirtProof<'_> {
             "libvirt has read the reply after which it never lets the guest go on"
         );
         self.0
-            .prove(Proof::ReplyConsumed, |facts| facts.reply = Reply::Consumed);
+            .prove(Proof::ReplyConsumed, |facts| facts.reply = ReplyProgress::Consumed);
     }
 
     fn guest(&self) -> BoxFuture<'_, GuestLeft> {
@@ -201,16 +208,16 @@ impl Proving for LibvirtProof<'_> {
 }
 
 /// Keeps a control channel to the target open while the session lives on both sides.
-async fn keep_control(session: &Arc<Session>, target: &Target) {
+async fn keep_control(session: &Arc<TunnelSession>, target: &DialTarget) {
     let migration = session.spec.migration.as_str();
     let mut pause = Backoff::new(AGAIN, AGAIN_AT_MOST);
     loop {
-        let dialling = target.dial(migration, Stream::Control);
+        let dialling = target.dial(migration, StreamContent::Control);
         match session.closed.run_until_cancelled(dialling).await {
             None => return,
             Some(Ok(stream)) => {
                 let begun = Instant::now();
-                if control::as_source(session, stream).await == Left::Over {
+                if control::as_source(session, stream).await == ChannelEnd::Over {
                     return;
                 }
                 if begun.elapsed() > AGAIN_AT_MOST {

@@ -8,7 +8,7 @@
 //! It only observes, and never fails, whatever the data is. Data that is not libvirt's protocol proves nothing, and
 //! neither does any data after it.
 
-use drydock_host::rpc::{CALL, FrameParser, Header, OK, Part, REPLY};
+use drydock_host::rpc::{CALL, FrameParser, Header, OK, REPLY, StreamPart};
 
 /// The last call of a migration, with parameters and without
 /// (`REMOTE_PROC_DOMAIN_MIGRATE_FINISH3_PARAMS`, `REMOTE_PROC_DOMAIN_MIGRATE_FINISH3`).
@@ -17,8 +17,8 @@ pub(super) const LAST_CALLS: [u32; 2] = [306, 217];
 /// Observes one connection between two libvirts.
 #[derive(Debug, Default)]
 pub(super) struct FinalReply {
-    calls: Frames,
-    replies: Frames,
+    calls: FrameSplitter,
+    replies: FrameSplitter,
     /// Procedure and serial of the last call, if the call declares that the migration was not cancelled.
     awaited: Option<(u32, u32)>,
     came: bool,
@@ -50,7 +50,7 @@ impl FinalReply {
 
 /// Splits one direction into frames. Holds no more of a frame than its header and its last 4 bytes.
 #[derive(Debug, Default)]
-struct Frames {
+struct FrameSplitter {
     parser: FrameParser,
     /// Header of the current frame.
     header: Option<Header>,
@@ -59,16 +59,16 @@ struct Frames {
     last: [u8; 4],
 }
 
-impl Frames {
+impl FrameSplitter {
     /// Feeds the next bytes, in pieces of any size. Calls `complete` for each complete frame, with the last 4 bytes
     /// of its body.
     fn feed(&mut self, mut bytes: &[u8], mut complete: impl FnMut(Header, Option<u32>)) {
         // After an invalid length there are no more frames, so nothing can be proven any more.
         while let Ok(Some(part)) = self.parser.next(&mut bytes) {
             match part {
-                Part::Header(header) => (self.header, self.seen) = (Some(header), 0),
-                Part::Body(body) => self.remember(body),
-                Part::End => {
+                StreamPart::Header(header) => (self.header, self.seen) = (Some(header), 0),
+                StreamPart::Body(body) => self.remember(body),
+                StreamPart::End => {
                     let last = (self.seen == 4).then(|| u32::from_be_bytes(self.last));
                     if let Some(header) = self.header.take() {
                         complete(header, last);

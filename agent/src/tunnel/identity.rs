@@ -18,7 +18,7 @@ use rustls::{
 };
 use thiserror::Error;
 
-pub(super) use drydock_runtime::pinned_tls::Fingerprint;
+pub(super) use drydock_runtime::pinned_tls::CertificateFingerprint;
 
 /// Suffix of sessions' server names: `<UID of the migration>.migration.drydock.dev`.
 const DOMAIN: &str = ".migration.drydock.dev";
@@ -40,7 +40,7 @@ pub(super) fn migration_of(server_name: &str) -> Option<&str> {
 
 /// Why an identity could not be created or used.
 #[derive(Debug, Error)]
-pub(super) enum IdentityError {
+pub(super) enum SessionIdentityError {
     /// The key pair or its certificate could not be created.
     #[error("could not make a key pair and its certificate")]
     Certificate(#[from] rcgen::Error),
@@ -51,29 +51,29 @@ pub(super) enum IdentityError {
 
 /// A key pair and its certificate, generated for one session.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct SessionIdentity {
     certificate: CertificateDer<'static>,
     key: PrivatePkcs8KeyDer<'static>,
-    fingerprint: Fingerprint,
+    fingerprint: CertificateFingerprint,
 }
 
-impl Identity {
+impl SessionIdentity {
     /// Generates an identity for a migration.
     ///
     /// # Errors
     /// If the machine provides no random numbers.
-    pub(super) fn new(migration: &str) -> Result<Self, IdentityError> {
+    pub(super) fn new(migration: &str) -> Result<Self, SessionIdentityError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let certificate = CertificateParams::new([server_name(migration)])?.self_signed(&key)?;
         Ok(Self {
-            fingerprint: Fingerprint::of(certificate.der()),
+            fingerprint: CertificateFingerprint::of(certificate.der()),
             certificate: certificate.der().clone(),
             key: PrivatePkcs8KeyDer::from(key.serialize_der()),
         })
     }
 
     /// Returns the fingerprint by which the other side knows this identity.
-    pub(super) fn fingerprint(&self) -> Fingerprint {
+    pub(super) fn fingerprint(&self) -> CertificateFingerprint {
         self.fingerprint
     }
 
@@ -81,7 +81,7 @@ impl Identity {
     ///
     /// # Errors
     /// If rustls cannot use the key.
-    pub(super) fn server(&self, peer: Fingerprint) -> Result<Arc<ServerConfig>, IdentityError> {
+    pub(super) fn server(&self, peer: CertificateFingerprint) -> Result<Arc<ServerConfig>, SessionIdentityError> {
         let (provider, pinned) = Pinned::new(peer);
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
@@ -99,7 +99,7 @@ impl Identity {
     ///
     /// # Errors
     /// If rustls cannot use the key.
-    pub(super) fn client(&self, peer: Fingerprint) -> Result<Arc<ClientConfig>, IdentityError> {
+    pub(super) fn client(&self, peer: CertificateFingerprint) -> Result<Arc<ClientConfig>, SessionIdentityError> {
         let (provider, pinned) = Pinned::new(peer);
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])?
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn identities_are_different() {
-        let [one, other] = [(); 2].map(|()| Identity::new("0").unwrap().fingerprint());
+        let [one, other] = [(); 2].map(|()| SessionIdentity::new("0").unwrap().fingerprint());
         assert_ne!(one, other);
     }
 

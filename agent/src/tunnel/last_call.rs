@@ -21,7 +21,7 @@
 //! libvirt might have another last call, or other arguments for this one. A guest whose session ends stays at its
 //! source.
 
-use drydock_host::rpc::{CALL, FrameParser, HEADER, Header, InvalidLength, MESSAGE, Part};
+use drydock_host::rpc::{CALL, FrameParser, HEADER, Header, InvalidLength, MESSAGE, StreamPart};
 use thiserror::Error;
 
 use super::final_reply::LAST_CALLS;
@@ -140,7 +140,7 @@ impl LastCall {
 
 /// What happens to the current frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Course {
+enum FrameCourse {
     /// It is forwarded as it arrives.
     Passes,
     /// It is held until it is complete.
@@ -152,7 +152,7 @@ enum Course {
 #[derive(Debug, Default)]
 pub(super) struct LastCalls {
     parser: FrameParser,
-    course: Option<Course>,
+    course: Option<FrameCourse>,
     /// The received part of a last call.
     held: Vec<u8>,
     /// Whether a last call has been received completely.
@@ -203,19 +203,19 @@ impl LastCalls {
         self.seen
     }
 
-    fn part(&mut self, part: Part<'_>, pieces: &mut Pieces) -> Result<(), NotUnderstood> {
+    fn part(&mut self, part: StreamPart<'_>, pieces: &mut Pieces) -> Result<(), NotUnderstood> {
         match (part, self.course) {
-            (Part::Header(header), _) => {
+            (StreamPart::Header(header), _) => {
                 self.held.extend_from_slice(&header.to_bytes());
                 let course = course(&header)?;
                 self.course = Some(course);
-                if course == Course::Passes {
+                if course == FrameCourse::Passes {
                     pieces.pass(&std::mem::take(&mut self.held));
                 }
             }
-            (Part::Body(body), Some(Course::IsHeld(_))) => self.held.extend_from_slice(body),
-            (Part::Body(body), _) => pieces.pass(body),
-            (Part::End, Some(Course::IsHeld(header))) => {
+            (StreamPart::Body(body), Some(FrameCourse::IsHeld(_))) => self.held.extend_from_slice(body),
+            (StreamPart::Body(body), _) => pieces.pass(body),
+            (StreamPart::End, Some(FrameCourse::IsHeld(header))) => {
                 self.seen = true;
                 let arguments = self.held.get(HEADER..).unwrap_or_default();
                 let decision = arguments::decision(header.procedure, arguments).ok_or(NotUnderstood::Arguments {
@@ -234,16 +234,16 @@ impl LastCalls {
                     }));
                 }
             }
-            (Part::End, _) => {}
+            (StreamPart::End, _) => {}
         }
         Ok(())
     }
 }
 
 /// Returns what happens to a frame with this header.
-fn course(header: &Header) -> Result<Course, NotUnderstood> {
+fn course(header: &Header) -> Result<FrameCourse, NotUnderstood> {
     if header.is_keepalive() && header.kind == MESSAGE {
-        return Ok(Course::Passes);
+        return Ok(FrameCourse::Passes);
     }
     if !header.is_remote() {
         return Err(NotUnderstood::Program {
@@ -255,12 +255,14 @@ fn course(header: &Header) -> Result<Course, NotUnderstood> {
         return Err(NotUnderstood::Kind { kind: header.kind });
     }
     match header.procedure {
-        procedure if LAST_CALLS.contains(&procedure) && header.body() <= LONGEST_HELD => Ok(Course::IsHeld(*header)),
+        procedure if LAST_CALLS.contains(&procedure) && header.body() <= LONGEST_HELD => {
+            Ok(FrameCourse::IsHeld(*header))
+        }
         procedure if LAST_CALLS.contains(&procedure) => Err(NotUnderstood::Arguments {
             procedure,
             bytes: header.body(),
         }),
-        procedure if HARMLESS.contains(&procedure) => Ok(Course::Passes),
+        procedure if HARMLESS.contains(&procedure) => Ok(FrameCourse::Passes),
         procedure => Err(NotUnderstood::Procedure { procedure }),
     }
 }

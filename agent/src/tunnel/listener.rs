@@ -28,11 +28,11 @@ use tracing::{debug, info, warn};
 use super::{
     control, identity,
     local::Role,
-    refusal::{RefusalLog, StreamRefusal},
-    session::{Paired, Session, lock},
-    sessions::Sessions,
-    stream_header::{self, Stream},
+    session::{Paired, TunnelSession, lock},
+    sessions::TunnelSessions,
+    stream_header::{self, StreamContent},
     streams,
+    tunnel_refusal::{RefusalLog, StreamRefusal},
 };
 
 /// Timeout for the handshake and the header of a connection.
@@ -46,8 +46,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// State of the port.
 #[derive(Debug)]
-pub(super) struct Port {
-    sessions: Sessions,
+pub(super) struct PortState {
+    sessions: TunnelSessions,
     process: Process,
     unknown: Arc<Semaphore>,
     /// Number of connections that are not identified yet, by address.
@@ -57,9 +57,9 @@ pub(super) struct Port {
     handshake_timeout: Duration,
 }
 
-impl Port {
+impl PortState {
     /// Creates a port for the peers of these sessions.
-    pub(super) fn new(sessions: &Sessions, process: &Process) -> Self {
+    pub(super) fn new(sessions: &TunnelSessions, process: &Process) -> Self {
         Self {
             sessions: sessions.clone(),
             process: process.clone(),
@@ -131,7 +131,7 @@ impl Port {
     async fn let_in(
         &self,
         connection: TcpStream,
-    ) -> Result<(Arc<Session>, Stream, TlsStream<TcpStream>), (StreamRefusal, Option<String>)> {
+    ) -> Result<(Arc<TunnelSession>, StreamContent, TlsStream<TcpStream>), (StreamRefusal, Option<String>)> {
         let failed = |error: &io::Error| (refused_handshake(error), Some(chain(error).to_string()));
         streams::set_up(&connection).map_err(|error| failed(&error))?;
         let handshake = LazyConfigAcceptor::new(Acceptor::default(), connection);
@@ -153,26 +153,32 @@ impl Port {
         let mut header = [0; stream_header::BYTES];
         let read = connection.read_exact(&mut header).await;
         read.map_err(|error| (StreamRefusal::ClosedEarly, Some(chain(&error).to_string())))?;
-        let stream = Stream::of_header(header).map_err(|_| (StreamRefusal::BadHeader, None))?;
+        let stream = StreamContent::of_header(header).map_err(|_| (StreamRefusal::BadHeader, None))?;
         if session.closed.is_cancelled() {
             return Err((StreamRefusal::UnknownSession, None));
         }
         Ok((session, stream, connection))
     }
 
-    async fn serve(&self, from: SocketAddr, session: &Arc<Session>, stream: Stream, connection: TlsStream<TcpStream>) {
+    async fn serve(
+        &self,
+        from: SocketAddr,
+        session: &Arc<TunnelSession>,
+        stream: StreamContent,
+        connection: TlsStream<TcpStream>,
+    ) {
         let Some(_place) = session.place(stream) else {
             self.refuse(from, StreamRefusal::StreamTaken, Some(stream.as_str()));
             return;
         };
         let socket = match stream {
-            Stream::Control => {
+            StreamContent::Control => {
                 control::as_target(session, connection).await;
                 return;
             }
-            Stream::Libvirt => LIBVIRT_SOCKET,
-            Stream::Memory(_) => MIGRATION_MEMORY_SOCKET,
-            Stream::Disks(_) => MIGRATION_DISKS_SOCKET,
+            StreamContent::Libvirt => LIBVIRT_SOCKET,
+            StreamContent::Memory(_) => MIGRATION_MEMORY_SOCKET,
+            StreamContent::Disks(_) => MIGRATION_DISKS_SOCKET,
         };
         let in_pod = match session.folder.connect(socket).await {
             Ok(in_pod) => in_pod,
@@ -203,7 +209,7 @@ impl Port {
 /// The place of a connection that is not identified yet; free again when dropped.
 #[derive(Debug)]
 struct UnknownPlace {
-    port: Arc<Port>,
+    port: Arc<PortState>,
     from: IpAddr,
     _permit: OwnedSemaphorePermit,
 }

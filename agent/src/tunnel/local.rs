@@ -8,7 +8,7 @@
 //!
 //! One JSON object per line, over the unix socket of the tunnel's process, which only root can reach. Changes caused
 //! by a call are sent before its response. Agent and tunnel may have different versions during an update: unknown
-//! fields are ignored, and unknown values become [`Role::Unknown`], [`Reply::Unknown`] and the like, from which
+//! fields are ignored, and unknown values become [`Role::Unknown`], [`ReplyProgress::Unknown`] and the like, from which
 //! nothing is concluded. A tunnel refuses calls that it does not know. `agent/testdata/wire` contains lines that
 //! earlier versions write.
 
@@ -76,7 +76,7 @@ pub(crate) struct Prepared {
 /// The other side.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Peer {
+pub(crate) struct TunnelPeer {
     /// SHA-256 of its certificate, in hexadecimal digits.
     pub(crate) fingerprint: String,
     /// Address and port at which its tunnel listens. Required by a source, unused by a target.
@@ -87,7 +87,7 @@ pub(crate) struct Peer {
 /// How far the reply that completes a migration has come, as seen by the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Reply {
+pub(crate) enum ReplyProgress {
     /// It has not arrived.
     #[default]
     None,
@@ -129,7 +129,7 @@ pub(crate) struct SessionState {
     pub(crate) received: u64,
     /// Source: how far the last reply has come.
     #[serde(default)]
-    pub(crate) reply: Reply,
+    pub(crate) reply: ReplyProgress,
     /// Source: the proof with which the guest was released. Target: the proof with which it may be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) released: Option<Proof>,
@@ -154,7 +154,7 @@ pub(crate) struct SessionState {
 /// A call to a tunnel. Each call may be repeated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) enum Call {
+pub(crate) enum TunnelCall {
     /// Creates a session.
     Prepare(SessionSpec),
     /// Sets the other side of a session.
@@ -163,7 +163,7 @@ pub(crate) enum Call {
         /// UID of the migration.
         migration: String,
         /// The other side.
-        peer: Peer,
+        peer: TunnelPeer,
     },
     /// Source: sets whether the guest stays paused at the target.
     #[serde(rename_all = "camelCase")]
@@ -191,11 +191,11 @@ pub(crate) enum Call {
 
 /// A line to the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct TunnelRequest {
     /// ID to match the response to the request.
     pub(crate) id: u64,
     /// The call to execute.
-    pub(crate) call: Call,
+    pub(crate) call: TunnelCall,
 }
 
 /// The result of a call.

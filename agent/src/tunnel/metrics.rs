@@ -8,15 +8,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{refusal::StreamRefusal, stream_header::Stream};
+use super::{stream_header::StreamContent, tunnel_refusal::StreamRefusal};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabel {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct Kind {
+struct StreamKindLabel {
     kind: &'static str,
 }
 
@@ -33,8 +33,8 @@ pub(super) struct TunnelMetrics {
     pub(super) not_understood: Counter,
     /// Guests that left without an observed last call.
     pub(super) missed: Counter,
-    streams: Family<Kind, Counter>,
-    refusals: Family<Reason, Counter>,
+    streams: Family<StreamKindLabel, Counter>,
+    refusals: Family<ReasonLabel, Counter>,
 }
 
 impl TunnelMetrics {
@@ -42,7 +42,7 @@ impl TunnelMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         for refusal in StreamRefusal::ALL {
-            drop(metrics.refusals.get_or_create(&Reason {
+            drop(metrics.refusals.get_or_create(&ReasonLabel {
                 reason: refusal.reason(),
             }));
         }
@@ -85,14 +85,16 @@ impl TunnelMetrics {
     }
 
     /// Counts a connection that began.
-    pub(super) fn began(&self, stream: Stream) {
-        self.streams.get_or_create(&Kind { kind: stream.as_str() }).inc();
+    pub(super) fn began(&self, stream: StreamContent) {
+        self.streams
+            .get_or_create(&StreamKindLabel { kind: stream.as_str() })
+            .inc();
     }
 
     /// Counts a refused connection.
     pub(super) fn refused(&self, refusal: StreamRefusal) {
         self.refusals
-            .get_or_create(&Reason {
+            .get_or_create(&ReasonLabel {
                 reason: refusal.reason(),
             })
             .inc();
@@ -102,7 +104,7 @@ impl TunnelMetrics {
     #[cfg(test)]
     pub(super) fn refusals(&self, refusal: StreamRefusal) -> u64 {
         self.refusals
-            .get_or_create(&Reason {
+            .get_or_create(&ReasonLabel {
                 reason: refusal.reason(),
             })
             .get()

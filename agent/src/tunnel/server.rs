@@ -16,9 +16,9 @@ use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
 
 use super::{
-    local::{CallResult, LINE, Request, ServerMessage, SessionState},
-    refusal::CallRefusal,
-    sessions::Sessions,
+    local::{CallResult, LINE, ServerMessage, SessionState, TunnelRequest},
+    sessions::TunnelSessions,
+    tunnel_refusal::CallRefusal,
 };
 
 /// Suffix of the names of tunnels' sockets.
@@ -27,7 +27,7 @@ pub(super) const SUFFIX: &str = ".sock";
 /// The socket for agents could not be opened.
 #[derive(Debug, Error)]
 #[error("could not listen at {}", path.display())]
-pub(crate) struct ServerError {
+pub(crate) struct SocketError {
     path: PathBuf,
     source: io::Error,
 }
@@ -36,9 +36,14 @@ pub(crate) struct ServerError {
 ///
 /// # Errors
 /// If the folder cannot be created or written to.
-pub(super) fn serve(sessions: &Sessions, folder: &Path, pod_uid: &str, process: &Process) -> Result<(), ServerError> {
+pub(super) fn serve(
+    sessions: &TunnelSessions,
+    folder: &Path,
+    pod_uid: &str,
+    process: &Process,
+) -> Result<(), SocketError> {
     let path = folder.join(format!("{pod_uid}{SUFFIX}"));
-    let listener = listen(folder, pod_uid, &path).map_err(|source| ServerError {
+    let listener = listen(folder, pod_uid, &path).map_err(|source| SocketError {
         path: path.clone(),
         source,
     })?;
@@ -78,10 +83,14 @@ fn listen(folder: &Path, pod_uid: &str, path: &Path) -> io::Result<UnixListener>
     Ok(listener)
 }
 
-type Lines = Framed<UnixStream, LinesCodec>;
+type ServerLines = Framed<UnixStream, LinesCodec>;
 
 /// Serves one agent: executes its calls and sends it the state of all sessions.
-async fn converse(sessions: &Sessions, stream: UnixStream, drained: &CancellationToken) -> Result<(), LinesCodecError> {
+async fn converse(
+    sessions: &TunnelSessions,
+    stream: UnixStream,
+    drained: &CancellationToken,
+) -> Result<(), LinesCodecError> {
     let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
     let mut published = sessions.published();
     send_sessions(&mut lines, &mut published).await?;
@@ -110,9 +119,9 @@ async fn converse(sessions: &Sessions, stream: UnixStream, drained: &Cancellatio
     }
 }
 
-fn respond(sessions: &Sessions, line: &str) -> (u64, CallResult) {
-    let (id, called) = match serde_json::from_str::<Request>(line) {
-        Ok(Request { id, call }) => (id, sessions.call(call)),
+fn respond(sessions: &TunnelSessions, line: &str) -> (u64, CallResult) {
+    let (id, called) = match serde_json::from_str::<TunnelRequest>(line) {
+        Ok(TunnelRequest { id, call }) => (id, sessions.call(call)),
         Err(error) => (id_of(line), Err(CallRefusal::NotUnderstood(error.to_string()))),
     };
     let result = called.unwrap_or_else(|refusal| CallResult::Refused {
@@ -129,14 +138,14 @@ fn id_of(line: &str) -> u64 {
 }
 
 async fn send_sessions(
-    lines: &mut Lines,
+    lines: &mut ServerLines,
     published: &mut watch::Receiver<Vec<SessionState>>,
 ) -> Result<(), LinesCodecError> {
     let sessions = published.borrow_and_update().clone();
     send(lines, &ServerMessage::Sessions(sessions)).await
 }
 
-async fn send(lines: &mut Lines, server_message: &ServerMessage) -> Result<(), LinesCodecError> {
+async fn send(lines: &mut ServerLines, server_message: &ServerMessage) -> Result<(), LinesCodecError> {
     let line = serde_json::to_string(server_message).map_err(io::Error::from)?;
     lines.send(line).await
 }

@@ -17,11 +17,11 @@ use tokio::sync::{Notify, watch};
 use tracing::{info, warn};
 
 use super::{
-    guests::Guests,
-    identity::{Fingerprint, Identity},
-    local::{Reply, Role, SessionSpec, SessionState},
+    guest_access::GuestAccess,
+    identity::{CertificateFingerprint, SessionIdentity},
+    local::{ReplyProgress, Role, SessionSpec, SessionState},
     metrics::TunnelMetrics,
-    stream_header::Stream,
+    stream_header::StreamContent,
 };
 
 /// Maximum number of memory connections of a session at a time, and of disk connections. QEMU opens one for the
@@ -30,7 +30,7 @@ const PARALLEL: usize = 32;
 
 /// The part of a session's state that changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Facts {
+pub(super) struct SessionFacts {
     /// Whether the control channel is open and the other side has responded.
     pub(super) connected: bool,
     /// Protocol version of the other side's control channel, once it has sent a message.
@@ -38,7 +38,7 @@ pub(super) struct Facts {
     /// Source: whether libvirt has made its last call.
     pub(super) last_call: bool,
     /// How far the last reply has come.
-    pub(super) reply: Reply,
+    pub(super) reply: ReplyProgress,
     /// The source's view of the hand-over.
     pub(super) source: SourceSide,
     /// The target's view of the hand-over.
@@ -51,7 +51,7 @@ pub(super) struct Facts {
 
 /// Notifications of changes, for the task that reports to the agents.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct SessionChanges {
     /// A change to report at once.
     pub(super) facts: Notify,
     /// New byte counts, which can wait.
@@ -61,7 +61,7 @@ pub(super) struct Changes {
     last_call_missed: AtomicBool,
 }
 
-impl Changes {
+impl SessionChanges {
     fn more_bytes(&self) {
         if !self.bytes_reported.swap(true, Ordering::Relaxed) {
             self.bytes.notify_one();
@@ -93,7 +93,7 @@ pub(super) enum Paired {
 
 /// Number of open streams of each limited kind.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenStreams {
     libvirt: AtomicUsize,
     memory: AtomicUsize,
     disks: AtomicUsize,
@@ -101,12 +101,12 @@ struct Open {
 
 /// An open stream, counted against the limit of its session until dropped.
 #[derive(Debug)]
-pub(super) struct Place {
-    session: Arc<Session>,
-    stream: Stream,
+pub(super) struct StreamPermit {
+    session: Arc<TunnelSession>,
+    stream: StreamContent,
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         if let Some((open, _)) = self.session.places(self.stream) {
             open.fetch_sub(1, Ordering::Relaxed);
@@ -116,41 +116,41 @@ impl Drop for Place {
 
 /// A session.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct TunnelSession {
     /// Migration, role, pod and domain of the session.
     pub(super) spec: SessionSpec,
     /// The pod's folder.
     pub(super) folder: PodFolder,
     /// The identity of this side.
-    pub(super) identity: Identity,
+    pub(super) identity: SessionIdentity,
     /// Access to the guest.
-    pub(super) guests: Arc<dyn Guests>,
+    pub(super) guests: Arc<dyn GuestAccess>,
     /// The metrics.
     pub(super) metrics: TunnelMetrics,
     /// Cancelled when the session is closed.
     pub(super) closed: CancellationToken,
     /// A source's sockets in the pod, until a task takes them over.
-    pub(super) sockets: Mutex<Vec<(Stream, PodListener)>>,
-    facts: watch::Sender<Facts>,
-    changes: Arc<Changes>,
-    peer: watch::Sender<Option<(Fingerprint, Paired)>>,
-    open: Open,
+    pub(super) sockets: Mutex<Vec<(StreamContent, PodListener)>>,
+    facts: watch::Sender<SessionFacts>,
+    changes: Arc<SessionChanges>,
+    peer: watch::Sender<Option<(CertificateFingerprint, Paired)>>,
+    open: OpenStreams,
     /// The current control channel: a newer one replaces it.
     control: Mutex<CancellationToken>,
     sent: AtomicU64,
     received: AtomicU64,
 }
 
-impl Session {
+impl TunnelSession {
     /// Creates a session without a peer.
     pub(super) fn new(
         spec: SessionSpec,
         folder: PodFolder,
-        identity: Identity,
-        sockets: Vec<(Stream, PodListener)>,
-        guests: Arc<dyn Guests>,
+        identity: SessionIdentity,
+        sockets: Vec<(StreamContent, PodListener)>,
+        guests: Arc<dyn GuestAccess>,
         metrics: TunnelMetrics,
-        changes: Arc<Changes>,
+        changes: Arc<SessionChanges>,
     ) -> Self {
         Self {
             spec,
@@ -160,10 +160,10 @@ impl Session {
             metrics,
             closed: CancellationToken::new(),
             sockets: Mutex::new(sockets),
-            facts: watch::channel(Facts::default()).0,
+            facts: watch::channel(SessionFacts::default()).0,
             changes,
             peer: watch::channel(None).0,
-            open: Open::default(),
+            open: OpenStreams::default(),
             control: Mutex::default(),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -171,12 +171,12 @@ impl Session {
     }
 
     /// Returns the facts, with later changes.
-    pub(super) fn facts(&self) -> watch::Receiver<Facts> {
+    pub(super) fn facts(&self) -> watch::Receiver<SessionFacts> {
         self.facts.subscribe()
     }
 
     /// Changes the facts, and notifies all receivers if they differ afterwards.
-    pub(super) fn update<T>(&self, change: impl FnOnce(&mut Facts) -> T) -> T {
+    pub(super) fn update<T>(&self, change: impl FnOnce(&mut SessionFacts) -> T) -> T {
         let mut result = None;
         let changed = self.facts.send_if_modified(|facts| {
             let before = facts.clone();
@@ -193,7 +193,7 @@ impl Session {
     }
 
     /// Records the proof that the guest continues elsewhere and can never resume here.
-    pub(super) fn prove(&self, proof: Proof, more: impl FnOnce(&mut Facts)) {
+    pub(super) fn prove(&self, proof: Proof, more: impl FnOnce(&mut SessionFacts)) {
         self.update(|facts| {
             more(facts);
             facts.source.prove(proof);
@@ -242,40 +242,40 @@ impl Session {
     }
 
     /// Returns the peer, if it is known.
-    pub(super) fn peer(&self) -> Option<(Fingerprint, Paired)> {
+    pub(super) fn peer(&self) -> Option<(CertificateFingerprint, Paired)> {
         self.peer.borrow().clone()
     }
 
     /// Waits for the peer and returns it; `None` if the session is closed before that.
-    pub(super) async fn peer_when_known(&self) -> Option<(Fingerprint, Paired)> {
+    pub(super) async fn peer_when_known(&self) -> Option<(CertificateFingerprint, Paired)> {
         let mut peer = self.peer.subscribe();
         let known = peer.wait_for(Option::is_some);
         self.closed.run_until_cancelled(known).await?.ok()?.clone()
     }
 
     /// Sets the peer.
-    pub(super) fn paired(&self, fingerprint: Fingerprint, peer: Paired) {
+    pub(super) fn paired(&self, fingerprint: CertificateFingerprint, peer: Paired) {
         self.peer.send_replace(Some((fingerprint, peer)));
         self.changes.facts.notify_one();
     }
 
-    fn places(&self, stream: Stream) -> Option<(&AtomicUsize, usize)> {
+    fn places(&self, stream: StreamContent) -> Option<(&AtomicUsize, usize)> {
         match stream {
-            Stream::Control => None,
-            Stream::Libvirt => Some((&self.open.libvirt, 1)),
-            Stream::Memory(_) => Some((&self.open.memory, PARALLEL)),
-            Stream::Disks(_) => Some((&self.open.disks, PARALLEL)),
+            StreamContent::Control => None,
+            StreamContent::Libvirt => Some((&self.open.libvirt, 1)),
+            StreamContent::Memory(_) => Some((&self.open.memory, PARALLEL)),
+            StreamContent::Disks(_) => Some((&self.open.disks, PARALLEL)),
         }
     }
 
     /// Reserves a place for one more stream, if the limit allows it.
-    pub(super) fn place(self: &Arc<Self>, stream: Stream) -> Option<Place> {
+    pub(super) fn place(self: &Arc<Self>, stream: StreamContent) -> Option<StreamPermit> {
         if let Some((open, most)) = self.places(stream) {
             let one_more = |count: usize| (count < most).then_some(count + 1);
             open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
         }
         self.metrics.began(stream);
-        Some(Place {
+        Some(StreamPermit {
             session: Arc::clone(self),
             stream,
         })
@@ -338,7 +338,7 @@ impl Session {
 
 /// Returns whether a last call was missed: libvirt reports that the guest has left, but no last call was seen. A
 /// guest that was released before, with another proof, was switched to post-copy, or its libvirtd was lost.
-fn is_missed(proof: Proof, facts: &Facts) -> bool {
+fn is_missed(proof: Proof, facts: &SessionFacts) -> bool {
     proof == Proof::SourceStopped && facts.source.proof().is_none() && !facts.last_call
 }
 
@@ -354,19 +354,19 @@ mod tests {
     #[test]
     fn last_call_is_missed_only_if_libvirt_reports_guest_left() {
         let released = || {
-            let mut facts = Facts::default();
+            let mut facts = SessionFacts::default();
             facts.source.prove(Proof::SourceGone);
             facts
         };
-        let called = || Facts {
+        let called = || SessionFacts {
             last_call: true,
-            ..Facts::default()
+            ..SessionFacts::default()
         };
         for (proof, facts, expected) in [
-            (Proof::SourceStopped, Facts::default(), true),
+            (Proof::SourceStopped, SessionFacts::default(), true),
             (Proof::SourceStopped, called(), false),
             (Proof::SourceStopped, released(), false),
-            (Proof::SourceGone, Facts::default(), false),
+            (Proof::SourceGone, SessionFacts::default(), false),
             (Proof::ReplyConsumed, called(), false),
         ] {
             assert_eq!(is_missed(proof, &facts), expected, "{proof:?} {facts:?}");

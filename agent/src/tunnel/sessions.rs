@@ -19,14 +19,14 @@ use tracing::info;
 
 use super::{
     dialer,
-    guests::Guests,
-    identity::{Fingerprint, Identity},
-    local::{Call, CallResult, Peer, Prepared, Role, SessionSpec, SessionState},
+    guest_access::GuestAccess,
+    identity::{CertificateFingerprint, SessionIdentity},
+    local::{CallResult, Prepared, Role, SessionSpec, SessionState, TunnelCall, TunnelPeer},
     metrics::TunnelMetrics,
-    refusal::CallRefusal,
-    session::{Changes, Paired, Session, lock},
-    stream_header::Stream,
+    session::{Paired, SessionChanges, TunnelSession, lock},
+    stream_header::StreamContent,
     take_over,
+    tunnel_refusal::CallRefusal,
 };
 
 /// Maximum number of sessions at a time.
@@ -45,7 +45,7 @@ pub(super) struct Setting {
     /// User of processes in launcher pods.
     pub(super) owner: u32,
     /// Access to guests.
-    pub(super) guests: Arc<dyn Guests>,
+    pub(super) guests: Arc<dyn GuestAccess>,
     /// The metrics.
     pub(super) metrics: TunnelMetrics,
 }
@@ -59,23 +59,23 @@ impl Setting {
 
 /// The table of sessions; clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Sessions(Arc<Inner>);
+pub(super) struct TunnelSessions(Arc<SessionTable>);
 
 #[derive(Debug)]
-struct Inner {
+struct SessionTable {
     setting: Setting,
     process: Process,
-    table: Mutex<BTreeMap<String, Arc<Session>>>,
-    changes: Arc<Changes>,
+    table: Mutex<BTreeMap<String, Arc<TunnelSession>>>,
+    changes: Arc<SessionChanges>,
     published: watch::Sender<Vec<SessionState>>,
     /// Cancelled when the process is stopping and its last session has ended.
     drained: CancellationToken,
 }
 
-impl Sessions {
+impl TunnelSessions {
     /// Creates an empty table. Its changes are reported until the process has drained.
     pub(super) fn new(setting: Setting, process: &Process) -> Self {
-        let sessions = Self(Arc::new(Inner {
+        let sessions = Self(Arc::new(SessionTable {
             setting,
             process: process.clone(),
             table: Mutex::default(),
@@ -98,7 +98,7 @@ impl Sessions {
     }
 
     /// Returns the session of a migration.
-    pub(super) fn get(&self, migration: &str) -> Option<Arc<Session>> {
+    pub(super) fn get(&self, migration: &str) -> Option<Arc<TunnelSession>> {
         lock(&self.0.table).get(migration).cloned()
     }
 
@@ -111,16 +111,16 @@ impl Sessions {
     ///
     /// # Errors
     /// If the call is refused.
-    pub(super) fn call(&self, call: Call) -> Result<CallResult, CallRefusal> {
+    pub(super) fn call(&self, call: TunnelCall) -> Result<CallResult, CallRefusal> {
         match call {
-            Call::Prepare(spec) => return self.prepare(spec).map(CallResult::Prepared),
-            Call::Pair { migration, peer } => self.pair(&migration, &peer)?,
-            Call::KeepPaused { migration, keep_paused } => {
+            TunnelCall::Prepare(spec) => return self.prepare(spec).map(CallResult::Prepared),
+            TunnelCall::Pair { migration, peer } => self.pair(&migration, &peer)?,
+            TunnelCall::KeepPaused { migration, keep_paused } => {
                 self.source(&migration)?
                     .update(|facts| facts.source.keep_paused(keep_paused))?;
             }
-            Call::Release { migration, proof } => self.release(&migration, proof)?,
-            Call::Close { migration } => self.close(&migration),
+            TunnelCall::Release { migration, proof } => self.release(&migration, proof)?,
+            TunnelCall::Close { migration } => self.close(&migration),
         }
         Ok(CallResult::Done {})
     }
@@ -149,7 +149,7 @@ impl Sessions {
             Role::Target => Vec::new(),
             Role::Unknown => return Err(CallRefusal::UnknownRole),
         };
-        let identity = Identity::new(&spec.migration)?;
+        let identity = SessionIdentity::new(&spec.migration)?;
         info!(
             migration_uid = spec.migration,
             role = spec.role.as_str(),
@@ -161,7 +161,7 @@ impl Sessions {
         let migration = spec.migration.clone();
         let changes = Arc::clone(&self.0.changes);
         let guests = Arc::clone(&self.0.setting.guests);
-        let session = Session::new(spec, folder, identity, sockets, guests, self.metrics().clone(), changes);
+        let session = TunnelSession::new(spec, folder, identity, sockets, guests, self.metrics().clone(), changes);
         let session = Arc::new(session);
         let prepared = self.prepared(&session);
         lock(&self.0.table).insert(migration, session);
@@ -170,28 +170,28 @@ impl Sessions {
     }
 
     /// Creates a source's sockets for libvirt and QEMU in its pod.
-    fn sockets(&self, folder: &PodFolder) -> Result<Vec<(Stream, PodListener)>, FolderError> {
+    fn sockets(&self, folder: &PodFolder) -> Result<Vec<(StreamContent, PodListener)>, FolderError> {
         [
-            (Stream::Libvirt, MIGRATION_LIBVIRT_SOCKET),
-            (Stream::Memory(0), MIGRATION_MEMORY_SOCKET),
-            (Stream::Disks(0), MIGRATION_DISKS_SOCKET),
+            (StreamContent::Libvirt, MIGRATION_LIBVIRT_SOCKET),
+            (StreamContent::Memory(0), MIGRATION_MEMORY_SOCKET),
+            (StreamContent::Disks(0), MIGRATION_DISKS_SOCKET),
         ]
         .into_iter()
         .map(|(stream, path)| Ok((stream, folder.listen(path, self.0.setting.owner)?)))
         .collect()
     }
 
-    fn prepared(&self, session: &Session) -> Prepared {
+    fn prepared(&self, session: &TunnelSession) -> Prepared {
         Prepared {
             fingerprint: session.identity.fingerprint().to_string(),
             address: self.0.setting.address.to_string(),
         }
     }
 
-    fn pair(&self, migration: &str, peer: &Peer) -> Result<(), CallRefusal> {
+    fn pair(&self, migration: &str, peer: &TunnelPeer) -> Result<(), CallRefusal> {
         let session = self.session(migration)?;
         let bad = |message: String| CallRefusal::BadPeer(message);
-        let fingerprint: Fingerprint = peer.fingerprint.parse().map_err(|error| {
+        let fingerprint: CertificateFingerprint = peer.fingerprint.parse().map_err(|error| {
             let shown: String = peer.fingerprint.chars().take(100).collect();
             bad(format!("the peer's fingerprint is {shown:?}: {error}"))
         })?;
@@ -259,12 +259,12 @@ impl Sessions {
         }
     }
 
-    fn session(&self, migration: &str) -> Result<Arc<Session>, CallRefusal> {
+    fn session(&self, migration: &str) -> Result<Arc<TunnelSession>, CallRefusal> {
         let no_session = || CallRefusal::NoSession(migration.chars().take(100).collect());
         self.get(migration).ok_or_else(no_session)
     }
 
-    fn source(&self, migration: &str) -> Result<Arc<Session>, CallRefusal> {
+    fn source(&self, migration: &str) -> Result<Arc<TunnelSession>, CallRefusal> {
         let session = self.session(migration)?;
         match session.spec.role {
             Role::Source => Ok(session),

@@ -10,7 +10,7 @@ const MAGIC: [u8; 4] = *b"dryd";
 
 /// The content of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Stream {
+pub(super) enum StreamContent {
     /// Messages between the two tunnels.
     Control,
     /// The connection of the source's libvirtd to the target's.
@@ -26,7 +26,7 @@ pub(super) enum Stream {
 #[error("what comes first is not the header of a stream")]
 pub(super) struct NoHeader;
 
-impl Stream {
+impl StreamContent {
     /// Returns the name of the stream, for logs and metrics.
     pub(super) fn as_str(self) -> &'static str {
         match self {
@@ -81,20 +81,20 @@ mod tests {
     #[test]
     fn each_stream_has_a_header_of_its_own() {
         for stream in [
-            Stream::Control,
-            Stream::Libvirt,
-            Stream::Memory(0),
-            Stream::Memory(517),
-            Stream::Disks(1),
+            StreamContent::Control,
+            StreamContent::Libvirt,
+            StreamContent::Memory(0),
+            StreamContent::Memory(517),
+            StreamContent::Disks(1),
         ] {
-            assert_eq!(Stream::of_header(stream.header()), Ok(stream));
+            assert_eq!(StreamContent::of_header(stream.header()), Ok(stream));
         }
     }
 
     proptest! {
         #[test]
         fn anything_else_is_refused(header in any::<[u8; BYTES]>()) {
-            if let Ok(stream) = Stream::of_header(header) {
+            if let Ok(stream) = StreamContent::of_header(header) {
                 prop_assert_eq!(stream.header(), header);
             }
         }
@@ -109,7 +109,7 @@ mod tests {
             *b"dryd\x01\0\0\0",
             *b"GET / HT",
         ] {
-            assert_eq!(Stream::of_header(header), Err(NoHeader));
+            assert_eq!(StreamContent::of_header(header), Err(NoHeader));
         }
     }
 }

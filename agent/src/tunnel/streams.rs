@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use drydock_host::unread::{Unread, unread};
+use drydock_host::unread::{UnreadData, unread};
 use drydock_runtime::{Backoff, tcp::KeepAlive};
 use futures::future::BoxFuture;
 use socket2::SockRef;
@@ -29,7 +29,7 @@ use tokio::{
 use super::{
     final_reply::FinalReply,
     last_call::{GuestLeft, LastCalls, NotUnderstood, Piece},
-    session::Session,
+    session::TunnelSession,
 };
 
 /// Buffer size of each direction in bytes. rustls holds the same amount again until TCP has taken it.
@@ -64,12 +64,12 @@ pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
 
 /// Observes a source's libvirt connection to find the reply that is the proof.
 #[derive(Debug, Default)]
-pub(super) struct Follower {
+pub(super) struct ReplyFollower {
     reply: Mutex<FinalReply>,
     forwarded: Notify,
 }
 
-impl Follower {
+impl ReplyFollower {
     fn called(&self, bytes: &[u8]) {
         self.reply.lock().unwrap_or_else(PoisonError::into_inner).called(bytes);
     }
@@ -101,14 +101,14 @@ pub(super) trait Proving: Sync {
 pub(super) async fn carry<S>(
     unix: &UnixStream,
     tls: S,
-    session: &Session,
+    session: &TunnelSession,
     proving: Option<&dyn Proving>,
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite,
 {
     let (from_peer, to_peer) = split(tls);
-    let follower = proving.map(|proving| (Follower::default(), proving));
+    let follower = proving.map(|proving| (ReplyFollower::default(), proving));
     let follow = follower.as_ref().map(|(follower, proving)| (follower, *proving));
     let carried = async {
         tokio::try_join!(
@@ -136,8 +136,8 @@ where
 async fn outward<S: AsyncWrite>(
     unix: &UnixStream,
     mut to_peer: WriteHalf<S>,
-    session: &Session,
-    follower: Option<(&Follower, &dyn Proving)>,
+    session: &TunnelSession,
+    follower: Option<(&ReplyFollower, &dyn Proving)>,
 ) -> io::Result<()> {
     unix.readable().await?;
     let mut buffer = vec![0; BUFFER];
@@ -161,7 +161,7 @@ async fn outward<S: AsyncWrite>(
                         Piece::Other(bytes) => bytes,
                         Piece::LetsGoOn(call) => call.decided(proving.guest().await),
                         Piece::NotUnderstood(why, bytes) => {
-                            if !is_switched(proving).await {
+                            if !is_in_post_copy(proving).await {
                                 proving.refused(why);
                                 return Err(io::Error::new(ErrorKind::InvalidData, why));
                             }
@@ -186,7 +186,7 @@ async fn outward<S: AsyncWrite>(
 
 /// Returns whether the guest has been switched to post-copy. Retries until its libvirt responds, because a switched
 /// guest needs its session. Data of the guest waits meanwhile.
-async fn is_switched(proving: &dyn Proving) -> bool {
+async fn is_in_post_copy(proving: &dyn Proving) -> bool {
     let mut pause = Backoff::new(QUERY_INTERVAL, MAX_QUERY_INTERVAL);
     loop {
         match proving.guest().await {
@@ -200,8 +200,8 @@ async fn is_switched(proving: &dyn Proving) -> bool {
 async fn inward<S: AsyncRead>(
     mut from_peer: ReadHalf<S>,
     unix: &UnixStream,
-    session: &Session,
-    follower: Option<(&Follower, &dyn Proving)>,
+    session: &TunnelSession,
+    follower: Option<(&ReplyFollower, &dyn Proving)>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER];
     let mut is_forwarded = false;
@@ -246,15 +246,15 @@ async fn until_read(unix: &UnixStream) -> io::Result<bool> {
     loop {
         // Each piece that is read makes the socket writable again.
         let reading = unix.async_io(Interest::WRITABLE, || match unread(unix.as_fd())? {
-            Unread::Some => Err(ErrorKind::WouldBlock.into()),
-            Unread::Nothing => Ok(true),
-            Unread::HungUp => Ok(false),
+            UnreadData::Some => Err(ErrorKind::WouldBlock.into()),
+            UnreadData::Nothing => Ok(true),
+            UnreadData::HungUp => Ok(false),
         });
         match tokio::time::timeout(wait, reading).await {
             Ok(seen) => return seen,
             Err(_) => wait = (wait * 2).min(MAX_POLL_INTERVAL),
         }
-        if let Unread::Nothing = unread(unix.as_fd())? {
+        if let UnreadData::Nothing = unread(unix.as_fd())? {
             return Ok(true);
         }
     }

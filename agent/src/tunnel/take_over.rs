@@ -10,17 +10,17 @@
 
 use std::sync::Arc;
 
-use drydock_core::migration::hand_over::{GuestHere, TakenOver, TargetStep};
+use drydock_core::migration::hand_over::{GuestHere, HandOverStep, TakenOver};
 use drydock_runtime::{Backoff, Process};
 use tracing::{info, warn};
 
 use super::{
-    guests::{IncomingGuest, MAX_RETRY_INTERVAL, RETRY_INTERVAL},
-    session::Session,
+    guest_access::{IncomingGuest, MAX_RETRY_INTERVAL, RETRY_INTERVAL},
+    session::TunnelSession,
 };
 
 /// Takes over the guest of a session until the session is closed.
-pub(super) fn start(session: &Arc<Session>, process: &Process) {
+pub(super) fn start(session: &Arc<TunnelSession>, process: &Process) {
     let guest = session.guests.incoming(&session.folder, &session.spec.domain);
     let session = Arc::clone(session);
     process.spawn("guest that arrives", async move {
@@ -30,7 +30,7 @@ pub(super) fn start(session: &Arc<Session>, process: &Process) {
 }
 
 /// Waits for the release, resumes the guest, and returns when it has been taken over.
-async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
+async fn take_over(session: &TunnelSession, mut guest: Box<dyn IncomingGuest>) {
     let mut facts = session.facts();
     let mut pause = Backoff::new(RETRY_INTERVAL, MAX_RETRY_INTERVAL);
     let mut seen = guest.state().await;
@@ -40,7 +40,7 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
             seen = guest.state().await;
         }
         match target.step(seen) {
-            TargetStep::Wait => {
+            HandOverStep::Wait => {
                 let trouble = target.release().and_then(|_| waits_for(seen));
                 session.update(|facts| facts.trouble = trouble.map(str::to_owned));
                 tokio::select! {
@@ -48,7 +48,7 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
                     _ = facts.changed() => {}
                 }
             }
-            TargetStep::Resume => match guest.resume().await {
+            HandOverStep::Resume => match guest.resume().await {
                 Ok(()) => taken_over(session, TakenOver::Resumed),
                 // The node's agent resumes it as well, and may be faster.
                 Err(_) if guest.state().await == GuestHere::HasRun => taken_over(session, TakenOver::Resumed),
@@ -61,14 +61,14 @@ async fn take_over(session: &Session, mut guest: Box<dyn IncomingGuest>) {
                     tokio::time::sleep(pause.delay()).await;
                 }
             },
-            TargetStep::TakeOver(how) => taken_over(session, how),
+            HandOverStep::TakeOver(how) => taken_over(session, how),
             // The task of the control channel does that.
-            TargetStep::Acknowledge(_) => return,
+            HandOverStep::Acknowledge(_) => return,
         }
     }
 }
 
-fn taken_over(session: &Session, how: TakenOver) {
+fn taken_over(session: &TunnelSession, how: TakenOver) {
     info!(migration_uid = session.spec.migration, how = ?how, "guest taken over");
     session.update(|facts| {
         facts.trouble = None;

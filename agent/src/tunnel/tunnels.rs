@@ -69,7 +69,7 @@ impl Tunnels {
         fs::create_dir_all(folder)?;
         let watch = FolderWatch::all(folder)?;
         let (published, known) = watch::channel(KnownSessions::default());
-        let follower = Follower {
+        let follower = TunnelFollower {
             folder: folder.to_owned(),
             own: format!("{own_pod_uid}{SUFFIX}"),
             tunnels: BTreeMap::new(),
@@ -115,7 +115,7 @@ enum News {
     Gone,
 }
 
-struct Follower {
+struct TunnelFollower {
     folder: PathBuf,
     /// Name of the socket of the agent's own tunnel.
     own: String,
@@ -123,7 +123,7 @@ struct Follower {
     published: watch::Sender<KnownSessions>,
 }
 
-impl Follower {
+impl TunnelFollower {
     async fn run(mut self, mut watch: FolderWatch) {
         let (news, mut received) = tokio::sync::mpsc::channel(16);
         let news = Arc::new(news);

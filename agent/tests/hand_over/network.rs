@@ -23,7 +23,7 @@ use tokio::{
 
 /// What is held of the control channel. As long as anything is, nobody else is let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Held {
+pub(crate) enum HeldTraffic {
     /// Nothing.
     Nothing,
     /// Data from the source.
@@ -36,7 +36,7 @@ pub(crate) enum Held {
 pub(crate) struct Network {
     /// Where the target's tunnel is reached.
     pub(crate) address: SocketAddr,
-    held: watch::Sender<Held>,
+    held: watch::Sender<HeldTraffic>,
     /// How often the control channel was cut.
     cuts: watch::Sender<usize>,
     is_control: Arc<AtomicBool>,
@@ -61,7 +61,7 @@ impl Network {
     pub(crate) async fn to(tunnel: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (held, cuts) = (watch::channel(Held::Nothing).0, watch::channel(0).0);
+        let (held, cuts) = (watch::channel(HeldTraffic::Nothing).0, watch::channel(0).0);
         let is_control = Arc::new(AtomicBool::new(true));
         let (others, memory) = (Arc::new(AtomicUsize::new(0)), watch::channel(Memory::Passes).0);
         let way = Way {
@@ -103,7 +103,7 @@ impl Network {
     }
 
     /// Holds the control channel, or lets everything through.
-    pub(crate) fn hold(&self, held: Held) {
+    pub(crate) fn hold(&self, held: HeldTraffic) {
         self.held.send_replace(held);
     }
 
@@ -116,7 +116,7 @@ impl Network {
 
 struct Way {
     tunnel: SocketAddr,
-    held: watch::Receiver<Held>,
+    held: watch::Receiver<HeldTraffic>,
     cuts: watch::Receiver<usize>,
     is_control: Arc<AtomicBool>,
     others: Arc<AtomicUsize>,
@@ -128,7 +128,7 @@ impl Way {
         let mut connections = JoinSet::new();
         loop {
             let (source, _) = listener.accept().await.unwrap();
-            self.held.wait_for(|held| *held == Held::Nothing).await.unwrap();
+            self.held.wait_for(|held| *held == HeldTraffic::Nothing).await.unwrap();
             let Ok(target) = TcpStream::connect(self.tunnel).await else {
                 continue;
             };
@@ -142,8 +142,8 @@ impl Way {
                         // What was held until now is lost.
                         biased;
                         _ = cuts.changed() => {}
-                        () = pass(from_source, to_target, Some((held.clone(), Held::ToTarget))) => {}
-                        () = pass(from_target, to_source, Some((held, Held::ToSource))) => {}
+                        () = pass(from_source, to_target, Some((held.clone(), HeldTraffic::ToTarget))) => {}
+                        () = pass(from_target, to_source, Some((held, HeldTraffic::ToSource))) => {}
                     }
                 });
             } else if self.others.fetch_add(1, Ordering::SeqCst) == 0 {
@@ -164,7 +164,11 @@ impl Way {
     }
 }
 
-async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut hold: Option<(watch::Receiver<Held>, Held)>) {
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut hold: Option<(watch::Receiver<HeldTraffic>, HeldTraffic)>,
+) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(read) = from.read(&mut buffer).await {
         if let Some((held, direction)) = &mut hold

@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use drydock_host::domain::{CallError, Deadlines, DomainEvent, DomainEvents, DomainHandle, Migration, Start, State};
+use drydock_host::domain::{
+    CallDeadlines, CallError, DomainEvent, DomainEvents, DomainHandle, DomainState, InitialState, Migration,
+};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::{net::UnixStream, process::Command, task::JoinSet};
@@ -66,7 +68,7 @@ impl Node {
     pub(crate) async fn run_as(&mut self, xml: &str) {
         GuestOutput::forget(&self.pod);
         self.guest.define(xml).await.unwrap();
-        let started = self.guest.create(Start::Running).await;
+        let started = self.guest.create(InitialState::Running).await;
         started.unwrap_or_else(|error| panic!("{error}\n{}", self.pod.log()));
         self.until("Started Booted").await;
         self.runs().await;
@@ -99,7 +101,7 @@ impl Node {
     }
 
     /// Returns libvirt's state of the guest.
-    pub(crate) async fn state(&self) -> State {
+    pub(crate) async fn state(&self) -> DomainState {
         let state = self.guest.state().await;
         state.unwrap_or_else(|error| panic!("{error:?}\n{}", self.pod.log()))
     }
@@ -169,7 +171,7 @@ impl Node {
 }
 
 async fn connect(pod: &Pod, socket: &str) -> (DomainHandle, DomainEvents) {
-    let connected = DomainHandle::connect_when_open(&pod.folder(), socket, NAME, Deadlines::default()).await;
+    let connected = DomainHandle::connect_when_open(&pod.folder(), socket, NAME, CallDeadlines::default()).await;
     connected.unwrap_or_else(|error| panic!("{error}\n{}", pod.log()))
 }
 

@@ -6,7 +6,7 @@
 //!                                                     └─ connection cut: neither goes on
 //! ```
 
-use drydock_host::domain::{Migration, PausedReason, RunningReason, ShutOffReason, State};
+use drydock_host::domain::{DomainState, Migration, PausedReason, RunningReason, ShutOffReason};
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use tokio::process::Command;
@@ -18,7 +18,7 @@ use crate::{
     pod::{SOCKET, USERFAULTFD},
     reply::Fate,
     tunnel::Tunnel,
-    world::{World, runs, skipped},
+    world::{HandOverWorld, runs, skipped},
 };
 
 /// The first QEMU that opens the device; earlier ones need a privilege.
@@ -57,8 +57,8 @@ async fn cannot(test: &str) -> bool {
     true
 }
 
-impl World {
-    /// As [`World::prepare`], with a guest that takes a while to move.
+impl HandOverWorld {
+    /// As [`HandOverWorld::prepare`], with a guest that takes a while to move.
     async fn prepare_large(&mut self) -> String {
         guest::large_xml(&self.target.pod);
         let xml = guest::large_xml(&self.source.pod);
@@ -77,7 +77,7 @@ impl World {
         self.source.until("Suspended Post-copy").await;
         self.target.runs().await;
         self.stands_still_at_source().await;
-        assert_eq!(self.target.state().await, State::Running(RunningReason::PostCopy));
+        assert_eq!(self.target.state().await, DomainState::Running(RunningReason::PostCopy));
         moving
     }
 
@@ -93,7 +93,7 @@ impl World {
         assert!(
             matches!(
                 state,
-                State::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)
+                DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed)
             ),
             "{state}"
         );
@@ -106,7 +106,7 @@ impl World {
     /// Ends a hand-over after which the guest has run on, and asserts that there was one guest all the time.
     async fn end_after_a_switch(&mut self, migration: &str) {
         self.target.runs().await;
-        assert_eq!(self.target.state().await, State::Running(RunningReason::Migrated));
+        assert_eq!(self.target.state().await, DomainState::Running(RunningReason::Migrated));
         self.close(migration).await;
         let left = self.source.clear().await;
         self.target.clear().await;
@@ -125,14 +125,17 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
         bandwidth: None,
         ..switchable()
     };
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare().await;
         let ended = Moving::begin_as(&world.source.guest, how.clone()).ended().await;
         assert_eq!(ended, Ok(()), "{}", world.logs());
         world.is_taken_over(&migration, "ReplyConsumed").await;
         world.target.runs().await;
-        assert_eq!(world.target.state().await, State::Running(RunningReason::Unpaused));
+        assert_eq!(
+            world.target.state().await,
+            DomainState::Running(RunningReason::Unpaused)
+        );
         world.end_after_one_guest(&migration).await;
     }
     for loss in (0..runs()).flat_map(|_| LOSSES) {
@@ -149,7 +152,7 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
         // libvirt would have resumed it, if its last call had been unchanged.
         assert_eq!(
             world.target.state().await,
-            State::Paused(PausedReason::User),
+            DomainState::Paused(PausedReason::User),
             "{loss:?}"
         );
         assert!(world.target.guest_output().is_nothing(), "{loss:?}");
@@ -167,13 +170,16 @@ async fn switched_guest_runs_at_its_target_alone_in_post_copy() {
     if cannot("switched_guest_runs_at_its_target_alone_in_post_copy").await {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     for _ in 0..runs() {
         let migration = world.prepare_large().await;
         let moving = world.switches().await;
         world.memory_follows().await;
         assert_eq!(moving.ended().await, Ok(()), "{}", world.logs());
-        assert_eq!(world.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        assert_eq!(
+            world.source.state().await,
+            DomainState::ShutOff(ShutOffReason::Migrated)
+        );
         world.end_after_a_switch(&migration).await;
     }
 }
@@ -183,7 +189,7 @@ async fn a_reply_that_is_lost_or_late_after_a_switch_changes_nothing() {
     if cannot("a_reply_that_is_lost_or_late_after_a_switch_changes_nothing").await {
         return;
     }
-    let mut world = World::new().await;
+    let mut world = HandOverWorld::new().await;
     let losses = LOSSES.map(Some).into_iter().chain([None]);
     for loss in (0..runs()).flat_map(|_| losses.clone()) {
         let migration = world.prepare_large().await;
@@ -220,7 +226,7 @@ async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
         return;
     }
     for at_source in (0..runs()).flat_map(|_| [true, false]) {
-        let mut world = World::new().await;
+        let mut world = HandOverWorld::new().await;
         let migration = world.prepare_large().await;
         let moving = world.switches().await;
         let node = if at_source {
@@ -240,8 +246,8 @@ async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
         // A libvirtd that was started anew, or that has lost the other, follows its QEMU by itself.
         loop {
             match world.source.state().await {
-                State::ShutOff(ShutOffReason::Migrated) => break,
-                State::Paused(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+                DomainState::ShutOff(ShutOffReason::Migrated) => break,
+                DomainState::Paused(_) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
                 other => panic!("{other}"),
             }
         }
@@ -255,7 +261,7 @@ async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
         return;
     }
     for with_tunnel in (0..runs()).flat_map(|_| [false, true]) {
-        let mut world = World::new().await;
+        let mut world = HandOverWorld::new().await;
         world.prepare_large().await;
         let moving = world.switches().await;
         let before = world.source.guest_output();
@@ -268,10 +274,13 @@ async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
         world.target.until("Resumed Post-copy Error").await;
         assert_eq!(
             world.target.state().await,
-            State::Running(RunningReason::PostCopyFailed)
+            DomainState::Running(RunningReason::PostCopyFailed)
         );
         world.stands_still_at_source().await;
-        assert_eq!(world.source.state().await, State::Paused(PausedReason::PostCopyFailed));
+        assert_eq!(
+            world.source.state().await,
+            DomainState::Paused(PausedReason::PostCopyFailed)
+        );
         assert!(world.target.guest.resume().await.is_err());
         assert_eq!(world.source.guest_output(), before);
     }

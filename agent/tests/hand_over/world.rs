@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
-use drydock_host::domain::{PausedReason, ShutOffReason, State};
+use drydock_host::domain::{DomainState, PausedReason, ShutOffReason};
 use serde_json::{Value, json};
 
 use crate::{
     guest::GuestOutput,
-    network::{Held, Network},
+    network::{HeldTraffic, Network},
     node::{Moving, Node, resumed},
     pod,
     reply::{Fate, OWN_SOCKET, ReplyGate},
@@ -46,14 +46,14 @@ pub(crate) fn pair(migration: &str, peer: &Value) -> Value {
 }
 
 /// The world.
-pub(crate) struct World {
+pub(crate) struct HandOverWorld {
     pub(crate) source: Node,
     pub(crate) target: Node,
     pub(crate) reply: ReplyGate,
     pub(crate) network: Network,
 }
 
-impl World {
+impl HandOverWorld {
     /// Without any guest.
     pub(crate) async fn new() -> Self {
         let (source, mut target) = tokio::join!(Node::new(), Node::new());
@@ -83,7 +83,7 @@ impl World {
         let migration = migration.trim();
         GuestOutput::forget(&self.target.pod);
         self.reply.decide(Fate::Passes);
-        self.network.hold(Held::Nothing);
+        self.network.hold(HeldTraffic::Nothing);
         self.network.expect_migration();
         let mut target = self.target.tunnel.prepare(migration, "target").await;
         let source = self.source.tunnel.prepare(migration, "source").await;
@@ -114,7 +114,7 @@ impl World {
     /// Migrates the guest to where its source has released it, and nothing of that has come to the target.
     pub(crate) async fn moves_without_release(&mut self, migration: &str) {
         let moving = self.moves_up_to_the_reply().await;
-        self.network.hold(Held::ToTarget);
+        self.network.hold(HeldTraffic::ToTarget);
         self.reply.decide(Fate::Passes);
         assert_eq!(moving.ended().await, Ok(()));
         let consumed = |session: &Value| session["reply"] == "consumed";
@@ -124,7 +124,7 @@ impl World {
 
     /// Lets the guest go on as agents do, who know from libvirt that it has left its source.
     pub(crate) async fn is_resumed_by_agent(&mut self) {
-        assert_eq!(self.source.state().await, State::ShutOff(ShutOffReason::Migrated));
+        assert_eq!(self.source.state().await, DomainState::ShutOff(ShutOffReason::Migrated));
         self.target.guest.resume().await.unwrap();
         self.target.runs().await;
     }
@@ -145,7 +145,7 @@ impl World {
             (&session["released"], &session["resumed"]),
             (&Value::Null, &json!(false))
         );
-        assert_eq!(self.target.state().await, State::Paused(PausedReason::User));
+        assert_eq!(self.target.state().await, DomainState::Paused(PausedReason::User));
         assert_eq!(self.target.status_in_qemu().await, "paused");
         assert!(self.target.guest_output().is_nothing());
     }

@@ -199,7 +199,7 @@ pub struct VirtualizationFacts {
     pub tsc: Option<TscCounter>,
     /// CPU topology of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub topology: Option<Topology>,
+    pub topology: Option<HostTopology>,
     /// Confidential computing.
     pub confidential: ConfidentialFacts,
 }
@@ -281,7 +281,7 @@ pub struct TscCounter {
 /// CPU topology of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Topology {
+pub struct HostTopology {
     /// Sockets.
     pub sockets: u32,
     /// Cores of a socket (dies and clusters multiplied in).
@@ -324,7 +324,7 @@ pub struct SevFacts {
 /// What the facts depend on: if a part changes, the host is inspected again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
-pub struct Fingerprint(pub BTreeMap<String, String>);
+pub struct FactsFingerprint(pub BTreeMap<String, String>);
 
 #[cfg(test)]
 mod tests {

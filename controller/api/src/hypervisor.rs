@@ -8,7 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    facts::{Fingerprint, NodeFacts},
+    facts::{FactsFingerprint, NodeFacts},
     kubevirt::status::DrainRequest,
 };
 
@@ -173,7 +173,7 @@ pub struct InspectionRecord {
     /// How long it took, in milliseconds.
     pub took_milliseconds: u64,
     /// What the facts depend on.
-    pub fingerprint: Fingerprint,
+    pub fingerprint: FactsFingerprint,
     /// A later inspection failed, so the facts may no longer be true.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,

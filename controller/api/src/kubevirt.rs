@@ -13,7 +13,7 @@
 pub mod amount;
 pub mod credentials;
 pub mod devices;
-pub mod domain;
+pub mod domain_spec;
 pub mod features;
 pub mod guest_agent;
 pub mod guest_cpu;

@@ -31,7 +31,7 @@ pub const LOADER: &str = "/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
 pub const LOADER_LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 /// User and group of all processes in the pod, called `qemu` in the image.
 pub const UID: i64 = 107;
-/// Environment variable with the [`Guest`] as JSON.
+/// Environment variable with the [`PodGuest`] as JSON.
 pub const GUEST_VARIABLE: &str = "DRYDOCK_GUEST";
 /// The pod's volume that launcher and agent share.
 pub const RUN_VOLUME: &str = "run";
@@ -83,7 +83,7 @@ pub const MIGRATION_LEFT_FILE: &str = "migration/left";
 pub const USERFAULTFD: &str = "/dev/userfaultfd";
 /// The file, below the run folder, that marks the pod as ready for its guest.
 pub const READY_FILE: &str = "ready.json";
-/// The file, below the run folder, with the result of the guest's readiness probe: a [`Readiness`].
+/// The file, below the run folder, with the result of the guest's readiness probe: a [`GuestReadiness`].
 pub const READINESS_FILE: &str = "readiness.json";
 /// The socket, below the run folder, to which the guest's first serial port is connected.
 pub const CONSOLE_SOCKET: &str = "console.sock";
@@ -97,7 +97,7 @@ pub const KVM_RESOURCE: &str = "devices.kubevirt.io/kvm";
 /// The guest of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Guest {
+pub struct PodGuest {
     /// Name of the libvirt domain.
     pub domain: String,
     /// Host UUID of this pod's libvirt: two instances with equal UUIDs refuse to migrate to each other.
@@ -105,7 +105,7 @@ pub struct Guest {
     /// How long the guest may take to shut down, in seconds, including the launcher's margin.
     pub grace_period_seconds: u64,
     /// The sources of the disks, in the order of the manifest.
-    pub disks: Vec<GuestDisk>,
+    pub disks: Vec<LauncherDisk>,
     /// The probes with which the launcher checks the guest, if any.
     #[serde(default, skip_serializing_if = "GuestProbes::is_empty")]
     pub probes: GuestProbes,
@@ -180,7 +180,7 @@ pub enum ProbeAction {
 /// The result of a guest's readiness probe.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Readiness {
+pub struct GuestReadiness {
     /// The guest is ready.
     pub ready: bool,
     /// Why the guest is not ready, for users.
@@ -191,7 +191,7 @@ pub struct Readiness {
 /// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct GuestDisk {
+pub struct LauncherDisk {
     /// Name of the volume.
     pub name: String,
     /// The source of the disk.
@@ -284,7 +284,7 @@ pub enum CloudInitText {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ready {
-    /// The disks, in the order of [`Guest::disks`].
+    /// The disks, in the order of [`PodGuest::disks`].
     pub disks: Vec<PreparedDisk>,
     /// The pod's addresses: a guest that starts here has them, and keeps them on other nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -376,7 +376,7 @@ impl DiskFormat {
 #[serde(rename_all = "camelCase")]
 pub struct Ending {
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: GuestOutcome,
     /// The outcome for users, with details from libvirt.
     pub message: String,
     /// Whether the launcher was requested to end its pod and had pressed the guest's power button or begun to destroy
@@ -388,7 +388,7 @@ pub struct Ending {
 
 /// How a guest ended in this pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub enum Outcome {
+pub enum GuestOutcome {
     /// The guest shut down, by itself or after its power button was pressed.
     Shutdown,
     /// QEMU ended by itself, or the guest crashed.
@@ -406,7 +406,7 @@ pub enum Outcome {
     Unknown,
 }
 
-impl Outcome {
+impl GuestOutcome {
     /// Returns libvirt's or Drydock's name of the outcome, as in the termination message.
     pub fn as_str(self) -> &'static str {
         match self {

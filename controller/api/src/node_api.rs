@@ -142,7 +142,7 @@ impl GuestStream {
 
 /// What a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request<'a> {
+pub enum NodeApiRequest<'a> {
     /// A command to the guest with this UID.
     Command(&'a str, GuestCommand),
     /// A report about the guest with this UID.
@@ -151,7 +151,7 @@ pub enum Request<'a> {
     Stream(&'a str, GuestStream, bool),
 }
 
-impl<'a> Request<'a> {
+impl<'a> NodeApiRequest<'a> {
     /// Returns the path, with the query.
     pub fn path(self) -> String {
         match self {
@@ -186,14 +186,14 @@ impl<'a> Request<'a> {
 
 /// The body of a response whose status is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
+pub struct NodeApiRefusal {
     /// Why, for decisions.
     pub reason: RefusalReason,
     /// The same for people.
     pub message: String,
 }
 
-impl Refusal {
+impl NodeApiRefusal {
     /// Creates a refusal.
     pub fn new(reason: RefusalReason, message: impl Into<String>) -> Self {
         Self {
@@ -231,17 +231,19 @@ mod tests {
         let commands = GuestCommand::ALL
             .into_iter()
             .chain([GuestCommand::Freeze { thaw_after }]);
-        let mut requests: Vec<Request<'_>> = commands.map(|command| Request::Command("0-1", command)).collect();
-        requests.extend(GuestReport::ALL.map(|report| Request::Report("0-1", report)));
+        let mut requests: Vec<NodeApiRequest<'_>> = commands
+            .map(|command| NodeApiRequest::Command("0-1", command))
+            .collect();
+        requests.extend(GuestReport::ALL.map(|report| NodeApiRequest::Report("0-1", report)));
         for stream in GuestStream::ALL {
-            requests.extend([false, true].map(|preserve| Request::Stream("0-1", stream, preserve)));
+            requests.extend([false, true].map(|preserve| NodeApiRequest::Stream("0-1", stream, preserve)));
         }
         for request in requests {
             let path = request.path();
             let (path, query) = path
                 .split_once('?')
                 .map_or((path.as_str(), None), |(path, query)| (path, Some(query)));
-            assert_eq!(Request::parse(path, query), Some(request));
+            assert_eq!(NodeApiRequest::parse(path, query), Some(request));
         }
         for (path, query) in [
             ("", None),
@@ -256,13 +258,13 @@ mod tests {
             ("/guests/0-1/freeze", Some("thawAfter=-1")),
             ("/guests/0-1/freeze", Some("after=1")),
         ] {
-            assert_eq!(Request::parse(path, query), None, "{path} {query:?}");
+            assert_eq!(NodeApiRequest::parse(path, query), None, "{path} {query:?}");
         }
     }
 
     #[test]
     fn reason_of_a_later_version_is_unknown() {
-        let refusal: Refusal = serde_json::from_str(r#"{"reason": "Later", "message": "text"}"#).unwrap();
+        let refusal: NodeApiRefusal = serde_json::from_str(r#"{"reason": "Later", "message": "text"}"#).unwrap();
         assert_eq!(refusal.reason, RefusalReason::Unknown);
     }
 }

@@ -14,7 +14,7 @@ use drydock_api::{
         migration::{MigrationMode, MigrationPhase, SourceState, TargetState, VirtualMachineInstanceMigrationStatus},
         status::{DrainRequest, MigrationMethod},
     },
-    launcher::{DiskFormat, Ending, Guest, Outcome, Ready},
+    launcher::{DiskFormat, Ending, GuestOutcome, PodGuest, Ready},
 };
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -58,7 +58,7 @@ fn values_of_other_versions_are_read_in_every_enumeration() {
             "VirtType" => check(name, earlier, &VirtType::Unknown),
             "Usable" => check(name, earlier, &Usable::Unknown),
             "DiskFormat" => check(name, earlier, &DiskFormat::Unknown),
-            "Outcome" => check(name, earlier, &Outcome::Unknown),
+            "Outcome" => check(name, earlier, &GuestOutcome::Unknown),
             other => panic!("no enumeration is called {other}"),
         }
     }
@@ -75,10 +75,10 @@ fn same<T: Serialize + DeserializeOwned>(bytes: &str) -> T {
 fn files_of_the_previous_release_are_read() {
     let ready: Ready = same(include_str!("../testdata/a233b06/ready.json"));
     assert_eq!(ready.unknown_disk(), None);
-    let guest: Guest = same(include_str!("../testdata/a233b06/guest.json"));
+    let guest: PodGuest = same(include_str!("../testdata/a233b06/guest.json"));
     assert_eq!(guest.disks.len(), 8);
     let ending: Ending = same(include_str!("../testdata/a233b06/ending.json"));
-    assert_eq!(ending.outcome, Outcome::Migrated);
+    assert_eq!(ending.outcome, GuestOutcome::Migrated);
     let status: VirtualMachineInstanceMigrationStatus = same(include_str!("../testdata/a233b06/migration-status.json"));
     let (source, target) = (status.source.unwrap(), status.target.unwrap());
     assert_eq!(

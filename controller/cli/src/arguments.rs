@@ -9,8 +9,8 @@ use regex::Regex;
 use drydock_runtime::LogFormat;
 
 use crate::{
-    connection::{Connection, Server},
-    console::settings::{Listening, Options},
+    connection::{ConnectionOptions, Server},
+    console::settings::{ConsoleOptions, Listening},
 };
 
 /// Plans and carries out the maintenance of nodes with virtual machines.
@@ -23,27 +23,27 @@ use crate::{
                   longer than allowed; 4 not over in time; 5 canceled by somebody else; 6 not allowed; 7 API server not \
                   reached; 10 nothing blocks, but something would be shut down."
 )]
-pub(crate) struct Arguments {
+pub(crate) struct PluginArgs {
     #[command(flatten)]
-    pub(crate) connection: Connection,
+    pub(crate) connection: ConnectionOptions,
     /// Show no colours on a terminal.
     #[arg(long, global = true, env = "NO_COLOR", hide_env_values = true, value_parser = is_set)]
     pub(crate) no_color: bool,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: PluginCommand,
 }
 
 /// A command.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum PluginCommand {
     /// Show what draining nodes would do: which virtual machines move, stop or block, and which pods wait.
     ///
     /// Several nodes are one question: none of their guests goes to another one of them. Nothing is written.
     #[command(alias = "preview")]
-    Plan(Question),
+    Plan(PlanSubject),
     /// Put nodes into maintenance and take them out of it.
     #[command(subcommand)]
-    Maintenance(Maintenance),
+    Maintenance(MaintenanceCommand),
     /// Put nodes into maintenance, and follow their drains until all are empty.
     ///
     /// On a terminal this is a block that is drawn again at each change, elsewhere one line for each change: time, node,
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     /// none of the others; the exit code is that of the worst: an error, something blocked, called off, not in time, done.
     Drain {
         #[command(flatten)]
-        start: Start,
+        start: StartMaintenance,
         #[command(flatten)]
         follow: Follow,
     },
@@ -72,7 +72,7 @@ pub(crate) enum Command {
     /// Serve a web console on this machine, with the rights of the kubeconfig's user.
     ///
     /// Prints a link that works once. Ctrl-C ends the console, and so do 8 hours without use; maintenance goes on.
-    Console(Console),
+    Console(ConsoleArgs),
     /// Serve the web console in a cluster, for many users, each with the rights of the own bearer token.
     ///
     /// It is what the pods of deploy/console run: see deploy/docs/console.md.
@@ -87,16 +87,16 @@ pub(crate) enum Command {
     /// and something may not be read; 1 no error, and something could not be read for another reason. Nothing is written.
     Check {
         /// How the report is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// Show all nodes: how open each is, its guests and its memory; or all virtual machines, or all migrations.
     Top(Top),
     /// Show the versions of this plugin, the controller and the agents, and what differs.
     Version {
         /// How they are printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// Let shells complete command lines.
     #[command(subcommand)]
@@ -140,8 +140,8 @@ pub(crate) struct Top {
     #[arg(long, value_name = "COLUMN")]
     pub(crate) sort_by: Option<String>,
     /// How it is printed.
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    pub(crate) output: Output,
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+    pub(crate) output: OutputFormat,
 }
 
 /// What a table shows.
@@ -160,7 +160,7 @@ pub(crate) enum Table {
 
 /// How the console is served.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Console {
+pub(crate) struct ConsoleArgs {
     /// Port on 127.0.0.1; 0 for any that is free.
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
@@ -172,9 +172,9 @@ pub(crate) struct Console {
     pub(crate) careful: Regex,
 }
 
-impl Console {
-    pub(crate) fn served(&self) -> Options {
-        Options {
+impl ConsoleArgs {
+    pub(crate) fn served(&self) -> ConsoleOptions {
+        ConsoleOptions {
             port: self.port,
             read_only: self.read_only,
         }
@@ -284,8 +284,8 @@ pub(crate) enum Explain {
         #[arg(long, value_name = "NODE", value_parser = node_name)]
         node: Option<String>,
         /// How the explanation is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// Whether new guests may come to a node, what a drain of it would do, and which CPU models guests can have there.
     Node {
@@ -293,8 +293,8 @@ pub(crate) enum Explain {
         #[arg(value_name = "NODE", value_parser = node_name)]
         name: String,
         /// How the explanation is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// On which nodes guests can have a CPU model, and which features are missing on the others.
     Model {
@@ -305,8 +305,8 @@ pub(crate) enum Explain {
         #[arg(long, value_name = "NODE", value_parser = node_name)]
         node: Option<String>,
         /// How the explanation is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// How far a migration is, its place in the queue and the limit that holds it back, or why it failed.
     Migration {
@@ -317,14 +317,14 @@ pub(crate) enum Explain {
         #[arg(short, long, value_name = "NAMESPACE")]
         namespace: Option<String>,
         /// How the explanation is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
 }
 
 /// What a plan is about.
 #[derive(Debug, Args)]
-pub(crate) struct Question {
+pub(crate) struct PlanSubject {
     /// Names of nodes, as NODE or node/NODE.
     #[arg(required_unless_present = "selector", value_name = "NODE", value_parser = node_name)]
     pub(crate) nodes: Vec<String>,
@@ -332,13 +332,13 @@ pub(crate) struct Question {
     #[arg(short = 'l', long, value_name = "LABELS", conflicts_with = "nodes")]
     pub(crate) selector: Option<String>,
     /// How the plan is printed.
-    #[arg(short, long, value_enum, default_value_t = Output::Text)]
-    pub(crate) output: Output,
+    #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+    pub(crate) output: OutputFormat,
 }
 
 /// How a result is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Output {
+pub(crate) enum OutputFormat {
     /// For people.
     Text,
     /// A JSON object.
@@ -347,7 +347,7 @@ pub(crate) enum Output {
 
 /// A maintenance to be started.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Start {
+pub(crate) struct StartMaintenance {
     /// The nodes, as NODE or node/NODE.
     #[arg(required = true, value_name = "NODE", value_parser = node_name)]
     pub(crate) nodes: Vec<String>,
@@ -386,9 +386,9 @@ pub(crate) enum CourseOutput {
 
 /// A command about maintenance.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Maintenance {
+pub(crate) enum MaintenanceCommand {
     /// Drain nodes and keep them empty.
-    Start(Start),
+    Start(StartMaintenance),
     /// End the maintenance of nodes: pods may run on them again. Nothing moves back.
     Stop {
         /// The nodes, as NODE or node/NODE.
@@ -401,8 +401,8 @@ pub(crate) enum Maintenance {
         #[arg(value_name = "NODE", value_parser = node_name)]
         node: String,
         /// How it is printed.
-        #[arg(short, long, value_enum, default_value_t = Output::Text)]
-        output: Output,
+        #[arg(short, long, value_enum, default_value_t = OutputFormat::Text)]
+        output: OutputFormat,
     },
     /// List nodes in maintenance, and how far each is.
     List,
@@ -528,11 +528,11 @@ mod tests {
     fn api_server_is_that_of_the_pod_or_the_named_one() {
         let server = |words: &[&str]| {
             let words = [&["drydock", "console-server", "--cert-dir=/tls"], words].concat();
-            match Arguments::try_parse_from(words)
+            match PluginArgs::try_parse_from(words)
                 .map_err(|error| error.to_string())?
                 .command
             {
-                Command::ConsoleServer(options) => options.served().map(|served| served.server.url.to_string()),
+                PluginCommand::ConsoleServer(options) => options.served().map(|served| served.server.url.to_string()),
                 other => Err(format!("{other:?}")),
             }
         };
@@ -565,6 +565,6 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         use clap::CommandFactory as _;
-        Arguments::command().debug_assert();
+        PluginArgs::command().debug_assert();
     }
 }

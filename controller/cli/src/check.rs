@@ -4,9 +4,10 @@ use std::{fmt::Debug, io::Write};
 
 use drydock_view::{
     check::{
-        DEFINITIONS, KUBEVIRT_DEFINITION, NEEDED_RIGHTS, Outcome, Report, Right, SERVICE, Survey, WEBHOOKS, check, text,
+        CheckOutcome, CheckReport, DEFINITIONS, KUBEVIRT_DEFINITION, NEEDED_RIGHTS, Right, SERVICE, Survey, WEBHOOKS,
+        check, text,
     },
-    snapshot::Unread,
+    snapshot::UnreadKind,
 };
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -26,8 +27,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     Terminal,
-    arguments::Output,
-    failure::{Exit, Failure},
+    arguments::OutputFormat,
+    failure::{CommandError, Exit},
     output,
     read::{self, FORBIDDEN, readable_snapshot, unread, useful},
 };
@@ -38,15 +39,15 @@ use crate::{
 /// If the API server cannot be reached, or rejects the user.
 pub(crate) async fn print(
     client: &Client,
-    output: Output,
+    output: OutputFormat,
     now: Timestamp,
     terminal: &Terminal,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     let report = report(client, now).await?;
     match output {
-        Output::Text => write!(out, "{}", text(&report, terminal.width))?,
-        Output::Json => output::document(out, "CheckReport", &report)?,
+        OutputFormat::Text => write!(out, "{}", text(&report, terminal.width))?,
+        OutputFormat::Json => output::document(out, "CheckReport", &report)?,
     }
     Ok(exit(&report))
 }
@@ -55,16 +56,16 @@ pub(crate) async fn print(
 ///
 /// # Errors
 /// If the API server cannot be reached, or rejects the user.
-pub(crate) async fn report(client: &Client, now: Timestamp) -> Result<Report, Failure> {
+pub(crate) async fn report(client: &Client, now: Timestamp) -> Result<CheckReport, CommandError> {
     Ok(check(&survey(client, now).await?))
 }
 
 /// Returns the exit code of a report: an error counts most, then a skipped check.
-fn exit(report: &Report) -> Exit {
+fn exit(report: &CheckReport) -> Exit {
     let is_any = |outcome| report.outcomes().any(|other| other == outcome);
-    if is_any(Outcome::Error) {
+    if is_any(CheckOutcome::Error) {
         Exit::Blocked
-    } else if !is_any(Outcome::Skipped) {
+    } else if !is_any(CheckOutcome::Skipped) {
         Exit::Done
     } else if report.unread.iter().any(|unread| unread.why == FORBIDDEN) {
         Exit::NotAllowed
@@ -74,10 +75,10 @@ fn exit(report: &Report) -> Exit {
 }
 
 /// Objects, and why they could not be read.
-type Found<T> = (Vec<T>, Option<Unread>);
+type ListedObjects<T> = (Vec<T>, Option<UnreadKind>);
 
 /// Adds what could not be read to a list, and returns what could.
-fn noting<T>(missing: &mut Vec<Unread>, (found, unread): Found<T>) -> Vec<T> {
+fn noting<T>(missing: &mut Vec<UnreadKind>, (found, unread): ListedObjects<T>) -> Vec<T> {
     missing.extend(unread);
     found
 }
@@ -86,7 +87,7 @@ fn noting<T>(missing: &mut Vec<Unread>, (found, unread): Found<T>) -> Vec<T> {
 ///
 /// # Errors
 /// If the API server cannot be reached, or rejects the user.
-async fn survey(client: &Client, at: Timestamp) -> Result<Survey, Failure> {
+async fn survey(client: &Client, at: Timestamp) -> Result<Survey, CommandError> {
     let (version, no_version) = version(client).await?;
     let named = format!("metadata.name={WEBHOOKS}");
     let endpoints = ListParams::default().labels(&format!("kubernetes.io/service-name={SERVICE}"));
@@ -146,19 +147,19 @@ async fn survey(client: &Client, at: Timestamp) -> Result<Survey, Failure> {
 }
 
 /// Reads the version of the API server. Every authenticated user may do that, so any other failure is one of all requests.
-async fn version(client: &Client) -> Result<(Option<Info>, Option<Unread>), Failure> {
+async fn version(client: &Client) -> Result<(Option<Info>, Option<UnreadKind>), CommandError> {
     match client.apiserver_version().await {
         Ok(version) => Ok((Some(version), None)),
         Err(kube::Error::Api(status)) if status.code == 403 => {
             let error = kube::Error::Api(status);
             Ok((None, Some(unread("version", &error))))
         }
-        Err(error) => Err(Failure::Request(error)),
+        Err(error) => Err(CommandError::Request(error)),
     }
 }
 
 /// Reads the objects of a kind that have these labels: few enough for one page.
-async fn with_labels<K>(client: &Client, resource: &str, parameters: &ListParams) -> Found<K>
+async fn with_labels<K>(client: &Client, resource: &str, parameters: &ListParams) -> ListedObjects<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -170,7 +171,7 @@ where
 
 /// Reads the definitions of Drydock's kinds, and that of KubeVirt's operator, each by its name: those of other components are
 /// many and large.
-async fn custom_resource_definitions(client: &Client) -> Found<CustomResourceDefinition> {
+async fn custom_resource_definitions(client: &Client) -> ListedObjects<CustomResourceDefinition> {
     let names: Vec<String> = DEFINITIONS
         .iter()
         .map(|(name, _)| *name)
@@ -189,7 +190,7 @@ async fn custom_resource_definitions(client: &Client) -> Found<CustomResourceDef
 }
 
 /// Has the API server review the user's rights.
-async fn rights(client: &Client) -> Found<Right> {
+async fn rights(client: &Client) -> ListedObjects<Right> {
     let reviewed = NEEDED_RIGHTS.map(|(verb, resource, group)| async move {
         Ok(Right {
             verb,
@@ -243,7 +244,7 @@ mod tests {
         }
     }
 
-    async fn surveyed(special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) -> Result<Survey, Failure> {
+    async fn surveyed(special: impl Fn(ReceivedRequest) -> Option<ReceivedRequest>) -> Result<Survey, CommandError> {
         let (client, mut server) = api_server();
         let serving = std::pin::pin!(serve(&mut server, special));
         let survey = std::pin::pin!(survey(&client, Timestamp::UNIX_EPOCH));
@@ -325,25 +326,37 @@ mod tests {
     #[test]
     fn exit_code_is_that_of_the_worst_outcome() {
         for (outcomes, why, expected) in [
-            (&[Outcome::Ok, Outcome::Warning][..], None, Exit::Done),
-            (&[Outcome::Error, Outcome::Skipped], Some(FORBIDDEN), Exit::Blocked),
-            (&[Outcome::Warning, Outcome::Skipped], Some(FORBIDDEN), Exit::NotAllowed),
-            (&[Outcome::Ok, Outcome::Skipped], Some("too many requests"), Exit::Error),
-            (&[Outcome::Ok], Some(FORBIDDEN), Exit::Done),
+            (&[CheckOutcome::Ok, CheckOutcome::Warning][..], None, Exit::Done),
+            (
+                &[CheckOutcome::Error, CheckOutcome::Skipped],
+                Some(FORBIDDEN),
+                Exit::Blocked,
+            ),
+            (
+                &[CheckOutcome::Warning, CheckOutcome::Skipped],
+                Some(FORBIDDEN),
+                Exit::NotAllowed,
+            ),
+            (
+                &[CheckOutcome::Ok, CheckOutcome::Skipped],
+                Some("too many requests"),
+                Exit::Error,
+            ),
+            (&[CheckOutcome::Ok], Some(FORBIDDEN), Exit::Done),
         ] {
-            let check = |&outcome: &Outcome| Check {
+            let check = |&outcome: &CheckOutcome| Check {
                 name: "something",
                 outcome,
                 findings: Vec::new(),
             };
-            let report = Report {
+            let report = CheckReport {
                 at: Timestamp::UNIX_EPOCH,
                 sections: vec![Section {
                     title: "All",
                     checks: outcomes.iter().map(check).collect(),
                 }],
                 unread: why
-                    .map(|why| Unread {
+                    .map(|why| UnreadKind {
                         resource: "pods".into(),
                         why: why.into(),
                     })

@@ -2,7 +2,7 @@
 
 /// Which cluster the plugin acts on, and as which user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Cluster {
+pub(crate) struct ClusterContext {
     pub(crate) context: String,
     pub(crate) server: String,
     pub(crate) user: String,

@@ -30,11 +30,11 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use crate::{
-    arguments::{Arguments, Completion},
-    failure::{Exit, Failure},
+    arguments::{Completion, PluginArgs},
+    failure::{CommandError, Exit},
 };
 
-use candidates::{Question, Wanted, question};
+use candidates::{CompletionRequest, Wanted, question};
 
 /// Name of the plugin's program.
 const PLUGIN: &str = "kubectl-drydock";
@@ -55,7 +55,7 @@ const FILES: u8 = 0;
 ///
 /// # Errors
 /// If the program cannot be written.
-pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, Failure> {
+pub(crate) fn print(command: &Completion, out: &mut dyn Write) -> Result<Exit, CommandError> {
     let shell = match command {
         Completion::Bash => Shell::Bash,
         Completion::Zsh => Shell::Zsh,
@@ -85,14 +85,14 @@ fn script(shell: Shell) -> String {
     };
     let mut script = Vec::new();
     // Scripts count the words of the name, which for kubectl are two.
-    generate(shell, &mut Arguments::command().name(name), name, &mut script);
+    generate(shell, &mut PluginArgs::command().name(name), name, &mut script);
     let script = String::from_utf8_lossy(&script);
     script.replace(&format!(" {name}\n"), &format!(" {PLUGIN}\n"))
 }
 
 /// Returns the folder of the plugin: that of `program`, the path by which it was started, or else that of the file itself.
 /// kubectl starts plugins by their paths in `PATH`, where they may be links to files in other folders.
-fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, Failure> {
+fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, CommandError> {
     let started = program.map(PathBuf::from);
     let folder = started
         .as_deref()
@@ -103,13 +103,13 @@ fn folder_of_plugin(program: Option<OsString>) -> Result<PathBuf, Failure> {
     }
     let file = std::env::current_exe()?;
     let folder = file.parent().map(Path::to_owned);
-    folder.ok_or_else(|| Failure::Output(io::Error::other("the plugin is in no folder")))
+    folder.ok_or_else(|| CommandError::Output(io::Error::other("the plugin is in no folder")))
 }
 
 /// Writes the program into a folder.
-fn install(directory: &Path) -> Result<PathBuf, Failure> {
+fn install(directory: &Path) -> Result<PathBuf, CommandError> {
     let path = directory.join(COMPLETER);
-    let failed = |error| Failure::Install {
+    let failed = |error| CommandError::Install {
         path: path.clone(),
         error,
     };
@@ -125,8 +125,8 @@ fn install(directory: &Path) -> Result<PathBuf, Failure> {
 ///
 /// # Errors
 /// If they cannot be written. A cluster that does not respond has no candidates.
-pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Exit, Failure> {
-    let question = question(&Arguments::command(), words);
+pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Exit, CommandError> {
+    let question = question(&PluginArgs::command(), words);
     let found = timeout(PATIENCE, found(&question)).await.unwrap_or_default();
     for candidate in question.matching(found) {
         writeln!(out, "{candidate}")?;
@@ -141,7 +141,7 @@ pub(crate) async fn complete(words: &[String], out: &mut dyn Write) -> Result<Ex
 }
 
 /// Returns the names in the cluster that are wanted; none if they cannot be read.
-async fn found(question: &Question) -> Vec<String> {
+async fn found(question: &CompletionRequest) -> Vec<String> {
     if !question.wanted.is_in_cluster() {
         return Vec::new();
     }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((text.as_str(), mode & 0o777, files), (SCRIPT, 0o755, 1));
         assert!(matches!(
             install(Path::new("/no/such/folder")),
-            Err(Failure::Install { .. })
+            Err(CommandError::Install { .. })
         ));
     }
 }

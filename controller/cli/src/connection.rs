@@ -15,7 +15,7 @@ use rustls::pki_types::{
 };
 use thiserror::Error;
 
-use crate::{cluster::Cluster, failure::Failure};
+use crate::{cluster::ClusterContext, failure::CommandError};
 
 /// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
 const WATCH_SILENCE: Duration = Duration::from_secs(295);
@@ -25,7 +25,7 @@ const CONNECT_SECONDS: u64 = 30;
 
 /// How the API server is reached: kubectl's options.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionOptions {
     /// Path of the kubeconfig.
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
@@ -63,11 +63,11 @@ impl Server {
     ///
     /// # Errors
     /// If the file with the authorities cannot be used.
-    pub(crate) fn client(&self, token: &str) -> Result<Client, ServerError> {
+    pub(crate) fn client(&self, token: &str) -> Result<Client, ServerAddressError> {
         let mut config = Config::new(self.url.clone());
         if let Some(path) = &self.authority {
             let certificates = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-            let certificates = certificates.map_err(|source| ServerError::Authority {
+            let certificates = certificates.map_err(|source| ServerAddressError::Authority {
                 path: path.clone(),
                 source,
             })?;
@@ -78,25 +78,25 @@ impl Server {
         config.auth_info.token = Some(token.to_owned().into());
         config.connect_timeout = Some(Duration::from_secs(CONNECT_SECONDS));
         config.read_timeout = Some(WATCH_SILENCE);
-        Client::try_from(config).map_err(ServerError::Client)
+        Client::try_from(config).map_err(ServerAddressError::Client)
     }
 }
 
 /// An API server cannot be reached as it was named.
 #[derive(Debug, Error)]
-pub(crate) enum ServerError {
+pub(crate) enum ServerAddressError {
     #[error("the certificates by which the API server is trusted cannot be read from {}", path.display())]
     Authority { path: PathBuf, source: pem::Error },
     #[error("no client can be made")]
     Client(#[source] kube::Error),
 }
 
-impl Connection {
+impl ConnectionOptions {
     /// Returns a client; with `watches`, its read timeout suits watches, which may receive nothing for long.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read or used.
-    pub(crate) async fn client(&self, watches: bool) -> Result<Client, Failure> {
+    pub(crate) async fn client(&self, watches: bool) -> Result<Client, CommandError> {
         let options = KubeConfigOptions {
             context: self.context.clone(),
             cluster: self.cluster.clone(),
@@ -104,12 +104,12 @@ impl Connection {
         };
         let config = match &self.kubeconfig {
             Some(path) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+                let file = Kubeconfig::read_from(path).map_err(|error| CommandError::Kubeconfig(Box::new(error)))?;
                 Config::from_custom_kubeconfig(file, &options).await
             }
             None => Config::from_kubeconfig(&options).await,
         };
-        let mut config = config.map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+        let mut config = config.map_err(|error| CommandError::Kubeconfig(Box::new(error)))?;
         config.connect_timeout = Some(Duration::from_secs(self.request_timeout));
         let patience = Duration::from_secs(self.request_timeout);
         config.read_timeout = Some(if watches { WATCH_SILENCE.max(patience) } else { patience });
@@ -117,19 +117,19 @@ impl Connection {
             config.auth_info.impersonate.clone_from(&self.act_as);
             config.auth_info.impersonate_groups = (!self.as_groups.is_empty()).then(|| self.as_groups.clone());
         }
-        Client::try_from(config).map_err(Failure::Request)
+        Client::try_from(config).map_err(CommandError::Request)
     }
 
     /// Returns the names of the cluster and the user, for people.
     ///
     /// # Errors
     /// If the kubeconfig cannot be read.
-    pub(crate) fn cluster(&self, careful: &Regex) -> Result<Cluster, Failure> {
+    pub(crate) fn cluster(&self, careful: &Regex) -> Result<ClusterContext, CommandError> {
         let file = match &self.kubeconfig {
             Some(path) => Kubeconfig::read_from(path),
             None => Kubeconfig::read(),
         };
-        let file = file.map_err(|error| Failure::Kubeconfig(Box::new(error)))?;
+        let file = file.map_err(|error| CommandError::Kubeconfig(Box::new(error)))?;
         let context = self.context.clone().or(file.current_context).unwrap_or_default();
         let named = |named: &&NamedContext| named.name == context;
         let found = file.contexts.iter().find(named).and_then(|named| named.context.clone());
@@ -140,7 +140,7 @@ impl Connection {
             .and_then(|named| named.cluster)
             .and_then(|cluster| cluster.server);
         let user = self.act_as.clone().or_else(|| self.user.clone()).or(found.user);
-        Ok(Cluster {
+        Ok(ClusterContext {
             careful: careful.is_match(&context),
             context,
             server: server.unwrap_or_default(),

@@ -11,7 +11,7 @@
 //!
 //! There is no general proxy: a stolen session can do what the console does, not what its user can.
 //!
-//! The console in a cluster has a [`Shared`] and its [`routes`] for each token, behind a guard of its own: `incluster`.
+//! The console in a cluster has a [`ConsoleContext`] and its [`routes`] for each token, behind a guard of its own: `incluster`.
 
 mod actions;
 mod guard;
@@ -57,15 +57,15 @@ use serde_json::json;
 use tokio::{net::TcpListener, sync::watch, time::sleep_until};
 
 use crate::{
-    cluster::Cluster,
-    failure::{Exit, Failure},
+    cluster::ClusterContext,
+    failure::{CommandError, Exit},
 };
-use guard::Refusal;
-use guest::Guests;
-use sessions::Sessions;
-use settings::Options;
+use guard::GuardRefusal;
+use guest::OpenGuests;
+use sessions::ConsoleSessions;
+use settings::ConsoleOptions;
 use store::Store;
-use view::Path;
+use view::ViewPath;
 
 pub(crate) use incluster::run as serve_in_cluster;
 
@@ -87,11 +87,11 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// What all requests of a user share.
-struct Shared {
+struct ConsoleContext {
     client: Client,
-    cluster: Cluster,
+    cluster: ClusterContext,
     store: Store,
-    guests: Arc<Guests>,
+    guests: Arc<OpenGuests>,
     read_only: bool,
     /// Open pages, and requests in progress.
     active: AtomicUsize,
@@ -99,12 +99,12 @@ struct Shared {
     last: watch::Sender<Instant>,
 }
 
-impl Shared {
+impl ConsoleContext {
     /// Starts watching with this client, as long as `process` runs.
-    fn start(client: &Client, cluster: Cluster, read_only: bool, process: &Process) -> Arc<Self> {
+    fn start(client: &Client, cluster: ClusterContext, read_only: bool, process: &Process) -> Arc<Self> {
         Arc::new(Self {
             store: Store::start(client, process),
-            guests: Guests::new(process),
+            guests: OpenGuests::new(process),
             client: client.clone(),
             cluster,
             read_only,
@@ -116,8 +116,8 @@ impl Shared {
 
 /// The console on its user's machine.
 struct Local {
-    shared: Arc<Shared>,
-    sessions: Sessions,
+    shared: Arc<ConsoleContext>,
+    sessions: ConsoleSessions,
     port: u16,
 }
 
@@ -127,27 +127,27 @@ struct Local {
 /// If the API server cannot be reached, or the port is taken.
 pub(crate) async fn serve(
     client: &Client,
-    options: Options,
-    cluster: Cluster,
+    options: ConsoleOptions,
+    cluster: ClusterContext,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     // Credentials that need a terminal are read before there is a page.
     let nodes = Api::<Node>::all(client.clone());
     match nodes.list_metadata(&ListParams::default().limit(1)).await {
         Ok(_) => {}
         // The page names it.
         Err(kube::Error::Api(status)) if status.code == 403 => {}
-        Err(error) => return Err(Failure::Request(error)),
+        Err(error) => return Err(CommandError::Request(error)),
     }
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, options.port));
     let listener = TcpListener::bind(address)
         .await
-        .map_err(|source| Failure::Port { address, source })?;
+        .map_err(|source| CommandError::Port { address, source })?;
     let port = listener.local_addr()?.port();
     let process = Process::new();
     let local = Arc::new(Local {
-        shared: Shared::start(client, cluster, options.read_only, &process),
-        sessions: Sessions::default(),
+        shared: ConsoleContext::start(client, cluster, options.read_only, &process),
+        sessions: ConsoleSessions::default(),
         port,
     });
     let link = local.link()?;
@@ -157,7 +157,7 @@ pub(crate) async fn serve(
         "The link works once, on this machine. Ctrl-C ends the console; maintenance that it has started goes on."
     );
     let exit = tokio::select! {
-        served = async { axum::serve(listener, router(local.clone())).await } => served.map(|()| Exit::Done).map_err(Failure::Output),
+        served = async { axum::serve(listener, router(local.clone())).await } => served.map(|()| Exit::Done).map_err(CommandError::Output),
         _ = tokio::signal::ctrl_c() => Ok(Exit::Done),
         () = idle(&local.shared, IDLE) => {
             eprintln!("the console was not used for 8 h, so it ends");
@@ -169,7 +169,7 @@ pub(crate) async fn serve(
 }
 
 /// Waits until nobody uses the console for this long.
-async fn idle(shared: &Shared, limit: Duration) {
+async fn idle(shared: &ConsoleContext, limit: Duration) {
     let mut last = shared.last.subscribe();
     loop {
         let end = *last.borrow_and_update() + limit;
@@ -186,17 +186,17 @@ async fn idle(shared: &Shared, limit: Duration) {
 
 impl Local {
     /// Returns a link that works once.
-    fn link(&self) -> Result<String, Failure> {
-        let key = self.sessions.link().map_err(|_| Failure::NoRandom)?;
+    fn link(&self) -> Result<String, CommandError> {
+        let key = self.sessions.link().map_err(|_| CommandError::NoRandom)?;
         Ok(format!("http://127.0.0.1:{}/#key={key}", self.port))
     }
 }
 
 /// A request in progress, or an open page.
-struct Active(Arc<Shared>);
+struct Active(Arc<ConsoleContext>);
 
 impl Active {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<ConsoleContext>) -> Self {
         shared.active.fetch_add(1, Ordering::Relaxed);
         Self(shared.clone())
     }
@@ -220,7 +220,7 @@ fn router(local: Arc<Local>) -> Router {
 }
 
 /// Returns what a user sees and does, for requests that were admitted.
-fn routes(shared: Arc<Shared>) -> Router {
+fn routes(shared: Arc<ConsoleContext>) -> Router {
     Router::new()
         .route("/api/live", get(live))
         .route("/api/start", post(actions::start))
@@ -271,7 +271,7 @@ fn harden(response: &mut Response) {
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for GuardRefusal {
     fn into_response(self) -> Response {
         error(self.status(), &self.to_string())
     }
@@ -307,7 +307,7 @@ impl Mode {
 /// The document of all pages: what is on them comes through `/api/live`, for those who have a session or a token.
 async fn document(State(document): State<Arc<str>>, request: Request) -> Response {
     let path = request.uri().path();
-    let parsed = Path::parse(path).filter(|_| !path.starts_with("/api/"));
+    let parsed = ViewPath::parse(path).filter(|_| !path.starts_with("/api/"));
     let Some(parsed) = parsed else {
         return error(StatusCode::NOT_FOUND, "there is no such page");
     };
@@ -344,12 +344,12 @@ async fn link(State(local): State<Arc<Local>>) -> Response {
 }
 
 #[derive(Deserialize)]
-struct Live {
+struct LiveQuery {
     path: String,
 }
 
-async fn live(State(shared): State<Arc<Shared>>, Query(query): Query<Live>) -> Response {
-    let Some(path) = Path::parse(&query.path) else {
+async fn live(State(shared): State<Arc<ConsoleContext>>, Query(query): Query<LiveQuery>) -> Response {
+    let Some(path) = ViewPath::parse(&query.path) else {
         return error(StatusCode::NOT_FOUND, "there is no such page");
     };
     let lines = live::lines(Active::new(&shared), path);

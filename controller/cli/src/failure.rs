@@ -63,7 +63,7 @@ impl Exit {
 
 /// Why a command fails.
 #[derive(Debug, Error)]
-pub(crate) enum Failure {
+pub(crate) enum CommandError {
     #[error("the kubeconfig cannot be used")]
     Kubeconfig(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("the request has failed")]
@@ -109,7 +109,7 @@ pub(crate) enum Failure {
     Output(#[from] io::Error),
 }
 
-impl Failure {
+impl CommandError {
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Request(error) | Self::Read { error, .. } => match error {

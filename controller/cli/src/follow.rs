@@ -1,14 +1,14 @@
 //! `kubectl drydock drain` and `watch`: the course of drains, by watches.
 //!
 //! ```text
-//!  watching::watch                               course::Course            show::Show
-//!  Hypervisor of each node ───┐                ┌─ of each node ─┐   ┌─ one line for each change
-//!  migrations from it ────────┼─▶ Seen ─▶ take ┤                ├─▶ ┤
-//!  NodeMaintenances ──────────┘                └─ its exit code ┘   └─ a block, drawn again
+//!  watching::watch                                         course::FollowedDrain     show::Show
+//!  Hypervisor of each node ───┐                          ┌─ of each node ─┐   ┌─ one line for each change
+//!  migrations from it ────────┼─▶ FollowedChange ─▶ take ┤                ├─▶ ┤
+//!  NodeMaintenances ──────────┘                          └─ its exit code ┘   └─ a block, drawn again
 //! ```
 
 mod course;
-mod machine;
+mod followed_machine;
 mod show;
 pub(crate) mod watching;
 
@@ -32,21 +32,21 @@ use tokio::{
 
 use crate::{
     arguments::Follow,
-    failure::{Exit, Failure},
+    failure::{CommandError, Exit},
     screen::Screen,
 };
 
-use course::Course;
+use course::FollowedDrain;
 use show::Show;
 use watching::{Change, watch};
 
-pub(crate) use machine::follow as follow_machine;
+pub(crate) use followed_machine::follow as follow_machine;
 
 /// Far enough away for a timer that is never due.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Which drains are followed.
-pub(crate) enum Nodes {
+pub(crate) enum FollowedNodes {
     /// Those of these nodes.
     Named(Vec<String>),
     /// Those of all nodes in maintenance, also of those that come later.
@@ -59,12 +59,12 @@ pub(crate) enum Nodes {
 /// If the maintenances cannot be read, or the output cannot be written.
 pub(crate) async fn follow(
     client: &Client,
-    nodes: Nodes,
+    nodes: FollowedNodes,
     options: &Follow,
     screen: Option<Screen>,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
-    let mut session = Session::new(client, nodes, Show::new(options.output, screen));
+) -> Result<Exit, CommandError> {
+    let mut session = FollowSession::new(client, nodes, Show::new(options.output, screen));
     let (mut interrupt, mut resized) = (signal(SignalKind::interrupt())?, signal(SignalKind::window_change())?);
     let began = Instant::now();
     let deadline = began + options.timeout.map_or(NEVER, Duration::from_secs);
@@ -105,13 +105,13 @@ pub(crate) async fn follow(
 }
 
 /// What a watch has seen.
-enum Seen {
+enum FollowedChange {
     Drain(String, Box<Change<Hypervisor>>),
     Migration(String, Box<Change<VirtualMachineInstanceMigration>>),
     Maintenance(Group, Box<Change<NodeMaintenance>>),
 }
 
-impl Seen {
+impl FollowedChange {
     /// Returns a name of the watch.
     fn source(&self) -> String {
         match self {
@@ -131,41 +131,45 @@ impl Seen {
     }
 }
 
-struct Session<'a> {
+struct FollowSession<'a> {
     client: &'a Client,
-    courses: Vec<Course>,
+    courses: Vec<FollowedDrain>,
     /// Whether nodes are added that come into maintenance.
     adds_nodes: bool,
     /// Groups of maintenances that were listed.
     listed: Vec<Group>,
     show: Show,
-    /// Since when watches have not reached the API server, by [`Seen::source`].
-    silent: BTreeMap<String, Timestamp>,
+    /// Since when watches have not reached the API server, by [`FollowedChange::source`].
+    unreachable: BTreeMap<String, Timestamp>,
     watches: JoinSet<()>,
-    sender: UnboundedSender<Seen>,
-    seen: UnboundedReceiver<Seen>,
+    sender: UnboundedSender<FollowedChange>,
+    seen: UnboundedReceiver<FollowedChange>,
 }
 
-impl<'a> Session<'a> {
-    fn new(client: &'a Client, nodes: Nodes, show: Show) -> Self {
+impl<'a> FollowSession<'a> {
+    fn new(client: &'a Client, nodes: FollowedNodes, show: Show) -> Self {
         let (sender, seen) = unbounded_channel();
         let mut session = Self {
             client,
             courses: Vec::new(),
-            adds_nodes: matches!(nodes, Nodes::InMaintenance),
+            adds_nodes: matches!(nodes, FollowedNodes::InMaintenance),
             listed: Vec::new(),
             show,
-            silent: BTreeMap::new(),
+            unreachable: BTreeMap::new(),
             watches: JoinSet::new(),
             sender,
             seen,
         };
         for group in Group::ALL {
             let (sender, api) = (session.sender.clone(), Api::all_with(client.clone(), &group));
-            let send = move |change| sender.send(Seen::Maintenance(group, Box::new(change))).is_ok();
+            let send = move |change| {
+                sender
+                    .send(FollowedChange::Maintenance(group, Box::new(change)))
+                    .is_ok()
+            };
             session.watches.spawn(watch::<NodeMaintenance>(api, None, send));
         }
-        if let Nodes::Named(names) = nodes {
+        if let FollowedNodes::Named(names) = nodes {
             for name in names {
                 session.add(&name);
             }
@@ -178,16 +182,24 @@ impl<'a> Session<'a> {
         if self.courses.iter().any(|course| course.node() == node) {
             return;
         }
-        self.courses.push(Course::new(node));
+        self.courses.push(FollowedDrain::new(node));
         let (sender, name) = (self.sender.clone(), node.to_owned());
-        let send = move |change| sender.send(Seen::Drain(name.clone(), Box::new(change))).is_ok();
+        let send = move |change| {
+            sender
+                .send(FollowedChange::Drain(name.clone(), Box::new(change)))
+                .is_ok()
+        };
         let fields = format!("metadata.name={node}");
         self.watches
             .spawn(watch(Api::all(self.client.clone()), Some(fields), send));
         // Only a block shows how far each migration is.
         if self.show.is_block() {
             let (sender, name) = (self.sender.clone(), node.to_owned());
-            let send = move |change| sender.send(Seen::Migration(name.clone(), Box::new(change))).is_ok();
+            let send = move |change| {
+                sender
+                    .send(FollowedChange::Migration(name.clone(), Box::new(change)))
+                    .is_ok()
+            };
             let fields = format!("status.source.node={node}");
             self.watches
                 .spawn(watch(Api::all(self.client.clone()), Some(fields), send));
@@ -195,26 +207,26 @@ impl<'a> Session<'a> {
     }
 
     /// Takes what a watch has seen, and shows what has changed.
-    fn take(&mut self, seen: Seen, out: &mut dyn Write) -> Result<(), Failure> {
+    fn take(&mut self, seen: FollowedChange, out: &mut dyn Write) -> Result<(), CommandError> {
         match seen.silence() {
             Some((since, cause)) => {
-                if self.silent.is_empty() {
-                    self.show.silent(&cause);
+                if self.unreachable.is_empty() {
+                    self.show.unreachable(&cause);
                 }
-                self.silent.insert(seen.source(), since);
+                self.unreachable.insert(seen.source(), since);
             }
-            None => drop(self.silent.remove(&seen.source())),
+            None => drop(self.unreachable.remove(&seen.source())),
         }
         let now = clock::now();
         let events = match seen {
-            Seen::Drain(node, change) => self.drain(&node, *change, now),
-            Seen::Migration(node, change) => {
+            FollowedChange::Drain(node, change) => self.drain(&node, *change, now),
+            FollowedChange::Migration(node, change) => {
                 if let Some(course) = self.course(&node) {
                     course.take_migrations(*change);
                 }
                 Vec::new()
             }
-            Seen::Maintenance(group, change) => self.maintenance(group, *change, now)?,
+            FollowedChange::Maintenance(group, change) => self.maintenance(group, *change, now)?,
         };
         self.show.changed(&events, out)
     }
@@ -228,7 +240,7 @@ impl<'a> Session<'a> {
             Change::Listed(all) => all.into_iter().next(),
             Change::Changed(object) => Some(object),
             Change::Gone(_) => None,
-            Change::Silent(..) => return Vec::new(),
+            Change::Unreachable(..) => return Vec::new(),
             Change::Failed(failure) => {
                 if !is_block {
                     eprintln!("error: node {node}: {}", chain(&failure));
@@ -245,7 +257,7 @@ impl<'a> Session<'a> {
         group: Group,
         change: Change<NodeMaintenance>,
         now: Timestamp,
-    ) -> Result<Vec<DrainEvent>, Failure> {
+    ) -> Result<Vec<DrainEvent>, CommandError> {
         let (objects, is_gone) = match change {
             Change::Listed(all) => {
                 if !self.listed.contains(&group) {
@@ -257,7 +269,7 @@ impl<'a> Session<'a> {
             }
             Change::Changed(object) => (vec![object], false),
             Change::Gone(object) => (vec![object], true),
-            Change::Silent(..) => return Ok(Vec::new()),
+            Change::Unreachable(..) => return Ok(Vec::new()),
             // Nothing can be followed without them.
             Change::Failed(failure) => return Err(failure),
         };
@@ -284,7 +296,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn course(&mut self, node: &str) -> Option<&mut Course> {
+    fn course(&mut self, node: &str) -> Option<&mut FollowedDrain> {
         self.courses.iter_mut().find(|course| course.node() == node)
     }
 
@@ -308,16 +320,16 @@ impl<'a> Session<'a> {
         ends.min()
     }
 
-    fn refresh(&mut self, goes_on: bool, out: &mut dyn Write) -> Result<(), Failure> {
-        let since = self.silent.values().min().copied();
+    fn refresh(&mut self, goes_on: bool, out: &mut dyn Write) -> Result<(), CommandError> {
+        let since = self.unreachable.values().min().copied();
         self.show.refresh(&self.courses, since, goes_on, out)
     }
 
     /// Ends the view; the drains go on in the cluster.
-    fn interrupted(&mut self, out: &mut dyn Write) -> Result<Exit, Failure> {
+    fn interrupted(&mut self, out: &mut dyn Write) -> Result<Exit, CommandError> {
         self.refresh(false, out)?;
         let open = self.courses.iter().filter(|course| course.exit.is_none());
-        let names: Vec<&str> = open.map(Course::node).collect();
+        let names: Vec<&str> = open.map(FollowedDrain::node).collect();
         if !names.is_empty() {
             eprintln!(
                 "the drain goes on; to call it off: kubectl drydock maintenance stop {}",

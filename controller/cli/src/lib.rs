@@ -21,10 +21,10 @@ mod cluster;
 mod completion;
 mod connection;
 mod console;
-mod explain;
+mod explain_command;
 mod failure;
 mod follow;
-mod maintenance;
+mod maintenance_command;
 mod output;
 mod plan;
 mod read;
@@ -42,11 +42,11 @@ use clap::Parser;
 use drydock_runtime::clock;
 
 pub use failure::Exit;
-pub use screen::Live;
+pub use screen::LiveTerminal;
 
-use arguments::{Arguments, Command, ConsoleServer};
-use failure::Failure;
-use follow::Nodes;
+use arguments::{ConsoleServer, PluginArgs, PluginCommand};
+use failure::CommandError;
+use follow::FollowedNodes;
 use screen::Screen;
 
 /// Output that is printed once is not made for terminals narrower than this, in columns.
@@ -83,7 +83,7 @@ pub fn run<T: Into<OsString> + Clone>(
 /// Carries out a command line whose output goes to a terminal, on which views that go on are drawn again and again.
 pub fn run_live<T: Into<OsString> + Clone>(
     words: impl IntoIterator<Item = T>,
-    live: Live,
+    live: LiveTerminal,
     out: &mut dyn Write,
 ) -> Exit {
     let (width, _) = live.size();
@@ -96,10 +96,10 @@ pub fn run_live<T: Into<OsString> + Clone>(
 fn carry_out<T: Into<OsString> + Clone>(
     words: impl IntoIterator<Item = T>,
     terminal: &Terminal,
-    live: Option<Live>,
+    live: Option<LiveTerminal>,
     out: &mut dyn Write,
 ) -> Exit {
-    let arguments = match Arguments::try_parse_from(words) {
+    let arguments = match PluginArgs::try_parse_from(words) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and the version are no errors, and go to standard output.
@@ -112,13 +112,13 @@ fn carry_out<T: Into<OsString> + Clone>(
             return exit;
         }
     };
-    if let Command::ConsoleServer(options) = arguments.command {
+    if let PluginCommand::ConsoleServer(options) = arguments.command {
         return serve_console(*options);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let result = match runtime {
         Ok(runtime) => runtime.block_on(execute(&arguments, terminal, live, out)),
-        Err(error) => Err(Failure::Output(error)),
+        Err(error) => Err(CommandError::Output(error)),
     };
     match result {
         Ok(exit) => exit,
@@ -144,65 +144,67 @@ fn serve_console(options: ConsoleServer) -> Exit {
 }
 
 async fn execute(
-    arguments: &Arguments,
+    arguments: &PluginArgs,
     terminal: &Terminal,
-    live: Option<Live>,
+    live: Option<LiveTerminal>,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     let watches = match &arguments.command {
-        Command::Console(_) | Command::Drain { .. } | Command::Watch { .. } => true,
-        Command::Top(options) => options.watch,
+        PluginCommand::Console(_) | PluginCommand::Drain { .. } | PluginCommand::Watch { .. } => true,
+        PluginCommand::Top(options) => options.watch,
         _ => false,
     };
     let connect = || arguments.connection.client(watches);
     let screen = live.map(|live| Screen::new(live, !arguments.no_color));
     match &arguments.command {
-        Command::Plan(question) => plan::print(&connect().await?, question, clock::now(), terminal, out).await,
-        Command::Drain { start, follow: options } => {
+        PluginCommand::Plan(question) => plan::print(&connect().await?, question, clock::now(), terminal, out).await,
+        PluginCommand::Drain { start, follow: options } => {
             // The course of the drain is the output; that it was started is not.
             let client = connect().await?;
-            let (started, exit) = maintenance::start(&client, start, &mut io::stderr()).await;
+            let (started, exit) = maintenance_command::start(&client, start, &mut io::stderr()).await;
             if started.is_empty() {
                 return Ok(exit);
             }
-            let nodes = Nodes::Named(started);
+            let nodes = FollowedNodes::Named(started);
             Ok(exit.worse(follow::follow(&client, nodes, options, screen, out).await?))
         }
-        Command::Watch {
+        PluginCommand::Watch {
             vm: Some(vm),
             namespace,
             follow: options,
             ..
         } => {
             let client = connect().await?;
-            let (namespace, name) = explain::instance_name(&client, vm, namespace.as_deref());
+            let (namespace, name) = explain_command::instance_name(&client, vm, namespace.as_deref());
             follow::follow_machine(&client, &namespace, &name, options, screen, out).await
         }
-        Command::Watch {
+        PluginCommand::Watch {
             nodes, follow: options, ..
         } => {
             let nodes = if nodes.is_empty() {
-                Nodes::InMaintenance
+                FollowedNodes::InMaintenance
             } else {
-                Nodes::Named(nodes.clone())
+                FollowedNodes::Named(nodes.clone())
             };
             follow::follow(&connect().await?, nodes, options, screen, out).await
         }
-        Command::Explain(question) => explain::print(&connect().await?, question, clock::now(), terminal, out).await,
-        Command::Top(options) => top::print(&connect().await?, options, screen, out).await,
-        Command::Version { output } => version::print(&connect().await?, *output, terminal, out).await,
-        Command::Completion(command) => completion::print(command, out),
-        Command::Complete { words } => completion::complete(words, out).await,
-        Command::Maintenance(command) => {
-            maintenance::execute(&connect().await?, command, clock::now(), terminal, out).await
+        PluginCommand::Explain(question) => {
+            explain_command::print(&connect().await?, question, clock::now(), terminal, out).await
         }
-        Command::Console(options) => {
+        PluginCommand::Top(options) => top::print(&connect().await?, options, screen, out).await,
+        PluginCommand::Version { output } => version::print(&connect().await?, *output, terminal, out).await,
+        PluginCommand::Completion(command) => completion::print(command, out),
+        PluginCommand::Complete { words } => completion::complete(words, out).await,
+        PluginCommand::Maintenance(command) => {
+            maintenance_command::execute(&connect().await?, command, clock::now(), terminal, out).await
+        }
+        PluginCommand::Console(options) => {
             let cluster = arguments.connection.cluster(&options.careful)?;
             console::serve(&connect().await?, options.served(), cluster, out).await
         }
         // `carry_out` has served it.
-        Command::ConsoleServer(_) => Ok(Exit::Done),
-        Command::Check { output } => check::print(&connect().await?, *output, clock::now(), terminal, out).await,
+        PluginCommand::ConsoleServer(_) => Ok(Exit::Done),
+        PluginCommand::Check { output } => check::print(&connect().await?, *output, clock::now(), terminal, out).await,
     }
 }
 

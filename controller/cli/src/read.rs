@@ -7,7 +7,7 @@ use drydock_api::{
     legacy::CONFIG_MAP,
     maintenance::{Group, NodeMaintenance},
 };
-use drydock_view::snapshot::{Snapshot, Unread};
+use drydock_view::snapshot::{Snapshot, UnreadKind};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
@@ -20,7 +20,7 @@ use kube::{
 };
 use serde::de::DeserializeOwned;
 
-use crate::{failure::Failure, maintenance};
+use crate::{failure::CommandError, maintenance_command};
 
 /// Number of objects that are read at once.
 const PAGE: u32 = 500;
@@ -47,11 +47,11 @@ where
 }
 
 /// Reads objects without which there is no report.
-async fn needed<K>(client: &Client, resource: &'static str) -> Result<Vec<K>, Failure>
+async fn needed<K>(client: &Client, resource: &'static str) -> Result<Vec<K>, CommandError>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
-    all(client, None).await.map_err(|error| Failure::Read {
+    all(client, None).await.map_err(|error| CommandError::Read {
         resource,
         group: K::group(&()).into_owned(),
         error,
@@ -59,7 +59,7 @@ where
 }
 
 /// Reads objects without which the report is less certain; returns what cannot be read beside them.
-pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<Unread>)
+pub(crate) async fn useful<K>(client: &Client, resource: &str, fields: Option<&str>) -> (Vec<K>, Option<UnreadKind>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -72,27 +72,27 @@ where
 }
 
 /// Returns that a resource could not be read, and why.
-pub(crate) fn unread(resource: &str, error: &kube::Error) -> Unread {
+pub(crate) fn unread(resource: &str, error: &kube::Error) -> UnreadKind {
     let why = match error {
         kube::Error::Api(status) if status.code == 403 => FORBIDDEN.to_owned(),
         kube::Error::Api(status) => status.message.clone(),
         error => error.to_string(),
     };
-    Unread {
+    UnreadKind {
         resource: resource.to_owned(),
         why,
     }
 }
 
 /// Reads the nodes in maintenance.
-async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option<Unread>) {
-    match maintenance::all(client).await {
+async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option<UnreadKind>) {
+    match maintenance_command::all(client).await {
         Ok(found) => (found, None),
-        Err(Failure::Read { resource, error, .. }) => (Vec::new(), Some(unread(resource, &error))),
+        Err(CommandError::Read { resource, error, .. }) => (Vec::new(), Some(unread(resource, &error))),
         Err(failure) => {
             let resource = "nodemaintenances".to_owned();
             let why = failure.to_string();
-            (Vec::new(), Some(Unread { resource, why }))
+            (Vec::new(), Some(UnreadKind { resource, why }))
         }
     }
 }
@@ -101,7 +101,7 @@ async fn maintenances(client: &Client) -> (Vec<(Group, NodeMaintenance)>, Option
 ///
 /// # Errors
 /// If nodes or instances cannot be read.
-pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot, Failure> {
+pub(crate) async fn snapshot(client: &Client, at: Timestamp) -> Result<Snapshot, CommandError> {
     let essential = futures::future::try_join(
         needed::<Node>(client, "nodes"),
         needed(client, "virtualmachineinstances"),

@@ -12,9 +12,9 @@ const HEIGHT: usize = 24;
 
 /// A terminal on which a view can be drawn again.
 #[derive(Debug)]
-pub struct Live(OwnedFd);
+pub struct LiveTerminal(OwnedFd);
 
-impl Live {
+impl LiveTerminal {
     /// Returns the terminal that standard output is; `None` if it is none.
     pub fn stdout() -> Option<Self> {
         let out = io::stdout();
@@ -32,7 +32,7 @@ impl Live {
     }
 }
 
-impl From<OwnedFd> for Live {
+impl From<OwnedFd> for LiveTerminal {
     fn from(terminal: OwnedFd) -> Self {
         Self(terminal)
     }
@@ -41,14 +41,14 @@ impl From<OwnedFd> for Live {
 /// What is drawn on a terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
-    live: Live,
+    live: LiveTerminal,
     colour: bool,
     drawn: Vec<String>,
     width: usize,
 }
 
 impl Screen {
-    pub(crate) fn new(live: Live, colour: bool) -> Self {
+    pub(crate) fn new(live: LiveTerminal, colour: bool) -> Self {
         Self {
             live,
             colour,

@@ -8,7 +8,7 @@ use drydock_api::{
 };
 use drydock_runtime::clock;
 use drydock_view::{
-    guests::{machine_listing, machines, migration_listing, migrations},
+    guest_tables::{machine_listing, machines, migration_listing, migrations},
     listing::{Listing, NoSuchColumn},
     live::Canvas,
     nodes,
@@ -27,8 +27,8 @@ use tokio::{
 };
 
 use crate::{
-    arguments::{Output, Table, Top},
-    failure::{Exit, Failure},
+    arguments::{OutputFormat, Table, Top},
+    failure::{CommandError, Exit},
     follow::watching::{Change, watch},
     output, read,
     screen::Screen,
@@ -46,10 +46,10 @@ pub(crate) async fn print(
     options: &Top,
     screen: Option<Screen>,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     let now = clock::now();
     let snapshot = read::snapshot(client, now).await?;
-    if options.output == Output::Json {
+    if options.output == OutputFormat::Json {
         json_table(options.table, &snapshot, out)?;
         return Ok(Exit::Done);
     }
@@ -64,7 +64,7 @@ pub(crate) async fn print(
 }
 
 /// Returns the requested table.
-fn listing(options: &Top, snapshot: &Snapshot, now: Timestamp) -> Result<Listing, Failure> {
+fn listing(options: &Top, snapshot: &Snapshot, now: Timestamp) -> Result<Listing, CommandError> {
     let mut listing = match options.table {
         Table::Nodes => nodes::listing(&nodes::rows(snapshot), now),
         Table::Vms => machine_listing(&machines(snapshot), now),
@@ -73,12 +73,12 @@ fn listing(options: &Top, snapshot: &Snapshot, now: Timestamp) -> Result<Listing
     if let Some(column) = &options.sort_by {
         listing
             .sort(column)
-            .map_err(|NoSuchColumn { name, allowed }| Failure::NoSuchColumn { name, allowed })?;
+            .map_err(|NoSuchColumn { name, allowed }| CommandError::NoSuchColumn { name, allowed })?;
     }
     Ok(listing)
 }
 
-fn json_table(table: Table, snapshot: &Snapshot, out: &mut dyn Write) -> Result<(), Failure> {
+fn json_table(table: Table, snapshot: &Snapshot, out: &mut dyn Write) -> Result<(), CommandError> {
     fn items(kind: &str, rows: &impl Serialize, snapshot: &Snapshot, out: &mut dyn Write) -> std::io::Result<()> {
         output::document(out, kind, &json!({"items": rows, "unread": snapshot.unread}))
     }
@@ -97,7 +97,7 @@ async fn again(
     mut lines: Vec<String>,
     mut screen: Option<Screen>,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     let (sender, mut changed) = unbounded_channel();
     let mut watches = JoinSet::new();
     watches.spawn(watch(Api::<Node>::all(client.clone()), None, notes(sender.clone())));
@@ -152,7 +152,7 @@ async fn again(
 }
 
 /// Returns a function that notes that something has changed, or why nothing will be seen any more.
-fn notes<K>(sender: UnboundedSender<Option<Failure>>) -> impl Fn(Change<K>) -> bool {
+fn notes<K>(sender: UnboundedSender<Option<CommandError>>) -> impl Fn(Change<K>) -> bool {
     move |change| {
         sender
             .send(match change {

@@ -9,8 +9,8 @@ use kube::{Api, Client, api::ListParams};
 
 use crate::{
     Terminal,
-    arguments::Output,
-    failure::{Exit, Failure},
+    arguments::OutputFormat,
+    failure::{CommandError, Exit},
     output, read,
 };
 
@@ -23,10 +23,10 @@ const CONTROLLER: &str = "app.kubernetes.io/name=drydock-controller";
 /// If the API server is not reached, or the output cannot be written.
 pub(crate) async fn print(
     client: &Client,
-    output: Output,
+    output: OutputFormat,
     terminal: &Terminal,
     out: &mut dyn Write,
-) -> Result<Exit, Failure> {
+) -> Result<Exit, CommandError> {
     let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
     let parameters = ListParams::default().labels(CONTROLLER);
     let (pods, hypervisors) = tokio::join!(
@@ -36,7 +36,7 @@ pub(crate) async fn print(
     let mut unread: Vec<_> = hypervisors.1.into_iter().collect();
     let pods = match pods {
         Ok(pods) => pods.items,
-        Err(error) if !matches!(error, kube::Error::Api(_)) => return Err(Failure::Request(error)),
+        Err(error) if !matches!(error, kube::Error::Api(_)) => return Err(CommandError::Request(error)),
         Err(error) => {
             unread.push(read::unread("pods", &error));
             Vec::new()
@@ -44,8 +44,8 @@ pub(crate) async fn print(
     };
     let found = versions(env!("CARGO_PKG_VERSION"), &pods, &hypervisors.0, unread);
     match output {
-        Output::Text => write!(out, "{}", found.text(terminal.width))?,
-        Output::Json => output::document(out, "Versions", &found)?,
+        OutputFormat::Text => write!(out, "{}", found.text(terminal.width))?,
+        OutputFormat::Json => output::document(out, "Versions", &found)?,
     }
     Ok(Exit::Done)
 }

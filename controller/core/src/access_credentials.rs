@@ -23,7 +23,7 @@ pub type Secrets = BTreeMap<String, BTreeMap<String, Vec<u8>>>;
 
 /// A command for a guest's agent.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Command {
+pub struct CredentialCommand {
     /// What it does, without any credential: `setting the password of root`.
     pub purpose: String,
     /// The command as an agent reads it, with the credential.
@@ -61,7 +61,7 @@ pub fn required_commands(spec: &VirtualMachineInstanceSpec) -> BTreeSet<&'static
 ///
 /// # Errors
 /// A sentence about a file that is not a credential.
-pub fn commands(spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<Vec<Command>, String> {
+pub fn commands(spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<Vec<CredentialCommand>, String> {
     let mut keys: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     let mut passwords: BTreeMap<&str, &[u8]> = BTreeMap::new();
     for credential in spec.access_credentials.iter().filter(|one| one.is_by_agent()) {
@@ -96,8 +96,8 @@ pub fn commands(spec: &VirtualMachineInstanceSpec, secrets: &Secrets) -> Result<
     Ok(keys.chain(passwords).collect())
 }
 
-fn command(purpose: String, name: &str, arguments: &Value) -> Command {
-    Command {
+fn command(purpose: String, name: &str, arguments: &Value) -> CredentialCommand {
+    CredentialCommand {
         purpose,
         message: json!({"execute": name, "arguments": arguments}).to_string(),
     }
@@ -150,7 +150,7 @@ mod tests {
         secrets
     }
 
-    fn messages(commands: &[Command]) -> Vec<Value> {
+    fn messages(commands: &[CredentialCommand]) -> Vec<Value> {
         let parsed = commands
             .iter()
             .map(|command| serde_json::from_str(&command.message).unwrap());

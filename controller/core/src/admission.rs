@@ -10,7 +10,7 @@
 //! - [`annotations`]: which annotations are refused because they request unsupported behaviour.
 //! - [`rules`]: which values the fields may have.
 //! - [`defaults`]: what is filled in where the manifest leaves a field unset.
-//! - [`migration`]: what a migration may request.
+//! - [`migration_requests`]: what a migration may request.
 //! - [`change`]: what may change after creation.
 //! - [`judgement`]: the same for manifests, without a cluster.
 
@@ -20,7 +20,7 @@ pub mod defaults;
 pub mod fields;
 pub mod hints;
 pub mod judgement;
-pub mod migration;
+pub mod migration_requests;
 pub(crate) mod nearest;
 mod overlay;
 mod refusal;
@@ -30,15 +30,15 @@ mod shape;
 
 use serde_json::Value;
 
-use refusal::{At, Refusals};
-pub use refusal::{MAX_REFUSALS, Reason, Refusal, sentence};
+pub use refusal::{AdmissionReason, AdmissionRefusal, MAX_REFUSALS, sentence};
+use refusal::{At, RefusalList};
 
 /// Drydock's version, named in refusals.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The admitted kinds of KubeVirt's API group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum AdmittedKind {
     /// VirtualMachine.
     Machine,
     /// VirtualMachineInstance.
@@ -49,7 +49,7 @@ pub enum Kind {
     Migration,
 }
 
-impl Kind {
+impl AdmittedKind {
     /// All admitted kinds.
     pub const ALL: [Self; 4] = [Self::Machine, Self::Instance, Self::ReplicaSet, Self::Migration];
 
@@ -77,8 +77,8 @@ impl Kind {
 /// Returns every reason to refuse the creation of an object; empty if it is admitted.
 ///
 /// `raw` is the whole object. Refusals are in the order of the checks: fields first, then rules.
-pub fn review(raw: &Value, kind: Kind) -> Vec<Refusal> {
-    let mut refusals = Refusals::default();
+pub fn review(raw: &Value, kind: AdmittedKind) -> Vec<AdmissionRefusal> {
+    let mut refusals = RefusalList::default();
     fields::check(raw, kind, &mut refusals);
     rules::check(raw, kind, &mut refusals);
     refusals.into_vec()

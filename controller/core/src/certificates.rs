@@ -16,7 +16,7 @@
 //! - [`plan`]: what the leader does next, one step at a time. It is stateless: all state is in the API server, so it
 //!   can be interrupted at any point.
 //! - [`choose`]: whether a replica takes the certificate that the Secret offers.
-//! - [`Trust`]: what API servers trust, and since when this process has observed it.
+//! - [`PublishedTrust`]: what API servers trust, and since when this process has observed it.
 //!
 //! No certificate outlives its authority. So once an authority has expired, no replica can still serve a certificate
 //! signed by it, however far behind the replica is; an authority leaves the bundle only then. For the same reason
@@ -24,8 +24,8 @@
 //! lost or replaced.
 
 mod lifetimes;
+mod published_trust;
 mod replica;
-mod trust;
 
 use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
@@ -34,8 +34,8 @@ use jiff::Timestamp;
 use crate::configuration::Lifetime;
 
 pub use lifetimes::Lifetimes;
-pub use replica::{Choice, choose};
-pub use trust::{Place, Trust};
+pub use published_trust::{BundleReader, PublishedTrust};
+pub use replica::{ReplicaChoice, choose};
 
 /// Maximum number of authorities in a bundle; beyond that, those that expire first are left out. Reached only if the
 /// Secret is deleted again and again.
@@ -100,7 +100,7 @@ impl Serving {
 
 /// The usable content of a Secret; empty if the Secret is missing or holds garbage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldCertificates {
     /// The newest authority, whose key is in the Secret.
     pub signer: Option<Authority>,
     /// All authorities, including the signer.
@@ -111,18 +111,18 @@ pub struct Held {
 
 /// Input of a plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct RenewalInput<'a> {
     /// Content of the Secret; `None`: not known yet.
-    pub held: Option<&'a Held>,
+    pub held: Option<&'a HeldCertificates>,
     /// The certificate that this replica serves.
     pub served: Option<&'a Serving>,
     /// What API servers trust.
-    pub trust: &'a Trust,
+    pub trust: &'a PublishedTrust,
 }
 
 /// Why a certificate is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Cause {
+pub enum RenewalCause {
     /// No usable certificate exists.
     Missing,
     /// The previous certificate expires soon.
@@ -133,7 +133,7 @@ pub enum Cause {
     AuthorityReplaced,
 }
 
-impl Cause {
+impl RenewalCause {
     /// Returns the reason for logs and metrics.
     pub fn reason(self) -> &'static str {
         match self {
@@ -161,7 +161,7 @@ pub struct Make {
     /// Valid until, a whole second.
     pub until: Timestamp,
     /// Why it is created.
-    pub cause: Cause,
+    pub cause: RenewalCause,
 }
 
 /// What to do with the serving certificate in a Secret to be written.
@@ -177,7 +177,7 @@ pub enum ServingChange {
 
 /// The next action.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum RenewalStep {
     /// Write the Secret, unless it has changed since it was read.
     Write {
         /// A new signer, if one is to be created. It comes first in the bundle.
@@ -196,22 +196,22 @@ pub enum Step {
 
 /// The leader's next action and wake-up time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct RenewalPlan {
     /// The action to do now; after that, plan again.
-    pub step: Option<Step>,
+    pub step: Option<RenewalStep>,
     /// When to plan again, even if nothing changes.
     pub wake: Option<Timestamp>,
 }
 
 /// Returns the leader's next action. Does nothing while the Secret or the trust is unknown.
-pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
+pub fn plan(now: Timestamp, facts: RenewalInput<'_>, lifetimes: &Lifetimes) -> RenewalPlan {
     let (Some(held), true) = (facts.held, facts.trust.is_known()) else {
-        return Plan::default();
+        return RenewalPlan::default();
     };
     let bundle = authorities(now, held, facts, lifetimes);
     let signer = held.signer.as_ref().filter(|signer| signer.from <= now);
     let make_signer = match signer {
-        None => Some(Cause::Missing),
+        None => Some(RenewalCause::Missing),
         Some(signer) if is_coming_in(now, signer, held) => None,
         Some(signer) => {
             let Lifetime { duration, renew_before } = lifetimes.authority;
@@ -228,7 +228,7 @@ pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
     let after: BTreeSet<&Id> = bundle.iter().map(|authority| &authority.id).collect();
     let ids: Vec<Id> = bundle.iter().map(|authority| authority.id.clone()).collect();
     let step = if make_signer.is_some() || serving != ServingChange::Keep || before != after {
-        Some(Step::Write {
+        Some(RenewalStep::Write {
             signer: make_signer,
             bundle: ids,
             serving,
@@ -236,7 +236,7 @@ pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
     } else if facts.trust.is_exactly(&after) {
         None
     } else {
-        Some(Step::Publish { bundle: ids })
+        Some(RenewalStep::Publish { bundle: ids })
     };
     let renewal = signer.map(|signer| earlier(signer.until, lifetimes.authority.renew_before));
     let expiry = bundle
@@ -248,12 +248,12 @@ pub fn plan(now: Timestamp, facts: Facts<'_>, lifetimes: &Lifetimes) -> Plan {
         .flatten()
         .filter(|wake| *wake > now)
         .min();
-    Plan { step, wake }
+    RenewalPlan { step, wake }
 }
 
 /// Returns whether the signer has not signed the served certificate yet and outlives it. Replacing such a signer
 /// would restart settling; repeated, that could last until the served certificate expires.
-fn is_coming_in(now: Timestamp, signer: &Authority, held: &Held) -> bool {
+fn is_coming_in(now: Timestamp, signer: &Authority, held: &HeldCertificates) -> bool {
     let helps = |serving: &Serving| serving.authority != signer.id && serving.until < signer.until;
     held.serving
         .as_ref()
@@ -262,7 +262,12 @@ fn is_coming_in(now: Timestamp, signer: &Authority, held: &Held) -> bool {
 
 /// Returns the authorities that must be trusted, among those that exist: the signer first, then those in use, then by
 /// end of validity, latest first. The order is fixed, so that the same authorities always produce the same bundle.
-fn authorities(now: Timestamp, held: &Held, facts: Facts<'_>, lifetimes: &Lifetimes) -> Vec<Authority> {
+fn authorities(
+    now: Timestamp,
+    held: &HeldCertificates,
+    facts: RenewalInput<'_>,
+    lifetimes: &Lifetimes,
+) -> Vec<Authority> {
     let mut all: Vec<Authority> = Vec::new();
     for authority in held.bundle.iter().chain(facts.trust.authorities()) {
         let expired = later(authority.until, lifetimes.settle) <= now;
@@ -292,8 +297,8 @@ fn authorities(now: Timestamp, held: &Held, facts: Facts<'_>, lifetimes: &Lifeti
 /// Returns what to do with the serving certificate, and when that changes with time alone.
 fn serving(
     now: Timestamp,
-    held: &Held,
-    facts: Facts<'_>,
+    held: &HeldCertificates,
+    facts: RenewalInput<'_>,
     bundle: &[Authority],
     make_signer: Option<Make>,
     lifetimes: &Lifetimes,
@@ -313,7 +318,7 @@ fn serving(
         (None, None) => None,
         (Some(offered), _) => Some(offered),
     };
-    let sign = |cause: Cause, signer_until: Timestamp| {
+    let sign = |cause: RenewalCause, signer_until: Timestamp| {
         let make = Make {
             until: until(signer_until),
             cause,
@@ -322,8 +327,8 @@ fn serving(
     };
     match (current, make_signer, &held.signer) {
         // No replica can serve anything: a certificate that is not trusted yet is better than none.
-        (None, Some(new), _) => sign(Cause::Missing, new.until),
-        (None, None, Some(signer)) => sign(Cause::Missing, signer.until),
+        (None, Some(new), _) => sign(RenewalCause::Missing, new.until),
+        (None, None, Some(signer)) => sign(RenewalCause::Missing, signer.until),
         (None, None, None) | (Some(_), Some(_), _) | (Some(_), None, None) => (ServingChange::Keep, None),
         (Some(current), None, Some(signer)) if current.authority == signer.id => {
             let Lifetimes { serving, .. } = lifetimes;
@@ -333,11 +338,11 @@ fn serving(
             }
         }
         (Some(current), None, Some(signer)) => {
-            let Some(settled) = trust::settled(current, &signer.id, facts.trust, lifetimes) else {
+            let Some(settled) = published_trust::settled(current, &signer.id, facts.trust, lifetimes) else {
                 return (ServingChange::Keep, Some(current.until));
             };
             if settled <= now {
-                return sign(Cause::AuthorityReplaced, signer.until);
+                return sign(RenewalCause::AuthorityReplaced, signer.until);
             }
             (ServingChange::Keep, Some(settled))
         }
@@ -346,11 +351,11 @@ fn serving(
 
 /// Returns why a certificate has to be renewed, if so. One that is valid for longer than a new one would be was
 /// created under an earlier configuration.
-fn due(now: Timestamp, until: Timestamp, duration: Duration, renew_before: Duration) -> Option<Cause> {
+fn due(now: Timestamp, until: Timestamp, duration: Duration, renew_before: Duration) -> Option<RenewalCause> {
     if earlier(until, renew_before) <= now {
-        Some(Cause::Due)
+        Some(RenewalCause::Due)
     } else if until > later(now, duration + ROUNDING) {
-        Some(Cause::TooLong)
+        Some(RenewalCause::TooLong)
     } else {
         None
     }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 /// A condition's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum ConditionStatus {
     /// The condition holds.
     True,
     /// The condition does not hold.
@@ -14,7 +14,7 @@ pub enum Status {
     Unknown,
 }
 
-impl Status {
+impl ConditionStatus {
     /// Returns the API's string.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -25,7 +25,7 @@ impl Status {
     }
 }
 
-impl From<bool> for Status {
+impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
         if holds { Self::True } else { Self::False }
     }
@@ -38,14 +38,14 @@ pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Conditio
 
 /// Returns whether the condition of this type is `True`.
 pub fn holds(conditions: &[Condition], type_: &str) -> bool {
-    find(conditions, type_).is_some_and(|condition| condition.status == Status::True.as_str())
+    find(conditions, type_).is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
 }
 
 /// Returns a condition in its current state. Its transition time is that of `previous` if the status is the same.
 pub fn condition(
     previous: &[Condition],
     type_: &str,
-    status: Status,
+    status: ConditionStatus,
     reason: &str,
     message: impl Into<String>,
     now: Timestamp,
@@ -77,12 +77,19 @@ mod tests {
     fn the_time_moves_with_the_status_only() {
         let early: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
         let late: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
-        let first = condition(&[], "Ready", Status::False, "A", "a", early);
+        let first = condition(&[], "Ready", ConditionStatus::False, "A", "a", early);
         assert_eq!(first.last_transition_time.0.to_string(), "2026-01-01T00:00:00Z");
-        let second = condition(std::slice::from_ref(&first), "Ready", Status::False, "B", "b", late);
+        let second = condition(
+            std::slice::from_ref(&first),
+            "Ready",
+            ConditionStatus::False,
+            "B",
+            "b",
+            late,
+        );
         assert_eq!(second.last_transition_time, first.last_transition_time);
         assert_eq!(second.reason, "B");
-        let third = condition(&[second], "Ready", Status::True, "C", "c", late);
+        let third = condition(&[second], "Ready", ConditionStatus::True, "C", "c", late);
         assert_eq!(third.last_transition_time.0, late);
     }
 }

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::minimum;
 
-pub use selection::{Choice, NotInForce, Reference, choose};
+pub use selection::{NotInForce, ObjectChoice, Reference, choose};
 
 /// The longest downtime of a migration that libvirt accepts: 2,000,000 ms.
 pub const LONGEST_DOWNTIME_MS: u64 = 2_000_000;
@@ -43,7 +43,7 @@ pub struct Configuration {
     /// Eviction strategy of virtual machines that set none.
     pub eviction_strategy: EvictionStrategy,
     /// Configuration of live migration.
-    pub migrations: Migrations,
+    pub migrations: MigrationSettings,
     /// Lifetimes of the certificates that Drydock issues.
     pub certificates: Certificates,
     /// Explicitly set feature gates, by name.
@@ -54,7 +54,7 @@ pub struct Configuration {
 
 /// Configuration of live migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Migrations {
+pub struct MigrationSettings {
     /// Maximum number of parallel migrations in the cluster.
     pub per_cluster: u32,
     /// Maximum number of parallel migrations from a node.
@@ -108,7 +108,7 @@ impl Default for Configuration {
             min_cpu_model: minimum::DEFAULT_MODEL.into(),
             default_cpu_model: None,
             eviction_strategy: EvictionStrategy::None,
-            migrations: Migrations {
+            migrations: MigrationSettings {
                 per_cluster: 5,
                 outbound_per_node: 2,
                 inbound_per_node: 2,
@@ -146,7 +146,7 @@ impl Configuration {
 
 /// An invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct InvalidValue {
     /// Path of the field, as a person finds it in the object.
     pub field: String,
     /// Its value, truncated to a readable length.
@@ -155,7 +155,7 @@ pub struct Problem {
     pub allowed: String,
 }
 
-impl Problem {
+impl InvalidValue {
     /// Returns a problem of `field` with `value`, of which at most 80 characters are kept.
     pub fn new(field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) -> Self {
         let value: String = value.as_ref().chars().take(80).collect();
@@ -167,7 +167,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for InvalidValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -207,7 +207,7 @@ pub struct Parsed {
     /// The valid settings, without the invalid ones.
     pub layer: Layer,
     /// The invalid settings.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<InvalidValue>,
 }
 
 impl Parsed {
@@ -217,7 +217,7 @@ impl Parsed {
     }
 
     fn refuse(&mut self, field: impl Into<String>, value: impl AsRef<str>, allowed: impl Into<String>) {
-        self.problems.push(Problem::new(field, value, allowed));
+        self.problems.push(InvalidValue::new(field, value, allowed));
     }
 }
 
@@ -271,7 +271,7 @@ fn set<T>(field: &mut T, value: Option<T>) {
 
 /// An object in force, as read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct ConfigurationSource {
     /// `HyperConverged` or `ConfigMap`.
     pub kind: &'static str,
     /// Name of the object.
@@ -286,7 +286,7 @@ pub struct Resolution {
     /// The configuration in force.
     pub configuration: Configuration,
     /// The objects that were read, lowest layer first, with their problems.
-    pub sources: Vec<Source>,
+    pub sources: Vec<ConfigurationSource>,
 }
 
 impl Resolution {
@@ -302,7 +302,7 @@ impl Resolution {
 /// refuse). If any object is refused, `last_good` stays in force. Without one, all valid values apply: if one typing
 /// error voided the others, a restart would undo the eviction strategy, and drains would shut guests down.
 pub fn resolve(
-    mut sources: Vec<Source>,
+    mut sources: Vec<ConfigurationSource>,
     knows_model: impl Fn(&str) -> Option<bool>,
     last_good: Option<&Configuration>,
 ) -> Resolution {

@@ -1,10 +1,10 @@
 //! What a node's device plugin offers to the pods of guests.
 
-use crate::readiness::Readiness;
+use crate::readiness::NodeReadiness;
 
 /// How guests run on a node; this decides what a pod is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+pub enum DeviceOffer {
     /// With KVM: a pod gets the KVM device.
     Kvm,
     /// In emulation, which needs no device. Shares are counted all the same, so that the same pod fits both kinds of
@@ -14,15 +14,15 @@ pub enum Offer {
     Nothing,
 }
 
-impl Offer {
+impl DeviceOffer {
     /// Returns what a node with this readiness offers.
-    pub fn of(readiness: Readiness) -> Self {
+    pub fn of(readiness: NodeReadiness) -> Self {
         match readiness {
-            Readiness::Ready => Self::Kvm,
-            Readiness::ReadyByEmulation => Self::Emulation,
-            Readiness::NotInspected | Readiness::ArchitectureNotSupported | Readiness::KvmUnavailable(_) => {
-                Self::Nothing
-            }
+            NodeReadiness::Ready => Self::Kvm,
+            NodeReadiness::ReadyByEmulation => Self::Emulation,
+            NodeReadiness::NotInspected
+            | NodeReadiness::ArchitectureNotSupported
+            | NodeReadiness::KvmUnavailable(_) => Self::Nothing,
         }
     }
 }
@@ -36,14 +36,17 @@ mod tests {
     #[test]
     fn the_table_of_offers() {
         for (readiness, expected) in [
-            (Readiness::Ready, Offer::Kvm),
-            (Readiness::ReadyByEmulation, Offer::Emulation),
-            (Readiness::NotInspected, Offer::Nothing),
-            (Readiness::ArchitectureNotSupported, Offer::Nothing),
-            (Readiness::KvmUnavailable(KvmState::NotPermitted), Offer::Nothing),
+            (NodeReadiness::Ready, DeviceOffer::Kvm),
+            (NodeReadiness::ReadyByEmulation, DeviceOffer::Emulation),
+            (NodeReadiness::NotInspected, DeviceOffer::Nothing),
+            (NodeReadiness::ArchitectureNotSupported, DeviceOffer::Nothing),
+            (
+                NodeReadiness::KvmUnavailable(KvmState::NotPermitted),
+                DeviceOffer::Nothing,
+            ),
         ] {
-            assert_eq!(Offer::of(readiness), expected, "{readiness:?}");
-            assert_eq!(readiness.accepts(), expected != Offer::Nothing, "{readiness:?}");
+            assert_eq!(DeviceOffer::of(readiness), expected, "{readiness:?}");
+            assert_eq!(readiness.accepts(), expected != DeviceOffer::Nothing, "{readiness:?}");
         }
     }
 }

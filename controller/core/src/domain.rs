@@ -48,9 +48,9 @@ pub use memory::guest_memory;
 pub use problem::DomainProblem;
 
 use boot::BootOrder;
-use cpu::{Mask, Topology};
+use cpu::{GuestTopology, Mask};
 use element::Element;
-use pci::Places;
+use pci::PciSlots;
 
 /// XML namespace of the domain metadata that identifies the instance.
 pub const METADATA_NAMESPACE: &str = "https://drydock.dev/libvirt/v1";
@@ -103,7 +103,7 @@ pub fn domain_xml(input: &DomainInput<'_>) -> Result<String, DomainProblem> {
         return Err(DomainProblem::UnsupportedArchitecture(input.architecture.into()));
     }
     let hardware = &input.spec.domain;
-    let topology = Topology::of(input.spec);
+    let topology = GuestTopology::of(input.spec);
     let serial = hardware
         .firmware
         .as_ref()
@@ -188,7 +188,7 @@ fn power_management() -> Element {
 fn devices(input: &DomainInput<'_>) -> Result<Element, DomainProblem> {
     let order = BootOrder::of(input.spec)?;
     let wanted = &input.spec.domain.devices;
-    let mut places = Places::new(wanted);
+    let mut places = PciSlots::new(wanted);
     let disks = disks::elements(input.spec, input.disks, &order, &mut places)?;
     let interfaces = interfaces::elements(input, &order, &mut places)?;
     let inputs = inputs::elements(wanted, &mut places)?;

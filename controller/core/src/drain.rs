@@ -12,13 +12,13 @@
 //! A plain cordon moves nothing: it only keeps new pods away. But evictions on a cordoned node count as parts of one
 //! drain, which is canceled when the node is uncordoned.
 
+mod drain_target;
 pub mod estimate;
-pub mod guest;
-pub mod node;
+pub mod guest_steps;
+pub mod node_conditions;
 mod order;
 pub mod preview;
 pub mod state;
-mod target;
 #[cfg(test)]
 mod tests;
 
@@ -41,16 +41,16 @@ use k8s_openapi::{
 
 use crate::{
     conditions::whole_seconds,
-    configuration::Migrations,
-    eviction::mark,
+    configuration::MigrationSettings,
+    eviction::evacuation_request,
     migration::deadlines::Attempts,
-    placement::{Outlook, keeps_off},
+    placement::{DepartureOutlook, keeps_off},
 };
-use estimate::Rate;
-use guest::Situation;
-use state::State;
+use estimate::DrainRate;
+use guest_steps::Situation;
+use state::EvacuationState;
 
-pub use target::{Competing, competing};
+pub use drain_target::{Competing, competing};
 
 /// Taint of a node: the node is in maintenance, requested in the group `nodemaintenance.medik8s.io`; without value,
 /// effect NoSchedule.
@@ -120,17 +120,17 @@ pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerat
 
 /// Inputs of a plan.
 #[derive(Clone, Copy, Debug)]
-pub struct Cluster<'a> {
+pub struct DrainInput<'a> {
     /// The current time.
     pub now: Timestamp,
     /// Nodes that are being drained, or that have marked guests.
     pub nodes: &'a [DrainingNode<'a>],
     /// The limits of migrations.
-    pub limits: &'a Migrations,
+    pub limits: &'a MigrationSettings,
     /// The retry policy for failed migrations.
     pub attempts: Attempts,
     /// The measured speed of migrations so far.
-    pub rate: Option<Rate>,
+    pub rate: Option<DrainRate>,
 }
 
 /// A node with its guests.
@@ -141,7 +141,7 @@ pub struct DrainingNode<'a> {
     /// Its drain-related state.
     pub marks: NodeMarks,
     /// The guests on it.
-    pub guests: Vec<Guest<'a>>,
+    pub guests: Vec<DrainedGuest<'a>>,
     /// Number of guests that are about to arrive on it.
     pub arriving: usize,
     /// Number of other pods on it that a drain would evict; `None` if unknown.
@@ -152,7 +152,7 @@ pub struct DrainingNode<'a> {
 
 /// A guest on a node.
 #[derive(Clone, Debug)]
-pub struct Guest<'a> {
+pub struct DrainedGuest<'a> {
     /// The VMI.
     pub instance: &'a VirtualMachineInstance,
     /// The eviction strategy in force.
@@ -162,23 +162,23 @@ pub struct Guest<'a> {
     /// Its migrations.
     pub migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
     /// The refusal of the last step for it.
-    pub refused: Option<Refused>,
+    pub refused: Option<DrainRefusal>,
     /// Name of a foreign PodDisruptionBudget that allows no eviction of its pod now.
     pub held_by: Option<String>,
     /// Whether another node has room for it, in addition to the other guests that leave.
-    pub outlook: Outlook,
+    pub outlook: DepartureOutlook,
     /// Digest of the circumstances that affect its next migration, if the last one has failed.
     pub circumstances: Option<String>,
 }
 
 impl DrainingNode<'_> {
     /// Returns whether a guest of this node is to leave it.
-    pub fn leaves(&self, guest: &Guest<'_>) -> bool {
-        self.marks.own_request().is_some() || mark::of(guest.instance) == Some(self.name)
+    pub fn leaves(&self, guest: &DrainedGuest<'_>) -> bool {
+        self.marks.own_request().is_some() || evacuation_request::of(guest.instance) == Some(self.name)
     }
 }
 
-impl Guest<'_> {
+impl DrainedGuest<'_> {
     /// Returns namespace and name of the VMI.
     fn key(&self) -> (&str, &str) {
         let metadata = &self.instance.metadata;
@@ -191,7 +191,7 @@ impl Guest<'_> {
 
 /// The API server has refused a step, because of a quota, a webhook or a policy of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
+pub struct DrainRefusal {
     /// The API server's message.
     pub message: String,
     /// When a step for that guest is retried.
@@ -200,11 +200,11 @@ pub struct Refused {
 
 /// Steps to take and reports to write.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct NodeDrainPlan {
     /// Steps, each to be executed once.
-    pub steps: Vec<Step>,
+    pub steps: Vec<DrainStep>,
     /// One report per node, in the order of the nodes.
-    pub reports: Vec<Report>,
+    pub reports: Vec<DrainReport>,
     /// Guests, by namespace and name, with a pending step that has been refused.
     pub refused: BTreeSet<(String, String)>,
     /// When to plan again without a change.
@@ -213,7 +213,7 @@ pub struct Plan {
 
 /// The report about a node.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct DrainReport {
     /// The node.
     pub node: String,
     /// Status of the drain; `None` if the node is not being drained.
@@ -221,10 +221,10 @@ pub struct Report {
     /// The node is being drained, and guests are left.
     pub in_progress: bool,
     /// Whether it is safe to power the node off.
-    pub drained: node::Drained,
+    pub drained: node_conditions::Drained,
 }
 
-impl Report {
+impl DrainReport {
     /// Returns from when on the Node reports that it is being drained, if it is.
     pub fn node_reports_from(&self) -> Option<Timestamp> {
         let drain = self.drain.as_ref().filter(|_| self.in_progress)?;
@@ -234,8 +234,8 @@ impl Report {
 
 /// One step of a plan.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Marks a VMI to leave its node, or updates its mark.
+pub enum DrainStep {
+    /// Marks a VMI to leave its node, or updates its evacuation request.
     Mark {
         /// Namespace of the VMI.
         namespace: String,
@@ -243,10 +243,10 @@ pub enum Step {
         name: String,
         /// The node.
         node: String,
-        /// Contents of the mark.
+        /// Contents of the evacuation request.
         evacuation: Evacuation,
     },
-    /// Removes the mark of a VMI.
+    /// Removes the evacuation request of a VMI.
     Unmark {
         /// Namespace of the VMI.
         namespace: String,
@@ -279,7 +279,7 @@ pub enum Step {
     },
 }
 
-impl Step {
+impl DrainStep {
     /// Returns namespace and name of the VMI that the step is about.
     pub fn instance(&self) -> (&str, &str) {
         match self {
@@ -295,16 +295,16 @@ impl Step {
 
 /// Returns the plan for all nodes that are being drained. Once a plan is carried out completely, planning again returns
 /// no steps until something changes.
-pub fn plan(cluster: &Cluster<'_>) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(cluster: &DrainInput<'_>) -> NodeDrainPlan {
+    let mut plan = NodeDrainPlan::default();
     let mut candidates = Vec::new();
     let mut reports = Vec::new();
     for node in cluster.nodes {
         let mut situations = Vec::new();
         let mut requesters: Vec<DrainRequest> = node.marks.own_request().into_iter().collect();
         for guest in &node.guests {
-            let mut situation = guest::situation(guest, node.marks, cluster.attempts, cluster.now);
-            let may_go = situation.state == Some(State::MayGo);
+            let mut situation = guest_steps::situation(guest, node.marks, cluster.attempts, cluster.now);
+            let may_go = situation.state == Some(EvacuationState::MayGo);
             let waits_until = situation.held_up(guest, cluster.now);
             situation.account_for(guest, node.marks, cluster.now);
             if guest.refused.is_some() && (may_go || !situation.steps.is_empty()) {
@@ -345,12 +345,12 @@ fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp
 fn report(
     node: &DrainingNode<'_>,
     requesters: Vec<DrainRequest>,
-    situations: &[(&Guest<'_>, Situation)],
-    cluster: &Cluster<'_>,
-) -> Report {
-    let drained = node::drained(node);
+    situations: &[(&DrainedGuest<'_>, Situation)],
+    cluster: &DrainInput<'_>,
+) -> DrainReport {
+    let drained = node_conditions::drained(node);
     let requested = !requesters.is_empty();
-    let left: Vec<(&Guest<'_>, RemainingGuest)> = situations
+    let left: Vec<(&DrainedGuest<'_>, RemainingGuest)> = situations
         .iter()
         .filter_map(|(guest, situation)| Some((*guest, situation.remaining(guest)?)))
         .collect();
@@ -398,7 +398,7 @@ fn report(
             remaining,
         }
     });
-    Report {
+    DrainReport {
         node: node.name.into(),
         in_progress: requested && !left.is_empty(),
         drain,

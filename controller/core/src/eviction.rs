@@ -21,12 +21,12 @@
 //! the API server before it allows an eviction ([`Allowed::AsShown`]). Final states need no confirmation: an ended pod
 //! stays ended, and a guest that has migrated away from a pod never returns to it.
 
-pub mod budget;
-pub mod budgets;
 pub mod descheduler;
+pub mod evacuation_request;
 pub mod holding;
-pub mod mark;
 pub mod no_target;
+pub mod own_pdb;
+pub mod pdbs;
 pub mod preconditions;
 pub mod strategy;
 #[cfg(test)]
@@ -45,7 +45,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    conditions::Status,
+    conditions::ConditionStatus,
     instance::ending::ended,
     pod_state::{created_at, is_final},
     vm_conditions::find,
@@ -57,7 +57,7 @@ pub const GRACE: Duration = Duration::from_secs(60);
 
 /// An object, or what is known about its absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known<T> {
+pub enum Lookup<T> {
     /// The object exists.
     There(T),
     /// The API server confirmed that the object does not exist.
@@ -87,8 +87,8 @@ impl Migratable {
     pub fn of(instance: &VirtualMachineInstance) -> Self {
         let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice());
         match find(conditions.unwrap_or_default(), types::LIVE_MIGRATABLE) {
-            Some(condition) if condition.status == Status::True.as_str() => Self::Yes,
-            Some(condition) if condition.status == Status::False.as_str() => Self::No {
+            Some(condition) if condition.status == ConditionStatus::True.as_str() => Self::Yes,
+            Some(condition) if condition.status == ConditionStatus::False.as_str() => Self::No {
                 reason: condition.reason.clone().unwrap_or_default(),
                 message: condition.message.clone().unwrap_or_default(),
             },
@@ -105,7 +105,7 @@ pub struct EvictionInput<'a> {
     /// The pod to evict.
     pub pod: &'a Pod,
     /// The VMI for which the pod was created.
-    pub instance: Known<&'a VirtualMachineInstance>,
+    pub instance: Lookup<&'a VirtualMachineInstance>,
     /// The VMI's eviction strategy, or the cluster's where the VMI has none.
     pub strategy: EvictionStrategy,
     /// An unfinished migration is to bring the guest into this pod, or may be.
@@ -118,7 +118,7 @@ pub enum EvictionDecision {
     /// The pod may be evicted.
     Allow(Allowed),
     /// The pod may not be evicted; no action follows.
-    Refuse(Refusal),
+    Refuse(EvictionRefusal),
     /// The pod may not be evicted. The VMI is marked for evacuation, so that it moves.
     Mark,
 }
@@ -133,9 +133,9 @@ pub enum Allowed {
     AsShown,
 }
 
-/// Why a pod may not be evicted. [`Refusal::text`] is the response.
+/// Why a pod may not be evicted. [`EvictionRefusal::text`] is the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum EvictionRefusal {
     /// It is unknown whether the VMI of the pod exists.
     InstanceUnknown,
     /// The pod is the target of a migration.
@@ -152,7 +152,7 @@ pub enum Refusal {
     Unreadable,
 }
 
-impl Refusal {
+impl EvictionRefusal {
     /// Returns the stable reason for metrics and logs.
     pub fn reason(self) -> &'static str {
         match self {
@@ -205,9 +205,9 @@ pub fn decide(input: &EvictionInput<'_>) -> EvictionDecision {
         return EvictionDecision::Allow(Allowed::ForGood);
     }
     let instance = match input.instance {
-        Known::There(instance) => instance,
-        Known::Absent => return EvictionDecision::Allow(Allowed::ForGood),
-        Known::Unknown => return EvictionDecision::Refuse(Refusal::InstanceUnknown),
+        Lookup::There(instance) => instance,
+        Lookup::Absent => return EvictionDecision::Allow(Allowed::ForGood),
+        Lookup::Unknown => return EvictionDecision::Refuse(EvictionRefusal::InstanceUnknown),
     };
     if is_finished(instance) {
         return EvictionDecision::Allow(Allowed::ForGood);
@@ -218,25 +218,25 @@ pub fn decide(input: &EvictionInput<'_>) -> EvictionDecision {
     };
     if is_elsewhere(instance, pod) {
         return if input.is_target {
-            EvictionDecision::Refuse(Refusal::TargetPod)
+            EvictionDecision::Refuse(EvictionRefusal::TargetPod)
         } else {
-            allow(has_left(instance, pod))
+            allow(migrated_away(instance, pod))
         };
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     if !wants_mark(instance, input.strategy, created_at(pod), input.now) {
         return match (input.strategy, Migratable::of(instance)) {
             (EvictionStrategy::LiveMigrate, _) if !falls_back(instance) => {
-                EvictionDecision::Refuse(Refusal::NotMigratable)
+                EvictionDecision::Refuse(EvictionRefusal::NotMigratable)
             }
             (strategy, _) => allow(strategy == EvictionStrategy::None),
         };
     }
-    if mark::of(instance).is_some_and(|marked| Some(marked) == node) {
+    if evacuation_request::of(instance).is_some_and(|marked| Some(marked) == node) {
         return if no_target::is_shut_down(instance, input.strategy, input.now) {
             allow(false)
         } else {
-            EvictionDecision::Refuse(Refusal::InProgress)
+            EvictionDecision::Refuse(EvictionRefusal::InProgress)
         };
     }
     EvictionDecision::Mark
@@ -291,7 +291,7 @@ pub fn is_elsewhere(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 }
 
 /// Returns whether the guest of a pod has migrated away and never returns: the newest migration moved it from there.
-pub fn has_left(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
+pub fn migrated_away(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
     let state = instance
         .status
         .as_ref()

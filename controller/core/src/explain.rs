@@ -11,18 +11,18 @@ use crate::{
 
 /// All information about one model on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Explanation {
+pub struct ModelReport {
     /// The requested model.
     pub model: String,
     /// The information about it; `None` if libvirt does not know the model.
-    pub known: Option<Known>,
+    pub known: Option<ModelInfo>,
     /// Similar names, if the model is unknown.
     pub similar: Vec<String>,
 }
 
 /// Information about a model that libvirt knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
+pub struct ModelInfo {
     /// Usability as reported by libvirt.
     pub usable: Usable,
     /// The virtualization type that the usability applies to.
@@ -40,8 +40,8 @@ pub struct Known {
 }
 
 /// Explains `model` for a node with these facts.
-pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> Explanation {
-    let nothing = |similar| Explanation {
+pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> ModelReport {
+    let nothing = |similar| ModelReport {
         model: model.into(),
         known: None,
         similar,
@@ -66,7 +66,7 @@ pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> Explanat
     };
     let names: Vec<&str> = aliases::names_of(model, models).collect();
     let written = labels::desired(facts, policy).labels;
-    let known = Known {
+    let known = ModelInfo {
         usable: found.usable,
         virt_type: virtualization.virt_type,
         missing: found.blockers.clone(),
@@ -84,14 +84,14 @@ pub fn explain(facts: &NodeFacts, policy: &LabelPolicy, model: &str) -> Explanat
             })
             .collect(),
     };
-    Explanation {
+    ModelReport {
         model: model.into(),
         known: Some(known),
         similar: Vec::new(),
     }
 }
 
-impl fmt::Display for Explanation {
+impl fmt::Display for ModelReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(known) = &self.known else {
             write!(f, "{}: libvirt knows no such CPU model here", self.model)?;

@@ -18,22 +18,22 @@ use drydock_api::{
             MemoryStatus, PhaseTransition, PodEnding, VolumeStatus,
         },
     },
-    launcher::{CONTAINER, Readiness, Ready},
+    launcher::{CONTAINER, GuestReadiness, Ready},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::{
-    conditions::{Status, whole_seconds},
-    instance::ending::Ended,
+    conditions::{ConditionStatus, whole_seconds},
+    instance::ending::EndedGuest,
     launcher_pod::image_identity,
-    migratable::{self, Facts},
+    migratable::{self, MigratableInput},
     vm_conditions::{POD_TERMINATING, condition},
 };
 
 /// A domain as reported by libvirt.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Domain {
+pub struct ReportedDomain {
     /// State of the guest.
     pub state: GuestState,
     /// Its complete CPU.
@@ -118,7 +118,7 @@ impl PauseCause {
 
 /// The agent's observations.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct ObservedGuest<'a> {
     /// The current time.
     pub now: Timestamp,
     /// The instance.
@@ -128,9 +128,9 @@ pub struct Observed<'a> {
     /// What the launcher has prepared.
     pub ready: &'a Ready,
     /// The domain.
-    pub domain: &'a Domain,
+    pub domain: &'a ReportedDomain,
     /// The result of the guest's readiness probe, if its launcher has written one.
-    pub readiness: Option<&'a Readiness>,
+    pub readiness: Option<&'a GuestReadiness>,
     /// The disks' names in the guest's hardware, by volume: (volume, name).
     pub targets: &'a [(String, String)],
     /// Whether libvirt has a host model on this node.
@@ -157,7 +157,7 @@ pub const OWN_CONDITIONS: [&str; 7] = [
 ];
 
 /// Returns the agent's complete part of the status.
-pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
+pub fn report(observed: &ObservedGuest<'_>) -> VirtualMachineInstanceStatus {
     let before = observed.instance.status.clone().unwrap_or_default();
     let spec = &observed.instance.spec;
     let domain = observed.domain;
@@ -197,14 +197,14 @@ pub fn report(observed: &Observed<'_>) -> VirtualMachineInstanceStatus {
 }
 
 /// Keeps the report that the guest in this pod has ended.
-fn ended_pods(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<String> {
+fn ended_pods(observed: &ObservedGuest<'_>, before: &VirtualMachineInstanceStatus) -> Vec<String> {
     let reported = before.drydock.iter().flat_map(|drydock| &drydock.ended_pods);
     let is_of_this_pod = |uid: &&String| observed.pod.metadata.uid.as_ref() == Some(uid);
     reported.filter(is_of_this_pod).cloned().collect()
 }
 
 /// Keeps how the guest in this pod has ended.
-fn ending(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<PodEnding> {
+fn ending(observed: &ObservedGuest<'_>, before: &VirtualMachineInstanceStatus) -> Option<PodEnding> {
     let reported = before.drydock.as_ref()?.ending.clone();
     reported.filter(|ending| observed.pod.metadata.uid.as_ref() == Some(&ending.pod_uid))
 }
@@ -230,7 +230,7 @@ fn run(wanted: &mut VirtualMachineInstanceStatus, before: &VirtualMachineInstanc
 pub fn with_ended_pod(
     before: &VirtualMachineInstanceStatus,
     pod_uid: &str,
-    ended: Option<&Ended>,
+    ended: Option<&EndedGuest>,
     now: Timestamp,
 ) -> VirtualMachineInstanceStatus {
     let mut wanted = own_part(before, now);
@@ -298,7 +298,7 @@ pub fn failed_to_start(
         conditions: vec![condition(
             &before.conditions,
             types::READY,
-            Status::False,
+            ConditionStatus::False,
             reason,
             message,
             now,
@@ -344,7 +344,7 @@ pub fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineIn
 /// manager, and writing again would change nothing. The controller's side of this is `leaves_a_reason` in the module
 /// `instance`.
 fn is_reported(stored: &Condition, wanted: &Condition) -> bool {
-    let is_ready = wanted.type_ == types::READY && wanted.status == Status::True.as_str();
+    let is_ready = wanted.type_ == types::READY && wanted.status == ConditionStatus::True.as_str();
     if !is_ready {
         return stored == wanted;
     }
@@ -353,9 +353,9 @@ fn is_reported(stored: &Condition, wanted: &Condition) -> bool {
         && stored.last_transition_time == wanted.last_transition_time
 }
 
-fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {
+fn conditions(observed: &ObservedGuest<'_>, before: &VirtualMachineInstanceStatus) -> Vec<Condition> {
     let mut conditions = Vec::new();
-    let mut set_condition = |type_: &str, status: Status, reason: &str, message: String| {
+    let mut set_condition = |type_: &str, status: ConditionStatus, reason: &str, message: String| {
         conditions.push(condition(
             &before.conditions,
             type_,
@@ -366,12 +366,12 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
         ));
     };
     let (ready, reason, message) = readiness(observed);
-    set_condition(types::READY, Status::from(ready), reason, message);
+    set_condition(types::READY, ConditionStatus::from(ready), reason, message);
     if let GuestState::Paused(cause) = observed.domain.state {
         let (reason, message) = cause.reason_and_message();
-        set_condition(types::PAUSED, Status::True, reason, message);
+        set_condition(types::PAUSED, ConditionStatus::True, reason, message);
     }
-    let obstacles = migratable::obstacles(&Facts {
+    let obstacles = migratable::obstacles(&MigratableInput {
         spec: &observed.instance.spec,
         volumes: &before.volume_status,
         host_model_known: observed.host_model_known,
@@ -382,38 +382,48 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) ->
         .collect();
     let sentence = |all: &mut dyn Iterator<Item = &String>| all.cloned().collect::<Vec<_>>().join("; ");
     match obstacles.first() {
-        None => set_condition(types::LIVE_MIGRATABLE, Status::True, "", String::new()),
+        None => set_condition(types::LIVE_MIGRATABLE, ConditionStatus::True, "", String::new()),
         Some((first, _)) => set_condition(
             types::LIVE_MIGRATABLE,
-            Status::False,
+            ConditionStatus::False,
             first.reason(),
             sentence(&mut obstacles.iter().map(|(_, text)| text)),
         ),
     }
     if storage.is_empty() {
-        set_condition(types::STORAGE_LIVE_MIGRATABLE, Status::True, "", String::new());
+        set_condition(types::STORAGE_LIVE_MIGRATABLE, ConditionStatus::True, "", String::new());
     } else {
         let text = sentence(&mut storage.iter().map(|(_, text)| text));
-        set_condition(types::STORAGE_LIVE_MIGRATABLE, Status::False, "NotMigratable", text);
+        set_condition(
+            types::STORAGE_LIVE_MIGRATABLE,
+            ConditionStatus::False,
+            "NotMigratable",
+            text,
+        );
     }
     if let Some(agent) = &observed.domain.agent {
-        set_condition(types::AGENT_CONNECTED, Status::True, "", String::new());
+        set_condition(types::AGENT_CONNECTED, ConditionStatus::True, "", String::new());
         if agent.is_unsupported {
             let message = "the guest agent lacks commands that are required".to_owned();
-            set_condition(types::AGENT_VERSION_NOT_SUPPORTED, Status::True, UNSUPPORTED, message);
+            set_condition(
+                types::AGENT_VERSION_NOT_SUPPORTED,
+                ConditionStatus::True,
+                UNSUPPORTED,
+                message,
+            );
         }
     }
     let synchronized = types::ACCESS_CREDENTIALS_SYNCHRONIZED;
     match &observed.domain.credentials {
         None => {}
-        Some(Ok(())) => set_condition(synchronized, Status::True, "", String::new()),
-        Some(Err(why)) => set_condition(synchronized, Status::False, NOT_SYNCHRONIZED, why.clone()),
+        Some(Ok(())) => set_condition(synchronized, ConditionStatus::True, "", String::new()),
+        Some(Err(why)) => set_condition(synchronized, ConditionStatus::False, NOT_SYNCHRONIZED, why.clone()),
     }
     conditions
 }
 
 /// Returns whether the guest is ready, and if not, why.
-fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
+fn readiness(observed: &ObservedGuest<'_>) -> (bool, &'static str, String) {
     if observed.pod.metadata.deletion_timestamp.is_some() {
         return (false, POD_TERMINATING, "virt-launcher pod is terminating".into());
     }
@@ -430,13 +440,13 @@ fn readiness(observed: &Observed<'_>) -> (bool, &'static str, String) {
 /// Returns whether the pod's readiness gate is open: the guest runs here and is not paused, and its readiness probe
 /// succeeds if the launcher runs that probe. (With a launcher of an earlier release the kubelet runs the probe; the
 /// pod is then unready by itself.)
-pub fn gate_is_open(domain: &Domain, ready: &Ready, readiness: Option<&Readiness>) -> bool {
+pub fn gate_is_open(domain: &ReportedDomain, ready: &Ready, readiness: Option<&GuestReadiness>) -> bool {
     let is_ready = !ready.probes_readiness || readiness.is_some_and(|readiness| readiness.ready);
     domain.state == GuestState::Running && is_ready
 }
 
 /// Returns why the guest's readiness probe does not succeed; `None` if it does, or there is none.
-fn probe_failure(observed: &Observed<'_>) -> Option<String> {
+fn probe_failure(observed: &ObservedGuest<'_>) -> Option<String> {
     observed.instance.spec.readiness_probe.as_ref()?;
     let not_yet = "its readiness probe has not succeeded";
     if !observed.ready.probes_readiness {
@@ -460,7 +470,7 @@ fn container_is_ready(pod: &Pod) -> bool {
         })
 }
 
-fn topology(observed: &Observed<'_>) -> CpuTopology {
+fn topology(observed: &ObservedGuest<'_>) -> CpuTopology {
     let cpu = observed.instance.spec.domain.cpu.clone().unwrap_or_default();
     CpuTopology {
         cores: cpu.cores.unwrap_or(1),
@@ -484,7 +494,7 @@ fn memory(bytes: u64) -> MemoryStatus {
 
 /// A guest is reached by its pod's addresses, whatever addresses it has itself: when it moves, it keeps those of the
 /// pod in which it started. The guest agent reports the names of the interfaces inside the guest.
-fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
+fn interfaces(observed: &ObservedGuest<'_>) -> Vec<InterfaceStatus> {
     let status = observed.pod.status.as_ref();
     let addresses: Vec<String> = status
         .and_then(|status| status.pod_ips.as_ref())
@@ -524,7 +534,7 @@ fn interfaces(observed: &Observed<'_>) -> Vec<InterfaceStatus> {
         .collect()
 }
 
-fn volumes(observed: &Observed<'_>) -> Vec<VolumeStatus> {
+fn volumes(observed: &ObservedGuest<'_>) -> Vec<VolumeStatus> {
     observed
         .targets
         .iter()
@@ -543,7 +553,7 @@ fn volumes(observed: &Observed<'_>) -> Vec<VolumeStatus> {
 }
 
 /// Returns the images below containerDisks, as they were at the first start.
-fn images(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Vec<ImageRecord> {
+fn images(observed: &ObservedGuest<'_>, before: &VirtualMachineInstanceStatus) -> Vec<ImageRecord> {
     let ids = image_identity::image_ids(&observed.instance.spec, observed.pod);
     if let Some(recorded) = before.drydock.as_ref().filter(|drydock| !drydock.images.is_empty()) {
         return image_identity::recorded(&recorded.images, &ids);

@@ -9,12 +9,12 @@ use std::num::NonZeroU32;
 
 use drydock_api::{
     kubevirt::VirtualMachineInstance,
-    node_api::{GuestCommand, Refusal, RefusalReason},
+    node_api::{GuestCommand, NodeApiRefusal, RefusalReason},
 };
 
 /// What a guest does, according to its libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
+pub enum RunState {
     /// It runs.
     Running,
     /// It is paused, for whatever reason but its migration.
@@ -27,20 +27,20 @@ pub enum Activity {
 
 /// The input of the decision.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct CommandInput<'a> {
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
     /// The agent's own node.
     pub node: &'a str,
     /// What the guest does.
-    pub activity: Activity,
+    pub activity: RunState,
     /// Whether the guest agent is connected.
     pub agent_connected: bool,
 }
 
 /// A call of libvirt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum GuestCall {
     /// `virDomainSuspend`
     Suspend,
     /// `virDomainResume`
@@ -61,14 +61,14 @@ pub enum Call {
 }
 
 /// Returns whether the guest of an instance is on this node, and no migration moves it.
-fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refusal> {
+fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), NodeApiRefusal> {
     is_here(instance, node)?;
     let state = instance
         .status
         .as_ref()
         .and_then(|status| status.migration_state.as_ref());
     match state.filter(|state| !state.has_ended()) {
-        Some(_) => Err(Refusal::new(RefusalReason::Conflict, MIGRATING)),
+        Some(_) => Err(NodeApiRefusal::new(RefusalReason::Conflict, MIGRATING)),
         None => Ok(()),
     }
 }
@@ -77,41 +77,41 @@ fn is_settled_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), 
 ///
 /// # Errors
 /// Why not.
-pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), Refusal> {
+pub fn is_here(instance: &VirtualMachineInstance, node: &str) -> Result<(), NodeApiRefusal> {
     let status = instance.status.as_ref();
     if status.and_then(|status| status.node_name.as_deref()) == Some(node) {
         return Ok(());
     }
     let message = format!("the guest is not on node {node}");
-    Err(Refusal::new(RefusalReason::NotHere, message))
+    Err(NodeApiRefusal::new(RefusalReason::NotHere, message))
 }
 
 /// Decides which call a command is.
 ///
 /// # Errors
 /// Why it is refused.
-pub fn plan(facts: &Facts<'_>, command: GuestCommand) -> Result<Call, Refusal> {
-    use Activity::{Migrating, Off, Paused, Running};
+pub fn plan(facts: &CommandInput<'_>, command: GuestCommand) -> Result<GuestCall, NodeApiRefusal> {
+    use RunState::{Migrating, Off, Paused, Running};
     // A thaw does not change where a guest runs, and must not wait.
     match command {
         GuestCommand::Unfreeze => is_here(facts.instance, facts.node)?,
         _ => is_settled_here(facts.instance, facts.node)?,
     }
-    let conflict = |message| Err(Refusal::new(RefusalReason::Conflict, message));
+    let conflict = |message| Err(NodeApiRefusal::new(RefusalReason::Conflict, message));
     match (command, facts.activity) {
         // A frozen agent refuses most commands, and may count as disconnected.
-        (GuestCommand::Unfreeze, Migrating | Running) => Ok(Call::Thaw),
+        (GuestCommand::Unfreeze, Migrating | Running) => Ok(GuestCall::Thaw),
         (_, Migrating) => conflict(MIGRATING),
         (_, Off) => conflict("VMI is not running"),
-        (GuestCommand::Pause, Running) => Ok(Call::Suspend),
+        (GuestCommand::Pause, Running) => Ok(GuestCall::Suspend),
         (GuestCommand::Pause, Paused) => conflict("VMI is already paused"),
-        (GuestCommand::Unpause, Paused) => Ok(Call::Resume),
+        (GuestCommand::Unpause, Paused) => Ok(GuestCall::Resume),
         (GuestCommand::Unpause, Running) => conflict("VMI is not paused"),
-        (GuestCommand::SoftReboot, Running) if facts.agent_connected => Ok(Call::RebootByAgent),
-        (GuestCommand::SoftReboot, Running) => Ok(Call::RebootByPowerButton),
+        (GuestCommand::SoftReboot, Running) if facts.agent_connected => Ok(GuestCall::RebootByAgent),
+        (GuestCommand::SoftReboot, Running) => Ok(GuestCall::RebootByPowerButton),
         (GuestCommand::SoftReboot, Paused) => conflict("VMI is paused"),
-        (GuestCommand::Reset, Running | Paused) => Ok(Call::Reset),
-        (GuestCommand::Freeze { thaw_after }, Running) if facts.agent_connected => Ok(Call::Freeze { thaw_after }),
+        (GuestCommand::Reset, Running | Paused) => Ok(GuestCall::Reset),
+        (GuestCommand::Freeze { thaw_after }, Running) if facts.agent_connected => Ok(GuestCall::Freeze { thaw_after }),
         (GuestCommand::Freeze { .. }, Running) => conflict(NO_AGENT),
         (GuestCommand::Freeze { .. } | GuestCommand::Unfreeze, Paused) => conflict("VMI is paused"),
     }
@@ -138,20 +138,20 @@ mod tests {
 
     #[test]
     fn command_is_a_call_where_the_activity_of_the_guest_allows_it() {
-        use Activity::{Migrating, Off, Paused, Running};
         use GuestCommand::{Pause, Reset, SoftReboot, Unfreeze, Unpause};
+        use RunState::{Migrating, Off, Paused, Running};
         const FREEZE: GuestCommand = GuestCommand::Freeze { thaw_after: None };
         let instance = instance("here", &Value::Null);
         for (command, activity, agent_connected, expected) in [
-            (Pause, Running, false, Ok(Call::Suspend)),
+            (Pause, Running, false, Ok(GuestCall::Suspend)),
             (Pause, Paused, false, Err("VMI is already paused")),
-            (Unpause, Paused, false, Ok(Call::Resume)),
+            (Unpause, Paused, false, Ok(GuestCall::Resume)),
             (Unpause, Running, false, Err("VMI is not paused")),
-            (SoftReboot, Running, false, Ok(Call::RebootByPowerButton)),
-            (SoftReboot, Running, true, Ok(Call::RebootByAgent)),
+            (SoftReboot, Running, false, Ok(GuestCall::RebootByPowerButton)),
+            (SoftReboot, Running, true, Ok(GuestCall::RebootByAgent)),
             (SoftReboot, Paused, true, Err("VMI is paused")),
-            (Reset, Running, false, Ok(Call::Reset)),
-            (Reset, Paused, false, Ok(Call::Reset)),
+            (Reset, Running, false, Ok(GuestCall::Reset)),
+            (Reset, Paused, false, Ok(GuestCall::Reset)),
             (Pause, Migrating, false, Err(MIGRATING)),
             (Unpause, Migrating, false, Err(MIGRATING)),
             (SoftReboot, Migrating, true, Err(MIGRATING)),
@@ -160,25 +160,25 @@ mod tests {
             (Unpause, Off, false, Err("VMI is not running")),
             (SoftReboot, Off, false, Err("VMI is not running")),
             (Reset, Off, false, Err("VMI is not running")),
-            (FREEZE, Running, true, Ok(Call::Freeze { thaw_after: None })),
+            (FREEZE, Running, true, Ok(GuestCall::Freeze { thaw_after: None })),
             (FREEZE, Running, false, Err(NO_AGENT)),
             (FREEZE, Paused, true, Err("VMI is paused")),
             (FREEZE, Migrating, true, Err(MIGRATING)),
             (FREEZE, Off, true, Err("VMI is not running")),
-            (Unfreeze, Running, true, Ok(Call::Thaw)),
-            (Unfreeze, Running, false, Ok(Call::Thaw)),
+            (Unfreeze, Running, true, Ok(GuestCall::Thaw)),
+            (Unfreeze, Running, false, Ok(GuestCall::Thaw)),
             (Unfreeze, Paused, true, Err("VMI is paused")),
-            (Unfreeze, Migrating, true, Ok(Call::Thaw)),
+            (Unfreeze, Migrating, true, Ok(GuestCall::Thaw)),
             (Unfreeze, Off, true, Err("VMI is not running")),
         ] {
-            let facts = Facts {
+            let facts = CommandInput {
                 instance: &instance,
                 node: "here",
                 activity,
                 agent_connected,
             };
             let result = plan(&facts, command);
-            let expected = expected.map_err(|message| Refusal::new(RefusalReason::Conflict, message));
+            let expected = expected.map_err(|message| NodeApiRefusal::new(RefusalReason::Conflict, message));
             assert_eq!(result, expected, "{command:?} {activity:?} {agent_connected}");
         }
     }
@@ -199,11 +199,11 @@ mod tests {
             for command in others {
                 // What unpauses a guest would be the worst.
                 let activity = match command {
-                    GuestCommand::Unpause => Activity::Paused,
-                    _ => Activity::Running,
+                    GuestCommand::Unpause => RunState::Paused,
+                    _ => RunState::Running,
                 };
                 let instance = instance(node, &migration);
-                let facts = Facts {
+                let facts = CommandInput {
                     instance: &instance,
                     node: "here",
                     activity,

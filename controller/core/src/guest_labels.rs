@@ -32,18 +32,18 @@ const REMOVE_AFTER: SignedDuration = SignedDuration::from_secs(60);
 
 /// The launcher pods of a node.
 #[derive(Clone, Copy, Debug)]
-pub struct Guests<'a> {
+pub struct LabelledPods<'a> {
     /// Name of the node.
     pub node: &'a str,
     /// Launcher pods; `None` until the cache has synced.
     pub pods: Option<&'a [Arc<Pod>]>,
     /// Pending changes, as returned by the last plan.
-    pub waiting: Waiting,
+    pub waiting: PendingLabels,
 }
 
 /// Since when changes of these labels have been pending.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct PendingLabels {
     /// Since when a pod's label has been missing.
     pub missing: Option<Timestamp>,
     /// Since when a label has had no pod.
@@ -52,21 +52,26 @@ pub struct Waiting {
 
 /// The changes to make now and later.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct LabelPlan {
     /// Changes that are due: key to new value, or to `None` where the key must be removed.
     pub changes: BTreeMap<String, Option<String>>,
     /// Pending changes. Unchanged until the labels are right, so that a failed write is due immediately.
-    pub waiting: Waiting,
+    pub waiting: PendingLabels,
     /// When the next pending change is due.
     pub wake: Option<Timestamp>,
 }
 
 /// Plans the changes of the labels in `current`. With `write_now`, the Node is written anyway or cannot be written
 /// later: all changes are due.
-pub fn plan(guests: &Guests<'_>, current: &BTreeMap<String, String>, write_now: bool, now: Timestamp) -> Plan {
+pub fn plan(
+    guests: &LabelledPods<'_>,
+    current: &BTreeMap<String, String>,
+    write_now: bool,
+    now: Timestamp,
+) -> LabelPlan {
     // An unsynced cache may lack pods that exist.
     let Some(pods) = guests.pods else {
-        return Plan::default();
+        return LabelPlan::default();
     };
     let wanted: BTreeMap<_, _> = keys(guests.node, pods).map(|key| (key, TRUE.to_owned())).collect();
     let changes = labels::changes(current, &wanted, |key| key.starts_with(GUEST));
@@ -77,19 +82,19 @@ pub fn plan(guests: &Guests<'_>, current: &BTreeMap<String, String>, write_now: 
             .any(of)
             .then(|| before.map_or(now, |before| before.min(now)))
     };
-    let waiting = Waiting {
+    let waiting = PendingLabels {
         missing: since(Option::is_some, guests.waiting.missing),
         left: since(Option::is_none, guests.waiting.left),
     };
     let due = |since: Option<Timestamp>, after| since.map(|since| since.checked_add(after).unwrap_or(now));
     let due = [due(waiting.missing, ADD_AFTER), due(waiting.left, REMOVE_AFTER)];
     match due.into_iter().flatten().min() {
-        Some(first) if first > now && !write_now => Plan {
+        Some(first) if first > now && !write_now => LabelPlan {
             changes: BTreeMap::new(),
             waiting,
             wake: Some(first),
         },
-        _ => Plan {
+        _ => LabelPlan {
             changes,
             waiting,
             wake: None,

@@ -36,7 +36,7 @@ pub struct UserNamespaces {
 
 /// The agent's observations of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedNetwork {
     /// The seccomp profile in the kubelet's folder.
     pub seccomp: Profile,
     /// The kernel's settings.
@@ -68,7 +68,7 @@ pub enum GuestNetwork {
 
 impl GuestNetwork {
     /// Returns the verdict on the observations.
-    pub fn of(seen: &Seen) -> Self {
+    pub fn of(seen: &ObservedNetwork) -> Self {
         let namespaces = seen.user_namespaces;
         match (&seen.seccomp, &seen.app_armor) {
             // Causes that an agent cannot fix come first.
@@ -105,7 +105,7 @@ impl GuestNetwork {
     }
 
     /// Returns the condition's message, with the cause if it is known.
-    pub fn sentence(self, seen: &Seen) -> String {
+    pub fn sentence(self, seen: &ObservedNetwork) -> String {
         let because = |profile: &Profile| match profile {
             Profile::Missing(why) => format!(": {why}"),
             _ => String::new(),
@@ -202,7 +202,7 @@ mod tests {
                 Some(false),
             ),
         ] {
-            let seen = Seen {
+            let seen = ObservedNetwork {
                 seccomp,
                 user_namespaces,
                 app_armor,
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn missing_profile_is_explained() {
-        let seen = Seen {
+        let seen = ObservedNetwork {
             seccomp: missing(),
             user_namespaces: ON,
             app_armor: Profile::NotNeeded,

@@ -3,8 +3,8 @@
 use drydock_api::hypervisor::ConfigurationRecord;
 
 use crate::{
-    conditions::Status,
-    configuration::{NotInForce, Reference, default_model::Verdict},
+    conditions::ConditionStatus,
+    configuration::{NotInForce, Reference, default_model::ModelVerdict},
 };
 
 /// Maximum number of node names in a message.
@@ -14,7 +14,7 @@ const NAMED: usize = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InForce {
     /// Whether all nodes apply the current revision of the object.
-    pub status: Status,
+    pub status: ConditionStatus,
     /// CamelCase reason.
     pub reason: &'static str,
     /// Human-readable message: on which nodes it is not in force, and why.
@@ -50,21 +50,21 @@ pub fn judge<'a>(
     }
     let (status, reason, message) = if let Some(why) = not_in_force {
         following = 0;
-        (Status::False, why.reason(), why.sentence(namespaces))
+        (ConditionStatus::False, why.reason(), why.sentence(namespaces))
     } else if let Some((_, problems)) = refused.first() {
         let names: Vec<&str> = refused.iter().map(|(node, _)| *node).collect();
         let message = format!(
             "{problems} (refused on {}; the configuration before stays in force there)",
             list(&names)
         );
-        (Status::False, "Refused", message)
+        (ConditionStatus::False, "Refused", message)
     } else if count == 0 {
-        (Status::Unknown, "NoNodes", "no node has an agent yet".into())
+        (ConditionStatus::Unknown, "NoNodes", "no node has an agent yet".into())
     } else if behind.is_empty() {
-        (Status::True, "InForce", format!("all {count} nodes follow it"))
+        (ConditionStatus::True, "InForce", format!("all {count} nodes follow it"))
     } else {
         (
-            Status::False,
+            ConditionStatus::False,
             "NotOnAllNodes",
             format!("{following} of {count} nodes follow it; not yet {}", list(&behind)),
         )
@@ -81,11 +81,11 @@ pub fn judge<'a>(
 impl InForce {
     /// Returns the condition adjusted for a refused default CPU model. Nodes apply the rest of the object.
     #[must_use]
-    pub fn with_default_model(mut self, verdict: Option<&Verdict>) -> Self {
+    pub fn with_default_model(mut self, verdict: Option<&ModelVerdict>) -> Self {
         if let Some(verdict) = verdict.filter(|verdict| !verdict.accepted)
-            && self.status != Status::False
+            && self.status != ConditionStatus::False
         {
-            self.status = Status::False;
+            self.status = ConditionStatus::False;
             self.reason = "Refused";
             self.message.clone_from(&verdict.message);
         }
@@ -145,7 +145,7 @@ mod tests {
             ("no nodes", None, vec![]),
             ("all", None, vec![("a", Some(&now)), ("b", Some(&now))]),
             (
-                "one behind, one silent",
+                "one behind, one unresponsive",
                 None,
                 vec![("a", Some(&now)), ("b", Some(&old)), ("c", None)],
             ),
@@ -165,9 +165,9 @@ mod tests {
             ),
             ("superseded", Some(&superseded), vec![("a", Some(&now))]),
         ];
-        let verdict = |accepted| Verdict {
+        let verdict = |accepted| ModelVerdict {
             accepted,
-            status: Status::False,
+            status: ConditionStatus::False,
             reason: "CPUModelUnknown",
             message: "spec.defaultCPUModel: `x`".into(),
         };
@@ -180,7 +180,7 @@ mod tests {
                 refused.message.as_str(),
                 refused.following
             ),
-            (Status::False, "Refused", "spec.defaultCPUModel: `x`", 1)
+            (ConditionStatus::False, "Refused", "spec.defaultCPUModel: `x`", 1)
         );
         assert_eq!(whole().with_default_model(Some(&verdict(true))), whole());
         assert_eq!(whole().with_default_model(None), whole());
@@ -201,7 +201,7 @@ mod tests {
         insta::assert_snapshot!(text.join("\n"), @r"
         no nodes: Unknown NoNodes 0/0 no node has an agent yet
         all: True InForce 2/2 all 2 nodes follow it
-        one behind, one silent: False NotOnAllNodes 1/3 1 of 3 nodes follow it; not yet b, c
+        one behind, one unresponsive: False NotOnAllNodes 1/3 1 of 3 nodes follow it; not yet b, c
         refused: False Refused 1/2 spec.x: `1` is not allowed; allowed: 2 (refused on a; the configuration before stays in force there)
         many behind: False NotOnAllNodes 0/7 0 of 7 nodes follow it; not yet a, b, c, d, e and 2 more
         superseded: False Superseded 0/1 drydock/other comes first and is in force

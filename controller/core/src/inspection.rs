@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drydock_api::facts::Fingerprint;
+use drydock_api::facts::FactsFingerprint;
 use jiff::Timestamp;
 
 /// Delay after a first failed inspection; doubles with each further failure.
@@ -14,7 +14,7 @@ pub const LAST_RETRY: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// Fingerprint of the inspected facts; `None` before the first success of this process.
-    pub inspected: Option<Fingerprint>,
+    pub inspected: Option<FactsFingerprint>,
     /// Failures since the last success.
     pub failed: Option<Failed>,
 }
@@ -27,7 +27,7 @@ pub struct Failed {
     /// When the last one ended.
     pub at: Timestamp,
     /// Fingerprint at that time.
-    pub fingerprint: Fingerprint,
+    pub fingerprint: FactsFingerprint,
 }
 
 /// Whether to inspect.
@@ -42,7 +42,7 @@ pub enum Need {
 }
 
 /// Returns the parts in which two fingerprints differ.
-pub fn changed(before: &Fingerprint, after: &Fingerprint) -> Vec<String> {
+pub fn changed(before: &FactsFingerprint, after: &FactsFingerprint) -> Vec<String> {
     let mut parts: Vec<String> = before
         .0
         .iter()
@@ -55,7 +55,7 @@ pub fn changed(before: &Fingerprint, after: &Fingerprint) -> Vec<String> {
 }
 
 /// Returns whether to inspect, given the present fingerprint.
-pub fn need(history: &History, present: &Fingerprint, now: Timestamp) -> Need {
+pub fn need(history: &History, present: &FactsFingerprint, now: Timestamp) -> Need {
     if let Some(failed) = &history.failed {
         let parts = changed(&failed.fingerprint, present);
         if !parts.is_empty() {
@@ -89,8 +89,8 @@ pub fn retry_after(times: u32) -> Duration {
 mod tests {
     use super::*;
 
-    fn fingerprint(parts: &[(&str, &str)]) -> Fingerprint {
-        Fingerprint(
+    fn fingerprint(parts: &[(&str, &str)]) -> FactsFingerprint {
+        FactsFingerprint(
             parts
                 .iter()
                 .map(|(part, value)| ((*part).into(), (*value).into()))
@@ -105,14 +105,14 @@ mod tests {
             fingerprint(&[("kernel", "6.1")]),
             fingerprint(&[("kernel", "6.2"), ("kvm", "yes")]),
         );
-        let failed = |times, fingerprint: &Fingerprint| {
+        let failed = |times, fingerprint: &FactsFingerprint| {
             Some(Failed {
                 times,
                 at: now,
                 fingerprint: fingerprint.clone(),
             })
         };
-        let history = |inspected: Option<&Fingerprint>, failed| History {
+        let history = |inspected: Option<&FactsFingerprint>, failed| History {
             inspected: inspected.cloned(),
             failed,
         };

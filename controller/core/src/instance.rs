@@ -35,8 +35,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod};
 
 use crate::{
-    conditions::{Status, whole_seconds},
-    eviction::{descheduler, mark},
+    conditions::{ConditionStatus, whole_seconds},
+    eviction::{descheduler, evacuation_request},
     launcher_pod::{
         LEAST_GRACE_PERIOD,
         image_identity::wanted_image_probes,
@@ -44,20 +44,20 @@ use crate::{
         pending::{Hindrance, NOT_SCHEDULED, pending},
     },
     migration::{
-        record::Record,
+        record::MigrationRecord,
         sides::{source, target},
     },
     placement::Targets,
     vm_conditions::{condition, find},
 };
-use ending::{Ended, ended};
+use ending::{EndedGuest, ended};
 use unbound::replace_obsolete;
 
 pub use unbound::may_be_obsolete;
 
 /// The controller's observations of an instance.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct ObservedInstance<'a> {
     /// The current time.
     pub now: Timestamp,
     /// The instance.
@@ -72,7 +72,7 @@ pub struct Observed<'a> {
     /// States of other nodes that its pods were on, by name.
     pub other_nodes: &'a [(String, NodeState)],
     /// Whether the agent of its node is unresponsive too.
-    pub silent: bool,
+    pub unresponsive: bool,
     /// State of its migrations.
     pub moving: Moving<'a>,
     /// Its volumes that are PersistentVolumeClaims, with their known properties.
@@ -112,7 +112,7 @@ impl Moving<'_> {
     /// not get one any more.
     fn have_emptied(&self, uid: &str) -> bool {
         self.migrations.iter().any(|migration| {
-            let record = Record::of(migration);
+            let record = MigrationRecord::of(migration);
             let is_source = || source(migration).is_some_and(|side| side.pod_uid.as_deref() == Some(uid));
             let is_target = || target(migration).is_some_and(|side| side.pod_uid.as_deref() == Some(uid));
             let left = matches!(record.source, Some(SourceState::Stopped | SourceState::Ended));
@@ -131,7 +131,7 @@ pub enum AgentSign {
     /// It has renewed its Lease in time, or the state is not known (yet).
     MayLive,
     /// It has not renewed its Lease in time, or has none although there was time to create one.
-    Silent,
+    Unresponsive,
 }
 
 /// State of a node, as far as it matters for deciding whether something has ended there.
@@ -160,7 +160,7 @@ impl NodeState {
     /// Returns the state of a node whose Node object does not exist, as confirmed by the API server.
     pub fn of_deleted(agent: AgentSign) -> Self {
         match agent {
-            AgentSign::Silent => Self::Gone,
+            AgentSign::Unresponsive => Self::Gone,
             AgentSign::MayLive => Self::Deleted,
         }
     }
@@ -176,7 +176,7 @@ impl NodeState {
     }
 }
 
-impl Observed<'_> {
+impl ObservedInstance<'_> {
     /// Returns the state of a node that a pod of the instance is, or was, on.
     fn state_of(&self, node: &str) -> NodeState {
         let status = self.instance.status.as_ref();
@@ -190,18 +190,18 @@ impl Observed<'_> {
 
 /// The actions for an instance.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct InstancePlan {
     /// Whether the pods have to be listed by the API server itself before anything is concluded.
     pub confirm: bool,
     /// The steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<InstanceStep>,
     /// The controller's part of the status; `None` if it needs no change.
     pub status: Option<VirtualMachineInstanceStatus>,
 }
 
 /// One action.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum InstanceStep {
     /// Set the finalizer, without which no pod may be created.
     AddFinalizer,
     /// Create the launcher pod.
@@ -255,7 +255,7 @@ enum Fate {
     /// Its container may be running.
     Alive,
     /// Its container has ended.
-    Ended(Ended),
+    Ended(EndedGuest),
     /// Its node is gone for good.
     GoneWithItsNode,
     /// It no longer exists, and no component has reported the end of its container.
@@ -276,8 +276,8 @@ pub const NODE_GONE: &str = "NodeGone";
 pub const NODE_NOT_READY: &str = "NodeNotReady";
 
 /// Plans the actions for an instance.
-pub fn plan(observed: &Observed<'_>) -> Plan {
-    let View { fates, main } = &View::of(observed);
+pub fn plan(observed: &ObservedInstance<'_>) -> InstancePlan {
+    let PodsView { fates, main } = &PodsView::of(observed);
     let status = observed.instance.status.clone().unwrap_or_default();
     let phase = status.phase.unwrap_or_default();
     let deleting = observed.instance.metadata.deletion_timestamp.is_some();
@@ -289,9 +289,9 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let vanished = fates.iter().any(|(_, fate)| *fate == Fate::Vanished);
     if (nothing_known || vanished) && !observed.confirmed {
         // The cache may lag behind the API server.
-        return Plan {
+        return InstancePlan {
             confirm: true,
-            ..Plan::default()
+            ..InstancePlan::default()
         };
     }
     let mut steps = Vec::new();
@@ -303,19 +303,19 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         .all(|(_, fate)| matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode));
     if deleting && over {
         if has_finalizer {
-            steps.push(Step::RemoveFinalizer);
+            steps.push(InstanceStep::RemoveFinalizer);
         }
-        return Plan {
+        return InstancePlan {
             steps,
-            ..Plan::default()
+            ..InstancePlan::default()
         };
     }
     if !deleting && !phase.is_final() {
         if !has_finalizer {
-            steps.push(Step::AddFinalizer);
+            steps.push(InstanceStep::AddFinalizer);
         }
         if nothing_known {
-            steps.push(Step::CreatePod);
+            steps.push(InstanceStep::CreatePod);
         }
         if phase < Phase::Scheduled {
             steps.extend(replace_obsolete(observed));
@@ -326,7 +326,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
         && !deleting
         && label(observed.instance) != Some(node)
     {
-        steps.push(Step::Label(node.clone()));
+        steps.push(InstanceStep::Label(node.clone()));
     }
     if phase == Phase::Running
         && !deleting
@@ -334,7 +334,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     {
         steps.extend(running_pod_steps(observed, pod));
     }
-    Plan {
+    InstancePlan {
         confirm: false,
         steps,
         status: differs(&status, &wanted).then_some(wanted),
@@ -343,7 +343,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
 
 /// Returns the deletions of the pods whose containers may be running, once the guest is to end or has ended: the guest
 /// may have ended while its launcher has not.
-fn deletions(observed: &Observed<'_>, fates: &[(String, Fate)]) -> Vec<Step> {
+fn deletions(observed: &ObservedInstance<'_>, fates: &[(String, Fate)]) -> Vec<InstanceStep> {
     let living = observed.pods.iter().filter(|pod| {
         let gone = || {
             let fate = fates.iter().find(|(uid, _)| pod.metadata.uid.as_deref() == Some(uid));
@@ -354,7 +354,7 @@ fn deletions(observed: &Observed<'_>, fates: &[(String, Fate)]) -> Vec<Step> {
     let steps = living.filter_map(|pod| {
         let grace = shorter_grace(observed.instance, pod);
         // A pod that is already terminating is only deleted again with a shorter grace period.
-        (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| Step::DeletePod {
+        (pod.metadata.deletion_timestamp.is_none() || grace.is_some()).then(|| InstanceStep::DeletePod {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
             grace,
@@ -365,11 +365,11 @@ fn deletions(observed: &Observed<'_>, fates: &[(String, Fate)]) -> Vec<Step> {
 
 /// Returns the changes of a pod in which the guest runs: its annotation for the descheduler, and the ephemeral
 /// containers that identify images.
-fn running_pod_steps(observed: &Observed<'_>, pod: &Pod) -> Vec<Step> {
+fn running_pod_steps(observed: &ObservedInstance<'_>, pod: &Pod) -> Vec<InstanceStep> {
     let mut steps = Vec::new();
     let migrating = observed.moving.under_way;
     if let Some(in_progress) = descheduler::change(observed.instance, pod, migrating) {
-        steps.push(Step::AnnotateEviction {
+        steps.push(InstanceStep::AnnotateEviction {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
             in_progress,
@@ -377,7 +377,7 @@ fn running_pod_steps(observed: &Observed<'_>, pod: &Pod) -> Vec<Step> {
     }
     let containers = wanted_image_probes(observed.instance, pod);
     if !containers.is_empty() {
-        steps.push(Step::ProbeImages {
+        steps.push(InstanceStep::ProbeImages {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
             containers,
@@ -388,7 +388,7 @@ fn running_pod_steps(observed: &Observed<'_>, pod: &Pod) -> Vec<Step> {
 
 /// Returns whether the guest is or was in this pod: its agent has reported that, or a migration has brought it there
 /// and its agent has not reported it yet.
-fn is_known(observed: &Observed<'_>, here: Option<&str>, pod: &Pod) -> bool {
+fn is_known(observed: &ObservedInstance<'_>, here: Option<&str>, pod: &Pod) -> bool {
     let drydock = observed
         .instance
         .status
@@ -422,14 +422,14 @@ fn label(instance: &VirtualMachineInstance) -> Option<&String> {
 }
 
 /// The pods of an instance and their fates.
-struct View<'a> {
+struct PodsView<'a> {
     fates: Vec<(String, Fate)>,
     /// The pod that the guest runs, or will run, in.
     main: Option<(Option<&'a Pod>, Fate)>,
 }
 
-impl<'a> View<'a> {
-    fn of(observed: &Observed<'a>) -> Self {
+impl<'a> PodsView<'a> {
+    fn of(observed: &ObservedInstance<'a>) -> Self {
         let status = observed.instance.status.as_ref();
         let here = (observed.moving.moved_to).or(status.and_then(|status| status.node_name.as_deref()));
         let recorded_uids: BTreeSet<&str> = status
@@ -499,13 +499,13 @@ fn reported_end(instance: &VirtualMachineInstance, pod_uid: &str) -> Fate {
     let drydock = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
     let ending = drydock.and_then(|drydock| drydock.ending.as_ref());
     Fate::Ended(match ending.filter(|ending| ending.pod_uid == pod_uid) {
-        Some(ending) => Ended {
+        Some(ending) => EndedGuest {
             outcome: Some(ending.outcome),
             message: ending.message.clone(),
             evicted: ending.evicted,
             by_kubelet: ending.by_kubelet,
         },
-        None => Ended {
+        None => EndedGuest {
             outcome: None,
             message: "its pod or its Node was deleted; the node's agent saw the guest end".into(),
             evicted: true,
@@ -516,7 +516,7 @@ fn reported_end(instance: &VirtualMachineInstance, pod_uid: &str) -> Fate {
 
 /// Returns the controller's desired part of the status.
 fn wanted_status(
-    observed: &Observed<'_>,
+    observed: &ObservedInstance<'_>,
     before: &VirtualMachineInstanceStatus,
     fates: &[(String, Fate)],
     main: Option<&(Option<&Pod>, Fate)>,
@@ -535,7 +535,7 @@ fn wanted_status(
         && let Some(Fate::Alive | Fate::Vanished) = fate
         && let Some(message) = unresponsive_message(observed, before)
     {
-        draft.set_condition(types::READY, Status::False, NODE_NOT_READY, message);
+        draft.set_condition(types::READY, ConditionStatus::False, NODE_NOT_READY, message);
     }
     if let (Some(pod), Some(Fate::Alive)) = (pod, fate) {
         draft.apply_live_pod(pod);
@@ -561,7 +561,7 @@ fn wanted_status(
 
 /// Phase, reason and conditions of a status, while they are composed.
 struct Draft<'a> {
-    observed: &'a Observed<'a>,
+    observed: &'a ObservedInstance<'a>,
     before: &'a VirtualMachineInstanceStatus,
     old_phase: Phase,
     phase: Option<Phase>,
@@ -571,7 +571,7 @@ struct Draft<'a> {
 
 impl<'a> Draft<'a> {
     /// Starts with what remains of the previous status. From Running on, the agent owns the phase until the guest ends.
-    fn new(observed: &'a Observed<'a>, before: &'a VirtualMachineInstanceStatus, pod: Option<&Pod>) -> Self {
+    fn new(observed: &'a ObservedInstance<'a>, before: &'a VirtualMachineInstanceStatus, pod: Option<&Pod>) -> Self {
         let old_phase = before.phase.unwrap_or_default();
         let mut draft = Self {
             observed,
@@ -589,7 +589,7 @@ impl<'a> Draft<'a> {
         draft
     }
 
-    fn set_condition(&mut self, type_: &str, status: Status, reason: &str, message: String) {
+    fn set_condition(&mut self, type_: &str, status: ConditionStatus, reason: &str, message: String) {
         let previous = &self.before.conditions;
         let condition = condition(previous, type_, status, reason, message, self.observed.now);
         self.conditions.push(condition);
@@ -604,27 +604,37 @@ impl<'a> Draft<'a> {
                 if let Some(last) = ended.phase() {
                     self.phase = Some(last);
                     self.reason = Some(ended.reason().into());
-                    self.set_condition(types::READY, Status::False, "GuestNotRunning", ended.message.clone());
+                    self.set_condition(
+                        types::READY,
+                        ConditionStatus::False,
+                        "GuestNotRunning",
+                        ended.message.clone(),
+                    );
                 }
             }
             Some(Fate::GoneWithItsNode) => {
                 self.phase = Some(Phase::Failed);
                 self.reason = Some(NODE_GONE.into());
                 let message = format!("node {node} is gone for good, and the guest with it");
-                self.set_condition(types::READY, Status::False, "GuestNotRunning", message);
+                self.set_condition(types::READY, ConditionStatus::False, "GuestNotRunning", message);
             }
             Some(Fate::Vanished) => {
                 if let Some((reason, message)) = fencing(self.observed.state_of(node), node) {
-                    self.set_condition(types::FENCING_REQUIRED, Status::True, reason, message);
+                    self.set_condition(types::FENCING_REQUIRED, ConditionStatus::True, reason, message);
                 }
             }
             Some(Fate::Alive) => {}
             None => {
                 if let Some(failure) = self.observed.failed_create {
-                    self.set_condition(types::SYNCHRONIZED, Status::False, "FailedCreate", failure.into());
+                    self.set_condition(
+                        types::SYNCHRONIZED,
+                        ConditionStatus::False,
+                        "FailedCreate",
+                        failure.into(),
+                    );
                 }
                 let message = "its pod does not exist yet".to_owned();
-                self.set_condition(types::READY, Status::False, "PodNotExists", message);
+                self.set_condition(types::READY, ConditionStatus::False, "PodNotExists", message);
             }
         }
     }
@@ -638,9 +648,9 @@ impl<'a> Draft<'a> {
                 self.apply_hindrance(hindrance);
             }
             let message = "the guest does not run yet".to_owned();
-            self.set_condition(types::READY, Status::False, "GuestNotRunning", message);
+            self.set_condition(types::READY, ConditionStatus::False, "GuestNotRunning", message);
         } else if let Some(targets) = observed.targets {
-            let status = Status::from(targets.available);
+            let status = ConditionStatus::from(targets.available);
             let message = targets.message.clone();
             self.set_condition(types::MIGRATION_TARGET_AVAILABLE, status, &targets.reason, message);
         }
@@ -655,9 +665,9 @@ impl<'a> Draft<'a> {
         if unscheduled {
             let misfit = self.observed.misfit.filter(|_| reason != NOT_SCHEDULED);
             let message = misfit.map_or(message, str::to_owned);
-            self.set_condition(types::POD_SCHEDULED, Status::False, &reason, message);
+            self.set_condition(types::POD_SCHEDULED, ConditionStatus::False, &reason, message);
         } else {
-            self.set_condition(types::SYNCHRONIZED, Status::False, &reason, message);
+            self.set_condition(types::SYNCHRONIZED, ConditionStatus::False, &reason, message);
         }
     }
 
@@ -665,13 +675,13 @@ impl<'a> Draft<'a> {
     /// `evacuationNodeName` in that case.
     fn apply_eviction_mark(&mut self) -> Option<String> {
         let arrived = self.observed.moving.moved_to;
-        if arrived.is_some_and(|node| mark::is_orphaned(self.observed.instance, node)) {
+        if arrived.is_some_and(|node| evacuation_request::is_orphaned(self.observed.instance, node)) {
             let message = "the guest has left the node that it was to leave".to_owned();
-            self.set_condition(types::EVICTION_REQUESTED, Status::False, "Moved", message);
+            self.set_condition(types::EVICTION_REQUESTED, ConditionStatus::False, "Moved", message);
             return Some(String::new());
         }
         if let Some(kept) = find(&self.before.conditions, types::EVICTION_REQUESTED)
-            && kept.status == Status::False.as_str()
+            && kept.status == ConditionStatus::False.as_str()
         {
             // The field manager that requested the eviction still owns part of that condition: without the controller's
             // part, the condition would lose required fields.
@@ -683,13 +693,13 @@ impl<'a> Draft<'a> {
 
 /// Returns the reason why a guest does not run yet, if something prevents it from running.
 fn hindrance(conditions: &[Condition]) -> Option<String> {
-    let kept = |type_: &str, status: Status| {
+    let kept = |type_: &str, status: ConditionStatus| {
         let condition = find(conditions, type_).filter(|condition| condition.status == status.as_str())?;
         condition.reason.clone()
     };
-    kept(types::FENCING_REQUIRED, Status::True)
-        .or_else(|| kept(types::POD_SCHEDULED, Status::False))
-        .or_else(|| kept(types::SYNCHRONIZED, Status::False))
+    kept(types::FENCING_REQUIRED, ConditionStatus::True)
+        .or_else(|| kept(types::POD_SCHEDULED, ConditionStatus::False))
+        .or_else(|| kept(types::SYNCHRONIZED, ConditionStatus::False))
 }
 
 /// Returns why a guest whose pod vanished from a node is not started elsewhere; `None` while the node is ready, since
@@ -718,15 +728,15 @@ fn fencing(state: NodeState, node: &str) -> Option<(&'static str, String)> {
 
 /// Returns the message about a running guest whose node is unresponsive. A newer report of the agent takes
 /// precedence, as only a live agent reports; and this message stays until the agent reports otherwise.
-fn unresponsive_message(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
+fn unresponsive_message(observed: &ObservedInstance<'_>, before: &VirtualMachineInstanceStatus) -> Option<String> {
     let mut conditions = before.conditions.iter();
     let ready = conditions.find(|condition| condition.type_ == types::READY)?;
-    let is_ready = ready.status == Status::True.as_str();
+    let is_ready = ready.status == ConditionStatus::True.as_str();
     if ready.reason.as_deref() == Some(NODE_NOT_READY) && !is_ready {
         return ready.message.clone();
     }
     let reported_at = ready.last_transition_time?;
-    let unresponsive = observed.silent && observed.moving.moved_to.is_none();
+    let unresponsive = observed.unresponsive && observed.moving.moved_to.is_none();
     match observed.node {
         NodeState::NotReady { since: Some(since) } if unresponsive && is_ready && reported_at <= since => {
             let node = before.node_name.as_deref().unwrap_or_default();
@@ -739,7 +749,7 @@ fn unresponsive_message(observed: &Observed<'_>, before: &VirtualMachineInstance
 /// Returns the state of the newest migration. For the instance, a migration is completed once the guest has arrived,
 /// slightly before the migration itself reports that. Progress is reported on the migration; here the state changes
 /// only when the migration begins, ends, is cancelled or disturbs the guest.
-fn migration_state(observed: &Observed<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
+fn migration_state(observed: &ObservedInstance<'_>, before: &VirtualMachineInstanceStatus) -> Option<MigrationState> {
     let mut state = observed.moving.state.cloned()?;
     state.mode = observed.moving.mode.or(state.mode);
     if observed.moving.moved_to.is_some() {
@@ -784,7 +794,7 @@ fn container_state(pod: &Pod) -> Option<&k8s_openapi::api::core::v1::ContainerSt
 /// Returns the pods on nodes in which the guest may be, or may arrive, by UID: those that have not ended and that the
 /// guest has not left for good. Pods with an unknown fate stay.
 fn active_pods(
-    observed: &Observed<'_>,
+    observed: &ObservedInstance<'_>,
     before: &VirtualMachineInstanceStatus,
     fates: &[(String, Fate)],
 ) -> BTreeMap<String, String> {
@@ -818,7 +828,7 @@ fn active_pods(
 const BEING_CREATED: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 /// Returns what prevents a pod from running, including the namespace of a missing input.
-fn pod_hindrance(observed: &Observed<'_>, pod: &Pod) -> Option<Hindrance> {
+fn pod_hindrance(observed: &ObservedInstance<'_>, pod: &Pod) -> Option<Hindrance> {
     let namespace = observed.instance.metadata.namespace.as_deref().unwrap_or_default();
     let pending = pending(pod, observed.now);
     // Kubelets' messages about volumes take precedence over the message that the pod has not been prepared.
@@ -905,7 +915,7 @@ fn differs(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstan
 fn leaves_a_reason(current: &VirtualMachineInstanceStatus, wanted: &VirtualMachineInstanceStatus) -> bool {
     let is_ready = |condition: &&Condition| condition.type_ == types::READY;
     let stands = current.conditions.iter().find(is_ready).is_some_and(|ready| {
-        ready.status == Status::True.as_str() && ready.reason.as_ref().is_some_and(|reason| !reason.is_empty())
+        ready.status == ConditionStatus::True.as_str() && ready.reason.as_ref().is_some_and(|reason| !reason.is_empty())
     });
     stands && !wanted.conditions.iter().any(|condition| is_ready(&condition))
 }

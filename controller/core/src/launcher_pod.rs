@@ -23,18 +23,18 @@
 //!   Without the term, guests would end because an agent is down, or because a mask, an obsolete model or the minimum
 //!   CPU model has changed.
 
-mod guest;
+mod guest_description;
 pub mod image_identity;
 mod names;
 pub(crate) mod newest_images;
 mod node_affinity;
 pub mod pending;
+mod pod_volumes;
 pub(crate) mod probes;
 mod pull_policy;
 pub(crate) mod resources;
 mod security;
-mod target;
-mod volumes;
+mod target_pod;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -59,10 +59,10 @@ pub(crate) use names::cut;
 use names::stable_uuid;
 
 pub use node_affinity::{REQUIREMENTS_DIGEST, guest_label, requirements_digest};
+pub use pod_volumes::credential_volumes;
 pub use resources::{Demand, overhead, requests};
 pub use security::APP_ARMOR_PROFILE;
-pub use target::{MIGRATION_NAME, MIGRATION_UID, MigrationTarget, carry_labels, made_for, target_pod};
-pub use volumes::credential_volumes;
+pub use target_pod::{MIGRATION_NAME, MIGRATION_UID, TargetPodInput, carry_labels, made_for, target_pod};
 
 /// Input for a launcher pod.
 #[derive(Clone, Copy, Debug)]
@@ -167,8 +167,8 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
     } = *input;
     let spec = &instance.spec;
     let grace = grace_seconds(spec);
-    let (volumes, mounts, devices) = volumes::of(input);
-    let pull_secrets = volumes::pull_secrets(spec);
+    let (volumes, mounts, devices) = pod_volumes::of(input);
+    let pull_secrets = pod_volumes::pull_secrets(spec);
     let annotations = instance.metadata.annotations.as_ref();
     let app_armor = annotations
         .and_then(|all| all.get(APP_ARMOR_PROFILE))
@@ -182,7 +182,7 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
                 image_pull_policy: Some("IfNotPresent".into()),
                 env: Some(vec![EnvVar {
                     name: GUEST_VARIABLE.into(),
-                    value: Some(guest::json(input, grace)),
+                    value: Some(guest_description::json(input, grace)),
                     value_from: None,
                 }]),
                 ports: some(ports(instance)),
@@ -209,7 +209,7 @@ fn unbound_pod(input: &PodInput<'_>) -> Pod {
             }]),
             restart_policy: Some("Never".into()),
             termination_grace_period_seconds: Some(grace.max(LEAST_GRACE_PERIOD)),
-            service_account_name: volumes::service_account(spec),
+            service_account_name: pod_volumes::service_account(spec),
             automount_service_account_token: Some(false),
             enable_service_links: Some(false),
             security_context: Some(security::pod(app_armor)),

@@ -29,17 +29,17 @@ use drydock_api::kubevirt::{
 use jiff::Timestamp;
 
 use crate::{
-    conditions::Status,
+    conditions::ConditionStatus,
     vm_conditions::{condition, find, holds},
 };
 use instance_of::{instance_of, made_of_generation, template_fingerprint};
-use printable::{Seen, printable};
+use printable::{PrintableInput, printable};
 use start_failure::{is_start_failure, start_failure};
-pub use strategy::{Decision, RequestedChanges, Standing, Why, decide};
+pub use strategy::{DeletionReason, InstanceDecision, RequestedChanges, Standing, decide};
 
 /// What the controller sees of a machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct ObservedMachine<'a> {
     /// The time.
     pub now: Timestamp,
     /// The machine.
@@ -56,7 +56,7 @@ pub struct Observed<'a> {
 
 /// What is to be done, in this order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct MachinePlan {
     /// The instance has to be read from the API server itself before anything is concluded.
     pub confirm: bool,
     /// The finalizer is set, without which no instance is made.
@@ -64,9 +64,9 @@ pub struct Plan {
     /// The status; `None` if it is as it should be.
     pub status: Option<VirtualMachineStatus>,
     /// Events on the machine.
-    pub events: Vec<Event>,
+    pub events: Vec<MachineEvent>,
     /// The instance is deleted.
-    pub delete: Option<Deletion>,
+    pub delete: Option<InstanceDeletion>,
     /// This instance is made.
     pub create: Option<Box<VirtualMachineInstance>>,
     /// The run strategy of a halted machine is changed to Always, since somebody has requested that it starts.
@@ -79,16 +79,16 @@ pub struct Plan {
 
 /// An instance that is to be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deletion {
+pub struct InstanceDeletion {
     /// Its UID, which is a precondition.
     pub uid: String,
     /// Why.
-    pub why: Why,
+    pub why: DeletionReason,
 }
 
 /// An event on the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct MachineEvent {
     /// Type Warning, else Normal.
     pub warning: bool,
     /// CamelCase reason.
@@ -99,14 +99,14 @@ pub struct Event {
 
 /// Why a machine that should run has no instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Refusal {
+pub enum StartRefusal {
     /// A VirtualMachineInstance of the same name exists and belongs to another owner.
     InstanceNotOwned,
     /// The API server rejected the VirtualMachineInstance.
     FailedCreate,
 }
 
-impl Refusal {
+impl StartRefusal {
     /// The reason of the condition `Failure` and of the event.
     pub fn reason(self) -> &'static str {
         match self {
@@ -149,7 +149,7 @@ pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
 }
 
 /// What is to be done about a machine.
-pub fn plan(observed: &Observed<'_>) -> Plan {
+pub fn plan(observed: &ObservedMachine<'_>) -> MachinePlan {
     let machine = observed.machine;
     let before = machine.status.clone().unwrap_or_default();
     let evaluation = Evaluation::of(observed, &before);
@@ -164,9 +164,9 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let uid = own.and_then(|instance| instance.metadata.uid.as_deref());
     // A cache is a moment behind: the instance may be there, or be another one by now.
     if (deleting && own.is_none() || evaluation.requested.stop_of_another) && !observed.confirmed {
-        return Plan {
+        return MachinePlan {
             confirm: true,
-            ..Plan::default()
+            ..MachinePlan::default()
         };
     }
     let has_finalizer = {
@@ -175,21 +175,21 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     };
     let may_go = matches!(standing, Standing::Absent | Standing::Foreign) || is_orphaning(machine);
     if deleting && may_go {
-        return Plan {
+        return MachinePlan {
             remove_finalizer: has_finalizer,
-            ..Plan::default()
+            ..MachinePlan::default()
         };
     }
     let status = status(observed, &before, &evaluation);
     let delete = match (&evaluation.decision, uid) {
-        (Decision::End(why), Some(uid)) => Some(Deletion {
+        (InstanceDecision::End(why), Some(uid)) => Some(InstanceDeletion {
             uid: uid.into(),
             why: *why,
         }),
         _ => None,
     };
     let starts = evaluation.starts();
-    Plan {
+    MachinePlan {
         confirm: false,
         add_finalizer: !deleting && !has_finalizer,
         events: events(&before, &status),
@@ -212,7 +212,7 @@ struct Evaluation<'a> {
     is_new: bool,
     requested: RequestedChanges,
     deleting: bool,
-    decision: Decision,
+    decision: InstanceDecision,
     /// The attempts to start that have failed in a row, if any.
     failures: Option<StartFailure>,
     /// The end of the back-off that a start waits for.
@@ -222,7 +222,7 @@ struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    fn of(observed: &Observed<'a>, before: &VirtualMachineStatus) -> Self {
+    fn of(observed: &ObservedMachine<'a>, before: &VirtualMachineStatus) -> Self {
         let machine = observed.machine;
         let strategy = run_strategy(machine);
         let own = observed.instance.filter(|instance| owns(machine, instance));
@@ -245,7 +245,7 @@ impl<'a> Evaluation<'a> {
             is_new,
             requested,
             deleting,
-            waits_until: retry_after.filter(|at| decision == Decision::Start && *at > observed.now),
+            waits_until: retry_after.filter(|at| decision == InstanceDecision::Start && *at > observed.now),
             decision,
             failures,
             run: strategy == RunStrategy::Halted && !deleting && starts_halted(before, strategy),
@@ -254,17 +254,21 @@ impl<'a> Evaluation<'a> {
 
     /// Returns whether the instance is made now.
     fn starts(&self) -> bool {
-        self.decision == Decision::Start && self.waits_until.is_none()
+        self.decision == InstanceDecision::Start && self.waits_until.is_none()
     }
 }
 
 /// Returns the status that follows from an evaluation.
-fn status(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation: &Evaluation<'_>) -> VirtualMachineStatus {
+fn status(
+    observed: &ObservedMachine<'_>,
+    before: &VirtualMachineStatus,
+    evaluation: &Evaluation<'_>,
+) -> VirtualMachineStatus {
     let own = evaluation.own;
-    let seen = Seen {
+    let seen = PrintableInput {
         deleting: evaluation.deleting,
         standing: evaluation.standing,
-        ending: matches!(evaluation.decision, Decision::End(_)),
+        ending: matches!(evaluation.decision, InstanceDecision::End(_)),
         starting: evaluation.starts(),
         backing_off: evaluation.waits_until.is_some(),
         migrating: observed.migrating,
@@ -352,10 +356,12 @@ fn is_orphaning(machine: &VirtualMachine) -> bool {
 }
 
 /// A deleted machine takes its instance along, unless the deletion orphans it.
-fn on_deletion(machine: &VirtualMachine, standing: Standing) -> Decision {
+fn on_deletion(machine: &VirtualMachine, standing: Standing) -> InstanceDecision {
     match standing {
-        Standing::Live | Standing::Final { .. } if !is_orphaning(machine) => Decision::End(Why::MachineDeleted),
-        _ => Decision::Rest,
+        Standing::Live | Standing::Final { .. } if !is_orphaning(machine) => {
+            InstanceDecision::End(DeletionReason::MachineDeleted)
+        }
+        _ => InstanceDecision::Rest,
     }
 }
 
@@ -384,7 +390,7 @@ fn requests(before: &[StateChangeRequest], evaluation: &Evaluation<'_>) -> Vec<S
         .collect();
     // RerunOnFailure starts by request only; the reason for this one is gone after this reconcile.
     let begins = evaluation.is_new && matches!(standing, Standing::Absent | Standing::Leaving | Standing::Foreign);
-    let again = evaluation.decision == Decision::End(Why::RunAgain);
+    let again = evaluation.decision == InstanceDecision::End(DeletionReason::RunAgain);
     let starts_by_request = *strategy == RunStrategy::RerunOnFailure && (begins || again);
     if starts_by_request && !left.iter().any(|request| request.action == StateChange::Start) {
         left.push(StateChangeRequest {
@@ -401,7 +407,11 @@ fn conditions_of(instance: &VirtualMachineInstance) -> &[Condition] {
 }
 
 /// The machine's conditions: those of its instance, and its own.
-fn conditions(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation: &Evaluation<'_>) -> Vec<Condition> {
+fn conditions(
+    observed: &ObservedMachine<'_>,
+    before: &VirtualMachineStatus,
+    evaluation: &Evaluation<'_>,
+) -> Vec<Condition> {
     let Evaluation { own, standing, .. } = *evaluation;
     let new_condition = |type_: &str, status, reason: &str, message: &str| {
         condition(&before.conditions, type_, status, reason, message, observed.now)
@@ -418,22 +428,23 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation
             None => (NO_INSTANCE, "it has no instance"),
             Some(_) => ("GuestNotRunning", "the guest does not run yet"),
         };
-        all.push(new_condition(types::READY, Status::False, reason, message));
+        all.push(new_condition(types::READY, ConditionStatus::False, reason, message));
     }
-    let refused =
-        |refusal: Refusal, message: &str| new_condition(types::FAILURE, Status::True, refusal.reason(), message);
+    let refused = |refusal: StartRefusal, message: &str| {
+        new_condition(types::FAILURE, ConditionStatus::True, refusal.reason(), message)
+    };
     let kept = || {
         // The last failure is reported until the next attempt.
         let failure = find(&before.conditions, types::FAILURE)?;
-        let same = failure.reason.as_deref() == Some(Refusal::FailedCreate.reason());
-        (same && evaluation.decision == Decision::Start).then(|| failure.clone())
+        let same = failure.reason.as_deref() == Some(StartRefusal::FailedCreate.reason());
+        (same && evaluation.decision == InstanceDecision::Start).then(|| failure.clone())
     };
     all.extend(match (standing, observed.failed_create) {
         (Standing::Foreign, _) => Some(refused(
-            Refusal::InstanceNotOwned,
+            StartRefusal::InstanceNotOwned,
             "there is a VirtualMachineInstance of this name that belongs to something else; it is neither used nor deleted",
         )),
-        (_, Some(failure)) => Some(refused(Refusal::FailedCreate, failure)),
+        (_, Some(failure)) => Some(refused(StartRefusal::FailedCreate, failure)),
         (_, None) => kept(),
     });
     if let Some(instance) = own
@@ -443,7 +454,7 @@ fn conditions(observed: &Observed<'_>, before: &VirtualMachineStatus, evaluation
     {
         all.push(new_condition(
             types::RESTART_REQUIRED,
-            Status::True,
+            ConditionStatus::True,
             "TemplateChanged",
             "the template was changed since the instance was made; it counts from the next start",
         ));
@@ -467,17 +478,17 @@ fn reason(
 }
 
 /// Events for what changes with this plan.
-fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Event> {
+fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<MachineEvent> {
     let mut events = Vec::new();
     if let Some(failure) = find(&after.conditions, types::FAILURE) {
         let known = find(&before.conditions, types::FAILURE)
             .is_some_and(|known| known.reason == failure.reason && known.message == failure.message);
-        let refusals = [Refusal::InstanceNotOwned, Refusal::FailedCreate];
+        let refusals = [StartRefusal::InstanceNotOwned, StartRefusal::FailedCreate];
         let refusal = refusals
             .into_iter()
             .find(|refusal| failure.reason.as_deref() == Some(refusal.reason()));
         if let (Some(refusal), false) = (refusal, known) {
-            events.push(Event {
+            events.push(MachineEvent {
                 warning: true,
                 reason: refusal.reason(),
                 message: failure.message.clone().unwrap_or_default(),
@@ -485,7 +496,7 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ev
         }
     }
     if holds(&after.conditions, types::RESTART_REQUIRED) && !holds(&before.conditions, types::RESTART_REQUIRED) {
-        events.push(Event {
+        events.push(MachineEvent {
             warning: false,
             reason: types::RESTART_REQUIRED,
             message: "the template was changed; it counts from the next start".into(),
@@ -496,7 +507,7 @@ fn events(before: &VirtualMachineStatus, after: &VirtualMachineStatus) -> Vec<Ev
         && let Some(retry) = failures.retry_after_timestamp
     {
         let count = failures.consecutive_fail_count;
-        events.push(Event {
+        events.push(MachineEvent {
             warning: true,
             reason: START_FAILED,
             message: format!(

@@ -12,18 +12,18 @@
 //! where the previous one stopped, and manual changes are noticed.
 //!
 //! - [`pods`]: which pods have to leave, and how far each is.
-//! - [`result`]: the API server's response to an eviction.
-//! - [`budgets`]: which disruption budgets protect a pod.
-//! - [`lease`]: the lock on the node.
-//! - [`node`]: the changes to a node in maintenance, and how they are undone.
+//! - [`attempt`]: the API server's response to an eviction.
+//! - [`pod_pdbs`]: which PDBs protect a pod.
+//! - [`maintenance_lease`]: the lock on the node.
+//! - [`node_changes`]: the changes to a node in maintenance, and how they are undone.
 //! - [`conflicts`]: which of two maintenances of a node counts.
 //! - [`report`]: the status.
 
 pub mod attempt;
-pub mod budgets;
 pub mod conflicts;
-pub mod lease;
-pub mod node;
+pub mod maintenance_lease;
+pub mod node_changes;
+pub mod pod_pdbs;
 pub mod pods;
 pub mod report;
 pub mod reservation;
@@ -39,14 +39,14 @@ use k8s_openapi::api::{
 use serde_json::Value;
 
 use attempt::Attempt;
-use lease::{LeaseState, LeaseWrite, Release};
-use node::Stage;
-use pods::{Known, Target};
-use report::{Failure, Phase};
+use maintenance_lease::{LeaseRelease, LeaseState, LeaseWrite};
+use node_changes::MaintenanceStage;
+use pods::{EvictionTarget, PodContext};
+use report::{MaintenanceFailure, MaintenancePhase};
 
 /// The controller's observations of a maintenance and its node.
 #[derive(Clone, Copy)]
-pub struct Seen<'a> {
+pub struct ObservedMaintenance<'a> {
     /// The current time.
     pub now: Timestamp,
     /// API group of the object.
@@ -60,20 +60,20 @@ pub struct Seen<'a> {
     /// The API server's message if the last write of the Lease failed.
     pub lease_failure: Option<&'a str>,
     /// Whether another maintenance of the same node counts, instead of this one.
-    pub has_rival: bool,
+    pub has_conflict: bool,
     /// All pods of the node; `None` if unknown.
     pub pods: Option<&'a [Arc<Pod>]>,
     /// Whether the watch of pods is live, so that a pod that is not among `pods` does not exist.
     pub pods_are_current: bool,
     /// Other known state for the pods.
-    pub known: Known<'a>,
+    pub known: PodContext<'a>,
     /// Returns the result of the last eviction of the pod with this UID.
     pub attempts: &'a dyn Fn(&str) -> Option<Attempt>,
 }
 
 /// An event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct MaintenanceEvent {
     /// Whether it is recorded on the Node, not on the maintenance.
     pub on_node: bool,
     /// Whether an administrator may have to act.
@@ -84,7 +84,7 @@ pub struct Event {
     pub message: String,
 }
 
-impl Event {
+impl MaintenanceEvent {
     /// Returns the event that a maintenance began.
     pub fn begun() -> Self {
         Self::on_maintenance(false, "BeginMaintenance", "Begin a node maintenance")
@@ -136,7 +136,7 @@ impl Event {
 
 /// The single next action.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Next {
+pub enum MaintenanceStep {
     /// Nothing, until something changes or the wake-up time has come.
     Wait,
     /// Add our finalizer to the object.
@@ -148,32 +148,32 @@ pub enum Next {
     /// Create or change the Lease.
     WriteLease(Box<LeaseWrite>),
     /// Release the Lease.
-    ReleaseLease(Release),
+    ReleaseLease(LeaseRelease),
     /// Change the node with this merge patch, to which its resourceVersion has to be added.
     WriteNode(Value),
     /// Write the node's condition for a stage of its maintenance.
-    WriteCondition(Stage),
+    WriteCondition(MaintenanceStage),
     /// Evict pods. Also write the status, if there is one.
-    Evict(Vec<Target>, Option<Box<NodeMaintenanceStatus>>),
+    Evict(Vec<EvictionTarget>, Option<Box<NodeMaintenanceStatus>>),
 }
 
 /// The next action, the events to record after it, and when to reconcile again if nothing changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
     /// The action.
-    pub next: Next,
+    pub next: MaintenanceStep,
     /// Events to record once the action is done.
-    pub events: Vec<Event>,
+    pub events: Vec<MaintenanceEvent>,
     /// When to reconcile again.
     pub wake: Option<Timestamp>,
 }
 
 impl Turn {
-    fn only(next: Next) -> Self {
+    fn only(next: MaintenanceStep) -> Self {
         Self::with_events(next, Vec::new())
     }
 
-    fn with_events(next: Next, events: Vec<Event>) -> Self {
+    fn with_events(next: MaintenanceStep, events: Vec<MaintenanceEvent>) -> Self {
         Self {
             next,
             events,
@@ -183,35 +183,35 @@ impl Turn {
 }
 
 /// Returns the next action for a maintenance.
-pub fn next(seen: &Seen<'_>) -> Turn {
+pub fn next(seen: &ObservedMaintenance<'_>) -> Turn {
     let before = seen.object.status.clone().unwrap_or_default();
     if seen.object.metadata.deletion_timestamp.is_some() {
         return ending(seen, &before);
     }
-    let failure = Failure::of(&before);
-    if failure.is_some_and(Failure::is_final) {
+    let failure = MaintenanceFailure::of(&before);
+    if failure.is_some_and(MaintenanceFailure::is_final) {
         return failed(seen, &before);
     }
-    if seen.has_rival {
-        return fail(seen, &before, Failure::AnotherMaintenance, None);
+    if seen.has_conflict {
+        return fail(seen, &before, MaintenanceFailure::AnotherMaintenance, None);
     }
     if !has_finalizer(seen.object) {
-        return Turn::with_events(Next::AddFinalizer, vec![Event::begun()]);
+        return Turn::with_events(MaintenanceStep::AddFinalizer, vec![MaintenanceEvent::begun()]);
     }
     let Some(node) = seen.node else {
-        let release = lease::release(seen.group, seen.lease).filter(|_| is_touched(&before));
+        let release = maintenance_lease::release(seen.group, seen.lease).filter(|_| is_touched(&before));
         return match release {
-            Some(release) => Turn::only(Next::ReleaseLease(release)),
-            None => fail(seen, &before, Failure::NodeNotFound, None),
+            Some(release) => Turn::only(MaintenanceStep::ReleaseLease(release)),
+            None => fail(seen, &before, MaintenanceFailure::NodeNotFound, None),
         };
     };
     let is_new = before.start_time.is_none() || before.node_uid != node.metadata.uid;
     if is_new || failure.is_some() {
-        return Turn::only(Next::Report(Box::new(report::begun(seen, &before, node))));
+        return Turn::only(MaintenanceStep::Report(Box::new(report::begun(seen, &before, node))));
     }
     let deadline = deadline(seen.object, &before);
     if deadline.is_some_and(|deadline| deadline <= seen.now) {
-        return fail(seen, &before, Failure::TimedOut, None);
+        return fail(seen, &before, MaintenanceFailure::TimedOut, None);
     }
     let mut turn = hold(seen, &before, node);
     let overdue = report::overdue_at(&before).filter(|overdue| *overdue > seen.now);
@@ -220,18 +220,18 @@ pub fn next(seen: &Seen<'_>) -> Turn {
 }
 
 /// Locks, closes and drains the node.
-fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
+fn hold(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
     let (lease, wake) = match lock(seen, before, node) {
         Ok(locked) => locked,
         Err(turn) => return turn,
     };
-    if let Some(patch) = node::closed(node, seen.group) {
-        let again = report::was_cordoned(before) && !node::is_unschedulable(node);
-        let events = again.then(Event::cordoned_again).into_iter().collect();
-        return Turn::with_events(Next::WriteNode(patch), events);
+    if let Some(patch) = node_changes::closed(node, seen.group) {
+        let again = report::was_cordoned(before) && !node_changes::is_unschedulable(node);
+        let events = again.then(MaintenanceEvent::cordoned_again).into_iter().collect();
+        return Turn::with_events(MaintenanceStep::WriteNode(patch), events);
     }
-    if node::in_progress(node) != Some(true) {
-        return Turn::only(Next::WriteCondition(Stage::InProgress));
+    if node_changes::in_progress(node) != Some(true) {
+        return Turn::only(MaintenanceStep::WriteCondition(MaintenanceStage::InProgress));
     }
     let mut turn = empty(seen, before, node, &lease);
     turn.wake = turn.wake.into_iter().chain(wake).min();
@@ -243,21 +243,21 @@ fn hold(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Turn {
 /// # Errors
 /// The action that comes before any change of the node.
 fn lock(
-    seen: &Seen<'_>,
+    seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
     node: &Node,
 ) -> Result<(report::LeaseReport, Option<Timestamp>), Turn> {
     let held_before = report::held_lease(before);
-    let exists = match lease::judge(seen.lease, seen.now) {
+    let exists = match maintenance_lease::judge(seen.lease, seen.now) {
         LeaseState::Held { renew } => return Ok((report::LeaseReport::Held, Some(renew))),
         LeaseState::HeldByOther { holder, until } => {
             if held_before {
-                return Err(fail(seen, before, Failure::LeaseLost, Some(&holder)));
+                return Err(fail(seen, before, MaintenanceFailure::LeaseLost, Some(&holder)));
             }
             let waiting = report::LeaseReport::HeldByOther(holder);
             // Leases of the older group are not watched, since their namespace also contains Leases of any other
             // kind.
-            let retry = seen.now.checked_add(lease::RETRY).ok();
+            let retry = seen.now.checked_add(maintenance_lease::RETRY).ok();
             let retry = retry.filter(|_| seen.group == Group::KubeVirt);
             let wake = retry.into_iter().chain([until]).min();
             return Err(wait_for_lease(seen, before, node, &waiting, wake));
@@ -265,12 +265,14 @@ fn lock(
         LeaseState::ToWrite { exists } => exists,
     };
     let (why, is_new, retry) = match (seen.lease_failure, report::lease_failure(before, seen.now)) {
-        (Some(why), _) => (why, true, seen.now.checked_add(lease::RETRY).ok()),
+        (Some(why), _) => (why, true, seen.now.checked_add(maintenance_lease::RETRY).ok()),
         (None, Some((why, retry))) => (why, false, Some(retry)),
         (None, None) => {
             let next = match report::recorded_again(seen, before, node) {
-                Some(status) => Next::Report(Box::new(status)),
-                None => Next::WriteLease(Box::new(lease::write(seen.group, seen.lease, exists, node, seen.now))),
+                Some(status) => MaintenanceStep::Report(Box::new(status)),
+                None => MaintenanceStep::WriteLease(Box::new(maintenance_lease::write(
+                    seen.group, seen.lease, exists, node, seen.now,
+                ))),
             };
             return Err(Turn::only(next));
         }
@@ -280,21 +282,26 @@ fn lock(
     if !held_before {
         return Err(wait_for_lease(seen, before, node, &failing, retry));
     }
-    if report::lease_failing_since(before).is_some_and(|since| lease::is_lost(since, seen.now)) {
-        return Err(fail(seen, before, Failure::LeaseLost, None));
+    if report::lease_failing_since(before).is_some_and(|since| maintenance_lease::is_lost(since, seen.now)) {
+        return Err(fail(seen, before, MaintenanceFailure::LeaseLost, None));
     }
     Ok((failing, retry))
 }
 
 /// Evicts pods and reports the progress.
-fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &report::LeaseReport) -> Turn {
+fn empty(
+    seen: &ObservedMaintenance<'_>,
+    before: &NodeMaintenanceStatus,
+    node: &Node,
+    lease: &report::LeaseReport,
+) -> Turn {
     let grace = seen.object.spec.grace_period_seconds;
     let drain = seen.pods.map(|pods| {
         pods::drain(
             pods,
             &seen.known,
             seen.attempts,
-            node::is_unreachable(node),
+            node_changes::is_unreachable(node),
             grace,
             seen.now,
         )
@@ -306,15 +313,16 @@ fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &r
     }
     let (status, later) = report::worth_writing(before, after, seen.now);
     let succeeds = |status: &NodeMaintenanceStatus| {
-        Phase::of(status) == Some(Phase::Succeeded) && Phase::of(before) != Phase::of(status)
+        MaintenancePhase::of(status) == Some(MaintenancePhase::Succeeded)
+            && MaintenancePhase::of(before) != MaintenancePhase::of(status)
     };
     let events = match &status {
-        Some(status) if succeeds(status) => vec![Event::succeeded()],
+        Some(status) if succeeds(status) => vec![MaintenanceEvent::succeeded()],
         _ => Vec::new(),
     };
     let next = match (targets.is_empty(), status) {
-        (true, None) => Next::Wait,
-        (_, status) => Next::Evict(targets, status.map(Box::new)),
+        (true, None) => MaintenanceStep::Wait,
+        (_, status) => MaintenanceStep::Evict(targets, status.map(Box::new)),
     };
     Turn {
         next,
@@ -325,45 +333,47 @@ fn empty(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node, lease: &r
 
 /// Another holder has the Lease, or it cannot be written: the node is not changed meanwhile.
 fn wait_for_lease(
-    seen: &Seen<'_>,
+    seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
     node: &Node,
     lease: &report::LeaseReport,
     wake: Option<Timestamp>,
 ) -> Turn {
-    if !node::is_planned(node) {
-        return Turn::only(Next::WriteCondition(Stage::Planned));
+    if !node_changes::is_planned(node) {
+        return Turn::only(MaintenanceStep::WriteCondition(MaintenanceStage::Planned));
     }
     let after = report::waiting_for_lease(seen, before, lease);
     let (status, later) = report::worth_writing(before, after, seen.now);
     Turn {
-        next: status.map_or(Next::Wait, |status| Next::Evict(Vec::new(), Some(Box::new(status)))),
+        next: status.map_or(MaintenanceStep::Wait, |status| {
+            MaintenanceStep::Evict(Vec::new(), Some(Box::new(status)))
+        }),
         events: Vec::new(),
         wake: wake.into_iter().chain(later).min(),
     }
 }
 
 /// Handles a maintenance that has failed for good: restores the node, and does nothing else.
-fn failed(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
+fn failed(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus) -> Turn {
     // A maintenance without a start time was begun, and undone, by another implementation.
     if before.completion_time.is_some() || before.start_time.is_none() {
-        return Turn::only(Next::Wait);
+        return Turn::only(MaintenanceStep::Wait);
     }
     give_back(seen, before).unwrap_or_else(|| {
         let mut after = before.clone();
         report::completed(&mut after, seen.now);
-        Turn::only(Next::Report(Box::new(after)))
+        Turn::only(MaintenanceStep::Report(Box::new(after)))
     })
 }
 
 /// Handles a deleted maintenance: restores the node unless that is done, then removes the finalizer.
-fn ending(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Turn {
+fn ending(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus) -> Turn {
     if !has_finalizer(seen.object) {
-        return Turn::only(Next::Wait);
+        return Turn::only(MaintenanceStep::Wait);
     }
     let last = || match report::ended(seen.object, before, seen.now) {
-        Some(status) => Turn::only(Next::Report(Box::new(status))),
-        None => Turn::with_events(Next::RemoveFinalizer, vec![Event::removed()]),
+        Some(status) => Turn::only(MaintenanceStep::Report(Box::new(status))),
+        None => Turn::with_events(MaintenanceStep::RemoveFinalizer, vec![MaintenanceEvent::removed()]),
     };
     if !is_touched(before) {
         return last();
@@ -378,42 +388,51 @@ pub fn is_over(object: &NodeMaintenance) -> bool {
 }
 
 /// Returns the next step that undoes a started maintenance, if any is left.
-fn give_back(seen: &Seen<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
+fn give_back(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus) -> Option<Turn> {
     // Another Node of the same name was never changed by this maintenance.
     let node = seen
         .node
         .filter(|node| before.node_uid.is_none() || node.metadata.uid == before.node_uid);
     if let Some(node) = node {
-        let was = node::Before::of(before);
+        let was = node_changes::Before::of(before);
         // What others have changed while it waited stays.
         if !report::is_untouched(seen, before, node)
-            && let Some(opened) = node::opened(node, seen.group, &was)
+            && let Some(opened) = node_changes::opened(node, seen.group, &was)
         {
-            let uncordons = !was.cordoned && node::is_unschedulable(node);
-            let events = uncordons.then(Event::uncordoned).into_iter().collect();
-            return Some(Turn::with_events(Next::WriteNode(opened), events));
+            let uncordons = !was.cordoned && node_changes::is_unschedulable(node);
+            let events = uncordons.then(MaintenanceEvent::uncordoned).into_iter().collect();
+            return Some(Turn::with_events(MaintenanceStep::WriteNode(opened), events));
         }
-        if node::is_announced(node) {
-            return Some(Turn::only(Next::WriteCondition(Stage::Ended)));
+        if node_changes::is_announced(node) {
+            return Some(Turn::only(MaintenanceStep::WriteCondition(MaintenanceStage::Ended)));
         }
     }
-    lease::release(seen.group, seen.lease).map(|release| Turn::only(Next::ReleaseLease(release)))
+    maintenance_lease::release(seen.group, seen.lease).map(|release| Turn::only(MaintenanceStep::ReleaseLease(release)))
 }
 
 /// Fails the maintenance and reports the reason, unless that is already reported.
-fn fail(seen: &Seen<'_>, before: &NodeMaintenanceStatus, failure: Failure, detail: Option<&str>) -> Turn {
-    if Failure::of(before) == Some(failure) {
-        return Turn::only(Next::Wait);
+fn fail(
+    seen: &ObservedMaintenance<'_>,
+    before: &NodeMaintenanceStatus,
+    failure: MaintenanceFailure,
+    detail: Option<&str>,
+) -> Turn {
+    if MaintenanceFailure::of(before) == Some(failure) {
+        return Turn::only(MaintenanceStep::Wait);
     }
     let after = report::failed(seen, before, failure, detail);
-    Turn::with_events(Next::Report(Box::new(after)), vec![Event::failed()])
+    Turn::with_events(
+        MaintenanceStep::Report(Box::new(after)),
+        vec![MaintenanceEvent::failed()],
+    )
 }
 
 /// Returns whether the node may have changes that are not undone.
 pub fn is_touched(status: &NodeMaintenanceStatus) -> bool {
-    let given_back = Phase::of(status) == Some(Phase::Failed) && status.completion_time.is_some();
+    let given_back = MaintenancePhase::of(status) == Some(MaintenancePhase::Failed) && status.completion_time.is_some();
     // Another implementation may have begun it without writing a start time.
-    (status.start_time.is_some() || Phase::of(status).is_some_and(|phase| phase != Phase::Failed)) && !given_back
+    (status.start_time.is_some() || MaintenancePhase::of(status).is_some_and(|phase| phase != MaintenancePhase::Failed))
+        && !given_back
 }
 
 /// Returns whether the object has our finalizer, so that its deletion waits for us.

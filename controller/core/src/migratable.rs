@@ -31,7 +31,7 @@ impl Obstacle {
 
 /// State of a running virtual machine and its node.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct MigratableInput<'a> {
     /// The virtual machine.
     pub spec: &'a VirtualMachineInstanceSpec,
     /// Its volumes as reported, with the access modes of claims.
@@ -41,7 +41,7 @@ pub struct Facts<'a> {
 }
 
 /// Returns every reason why it cannot be live-migrated, each with a sentence; empty if it can.
-pub fn obstacles(facts: &Facts<'_>) -> Vec<(Obstacle, String)> {
+pub fn obstacles(facts: &MigratableInput<'_>) -> Vec<(Obstacle, String)> {
     let mut obstacles = Vec::new();
     let model = facts.spec.domain.cpu.as_ref().and_then(|cpu| cpu.model.as_deref());
     if model.unwrap_or("host-model") == "host-model" && !facts.host_model_known {
@@ -152,7 +152,7 @@ mod tests {
     fn claims_must_be_shared_unless_they_are_read_only_cdroms() {
         let reasons = |target: serde_json::Value, volumes: &[VolumeStatus]| -> Vec<&'static str> {
             let spec = with_claim(&target);
-            let facts = Facts {
+            let facts = MigratableInput {
                 spec: &spec,
                 volumes,
                 host_model_known: true,
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn all_reasons_are_given() {
         let spec = with_claim(&json!({"disk": {}}));
-        let facts = Facts {
+        let facts = MigratableInput {
             spec: &spec,
             volumes: &volume(&["ReadWriteOnce"]),
             host_model_known: false,
@@ -188,7 +188,7 @@ mod tests {
         assert!(all[1].1.contains("claim"), "{all:?}");
         let mut named = spec.clone();
         named.domain.cpu = serde_json::from_value(json!({"model": "Nehalem"})).unwrap();
-        let facts = Facts { spec: &named, ..facts };
+        let facts = MigratableInput { spec: &named, ..facts };
         assert_eq!(obstacles(&facts).len(), 1);
     }
 

@@ -24,21 +24,21 @@ use drydock_api::{
 use jiff::Timestamp;
 
 use crate::{
-    conditions::{self, Status, condition},
+    conditions::{self, ConditionStatus, condition},
     configuration::{Configuration, GATE_CPU_MANAGER, GATE_CROSS_ARCHITECTURE, Resolution},
-    device_offer::Offer,
-    guest_labels::{self, Guests},
+    device_offer::DeviceOffer,
+    guest_labels::{self, LabelledPods},
     guest_network::{self, GuestNetwork},
     labels::{self, LabelPolicy, Withheld},
     mask::{self, MaskedModels},
     minimum::{DEFAULT_MODEL, Minimum},
     obsolete::ObsoleteModels,
-    readiness::{self, Readiness},
+    readiness::{self, NodeReadiness},
 };
 
 /// The agent's observations.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct ObservedNode<'a> {
     /// The current time.
     pub now: Timestamp,
     /// Labels of the Node.
@@ -48,7 +48,7 @@ pub struct Observed<'a> {
     /// Facts and record of the last successful inspection; `None` before the first.
     pub inspected: Option<(&'a NodeFacts, &'a InspectionRecord)>,
     /// Why the last inspection failed, if it did.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<&'a InspectionFailure>,
     /// The configuration.
     pub resolution: &'a Resolution,
     /// The minimum CPU model of that configuration.
@@ -64,9 +64,9 @@ pub struct Observed<'a> {
     /// Whether the kubelet pins CPUs.
     pub pins_cpus: bool,
     /// The node's prerequisites for guest networks.
-    pub guest_network: &'a guest_network::Seen,
+    pub guest_network: &'a guest_network::ObservedNetwork,
     /// The launcher pods of the node.
-    pub guests: Guests<'a>,
+    pub guests: LabelledPods<'a>,
     /// Whether the agent is about to end and no other agent waits to replace it.
     pub stopping: bool,
     /// Version of the agent.
@@ -79,7 +79,7 @@ pub struct Observed<'a> {
 
 /// Why an inspection failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct InspectionFailure {
     /// CamelCase reason.
     pub reason: String,
     /// Human-readable message.
@@ -88,24 +88,24 @@ pub struct Failure {
 
 /// The agent's actions.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct NodeUpdatePlan {
     /// Changes of the Node's labels; empty if there is nothing to write.
     pub labels: BTreeMap<String, Option<String>>,
     /// The desired status of the Hypervisor.
     pub status: HypervisorStatus,
     /// Events on the Node.
-    pub events: Vec<Event>,
+    pub events: Vec<NodeEvent>,
     /// What the device plugin offers to guests' pods.
-    pub offer: Offer,
+    pub offer: DeviceOffer,
     /// Pending changes of the labels for launcher pods.
-    pub waiting: guest_labels::Waiting,
+    pub waiting: guest_labels::PendingLabels,
     /// When to plan again if nothing is observed until then.
     pub wake: Option<Timestamp>,
 }
 
 /// An event on the Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct NodeEvent {
     /// Whether its type is Warning; otherwise Normal.
     pub warning: bool,
     /// CamelCase reason.
@@ -133,7 +133,7 @@ pub fn policy(configuration: &Configuration, minimum: &Minimum, aliases: bool) -
 }
 
 /// Returns the agent's actions.
-pub fn plan(observed: &Observed<'_>) -> Plan {
+pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
     let configuration = &observed.resolution.configuration;
     let offered = observed
         .inspected
@@ -154,7 +154,7 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     };
     let events = events(observed, &changes, &desired.labels);
 
-    let readiness = Readiness::of(offered.as_ref(), configuration.use_emulation);
+    let readiness = NodeReadiness::of(offered.as_ref(), configuration.use_emulation);
     let accepts = readiness.accepts() && !observed.stopping;
     let truth = |holds: bool| if holds { keys::TRUE } else { keys::FALSE }.to_owned();
     let pins = configuration.gate(GATE_CPU_MANAGER) && observed.pins_cpus;
@@ -178,31 +178,31 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
     let labelled = labelled(frozen, &desired);
     let count = u32::try_from(desired.labels.len()).unwrap_or(u32::MAX);
     let status = status(observed, offered, readiness, labelled, count);
-    Plan {
+    NodeUpdatePlan {
         labels: changes,
         status,
         events,
-        offer: Offer::of(readiness),
+        offer: DeviceOffer::of(readiness),
         waiting: guests.waiting,
         wake: guests.wake,
     }
 }
 
 /// Returns status, reason and message of the condition `Labelled`.
-fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (Status, &'static str, String) {
+fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (ConditionStatus, &'static str, String) {
     if frozen {
         let message = format!(
             "CPU labels are left as they are: annotation {} is true",
             annotations::SKIP_NODE
         );
-        return (Status::False, "SkippedByAnnotation", message);
+        return (ConditionStatus::False, "SkippedByAnnotation", message);
     }
     if let Some(withheld) = desired.withheld {
-        return (Status::False, withheld.reason(), withheld.sentence().into());
+        return (ConditionStatus::False, withheld.reason(), withheld.sentence().into());
     }
     if desired.invalid.is_empty() {
         return (
-            Status::True,
+            ConditionStatus::True,
             "LabelsCurrent",
             "CPU labels match facts and configuration".into(),
         );
@@ -213,14 +213,14 @@ fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (Status, &'static 
         shown.join(", "),
         desired.invalid.len()
     );
-    (Status::True, "SomeKeysInvalid", message)
+    (ConditionStatus::True, "SomeKeysInvalid", message)
 }
 
 fn status(
-    observed: &Observed<'_>,
+    observed: &ObservedNode<'_>,
     offered: Option<NodeFacts>,
-    readiness: Readiness,
-    labelled: (Status, &'static str, String),
+    readiness: NodeReadiness,
+    labelled: (ConditionStatus, &'static str, String),
     labels: u32,
 ) -> HypervisorStatus {
     let before = &observed.previous.conditions;
@@ -240,16 +240,16 @@ fn status(
     let accepted = match refusals(observed) {
         None => make(
             types::CONFIGURATION_ACCEPTED,
-            Status::True,
+            ConditionStatus::True,
             "Accepted",
             "the configuration is in force here".into(),
         ),
-        Some(text) => make(types::CONFIGURATION_ACCEPTED, Status::False, "Refused", text),
+        Some(text) => make(types::CONFIGURATION_ACCEPTED, ConditionStatus::False, "Refused", text),
     };
     let network = GuestNetwork::of(observed.guest_network);
     let network = make(
         types::GUEST_NETWORK,
-        network.holds().map_or(Status::Unknown, Status::from),
+        network.holds().map_or(ConditionStatus::Unknown, ConditionStatus::from),
         network.reason(),
         network.sentence(observed.guest_network),
     );
@@ -272,26 +272,33 @@ fn status(
 }
 
 /// Returns status, reason and message of the condition `Inspected`.
-fn inspected<'a>(failure: Option<&'a Failure>, inspection: Option<&InspectionRecord>) -> (Status, &'a str, String) {
+fn inspected<'a>(
+    failure: Option<&'a InspectionFailure>,
+    inspection: Option<&InspectionRecord>,
+) -> (ConditionStatus, &'a str, String) {
     match (failure, inspection) {
-        (None, Some(_)) => (Status::True, "Inspected", "the facts are those of this machine".into()),
+        (None, Some(_)) => (
+            ConditionStatus::True,
+            "Inspected",
+            "the facts are those of this machine".into(),
+        ),
         (None, None) => not_inspected(),
-        (Some(failure), None) => (Status::False, &failure.reason, failure.message.clone()),
+        (Some(failure), None) => (ConditionStatus::False, &failure.reason, failure.message.clone()),
         (Some(failure), Some(record)) => {
             let message = format!("{}; what was found at {} is kept", failure.message, record.at.0);
-            (Status::False, &failure.reason, message)
+            (ConditionStatus::False, &failure.reason, message)
         }
     }
 }
 
 /// Returns status, reason and message of a condition that waits for the first inspection.
-fn not_inspected() -> (Status, &'static str, String) {
+fn not_inspected() -> (ConditionStatus, &'static str, String) {
     let message = "the machine is being inspected".into();
-    (Status::Unknown, "NotInspected", message)
+    (ConditionStatus::Unknown, "NotInspected", message)
 }
 
 /// Returns status, reason and message of the condition `KVMAvailable`.
-fn kvm(facts: Option<&NodeFacts>) -> (Status, &'static str, String) {
+fn kvm(facts: Option<&NodeFacts>) -> (ConditionStatus, &'static str, String) {
     let Some(NodeFacts { kvm, .. }) = facts else {
         return not_inspected();
     };
@@ -305,10 +312,10 @@ fn kvm(facts: Option<&NodeFacts>) -> (Status, &'static str, String) {
 }
 
 /// Returns status, reason and message of the condition `Ready`.
-fn ready(readiness: Readiness, stopping: bool) -> (Status, &'static str, String) {
+fn ready(readiness: NodeReadiness, stopping: bool) -> (ConditionStatus, &'static str, String) {
     if stopping {
         let message = "the agent of this node has ended".into();
-        return (Status::False, "AgentStopped", message);
+        return (ConditionStatus::False, "AgentStopped", message);
     }
     (readiness.accepts().into(), readiness.reason(), readiness.sentence())
 }
@@ -321,7 +328,7 @@ fn usable_models(facts: &NodeFacts) -> Option<u32> {
 }
 
 /// Returns a human-readable list of what is refused in configuration and annotations.
-fn refusals(observed: &Observed<'_>) -> Option<String> {
+fn refusals(observed: &ObservedNode<'_>) -> Option<String> {
     let mut texts = Vec::new();
     for source in &observed.resolution.sources {
         for problem in &source.parsed.problems {
@@ -383,12 +390,12 @@ pub fn recorded(record: &ConfigurationRecord) -> Configuration {
 
 /// Returns the events for the changes in this plan.
 fn events(
-    observed: &Observed<'_>,
+    observed: &ObservedNode<'_>,
     changes: &BTreeMap<String, Option<String>>,
     desired: &BTreeMap<String, String>,
-) -> Vec<Event> {
+) -> Vec<NodeEvent> {
     let mut events = Vec::new();
-    let warning = |reason, message| Event {
+    let warning = |reason, message| NodeEvent {
         warning: true,
         reason,
         message,
@@ -410,7 +417,7 @@ fn events(
             .filter(|(key, value)| value.is_some() && observed.labels.contains_key(*key))
             .count();
         let added = changes.len() - removed - changed;
-        events.push(Event {
+        events.push(NodeEvent {
             warning: false,
             reason: events::LABELS_CHANGED,
             message: format!("CPU labels: {added} added, {changed} changed, {removed} removed"),

@@ -31,7 +31,7 @@ pub mod room;
 mod targets;
 
 use drydock_api::{
-    kubevirt::{VirtualMachineInstanceSpec, domain::FeaturePolicy},
+    kubevirt::{VirtualMachineInstanceSpec, domain_spec::FeaturePolicy},
     labels::{
         CPU_FEATURE, CPU_MINIMUM, CPU_MODEL, GUEST_NETWORK, MACHINE_TYPE, OBSOLETE_HOST_MODEL, SCHEDULABLE, TRUE,
     },
@@ -52,11 +52,11 @@ pub use fit::{Fit, NodeView, fit};
 pub use masks::{admit_masked, lift_masks};
 pub use misfit::Misfit;
 pub use models::admit_partial_models;
-pub use neighbors::{Moves, Neighbors, Newcomer, PodName, Rules, name_of, prune_affinity};
-pub use pack::{Leaving, Outlook, Packing, RulesOf, pack};
+pub use neighbors::{Neighbors, Newcomer, PodMoves, PodName, Rules, name_of, prune_affinity};
+pub use pack::{DepartingGuest, DepartureOutlook, PackingResult, RulesOf, pack};
 pub use pod::could_take;
 pub use requirements::{BoundVolume, Requirements};
-pub use room::{NodeRoom, PodShare, Requests};
+pub use room::{NodeRoom, PodShare, ResourceAmounts};
 pub use targets::{Targets, migration_targets, require_recorded_cpu, target_misfits};
 
 /// Label of a node: its architecture.

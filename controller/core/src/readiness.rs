@@ -6,7 +6,7 @@ use crate::labels;
 
 /// Whether a node accepts virtual machines, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Readiness {
+pub enum NodeReadiness {
     /// The node accepts virtual machines, with hardware virtualization.
     Ready,
     /// The node accepts virtual machines in emulation, which the configuration allows.
@@ -19,7 +19,7 @@ pub enum Readiness {
     KvmUnavailable(KvmState),
 }
 
-impl Readiness {
+impl NodeReadiness {
     /// Evaluates the facts.
     pub fn of(facts: Option<&NodeFacts>, use_emulation: bool) -> Self {
         let Some(facts) = facts else { return Self::NotInspected };
@@ -117,20 +117,24 @@ mod tests {
             }),
             ..NodeFacts::default()
         };
-        let no_kvm = Readiness::KvmUnavailable(KvmState::NoDevice);
+        let no_kvm = NodeReadiness::KvmUnavailable(KvmState::NoDevice);
         for (facts, emulation, expected) in [
-            (None, true, Readiness::NotInspected),
-            (Some(facts("amd64", None)), true, Readiness::NotInspected),
-            (Some(facts("amd64", Some(VirtType::Kvm))), false, Readiness::Ready),
+            (None, true, NodeReadiness::NotInspected),
+            (Some(facts("amd64", None)), true, NodeReadiness::NotInspected),
+            (Some(facts("amd64", Some(VirtType::Kvm))), false, NodeReadiness::Ready),
             (
                 Some(facts("amd64", Some(VirtType::Qemu))),
                 true,
-                Readiness::ReadyByEmulation,
+                NodeReadiness::ReadyByEmulation,
             ),
             (Some(facts("amd64", Some(VirtType::Qemu))), false, no_kvm),
-            (Some(facts("riscv64", None)), true, Readiness::ArchitectureNotSupported),
+            (
+                Some(facts("riscv64", None)),
+                true,
+                NodeReadiness::ArchitectureNotSupported,
+            ),
         ] {
-            assert_eq!(Readiness::of(facts.as_ref(), emulation), expected);
+            assert_eq!(NodeReadiness::of(facts.as_ref(), emulation), expected);
         }
         assert!(!no_kvm.accepts());
         assert!(no_kvm.sentence().contains("no /dev/kvm"));

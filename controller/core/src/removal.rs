@@ -9,9 +9,9 @@
 //!
 //! - [`verdict`]: whether a part may be deleted.
 //! - [`webhook`]: the webhook configuration through which the API server calls the controller.
-//! - [`node`], [`progress`]: what is removed from nodes, and the progress of that.
+//! - [`node_removal`], [`progress`]: what is removed from nodes, and the progress of that.
 
-pub mod node;
+pub mod node_removal;
 pub mod progress;
 pub mod webhook;
 
@@ -32,7 +32,7 @@ const CARRIED_OUT_BY: [&str; 3] = [
 
 /// Remaining objects of one kind that need Drydock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct RemainingObjects {
     /// The kind, such as `VirtualMachine`.
     pub kind: &'static str,
     /// Number of objects; `None` if not known yet.
@@ -41,7 +41,7 @@ pub struct Left {
     pub names: Vec<String>,
 }
 
-impl Left {
+impl RemainingObjects {
     /// Returns the objects of a kind with these names.
     pub fn all(kind: &'static str, names: Vec<String>) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl Left {
 
 /// A deletion for which the API server has called the webhook.
 #[derive(Clone, Copy, Debug)]
-pub struct Deletion<'a> {
+pub struct ReviewedDeletion<'a> {
     /// The requesting user.
     pub user: &'a str,
     /// The object, such as `Deployment drydock/drydock-controller`.
@@ -65,7 +65,7 @@ pub struct Deletion<'a> {
 
 /// Whether a part of Drydock may be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum RemovalVerdict {
     /// The part may be deleted.
     Allowed,
     /// Objects need Drydock; the sentence lists them and describes the order.
@@ -75,13 +75,13 @@ pub enum Verdict {
 }
 
 /// Returns whether a part may be deleted while these objects are left.
-pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
+pub fn verdict(deletion: ReviewedDeletion<'_>, left: &[RemainingObjects]) -> RemovalVerdict {
     if deletion.confirmed || CARRIED_OUT_BY.contains(&deletion.user) {
-        return Verdict::Allowed;
+        return RemovalVerdict::Allowed;
     }
     if let Some(what) = in_use(left) {
         let part = deletion.part;
-        return Verdict::InUse(format!(
+        return RemovalVerdict::InUse(format!(
             "{part} is needed by {what}. Delete these first and wait until they are gone, then remove Drydock in the \
              order of {PAGE}. `kubectl apply -k deploy` restores the parts that are deleted already. The annotation \
              {}=true on {part} allows this deletion nevertheless",
@@ -89,8 +89,8 @@ pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
         ));
     }
     let unknown = left.iter().find(|left| left.count.is_none());
-    unknown.map_or(Verdict::Allowed, |unknown| {
-        Verdict::Unknown(format!(
+    unknown.map_or(RemovalVerdict::Allowed, |unknown| {
+        RemovalVerdict::Unknown(format!(
             "whether there is any {} is not known to Drydock's controller at the moment: try again in a few seconds",
             unknown.kind
         ))
@@ -98,9 +98,9 @@ pub fn verdict(deletion: Deletion<'_>, left: &[Left]) -> Verdict {
 }
 
 /// Returns what is left, such as `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
-pub fn in_use(left: &[Left]) -> Option<String> {
+pub fn in_use(left: &[RemainingObjects]) -> Option<String> {
     let mut phrase = String::new();
-    for Left { kind, count, names } in left {
+    for RemainingObjects { kind, count, names } in left {
         let count = count.unwrap_or(names.len());
         if count == 0 {
             continue;
@@ -126,12 +126,12 @@ mod tests {
 
     const PART: &str = "Namespace drydock";
 
-    fn left(kind: &'static str, names: &[&str]) -> Left {
-        Left::all(kind, names.iter().map(ToString::to_string).collect())
+    fn left(kind: &'static str, names: &[&str]) -> RemainingObjects {
+        RemainingObjects::all(kind, names.iter().map(ToString::to_string).collect())
     }
 
-    fn by(user: &str) -> Deletion<'_> {
-        Deletion {
+    fn by(user: &str) -> ReviewedDeletion<'_> {
+        ReviewedDeletion {
             user,
             part: PART,
             confirmed: false,
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn part_is_deleted_only_when_nothing_needs_it() {
-        let unknown = Left {
+        let unknown = RemainingObjects {
             kind: "VirtualMachine",
             count: None,
             names: Vec::new(),
@@ -170,9 +170,9 @@ mod tests {
             ("a kind is not known", vec![none, unknown], Some("try again")),
         ] {
             let (message, in_use) = match verdict(by("admin"), &left) {
-                Verdict::Allowed => (None, false),
-                Verdict::InUse(message) => (Some(message), true),
-                Verdict::Unknown(message) => (Some(message), false),
+                RemovalVerdict::Allowed => (None, false),
+                RemovalVerdict::InUse(message) => (Some(message), true),
+                RemovalVerdict::Unknown(message) => (Some(message), false),
             };
             assert_eq!(message.is_some(), expected.is_some(), "{name}");
             if let (Some(message), Some(expected)) = (message, expected) {
@@ -189,11 +189,11 @@ mod tests {
     #[test]
     fn confirmed_and_carried_out_deletions_are_allowed() {
         let machines = [left("VirtualMachine", &["default/web"])];
-        let confirmed = Deletion {
+        let confirmed = ReviewedDeletion {
             confirmed: true,
             ..by("admin")
         };
-        assert_eq!(verdict(confirmed, &machines), Verdict::Allowed);
+        assert_eq!(verdict(confirmed, &machines), RemovalVerdict::Allowed);
         for (user, allowed) in [
             ("system:serviceaccount:kube-system:namespace-controller", true),
             ("system:serviceaccount:kube-system:generic-garbage-collector", true),
@@ -201,13 +201,17 @@ mod tests {
             ("system:serviceaccount:default:namespace-controller", false),
             ("system:admin", false),
         ] {
-            assert_eq!(verdict(by(user), &machines) == Verdict::Allowed, allowed, "{user}");
+            assert_eq!(
+                verdict(by(user), &machines) == RemovalVerdict::Allowed,
+                allowed,
+                "{user}"
+            );
         }
     }
 
     #[test]
     fn refusal_names_the_annotation_that_lifts_it() {
-        let Verdict::InUse(message) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
+        let RemovalVerdict::InUse(message) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
             panic!("a machine is left")
         };
         assert!(

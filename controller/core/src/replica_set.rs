@@ -29,11 +29,11 @@ use drydock_api::kubevirt::{
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
-    conditions::Status,
+    conditions::ConditionStatus,
     label_selector::{Invalid, Selector},
     launcher_pod::cut,
     machine::{
-        Event,
+        MachineEvent,
         instance_of::{fingerprint, of_template, owner},
         reached_running,
     },
@@ -49,7 +49,7 @@ pub const REPLACED_AFTER: SignedDuration = SignedDuration::from_secs(10);
 
 /// The controller's observations of a replica set.
 #[derive(Clone, Copy)]
-pub struct Observed<'a> {
+pub struct ObservedReplicaSet<'a> {
     /// The current time.
     pub now: Timestamp,
     /// The set.
@@ -64,12 +64,12 @@ pub struct Observed<'a> {
     /// Whether the set and its instances were read from the API server itself.
     pub confirmed: bool,
     /// The failed request, if one was attempted and failed.
-    pub failure: Option<&'a Failure>,
+    pub failure: Option<&'a FailedRequest>,
 }
 
 /// A failed request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct FailedRequest {
     /// What was attempted.
     pub tried: Tried,
     /// The API server's message.
@@ -87,7 +87,7 @@ pub enum Tried {
 
 /// Why a set creates no instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Refusal {
+pub enum CreationRefusal {
     /// The selector is invalid.
     InvalidSelector,
     /// The selector would not match the created instances.
@@ -98,7 +98,7 @@ pub enum Refusal {
     FailedDelete,
 }
 
-impl Refusal {
+impl CreationRefusal {
     /// All refusals.
     pub const ALL: [Self; 4] = [
         Self::InvalidSelector,
@@ -120,33 +120,33 @@ impl Refusal {
 
 /// The actions, in this order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Plan {
+pub struct ReplicaSetPlan {
     /// Whether the set and its instances have to be read from the API server itself before anything is done.
     pub confirm: bool,
     /// Instances that the set no longer controls.
-    pub release: Vec<Target>,
+    pub release: Vec<ReplicaName>,
     /// Instances to delete.
-    pub delete: Vec<Target>,
+    pub delete: Vec<ReplicaName>,
     /// Names of instances to create; [`instance_of`] returns the objects.
     pub create: Vec<String>,
     /// The status to write; `None` if it needs no change.
     pub status: Option<VirtualMachineInstanceReplicaSetStatus>,
     /// Events on the set.
-    pub events: Vec<Event>,
+    pub events: Vec<MachineEvent>,
     /// When to reconcile again if nothing changes before.
     pub wake: Option<Timestamp>,
 }
 
 /// One instance.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
+pub struct ReplicaName {
     /// Its name.
     pub name: String,
     /// Its UID, which is a precondition.
     pub uid: String,
 }
 
-impl Target {
+impl ReplicaName {
     fn of(instance: &VirtualMachineInstance) -> Self {
         Self {
             name: instance.metadata.name.clone().unwrap_or_default(),
@@ -170,35 +170,49 @@ pub fn instance_of(set: &VirtualMachineInstanceReplicaSet, name: &str) -> Virtua
 }
 
 /// Plans the actions for a replica set.
-pub fn plan(observed: &Observed<'_>) -> Plan {
+pub fn plan(observed: &ObservedReplicaSet<'_>) -> ReplicaSetPlan {
     let set = observed.set;
     let selector = match usable_selector(set) {
         Ok(selector) => selector,
         Err((refusal, message)) => return refused(observed, refusal, &message),
     };
-    let mut parts = Parts::of(observed, &selector);
+    let mut parts = SetMembers::of(observed, &selector);
     let wanted = usize::try_from(set.spec.replicas.unwrap_or(1)).unwrap_or(0);
-    let mut plan = Plan::default();
+    let mut plan = ReplicaSetPlan::default();
     let still = set.metadata.deletion_timestamp.is_some() || set.spec.paused == Some(true);
     if !still {
-        plan.release = parts.strangers.iter().map(|instance| Target::of(instance)).collect();
-        plan.delete = parts.ended.iter().map(|instance| Target::of(instance)).collect();
+        plan.release = parts
+            .strangers
+            .iter()
+            .map(|instance| ReplicaName::of(instance))
+            .collect();
+        plan.delete = parts.ended.iter().map(|instance| ReplicaName::of(instance)).collect();
         let counted = parts.active.len() + parts.held.len();
         // Instances that hold a slot are the first to give it up.
         let surplus = parts.active.len().saturating_sub(wanted);
         let held = parts.held.len().min(counted.saturating_sub(wanted));
         if surplus > 0 && !observed.confirmed {
-            return Plan {
+            return ReplicaSetPlan {
                 confirm: true,
-                ..Plan::default()
+                ..ReplicaSetPlan::default()
             };
         }
-        plan.delete
-            .extend(parts.held.iter().take(held).map(|(instance, _)| Target::of(instance)));
+        plan.delete.extend(
+            parts
+                .held
+                .iter()
+                .take(held)
+                .map(|(instance, _)| ReplicaName::of(instance)),
+        );
         if surplus > 0 {
             parts.active.sort_by_cached_key(|instance| ranking::rank(instance));
-            plan.delete
-                .extend(parts.active.iter().take(surplus).map(|instance| Target::of(instance)));
+            plan.delete.extend(
+                parts
+                    .active
+                    .iter()
+                    .take(surplus)
+                    .map(|instance| ReplicaName::of(instance)),
+            );
         }
         plan.delete.truncate(BURST);
         let missing = wanted.saturating_sub(counted).min(BURST);
@@ -213,8 +227,9 @@ pub fn plan(observed: &Observed<'_>) -> Plan {
 }
 
 /// Returns the selector, if it is valid and matches the created instances.
-fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_>, (Refusal, String)> {
-    let selector = Selector::new(&set.spec.selector).map_err(|Invalid(message)| (Refusal::InvalidSelector, message))?;
+fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_>, (CreationRefusal, String)> {
+    let selector =
+        Selector::new(&set.spec.selector).map_err(|Invalid(message)| (CreationRefusal::InvalidSelector, message))?;
     let labels = set
         .spec
         .template
@@ -225,30 +240,30 @@ fn usable_selector(set: &VirtualMachineInstanceReplicaSet) -> Result<Selector<'_
         return Ok(selector);
     }
     let message = format!("spec.template.metadata.labels do not match spec.selector ({selector}): nothing is made");
-    Err((Refusal::SelectorDoesNotMatchTemplate, message))
+    Err((CreationRefusal::SelectorDoesNotMatchTemplate, message))
 }
 
 /// Returns the plan for a set with an invalid spec: nothing is done, and the status reports why.
-fn refused(observed: &Observed<'_>, refusal: Refusal, message: &str) -> Plan {
+fn refused(observed: &ObservedReplicaSet<'_>, refusal: CreationRefusal, message: &str) -> ReplicaSetPlan {
     let before = observed.set.status.clone().unwrap_or_default();
     let mut status = before.clone();
     status.conditions = vec![condition(
         &before.conditions,
         types::REPLICA_FAILURE,
-        Status::True,
+        ConditionStatus::True,
         refusal.reason(),
         message,
         observed.now,
     )];
-    Plan {
+    ReplicaSetPlan {
         events: events(&before, &status),
         status: (before != status).then_some(status),
-        ..Plan::default()
+        ..ReplicaSetPlan::default()
     }
 }
 
 /// The instances of a set, by their state.
-struct Parts<'a> {
+struct SetMembers<'a> {
     /// Their labels no longer match.
     strangers: Vec<&'a VirtualMachineInstance>,
     /// Their guests have ended.
@@ -259,8 +274,8 @@ struct Parts<'a> {
     active: Vec<&'a VirtualMachineInstance>,
 }
 
-impl<'a> Parts<'a> {
-    fn of(observed: &Observed<'a>, selector: &Selector<'_>) -> Self {
+impl<'a> SetMembers<'a> {
+    fn of(observed: &ObservedReplicaSet<'a>, selector: &Selector<'_>) -> Self {
         let mut parts = Self {
             strangers: Vec::new(),
             ended: Vec::new(),
@@ -339,13 +354,20 @@ fn suffix(mut number: u64) -> String {
 }
 
 fn status(
-    observed: &Observed<'_>,
+    observed: &ObservedReplicaSet<'_>,
     selector: &Selector<'_>,
-    parts: &Parts<'_>,
+    parts: &SetMembers<'_>,
 ) -> VirtualMachineInstanceReplicaSetStatus {
     let before = observed.set.status.clone().unwrap_or_default();
     let new_condition = |type_: &str, reason: &str, message: &str| {
-        condition(&before.conditions, type_, Status::True, reason, message, observed.now)
+        condition(
+            &before.conditions,
+            type_,
+            ConditionStatus::True,
+            reason,
+            message,
+            observed.now,
+        )
     };
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let ready = |instance: &&&VirtualMachineInstance| holds(conditions_of(instance), types::READY);
@@ -355,8 +377,8 @@ fn status(
     match observed.failure {
         Some(failure) => {
             let refusal = match failure.tried {
-                Tried::Create => Refusal::FailedCreate,
-                Tried::Delete => Refusal::FailedDelete,
+                Tried::Create => CreationRefusal::FailedCreate,
+                Tried::Delete => CreationRefusal::FailedDelete,
             };
             conditions.push(new_condition(
                 types::REPLICA_FAILURE,
@@ -366,7 +388,8 @@ fn status(
         }
         // Until the wanted number exists, the last failure stays reported.
         None if !complete => {
-            let reported = [Refusal::FailedCreate, Refusal::FailedDelete].map(|refusal| Some(refusal.reason()));
+            let reported =
+                [CreationRefusal::FailedCreate, CreationRefusal::FailedDelete].map(|refusal| Some(refusal.reason()));
             let failure = find(&before.conditions, types::REPLICA_FAILURE);
             conditions.extend(
                 failure
@@ -395,7 +418,7 @@ fn status(
 fn events(
     before: &VirtualMachineInstanceReplicaSetStatus,
     after: &VirtualMachineInstanceReplicaSetStatus,
-) -> Vec<Event> {
+) -> Vec<MachineEvent> {
     let failure = |status: &VirtualMachineInstanceReplicaSetStatus| {
         find(&status.conditions, types::REPLICA_FAILURE)
             .map(|failure| (failure.reason.clone(), failure.message.clone()))
@@ -403,11 +426,11 @@ fn events(
     let (Some((reason, message)), old) = (failure(after), failure(before)) else {
         return Vec::new();
     };
-    let refusal = Refusal::ALL
+    let refusal = CreationRefusal::ALL
         .into_iter()
         .find(|refusal| reason.as_deref() == Some(refusal.reason()));
     match refusal {
-        Some(refusal) if old != Some((reason, message.clone())) => vec![Event {
+        Some(refusal) if old != Some((reason, message.clone())) => vec![MachineEvent {
             warning: true,
             reason: refusal.reason(),
             message: message.unwrap_or_default(),

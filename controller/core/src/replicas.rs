@@ -27,7 +27,7 @@ const REVISION: &str = "pod-template-hash";
 
 /// What is to be done about the replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Spread {
+pub enum ReplicaSpread {
     /// Nothing, until something changes.
     Stay {
         /// There are several, each on a node of its own.
@@ -45,7 +45,13 @@ pub enum Spread {
 }
 
 /// Decides for the replicas of which the pod `leader` leads. `settled` is how long all have to have been ready.
-pub fn spread(leader: &str, replicas: &[&Pod], nodes: &[NodeView<'_>], settled: Duration, now: Timestamp) -> Spread {
+pub fn spread(
+    leader: &str,
+    replicas: &[&Pod],
+    nodes: &[NodeView<'_>],
+    settled: Duration,
+    now: Timestamp,
+) -> ReplicaSpread {
     let mut by_node: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
     for pod in replicas {
         if let Some(node) = node_of(pod) {
@@ -55,26 +61,26 @@ pub fn spread(leader: &str, replicas: &[&Pod], nodes: &[NodeView<'_>], settled: 
     let mut standbys = by_node.values().filter(|pods| pods.len() > 1).flatten();
     let Some(standby) = standbys.find(|pod| name(pod) != leader) else {
         let apart = by_node.len() > 1 && by_node.len() == replicas.len();
-        return Spread::Stay { apart };
+        return ReplicaSpread::Stay { apart };
     };
     let mut ready_since = Timestamp::MIN;
     for pod in replicas {
         match ready_for_good(pod).filter(|_| revision(pod) == revision(standby)) {
             Some(since) => ready_since = ready_since.max(since),
-            None => return Spread::Stay { apart: false },
+            None => return ReplicaSpread::Stay { apart: false },
         }
     }
     let mut free = nodes.iter().filter(|node| !by_node.contains_key(node.name));
     let Some(free) = free.find(|node| could_take(standby, node)) else {
-        return Spread::Stay { apart: false };
+        return ReplicaSpread::Stay { apart: false };
     };
     match ready_since.checked_add(settled) {
-        Ok(due) if due > now => Spread::Wait(due),
-        Ok(_) => Spread::Move {
+        Ok(due) if due > now => ReplicaSpread::Wait(due),
+        Ok(_) => ReplicaSpread::Move {
             pod: name(standby).into(),
             to: free.name.into(),
         },
-        Err(_) => Spread::Stay { apart: false },
+        Err(_) => ReplicaSpread::Stay { apart: false },
     }
 }
 

@@ -11,19 +11,19 @@
 
 pub mod discovery;
 mod effect;
+mod error_status;
 pub mod evacuation;
-mod failure;
 pub mod front_proxy;
-pub mod guest;
-pub mod machine;
+pub mod guest_commands;
+pub mod machine_commands;
 mod operation;
 pub mod options;
 mod path;
 
-pub use effect::{Effect, JsonPatch, Written};
-pub use failure::Failure;
-pub use operation::{Operation, operation};
-pub use path::{Document, Path, Resource, Target, verb};
+pub use effect::{Effect, JsonPatch, PatchedPart};
+pub use error_status::SubresourceError;
+pub use operation::{SubresourceOperation, operation};
+pub use path::{ApiPath, GroupResource, PublicDocument, SubresourceTarget, verb};
 
 /// The API group.
 pub const GROUP: &str = "subresources.kubevirt.io";

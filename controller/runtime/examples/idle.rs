@@ -5,7 +5,7 @@
 
 use drydock_runtime::{
     Admin, ClientMetrics, ClientOptions, Event, EventMetrics, Events, Liveness, LogFormat, LogHandle, Process,
-    Readiness, Reporter, Severity, Start, Threads, Trigger, Watch, WatchMetrics, Watches, connect,
+    Readiness, Reporter, Severity, StartParameters, Threads, Trigger, Watch, WatchMetrics, WatchStarter, connect,
     lease::{Candidacy, Holding, Leadership, LeaseHolder},
     metrics,
 };
@@ -19,13 +19,13 @@ const COMPONENT: &str = "drydock-idle";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn main() -> ExitCode {
-    let start = Start {
+    let start = StartParameters {
         component: COMPONENT,
         version: VERSION,
         threads: Threads::One,
         log_format: LogFormat::Text,
         log_level: "info".to_owned(),
-        drain: Start::DRAIN,
+        drain: StartParameters::DRAIN,
     };
     start.run(wire)
 }
@@ -87,7 +87,7 @@ async fn wire(process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + S
         context: None,
     };
     let client = connect(&options, &client_metrics).await?;
-    let watches = Watches::new(&process, &readiness, &watch_metrics);
+    let watches = WatchStarter::new(&process, &readiness, &watch_metrics);
     let changed = Trigger::new();
     let nodes = watches.start(Watch::<Node>::all(client.clone(), "nodes").wakes(&changed));
     let leases = watches.start(Watch::<Lease>::namespaced(client.clone(), &namespace, "leases"));

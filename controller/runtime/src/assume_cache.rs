@@ -21,7 +21,7 @@ use std::{
 use kube::{Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 
-use crate::{Cache, Change, Index, Key, Watch, Watches, clock::Instant, has_shown, newer, newer::version};
+use crate::{Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, newer, newer::version};
 
 /// Objects of one kind. Clones share the cache.
 #[derive(Debug)]
@@ -72,11 +72,11 @@ impl<K: Resource + Clone> AssumeCache<K> {
     /// Starts the watch. Responses that a change has shown are dropped, and `indexes` follow the change, before
     /// `on_change` is called with it. `prune` clears unused fields, both of watched objects and of responses.
     pub fn start(
-        watches: &Watches,
+        watches: &WatchStarter,
         watch: Watch<K>,
         prune: fn(&mut K),
         indexes: &[Index<K>],
-        mut on_change: impl FnMut(&Change<K>) + Send + 'static,
+        mut on_change: impl FnMut(&CacheChange<K>) + Send + 'static,
     ) -> Self
     where
         K: DeserializeOwned + Debug + Send + Sync + 'static,
@@ -115,7 +115,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
     }
 
     /// Handles a change as that of a watch, for tests of its readers: the cache itself does not change.
-    pub fn observe(&self, change: &Change<K>) {
+    pub fn observe(&self, change: &CacheChange<K>) {
         lock(&self.assumed).observe(change, &self.indexes);
     }
 
@@ -236,8 +236,8 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
 impl<K: Resource> Assumed<K> {
     /// Drops what a change has shown, and updates the indexes. The cache already contains the change.
-    fn observe(&mut self, change: &Change<K>, indexes: &[Index<K>]) {
-        let Change::Object { key, old, new } = change else {
+    fn observe(&mut self, change: &CacheChange<K>, indexes: &[Index<K>]) {
+        let CacheChange::Object { key, old, new } = change else {
             return;
         };
         self.confirm_patch(key, old.as_deref(), new.as_deref());
@@ -306,8 +306,8 @@ mod tests {
         Key::cluster("a")
     }
 
-    fn change(old: Option<ConfigMap>, new: Option<ConfigMap>) -> Change<ConfigMap> {
-        Change::Object {
+    fn change(old: Option<ConfigMap>, new: Option<ConfigMap>) -> CacheChange<ConfigMap> {
+        CacheChange::Object {
             key: key(),
             old: old.map(Arc::new),
             new: new.map(Arc::new),
@@ -391,7 +391,7 @@ mod tests {
         }
         // Those that the watch shows are first.
         assert_eq!(names(&objects.by(&by_value, "x")), ["b", "a", "c", "d"]);
-        let change_of = |name: &str, old: Option<ConfigMap>, new: Option<ConfigMap>| Change::Object {
+        let change_of = |name: &str, old: Option<ConfigMap>, new: Option<ConfigMap>| CacheChange::Object {
             key: Key::cluster(name),
             old: old.map(Arc::new),
             new: new.map(Arc::new),

@@ -12,7 +12,7 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-pub(crate) use kept::{Kept, Packing};
+pub(crate) use kept::{StorageFormat, StoredObject};
 
 /// Identifies an object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,7 +72,7 @@ impl fmt::Display for Key {
 
 /// Why a watch currently receives nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
+pub enum WatchProblem {
     /// The API server does not serve the kind: its CRD is not installed, or no longer.
     KindMissing,
     /// This process is not allowed to watch the kind.
@@ -81,7 +81,7 @@ pub enum Problem {
     Failing(String),
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for WatchProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::KindMissing => f.write_str("the API server does not serve this kind"),
@@ -97,7 +97,7 @@ pub struct SyncState {
     /// Whether at least one complete list was received.
     pub synced: bool,
     /// What prevents watch events from arriving, if anything. The cache may be stale then.
-    pub problem: Option<Problem>,
+    pub problem: Option<WatchProblem>,
 }
 
 impl SyncState {
@@ -108,13 +108,13 @@ impl SyncState {
 
     /// Returns whether the API server has responded: with a complete list, or that it does not serve the kind.
     pub fn has_response(&self) -> bool {
-        self.synced || self.problem == Some(Problem::KindMissing)
+        self.synced || self.problem == Some(WatchProblem::KindMissing)
     }
 }
 
 /// A change that a watch delivers.
 #[derive(Debug)]
-pub enum Change<K> {
+pub enum CacheChange<K> {
     /// An object was added, modified or removed. Between two lists every change is delivered; after a list, the
     /// differences between its result and the cache.
     Object {
@@ -169,16 +169,16 @@ impl Trigger {
 /// **Absence proves nothing.** The list may come from an API server cache that lags behind, the watch may be broken,
 /// and with a field or label selector an object also disappears when it merely stops matching. Before a destructive
 /// action on the grounds that an object does not exist, query the API server.
-pub struct Cache<K>(Arc<Shared<K>>);
+pub struct Cache<K>(Arc<CacheState<K>>);
 
-struct Shared<K> {
-    held: RwLock<Held<K>>,
-    sight: watch::Sender<SyncState>,
-    packing: Packing<K>,
+struct CacheState<K> {
+    held: RwLock<CachedObjects<K>>,
+    sync_state: watch::Sender<SyncState>,
+    packing: StorageFormat<K>,
 }
 
-struct Held<K> {
-    objects: HashMap<Key, Kept<K>>,
+struct CachedObjects<K> {
+    objects: HashMap<Key, StoredObject<K>>,
     unreadable: BTreeMap<Key, String>,
 }
 
@@ -190,7 +190,7 @@ impl<K> Clone for Cache<K> {
 
 impl<K> Default for Cache<K> {
     fn default() -> Self {
-        Self::keeping(Packing::Whole)
+        Self::keeping(StorageFormat::Whole)
     }
 }
 
@@ -205,14 +205,14 @@ impl<K> fmt::Debug for Cache<K> {
 
 impl<K> Cache<K> {
     /// Creates an empty cache that stores objects as `packing` specifies.
-    pub(crate) fn keeping(packing: Packing<K>) -> Self {
-        let held = Held {
+    pub(crate) fn keeping(packing: StorageFormat<K>) -> Self {
+        let held = CachedObjects {
             objects: HashMap::new(),
             unreadable: BTreeMap::new(),
         };
-        Self(Arc::new(Shared {
+        Self(Arc::new(CacheState {
             held: RwLock::new(held),
-            sight: watch::Sender::default(),
+            sync_state: watch::Sender::default(),
             packing,
         }))
     }
@@ -223,18 +223,18 @@ impl<K> Cache<K> {
     }
 
     /// Returns the object with this key in its stored form.
-    pub(crate) fn kept(&self, key: &Key) -> Option<Kept<K>> {
+    pub(crate) fn kept(&self, key: &Key) -> Option<StoredObject<K>> {
         self.read().objects.get(key).cloned()
     }
 
     /// Converts an object to the stored form of this cache.
-    pub(crate) fn pack(&self, object: Arc<K>) -> Kept<K> {
+    pub(crate) fn pack(&self, object: Arc<K>) -> StoredObject<K> {
         self.0.packing.keep(object)
     }
 
     /// Returns all objects, in arbitrary order.
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().filter_map(Kept::open).collect()
+        self.read().objects.values().filter_map(StoredObject::open).collect()
     }
 
     /// Returns the keys of all objects, in arbitrary order.
@@ -268,17 +268,17 @@ impl<K> Cache<K> {
 
     /// Returns how reliable the content of the cache is.
     pub fn sync_state(&self) -> SyncState {
-        self.0.sight.borrow().clone()
+        self.0.sync_state.borrow().clone()
     }
 
     /// Waits until the cache is synced: the first list has arrived, or the API server does not serve this kind.
     pub async fn wait_until_synced(&self) -> SyncState {
-        let mut sight = self.0.sight.subscribe();
+        let mut state = self.0.sync_state.subscribe();
         // This cannot fail: the sender lives as long as the cache.
-        sight
+        state
             .wait_for(SyncState::has_response)
             .await
-            .map(|sight| sight.clone())
+            .map(|state| state.clone())
             .unwrap_or_default()
     }
 
@@ -296,7 +296,7 @@ impl<K> Cache<K> {
     where
         K: Resource + Serialize + DeserializeOwned,
     {
-        Self::keeping(Packing::packed()).fill(objects)
+        Self::keeping(StorageFormat::packed()).fill(objects)
     }
 
     fn fill(self, objects: impl IntoIterator<Item = K>) -> Self
@@ -307,7 +307,7 @@ impl<K> Cache<K> {
         for object in objects {
             cache.insert(Key::of(&object), Arc::new(object));
         }
-        cache.see(SyncState {
+        cache.set_sync_state(SyncState {
             synced: true,
             problem: None,
         });
@@ -340,31 +340,31 @@ impl<K> Cache<K> {
     }
 
     /// Replaces the content.
-    pub(crate) fn replace(&self, objects: HashMap<Key, Kept<K>>, unreadable: BTreeMap<Key, String>) {
-        *self.write() = Held { objects, unreadable };
+    pub(crate) fn replace(&self, objects: HashMap<Key, StoredObject<K>>, unreadable: BTreeMap<Key, String>) {
+        *self.write() = CachedObjects { objects, unreadable };
     }
 
     /// Records the reliability of the cache. Returns whether it has changed.
-    pub(crate) fn see(&self, sight: SyncState) -> bool {
-        self.0.sight.send_if_modified(|current| {
-            let changed = *current != sight;
-            *current = sight;
+    pub(crate) fn set_sync_state(&self, state: SyncState) -> bool {
+        self.0.sync_state.send_if_modified(|current| {
+            let changed = *current != state;
+            *current = state;
             changed
         })
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Held<K>> {
+    fn read(&self) -> RwLockReadGuard<'_, CachedObjects<K>> {
         self.0.held.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Held<K>> {
+    fn write(&self) -> RwLockWriteGuard<'_, CachedObjects<K>> {
         self.0.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cache, Key, Problem, SyncState, Trigger};
+    use super::{Cache, Key, SyncState, Trigger, WatchProblem};
     use k8s_openapi::api::core::v1::ConfigMap;
     use std::time::Duration;
 
@@ -376,12 +376,12 @@ mod tests {
 
     #[test]
     fn missing_kind_is_synced_and_failure_is_not() {
-        let sight = |synced, problem| SyncState { synced, problem };
-        assert!(sight(false, Some(Problem::KindMissing)).has_response());
-        assert!(!sight(false, Some(Problem::Forbidden)).has_response());
-        assert!(sight(true, Some(Problem::Forbidden)).has_response());
-        assert!(!sight(true, Some(Problem::Forbidden)).is_clear());
-        assert!(sight(true, None).is_clear());
+        let state = |synced, problem| SyncState { synced, problem };
+        assert!(state(false, Some(WatchProblem::KindMissing)).has_response());
+        assert!(!state(false, Some(WatchProblem::Forbidden)).has_response());
+        assert!(state(true, Some(WatchProblem::Forbidden)).has_response());
+        assert!(!state(true, Some(WatchProblem::Forbidden)).is_clear());
+        assert!(state(true, None).is_clear());
     }
 
     #[test]

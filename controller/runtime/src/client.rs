@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - The response to a request begins within [`RESPONSE_TIMEOUT`], or the request fails. A dead connection is detected
-//!   within [`SILENT_FOR`], also under a watch.
+//!   within [`READ_TIMEOUT`], also under a watch.
 //! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
 //!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
 //!   connection was closed without a response is a request sent once more, provided that it is idempotent ([`again`]).
@@ -40,7 +40,7 @@ use tower::{BoxError, Layer, Service, buffer::BufferLayer, retry::RetryLayer};
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may receive nothing. Longer than a watch lasts (290 s), so a quiet watch does not count as
 /// broken.
-pub const SILENT_FOR: Duration = Duration::from_secs(300);
+pub const READ_TIMEOUT: Duration = Duration::from_secs(300);
 /// How many requests may be queued before callers have to wait; kube's own buffer has the same size.
 const REQUESTS_AHEAD: usize = 1024;
 /// How long connecting to the API server may take.
@@ -92,7 +92,7 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     let agent = HeaderValue::try_from(agent).map_err(ClientError::UserAgent)?;
     config.headers.push((USER_AGENT, agent));
     config.connect_timeout = Some(CONNECT_WITHIN);
-    config.read_timeout = Some(SILENT_FOR);
+    config.read_timeout = Some(READ_TIMEOUT);
     // Otherwise the idle time of a connection would count towards the timeout of its next response.
     config.reset_reader_on_write = true;
     config.default_retry = false;
@@ -122,11 +122,11 @@ async fn from_kubeconfig(path: &PathBuf, context: Option<String>) -> Result<Conf
 /// Metrics of requests to the API server.
 #[derive(Clone, Debug, Default)]
 pub struct ClientMetrics {
-    requests: Family<RequestLabels, Counter>,
+    requests: Family<ApiRequestLabels, Counter>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+struct ApiRequestLabels {
     verb: Label,
     resource: String,
     code: String,
@@ -141,10 +141,10 @@ impl ClientMetrics {
         metrics
     }
 
-    fn count(&self, operation: Operation, code: String) {
-        let Operation { verb, resource } = operation;
+    fn count(&self, operation: ApiOperation, code: String) {
+        let ApiOperation { verb, resource } = operation;
         self.requests
-            .get_or_create(&RequestLabels { verb, resource, code })
+            .get_or_create(&ApiRequestLabels { verb, resource, code })
             .inc();
     }
 
@@ -153,7 +153,7 @@ impl ClientMetrics {
         let codes = [
             "200", "201", "404", "409", "422", "429", "500", "503", "timeout", "failed",
         ];
-        let labels = |code: &str| RequestLabels {
+        let labels = |code: &str| ApiRequestLabels {
             verb,
             resource: resource.to_owned(),
             code: code.to_owned(),
@@ -166,7 +166,7 @@ impl ClientMetrics {
     /// tests.
     #[cfg(test)]
     fn closed(&self, verb: &'static str, resource: &str) -> u64 {
-        let labels = RequestLabels {
+        let labels = ApiRequestLabels {
             verb,
             resource: resource.to_owned(),
             code: "closed".to_owned(),
@@ -177,12 +177,12 @@ impl ClientMetrics {
 
 /// The verb and resource of a request, in RBAC terms.
 #[derive(Debug, PartialEq, Eq)]
-struct Operation {
+struct ApiOperation {
     verb: Label,
     resource: String,
 }
 
-impl Operation {
+impl ApiOperation {
     fn of<B>(request: &Request<B>) -> Self {
         let mut parts = request.uri().path().trim_matches('/').split('/');
         match parts.next() {
@@ -263,13 +263,13 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let operation = Operation::of(&request);
+        let operation = ApiOperation::of(&request);
         let metrics = self.metrics.clone();
         let response_future = self.inner.call(request);
         Box::pin(async move {
             // The response headers of a watch may be delayed until its first event.
             let within = if operation.verb == "watch" {
-                SILENT_FOR
+                READ_TIMEOUT
             } else {
                 RESPONSE_TIMEOUT
             };
@@ -297,13 +297,14 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientMetrics, ClientOptions, Operation, WatchRequests, connect};
+    use super::{ApiOperation, ClientMetrics, ClientOptions, WatchRequests, connect};
     use http::{Method, Request, Response};
     use kube::client::{Body, ClientBuilder};
     use std::path::PathBuf;
 
     fn operation_of(method: Method, uri: &str) -> (&'static str, String) {
-        let Operation { verb, resource } = Operation::of(&Request::builder().method(method).uri(uri).body(()).unwrap());
+        let ApiOperation { verb, resource } =
+            ApiOperation::of(&Request::builder().method(method).uri(uri).body(()).unwrap());
         (verb, resource)
     }
 
@@ -359,12 +360,12 @@ mod tests {
             .with_layer(&WatchRequests(metrics.clone()))
             .build();
         let requesting = client.request_text(Request::get("/api/v1/nodes/n1").body(vec![]).unwrap());
-        let silent = async {
+        let unresponsive = async {
             let request = server.next_request().await;
             std::future::pending::<()>().await;
             drop(request);
         };
-        let result = tokio::select! { result = requesting => result, () = silent => unreachable!() };
+        let result = tokio::select! { result = requesting => result, () = unresponsive => unreachable!() };
         let error = result.unwrap_err();
         let message = crate::chain(&error).to_string();
         assert!(

@@ -125,7 +125,7 @@ impl Events {
     /// Starts the task that writes events.
     pub fn start(process: &Process, client: Client, reporter: Reporter, metrics: &EventMetrics) -> Self {
         let (queue, queued) = mpsc::channel(QUEUE);
-        let mut writer = Writer {
+        let mut writer = EventWriter {
             client,
             reporter,
             metrics: metrics.clone(),
@@ -187,8 +187,8 @@ impl EventMetrics {
 /// Identifies a series: events with equal values are repetitions.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Same {
-    regarding: Place,
-    related: Option<Place>,
+    regarding: RegardedObject,
+    related: Option<RegardedObject>,
     severity: Severity,
     reason: Cow<'static, str>,
     action: Cow<'static, str>,
@@ -196,10 +196,10 @@ struct Same {
 }
 
 /// An object reference: namespace, kind, name and UID.
-type Place = (Option<String>, Option<String>, Option<String>, Option<String>);
+type RegardedObject = (Option<String>, Option<String>, Option<String>, Option<String>);
 
 /// A written event.
-struct Known {
+struct WrittenEvent {
     namespace: String,
     name: String,
     count: i32,
@@ -208,15 +208,15 @@ struct Known {
     last: Instant,
 }
 
-struct Writer {
+struct EventWriter {
     client: Client,
     reporter: Reporter,
     metrics: EventMetrics,
-    known: HashMap<Same, Known>,
+    known: HashMap<Same, WrittenEvent>,
     failing: bool,
 }
 
-impl Writer {
+impl EventWriter {
     async fn run(&mut self, queued: &mut mpsc::Receiver<Event>) {
         loop {
             let pending = self.known.values().filter(|known| known.count > known.written_count);
@@ -263,7 +263,7 @@ impl Writer {
             .is_some()
             && self.known.len() < REMEMBERED
         {
-            let known = Known {
+            let known = WrittenEvent {
                 namespace,
                 name,
                 count: 1,
@@ -277,8 +277,8 @@ impl Writer {
 
     /// Writes the counts of repeated events: those that are due, or all if `due` is `None`.
     async fn write_series(&mut self, due: Option<Instant>) {
-        let is_due = |known: &Known| due.is_none_or(|now| now >= known.written + SERIES_EVERY);
-        let pending = |known: &Known| known.count > known.written_count && is_due(known);
+        let is_due = |known: &WrittenEvent| due.is_none_or(|now| now >= known.written + SERIES_EVERY);
+        let pending = |known: &WrittenEvent| known.count > known.written_count && is_due(known);
         let same: Vec<Same> = self
             .known
             .iter()
@@ -353,7 +353,7 @@ fn name_of(object: &str, now: jiff::Timestamp) -> String {
     format!("{base}.{:x}", now.as_nanosecond())
 }
 
-fn place(object: &ObjectReference) -> Place {
+fn place(object: &ObjectReference) -> RegardedObject {
     (
         object.namespace.clone(),
         object.kind.clone(),

@@ -24,7 +24,7 @@ use crate::{
 pub const IDENTITY: &str = "pod-1";
 
 /// How long to wait for a request. On a paused clock nothing takes an hour; on a real clock no test runs that long.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const TEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The server side of the connection.
 pub struct ApiServer(Handle<Request<Body>, Response<ResponseBody>>);
@@ -90,7 +90,7 @@ pub fn api_server() -> (Client, ApiServer) {
 impl ApiServer {
     /// Returns the next request. Panics if none arrives for an hour (of the paused clock).
     pub async fn next_request(&mut self) -> ReceivedRequest {
-        let next = tokio::time::timeout(PATIENCE, self.0.next_request()).await;
+        let next = tokio::time::timeout(TEST_TIMEOUT, self.0.next_request()).await;
         let (request, respond) = next.expect("no request for an hour").expect("the client is gone");
         let (parts, body) = request.into_parts();
         let body = body.collect_bytes().await.unwrap();
@@ -109,7 +109,7 @@ impl ApiServer {
 
     /// Returns whether no request arrives for an hour (of the paused clock).
     pub async fn is_left_alone(&mut self) -> bool {
-        self.is_left_alone_for(PATIENCE).await
+        self.is_left_alone_for(TEST_TIMEOUT).await
     }
 
     /// Returns whether no request arrives for `span`.

@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{Cache, Change, Key};
+use crate::{Cache, CacheChange, Key};
 
 /// The keys of objects by the value of a property, ordered by namespace and name. Clones share one index.
 pub struct Index<K> {
@@ -43,8 +43,8 @@ impl<K> Index<K> {
     }
 
     /// Updates the index with a change from a watch.
-    pub fn observe(&self, change: &Change<K>) {
-        let Change::Object { key, old, new } = change else {
+    pub fn observe(&self, change: &CacheChange<K>) {
+        let CacheChange::Object { key, old, new } = change else {
             return;
         };
         if let Some(old) = old {
@@ -134,8 +134,8 @@ mod tests {
         Index::by(|object| object.data.as_ref()?.get("value").cloned())
     }
 
-    fn change(old: Option<ConfigMap>, new: Option<ConfigMap>) -> Change<ConfigMap> {
-        Change::Object {
+    fn change(old: Option<ConfigMap>, new: Option<ConfigMap>) -> CacheChange<ConfigMap> {
+        CacheChange::Object {
             key: Key::of(new.as_ref().or(old.as_ref()).unwrap()),
             old: old.map(Arc::new),
             new: new.map(Arc::new),

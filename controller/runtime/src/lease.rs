@@ -13,8 +13,8 @@ mod holder;
 mod metrics;
 mod staleness;
 
-pub use elector::{Candidacy, Leadership, Term, releases};
-pub use holder::{Held, Holding, LeaseHolder};
+pub use elector::{Candidacy, LeaderTerm, Leadership, releases};
+pub use holder::{HolderState, Holding, LeaseHolder};
 pub use metrics::LeaderStatus;
 pub use staleness::Staleness;
 
@@ -22,7 +22,7 @@ use crate::chain;
 use std::time::Duration;
 
 /// The result of one request.
-enum Outcome<T> {
+enum RequestOutcome<T> {
     Done(T),
     /// The Lease does not exist.
     Missing,
@@ -33,13 +33,13 @@ enum Outcome<T> {
 }
 
 /// Waits for the response to a request, at most for `within`.
-async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> Outcome<T> {
+async fn outcome<T>(within: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> RequestOutcome<T> {
     match tokio::time::timeout(within, request).await {
-        Ok(Ok(done)) => Outcome::Done(done),
-        Ok(Err(kube::Error::Api(status))) if status.code == 404 => Outcome::Missing,
-        Ok(Err(kube::Error::Api(status))) if status.code == 409 => Outcome::Conflict,
-        Ok(Err(error)) => Outcome::Unknown(chain(&error).to_string()),
-        Err(_) => Outcome::Unknown(format!("no response within {within:?}")),
+        Ok(Ok(done)) => RequestOutcome::Done(done),
+        Ok(Err(kube::Error::Api(status))) if status.code == 404 => RequestOutcome::Missing,
+        Ok(Err(kube::Error::Api(status))) if status.code == 409 => RequestOutcome::Conflict,
+        Ok(Err(error)) => RequestOutcome::Unknown(chain(&error).to_string()),
+        Err(_) => RequestOutcome::Unknown(format!("no response within {within:?}")),
     }
 }
 

@@ -46,9 +46,9 @@ mod work_queue;
 
 pub use admin::{Admin, AdminError};
 pub use assume_cache::{ASSUMED_FOR, AssumeCache};
-pub use cache::{Cache, Change, Key, Problem, SyncState, Trigger};
+pub use cache::{Cache, CacheChange, Key, SyncState, Trigger, WatchProblem};
 pub use chain::{Chain, chain};
-pub use client::{ClientError, ClientMetrics, ClientOptions, RESPONSE_TIMEOUT, SILENT_FOR, connect};
+pub use client::{ClientError, ClientMetrics, ClientOptions, READ_TIMEOUT, RESPONSE_TIMEOUT, connect};
 pub use duration_flag::{InvalidDuration, parse_duration};
 pub use events::{Event, EventMetrics, Events, Reporter, Severity};
 pub use health::{Liveness, Readiness, ReadyHandle};
@@ -58,8 +58,8 @@ pub use newer::{has_shown, newer};
 pub use process::{Name, Process, ProcessError};
 pub use refusal::is_refusal;
 pub use retry::{Backoff, jittered};
-pub use start::{Start, StartError, Threads, install_crypto};
-pub use watch::{Listing, Watch, WatchMetrics, Watches};
+pub use start::{StartError, StartParameters, Threads, install_crypto};
+pub use watch::{ListMode, Watch, WatchMetrics, WatchStarter};
 pub use work_queue::{Requeue, WorkQueue, WorkQueueMetrics};
 
 pub use prometheus_client::registry::Registry;

@@ -64,7 +64,7 @@ impl<C: Collector> Collector for Deferred<C> {
 struct ProcessUse;
 
 /// The type of a metric.
-enum Kind {
+enum ProcessMetricType {
     Gauge,
     Counter,
 }
@@ -86,32 +86,37 @@ impl Collector for ProcessUse {
             (
                 "process_resident_memory_bytes",
                 "Resident memory",
-                Kind::Gauge,
+                ProcessMetricType::Gauge,
                 memory(&status, "VmRSS:"),
             ),
             (
                 "process_anonymous_memory_bytes",
                 "Resident memory that is not a mapped file",
-                Kind::Gauge,
+                ProcessMetricType::Gauge,
                 memory(&status, "RssAnon:"),
             ),
-            ("process_threads", "Threads", Kind::Gauge, number(&status, "Threads:")),
+            (
+                "process_threads",
+                "Threads",
+                ProcessMetricType::Gauge,
+                number(&status, "Threads:"),
+            ),
             (
                 "process_open_fds",
                 "Open file descriptors",
-                Kind::Gauge,
+                ProcessMetricType::Gauge,
                 open.map(|open| open as f64),
             ),
             (
                 "process_cpu_seconds",
                 "CPU time, user and system",
-                Kind::Counter,
+                ProcessMetricType::Counter,
                 cpu_seconds(&stat),
             ),
             (
                 "process_start_time_seconds",
                 "Start of the process, seconds since 1970",
-                Kind::Gauge,
+                ProcessMetricType::Gauge,
                 start_time(&stat, &machine),
             ),
         ];
@@ -119,11 +124,11 @@ impl Collector for ProcessUse {
             // Unreadable values are omitted; a zero would be wrong.
             let Some(value) = value else { continue };
             match kind {
-                Kind::Gauge => {
+                ProcessMetricType::Gauge => {
                     let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
                     ConstGauge::new(value).encode(metric)?;
                 }
-                Kind::Counter => {
+                ProcessMetricType::Counter => {
                     let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
                     ConstCounter::new(value).encode(metric)?;
                 }

@@ -18,9 +18,9 @@ use thiserror::Error;
 
 /// SHA-256 of a certificate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; SHA256_OUTPUT_LEN]);
+pub struct CertificateFingerprint([u8; SHA256_OUTPUT_LEN]);
 
-impl Fingerprint {
+impl CertificateFingerprint {
     /// Returns the fingerprint of a certificate.
     pub fn of(certificate: &CertificateDer<'_>) -> Self {
         let mut bytes = [0; SHA256_OUTPUT_LEN];
@@ -29,13 +29,13 @@ impl Fingerprint {
     }
 }
 
-impl fmt::Display for Fingerprint {
+impl fmt::Display for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for Fingerprint {
+impl fmt::Debug for CertificateFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
@@ -46,7 +46,7 @@ impl fmt::Debug for Fingerprint {
 #[error("a fingerprint is the 64 hexadecimal digits of a SHA-256")]
 pub struct NoFingerprint;
 
-impl FromStr for Fingerprint {
+impl FromStr for CertificateFingerprint {
     type Err = NoFingerprint;
 
     fn from_str(text: &str) -> Result<Self, NoFingerprint> {
@@ -64,20 +64,20 @@ impl FromStr for Fingerprint {
 /// Accepts exactly one certificate, of TLS 1.3 only. Ignores names and dates in it.
 #[derive(Debug)]
 pub struct Pinned {
-    peer: Fingerprint,
+    peer: CertificateFingerprint,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl Pinned {
     /// Creates the verifier of a peer, and the provider of cryptography to use with it.
-    pub fn new(peer: Fingerprint) -> (Arc<CryptoProvider>, Arc<Self>) {
+    pub fn new(peer: CertificateFingerprint) -> (Arc<CryptoProvider>, Arc<Self>) {
         let provider = ring_provider::default_provider();
         let algorithms = provider.signature_verification_algorithms;
         (Arc::new(provider), Arc::new(Self { peer, algorithms }))
     }
 
     fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), Error> {
-        if Fingerprint::of(certificate) == self.peer {
+        if CertificateFingerprint::of(certificate) == self.peer {
             Ok(())
         } else {
             Err(CertificateError::ApplicationVerificationFailure.into())
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn fingerprint_is_64_hexadecimal_digits() {
-        let fingerprint = Fingerprint::of(&CertificateDer::from(vec![1, 2, 3]));
+        let fingerprint = CertificateFingerprint::of(&CertificateDer::from(vec![1, 2, 3]));
         let text = fingerprint.to_string();
         assert_eq!(text.len(), 64);
         assert_eq!(text.parse(), Ok(fingerprint));
@@ -190,7 +190,7 @@ mod tests {
             &text.replace(&text[..1], "g"),
             &"é".repeat(32),
         ] {
-            assert_eq!(bad.parse::<Fingerprint>(), Err(NoFingerprint), "{bad}");
+            assert_eq!(bad.parse::<CertificateFingerprint>(), Err(NoFingerprint), "{bad}");
         }
     }
 }

@@ -74,10 +74,10 @@ pub enum ProcessError {
 ///   starts from the state in the API server.
 /// - Once [`stopping`](Self::stopping) is cancelled a critical task may end; its errors are still reported.
 #[derive(Clone, Debug, Default)]
-pub struct Process(Arc<Inner>);
+pub struct Process(Arc<ProcessState>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct ProcessState {
     stopping: CancellationToken,
     over: CancellationToken,
     tasks: TaskTracker,
@@ -225,9 +225,9 @@ impl Process {
         self.fail(ProcessError::Panicked { task, message });
     }
 
-    fn running(&self, name: &Name) -> Running {
+    fn running(&self, name: &Name) -> TaskGuard {
         *lock(&self.0.running).entry(name.clone()).or_default() += 1;
-        Running {
+        TaskGuard {
             process: self.clone(),
             name: name.clone(),
         }
@@ -235,12 +235,12 @@ impl Process {
 }
 
 /// Counts a task as running until dropped.
-struct Running {
+struct TaskGuard {
     process: Process,
     name: Name,
 }
 
-impl Drop for Running {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
         let mut running = lock(&self.process.0.running);
         if let Some(count) = running.get_mut(&self.name) {

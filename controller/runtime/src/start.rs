@@ -26,7 +26,7 @@ pub enum Threads {
 
 /// The parameters of a process.
 #[derive(Clone, Debug)]
-pub struct Start {
+pub struct StartParameters {
     /// The component's name, as in logs: `drydock-agent`.
     pub component: &'static str,
     /// The component's version.
@@ -41,7 +41,7 @@ pub struct Start {
     pub drain: Duration,
 }
 
-impl Start {
+impl StartParameters {
     /// Default for [`drain`](Self::drain). Less than the grace period of a pod, 30 s.
     pub const DRAIN: Duration = Duration::from_secs(10);
 

@@ -69,10 +69,10 @@ pub struct PeerCertificate(pub Option<CertificateDer<'static>>);
 /// The certificate of TLS handshakes, as server and as client, replaced while connections continue; none at first. Clones
 /// are the same.
 #[derive(Clone, Debug)]
-pub struct ServedCertificate(Arc<Inner>);
+pub struct ServedCertificate(Arc<PortSettings>);
 
 #[derive(Debug)]
-struct Inner {
+struct PortSettings {
     certificate: RwLock<Option<Arc<CertifiedKey>>>,
     ready: Mutex<Option<ReadyHandle>>,
 }
@@ -80,7 +80,7 @@ struct Inner {
 impl ServedCertificate {
     /// Creates one without a certificate; `ready` is released when there is the first.
     pub fn new(ready: ReadyHandle) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(PortSettings {
             certificate: RwLock::new(None),
             ready: Mutex::new(Some(ready)),
         }))

@@ -12,7 +12,7 @@
 //! - One line is logged when a watch breaks and one when it recovers, none per attempt.
 //! - Readers are woken by changes of objects or of the [`SyncState`](crate::SyncState). Bookmarks, reconnects and
 //!   lists without a difference wake no reader.
-//! - A kind that the API server does not serve is a state ([`KindMissing`](crate::Problem::KindMissing)); it is
+//! - A kind that the API server does not serve is a state ([`KindMissing`](crate::WatchProblem::KindMissing)); it is
 //!   requested again with back-off.
 //! - A watch ends when the process stops.
 //!
@@ -21,7 +21,7 @@
 
 use crate::{
     Backoff, CancellationToken, Process, Readiness, ReadyHandle,
-    cache::{Cache, Change, Packing, Trigger},
+    cache::{Cache, CacheChange, StorageFormat, Trigger},
     clock::Instant,
     metrics::Label,
     tolerant_decode::TolerantDecode,
@@ -56,7 +56,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How the objects are listed before the watch starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Listing {
+pub enum ListMode {
     /// As one response from the API server's cache: cheap for the API server even if every node lists at once. For
     /// small sets, since the response is read as a whole.
     #[default]
@@ -67,19 +67,19 @@ pub enum Listing {
 }
 
 type Prune<K> = Box<dyn Fn(&mut K) + Send>;
-type OnChange<K> = Box<dyn FnMut(&Change<K>) + Send>;
+type OnChange<K> = Box<dyn FnMut(&CacheChange<K>) + Send>;
 
-/// The definition of a watch, to be [started](Watches::start).
+/// The definition of a watch, to be [started](WatchStarter::start).
 pub struct Watch<K> {
     api: Api<TolerantDecode<K>>,
     acceptance: Acceptance,
     name: &'static str,
     fields: Option<String>,
     labels: Option<String>,
-    listing: Listing,
+    listing: ListMode,
     optional: bool,
     prune: Prune<K>,
-    packing: Packing<K>,
+    packing: StorageFormat<K>,
     on_change: Vec<OnChange<K>>,
 }
 
@@ -123,10 +123,10 @@ impl<K: Resource> Watch<K> {
             name,
             fields: None,
             labels: None,
-            listing: Listing::default(),
+            listing: ListMode::default(),
             optional: false,
             prune: Box::new(|_| {}),
-            packing: Packing::Whole,
+            packing: StorageFormat::Whole,
             on_change: Vec::new(),
         }
     }
@@ -147,7 +147,7 @@ impl<K: Resource> Watch<K> {
 
     /// Sets how the objects are listed.
     #[must_use]
-    pub fn listing(mut self, listing: Listing) -> Self {
+    pub fn listing(mut self, listing: ListMode) -> Self {
         self.listing = listing;
         self
     }
@@ -173,7 +173,7 @@ impl<K: Resource> Watch<K> {
     where
         K: Serialize + DeserializeOwned,
     {
-        self.packing = Packing::packed();
+        self.packing = StorageFormat::packed();
         self
     }
 
@@ -187,12 +187,12 @@ impl<K: Resource> Watch<K> {
     /// Calls `callback` with each change, after the cache was updated. The call blocks the watch: only enqueue the
     /// change in it.
     #[must_use]
-    pub fn on_change(mut self, callback: impl FnMut(&Change<K>) + Send + 'static) -> Self {
+    pub fn on_change(mut self, callback: impl FnMut(&CacheChange<K>) + Send + 'static) -> Self {
         self.on_change.push(Box::new(callback));
         self
     }
 
-    fn config(&self, listing: Listing) -> watcher::Config {
+    fn config(&self, listing: ListMode) -> watcher::Config {
         let config = watcher::Config {
             label_selector: self.labels.clone(),
             field_selector: self.fields.clone(),
@@ -200,24 +200,24 @@ impl<K: Resource> Watch<K> {
         };
         match listing {
             // With a page size the API server would read from etcd: its cache serves only complete lists.
-            Listing::FromCache => watcher::Config {
+            ListMode::FromCache => watcher::Config {
                 page_size: None,
                 ..config.any_semantic()
             },
-            Listing::Streamed => config.streaming_lists(),
+            ListMode::Streamed => config.streaming_lists(),
         }
     }
 }
 
 /// Starts watches with common settings.
 #[derive(Clone, Debug)]
-pub struct Watches {
+pub struct WatchStarter {
     process: Process,
     readiness: Readiness,
     metrics: WatchMetrics,
 }
 
-impl Watches {
+impl WatchStarter {
     /// Creates a starter of watches that end with `process`, block `readiness` until they are synced, and count in
     /// `metrics`.
     pub fn new(process: &Process, readiness: &Readiness, metrics: &WatchMetrics) -> Self {
@@ -267,11 +267,11 @@ impl Watches {
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
-        let cache = Cache::keeping(std::mem::replace(&mut watch.packing, Packing::Whole));
+        let cache = Cache::keeping(std::mem::replace(&mut watch.packing, StorageFormat::Whole));
         let (api, acceptance) = (watch.api.clone(), watch.acceptance.clone());
         let first = events(api.clone(), watch.config(watch.listing));
-        let streamed = watch.listing == Listing::Streamed;
-        let otherwise = streamed.then(|| events(api, watch.config(Listing::FromCache)));
+        let streamed = watch.listing == ListMode::Streamed;
+        let otherwise = streamed.then(|| events(api, watch.config(ListMode::FromCache)));
         let observer = Observer::new(watch, cache.clone(), ready, self.metrics.clone());
         (cache, async move {
             follow(first, otherwise, &acceptance, observer).await;

@@ -19,8 +19,8 @@
 //! - A change does not wait behind a sweep of all objects, but behind one page of it at most.
 
 use crate::{
-    Change, Key, Trigger, chain, clock,
-    lease::{Leadership, Term},
+    CacheChange, Key, Trigger, chain, clock,
+    lease::{LeaderTerm, Leadership},
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use jiff::Timestamp;
@@ -42,7 +42,7 @@ mod queue;
 pub use metrics::WorkQueueMetrics;
 
 use metrics::QueueMetrics;
-use queue::{Done, Queue, after};
+use queue::{KeyQueue, ReconcileResult, after};
 
 /// Delay after the first failure.
 pub(super) const FIRST_WAIT: Duration = Duration::from_millis(200);
@@ -88,7 +88,7 @@ pub struct WorkQueue {
     /// Name for logs, such as `instances`.
     name: &'static str,
     at_once: usize,
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Mutex<KeyQueue>>,
     added: Trigger,
     /// Notified when no more than [`LOW`] keys are ready.
     low: Arc<Notify>,
@@ -153,8 +153,8 @@ impl WorkQueue {
     }
 
     /// Enqueues the key of an object that a watch event reported; for [`Watch::on_change`](crate::Watch::on_change).
-    pub fn apply<K>(&self, change: &Change<K>) {
-        if let Change::Object { key, .. } = change {
+    pub fn apply<K>(&self, change: &CacheChange<K>) {
+        if let CacheChange::Object { key, .. } = change {
             self.add(key.clone());
         }
     }
@@ -194,12 +194,12 @@ impl WorkQueue {
             stopping
                 .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &reconcile)))
                 .await;
-            self.change(Queue::close);
+            self.change(KeyQueue::close);
         }
     }
 
     /// Reconciles keys; never returns.
-    async fn work<A, F, L, R, W, E>(&self, term: &Term, all: &A, reconcile: &L)
+    async fn work<A, F, L, R, W, E>(&self, term: &LeaderTerm, all: &A, reconcile: &L)
     where
         A: Fn() -> F,
         F: Future<Output = Vec<Key>>,
@@ -257,15 +257,15 @@ impl WorkQueue {
         let now = Instant::now();
         match result.map(Into::into) {
             Ok(Requeue::OnChange) => {
-                self.change(|queue| queue.done(key, &Done::OnChange, now));
+                self.change(|queue| queue.done(key, &ReconcileResult::OnChange, now));
             }
             Ok(Requeue::At(at)) => {
                 let due = after(now, clock::until(at, clock::now()));
-                self.change(|queue| queue.done(key, &Done::At(due), now));
+                self.change(|queue| queue.done(key, &ReconcileResult::At(due), now));
             }
             Err(error) => {
                 let shown = key.to_string();
-                let first = self.change(|queue| queue.done(key, &Done::Failed, now));
+                let first = self.change(|queue| queue.done(key, &ReconcileResult::Failed, now));
                 let (queue, error) = (self.name, chain(&error));
                 if first {
                     tracing::warn!(queue, key = shown, %error, "reconcile failed, retrying");
@@ -277,7 +277,7 @@ impl WorkQueue {
     }
 
     /// Changes the queue and updates the metrics of its length.
-    fn change<T>(&self, change: impl FnOnce(&mut Queue) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut KeyQueue) -> T) -> T {
         let mut queue = self.lock();
         let result = change(&mut queue);
         let (added, ready) = queue.readied();
@@ -288,7 +288,7 @@ impl WorkQueue {
         result
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, KeyQueue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

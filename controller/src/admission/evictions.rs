@@ -1,4 +1,4 @@
-//! Reviews evictions of launcher pods, and sets the evacuation marks that follow from them.
+//! Reviews evictions of launcher pods, and sets the evacuation requests that follow from them.
 //!
 //! ```text
 //!  caches ─▶ core: decide ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: decide
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Drainers wait for seconds after a 429 (kubectl five), while most guests have moved sooner. So an eviction that
-//! would be granted in a moment is held for a while: at most [`HOLD`], at most [`HELD_AT_ONCE`] in this process, so
+//! would be granted in a moment is held for a while: at most [`HOLD`], at most [`MAX_HELD_EVICTIONS`] in this process, so
 //! that held requests cannot fill the API server. Dry runs are never held, nor are evictions by the descheduler,
 //! which evicts many pods in a row and reads the message.
 //!
@@ -32,14 +32,14 @@ use drydock_api::kubevirt::{
     names::{BY_DESCHEDULER, DESCHEDULER, EVICTION_SOURCE, REQUESTED_BY},
 };
 use drydock_core::{
-    drain::estimate::{Leaving, time_left},
+    drain::estimate::{EstimateInput, time_left},
     eviction::{
-        Allowed, EvictionDecision, Known, Refusal, decide,
+        Allowed, EvictionDecision, EvictionRefusal, Lookup, decide, evacuation_request,
         holding::{HOLD, SETTLED_AFTER, is_worth_holding},
-        is_elsewhere, is_launcher, mark, preconditions,
+        is_elsewhere, is_launcher, preconditions,
     },
     launcher_pod::made_for,
-    migration::record::Record,
+    migration::record::MigrationRecord,
 };
 use drydock_runtime::{Key, chain, clock};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Preconditions};
@@ -60,12 +60,12 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    evacuation_requests::{Mark, State},
+    evacuation_requests::{EvacuationRequest, RequiredState},
     instances::Instances,
     launcher_owner::owner,
     launchers::Launchers,
     migration_rate::MigrationRate,
-    migrations::Migrations,
+    migrations::MigrationCache,
     requests::api_of,
 };
 use logged::LoggedRefusals;
@@ -73,7 +73,7 @@ pub(crate) use metrics::HeldEvictions;
 
 /// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
 /// mutating requests by default).
-pub(crate) const HELD_AT_ONCE: usize = 8;
+pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
 /// How long a replica waits for the leader to delete the PDB of a pod that may go, before it does so itself.
 const RELEASED_WITHIN: Duration = Duration::from_millis(250);
 /// How long the deletion of a pod whose guest has migrated away may take before the eviction is granted all the same:
@@ -93,12 +93,12 @@ const CONFLICT: (u16, &str) = (409, "Conflict");
 
 /// Reviews evictions of launcher pods.
 #[derive(Clone)]
-pub(crate) struct Evictions {
+pub(crate) struct EvictionReviews {
     client: Client,
     instances: Instances,
-    migrations: Migrations,
+    migrations: MigrationCache,
     launchers: Launchers,
-    pace: MigrationRate,
+    migration_rate: MigrationRate,
     /// Changes when a pod may go that could not before.
     news: watch::Receiver<u64>,
     held: HeldEvictions,
@@ -131,7 +131,7 @@ enum By {
 }
 
 /// The verdict on one eviction in the current state.
-struct Verdict {
+struct EvictionVerdict {
     decision: EvictionDecision,
     pod: Option<Arc<Pod>>,
     instance: Option<Arc<VirtualMachineInstance>>,
@@ -139,7 +139,7 @@ struct Verdict {
     detail: String,
 }
 
-impl Verdict {
+impl EvictionVerdict {
     fn allow() -> Self {
         Self {
             decision: EvictionDecision::Allow(Allowed::ForGood),
@@ -151,21 +151,21 @@ impl Verdict {
 
     fn unknown(detail: impl fmt::Display) -> Self {
         Self {
-            decision: EvictionDecision::Refuse(Refusal::InstanceUnknown),
+            decision: EvictionDecision::Refuse(EvictionRefusal::InstanceUnknown),
             detail: detail.to_string(),
             ..Self::allow()
         }
     }
 }
 
-impl Evictions {
+impl EvictionReviews {
     /// Creates a review over these caches. `news` changes when one of them does; `held` counts the held evictions.
     pub(crate) fn new(
         client: Client,
         instances: Instances,
-        migrations: Migrations,
+        migrations: MigrationCache,
         launchers: Launchers,
-        pace: MigrationRate,
+        migration_rate: MigrationRate,
         news: watch::Receiver<u64>,
         held: HeldEvictions,
     ) -> Self {
@@ -174,7 +174,7 @@ impl Evictions {
             instances,
             migrations,
             launchers,
-            pace,
+            migration_rate,
             news,
             held,
             logged: Arc::default(),
@@ -186,13 +186,20 @@ impl Evictions {
         let response = AdmissionResponse::from(request);
         let eviction = match read(request) {
             Ok(eviction) => eviction,
-            Err(detail) => return refused(response, Refusal::Unreadable, &Verdict::allow(), &detail),
+            Err(detail) => {
+                return refused(
+                    response,
+                    EvictionRefusal::Unreadable,
+                    &EvictionVerdict::allow(),
+                    &detail,
+                );
+            }
         };
         let until = clock::Instant::now() + HOLD;
         let mut verdict = match timeout_at(until, self.decide(&eviction, until)).await {
             Ok(Ok(verdict)) => verdict,
             Ok(Err(conflict)) => return conflicting(response, &eviction, conflict),
-            Err(_) => Verdict::unknown("the API server did not respond in time"),
+            Err(_) => EvictionVerdict::unknown("the API server did not respond in time"),
         };
         match verdict.decision {
             EvictionDecision::Allow(_) => {
@@ -225,7 +232,7 @@ impl Evictions {
                 refused(response, refusal, &verdict, &detail)
             }
             // The instance was marked above.
-            EvictionDecision::Mark => refused(response, Refusal::Triggered, &verdict, ""),
+            EvictionDecision::Mark => refused(response, EvictionRefusal::Triggered, &verdict, ""),
         }
     }
 
@@ -234,11 +241,11 @@ impl Evictions {
     ///
     /// # Errors
     /// If the eviction's preconditions do not hold; the text has the reason.
-    async fn decide(&self, eviction: &Eviction, until: clock::Instant) -> Result<Verdict, String> {
+    async fn decide(&self, eviction: &Eviction, until: clock::Instant) -> Result<EvictionVerdict, String> {
         match self.conflict(eviction).await {
             Ok(None) => {}
             Ok(Some(text)) => return Err(text),
-            Err(error) => return Ok(Verdict::unknown(chain(&error))),
+            Err(error) => return Ok(EvictionVerdict::unknown(chain(&error))),
         }
         // If the instance has no strategy of its own, the cluster's applies.
         self.launchers.configuration.resolved().await;
@@ -255,7 +262,7 @@ impl Evictions {
             let first = refusal;
             verdict = self.hold(&eviction.pod, verdict, news, until).await;
             // The response to the request that triggered the evacuation must not attribute it to another request.
-            if let EvictionDecision::Refuse(Refusal::InProgress) = verdict.decision {
+            if let EvictionDecision::Refuse(EvictionRefusal::InProgress) = verdict.decision {
                 verdict.decision = EvictionDecision::Refuse(first);
             }
         }
@@ -283,7 +290,7 @@ impl Evictions {
     }
 
     /// Returns the verdict in the current state.
-    async fn judge(&self, key: &Key) -> Verdict {
+    async fn judge(&self, key: &Key) -> EvictionVerdict {
         let verdict = self.judge_by(key, By::Caches).await;
         match verdict.decision {
             EvictionDecision::Allow(Allowed::AsShown) => self.judge_by(key, By::ApiServer).await,
@@ -292,17 +299,17 @@ impl Evictions {
     }
 
     /// Returns the verdict for the pod and the instance as this source has them.
-    async fn judge_by(&self, key: &Key, by: By) -> Verdict {
+    async fn judge_by(&self, key: &Key, by: By) -> EvictionVerdict {
         let pod = match self.launchers.get(key).filter(|_| by == By::Caches) {
             Some(pod) => pod,
             None => match self.pods(key).get_opt(&key.name).await {
                 Ok(Some(pod)) => Arc::new(pod),
-                Ok(None) => return Verdict::allow(),
-                Err(error) => return Verdict::unknown(chain(&error)),
+                Ok(None) => return EvictionVerdict::allow(),
+                Err(error) => return EvictionVerdict::unknown(chain(&error)),
             },
         };
         let Some((instance_key, uid)) = owner(&pod).filter(|_| is_launcher(&pod)) else {
-            return Verdict::allow();
+            return EvictionVerdict::allow();
         };
         let is = |instance: &VirtualMachineInstance| instance.metadata.uid.as_deref() == Some(uid.as_str());
         let shown = self.instances.get(&instance_key);
@@ -310,7 +317,7 @@ impl Evictions {
         if instance.is_none() {
             match self.api(&instance_key).get_opt(&instance_key.name).await {
                 Ok(found) => instance = found.filter(is).map(Arc::new),
-                Err(error) => return Verdict::unknown(chain(&error)),
+                Err(error) => return EvictionVerdict::unknown(chain(&error)),
             }
         }
         let strategy = instance
@@ -319,11 +326,11 @@ impl Evictions {
         let decision = decide(&drydock_core::eviction::EvictionInput {
             now: clock::now(),
             pod: &pod,
-            instance: instance.as_deref().map_or(Known::Absent, Known::There),
+            instance: instance.as_deref().map_or(Lookup::Absent, Lookup::There),
             strategy: strategy.unwrap_or_else(|| self.launchers.configuration.get().eviction_strategy),
             is_target: self.is_target(&instance_key, &pod),
         });
-        Verdict {
+        EvictionVerdict {
             decision,
             pod: Some(pod),
             instance,
@@ -338,21 +345,21 @@ impl Evictions {
         let migration = migrations
             .iter()
             .find(|migration| migration.metadata.uid.as_deref() == Some(uid));
-        migration.is_none_or(|migration| !Record::of(migration).is_over())
+        migration.is_none_or(|migration| !MigrationRecord::of(migration).is_over())
     }
 
     /// Waits until the verdict changes, at most until the time `until`, and no longer than that is worthwhile.
     async fn hold(
         &self,
         pod: &Key,
-        mut verdict: Verdict,
+        mut verdict: EvictionVerdict,
         mut news: watch::Receiver<u64>,
         until: clock::Instant,
-    ) -> Verdict {
+    ) -> EvictionVerdict {
         let began = clock::Instant::now();
         // The first eviction of a drain does not know yet which other guests are to leave.
         let mut judged_at = match verdict.decision {
-            EvictionDecision::Refuse(Refusal::Triggered) => Some(began + SETTLED_AFTER),
+            EvictionDecision::Refuse(EvictionRefusal::Triggered) => Some(began + SETTLED_AFTER),
             _ => Some(began),
         };
         loop {
@@ -374,35 +381,35 @@ impl Evictions {
             };
             match verdict.decision {
                 EvictionDecision::Refuse(refusal) if refusal.may_pass() => {}
-                // The watch does not show the mark yet, or the mark was removed: neither changes the verdict.
-                EvictionDecision::Mark => verdict.decision = EvictionDecision::Refuse(Refusal::InProgress),
+                // The watch does not show the evacuation request yet, or it was removed: neither changes the verdict.
+                EvictionDecision::Mark => verdict.decision = EvictionDecision::Refuse(EvictionRefusal::InProgress),
                 EvictionDecision::Allow(_) | EvictionDecision::Refuse(_) => return verdict,
             }
         }
     }
 
     /// Returns the estimated time until the guest of an eviction has moved; `None` if it is unknown.
-    fn time_left(&self, verdict: &Verdict) -> Option<Duration> {
+    fn time_left(&self, verdict: &EvictionVerdict) -> Option<Duration> {
         let instance = verdict.instance.as_deref()?;
         let node = instance.node_name()?;
-        let own = Leaving::of(instance, self.migrations.of_instance(&Key::of(instance)));
+        let own = EstimateInput::of(instance, self.migrations.of_instance(&Key::of(instance)));
         // Guests that have no migration yet come after it.
         let others = self.migrations.unfinished().into_iter();
-        let others = others.filter_map(|migration| Leaving::by(migration, node));
+        let others = others.filter_map(|migration| EstimateInput::by(migration, node));
         let limits = &self.launchers.configuration.get().migrations;
         time_left(
             &own,
             &others.collect::<Vec<_>>(),
-            self.pace.rate(),
+            self.migration_rate.rate(),
             limits,
             clock::now(),
         )
     }
 
     /// Marks an instance to leave its node.
-    async fn mark(&self, eviction: &Eviction, verdict: &mut Verdict) -> Refusal {
+    async fn mark(&self, eviction: &Eviction, verdict: &mut EvictionVerdict) -> EvictionRefusal {
         let (Some(instance), Some(pod)) = (verdict.instance.clone(), verdict.pod.clone()) else {
-            return Refusal::InstanceUnknown;
+            return EvictionRefusal::InstanceUnknown;
         };
         let node = pod
             .spec
@@ -410,22 +417,24 @@ impl Evictions {
             .and_then(|spec| spec.node_name.clone())
             .unwrap_or_default();
         let now = clock::now();
-        let evacuation = mark::new(
+        let evacuation = evacuation_request::new(
             self.launchers
                 .nodes
                 .requester(&node, &self.launchers.configuration.get()),
             now,
         );
         let key = Key::of(instance.as_ref());
-        let mark = Mark {
+        let mark = EvacuationRequest {
             node: &node,
             evacuation: &evacuation,
         };
         // An eviction does not wait for a cache that lags behind.
-        let marked = mark.set(&self.api(&key), &instance, State::Any, eviction.dry_run).await;
+        let marked = mark
+            .set(&self.api(&key), &instance, RequiredState::Any, eviction.dry_run)
+            .await;
         if let Err(error) = marked {
             verdict.detail = chain(&error).to_string();
-            return Refusal::NotMarked;
+            return EvictionRefusal::NotMarked;
         }
         if eviction.descheduler && !eviction.dry_run {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: DESCHEDULER}}});
@@ -439,7 +448,7 @@ impl Evictions {
             }
         }
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), "instance marked to leave its node");
-        Refusal::Triggered
+        EvictionRefusal::Triggered
     }
 
     /// Deletes a pod whose guest has migrated away. If the eviction may be held, waits up to [`GONE_WITHIN`] until
@@ -471,12 +480,12 @@ impl Evictions {
     async fn release(&self, key: &Key, pod: &Pod, mut news: watch::Receiver<u64>) {
         news.mark_unchanged();
         let until = clock::Instant::now() + RELEASED_WITHIN;
-        while let Some(budget) = self.launchers.budgets.of(pod) {
+        while let Some(pdb) = self.launchers.pdbs.of(pod) {
             tokio::select! {
                 () = clock::sleep_until_instant(Some(until)) => {}
                 changed = news.changed() => if changed.is_ok() { continue },
             }
-            if let Err(error) = self.launchers.budgets.delete(&budget).await {
+            if let Err(error) = self.launchers.pdbs.delete(&pdb).await {
                 // The API server then refuses because of the PDB, and the eviction is retried.
                 warn!(pod = %key, error = %chain(&error), "the budget of a pod that may go could not be deleted");
             }
@@ -534,7 +543,12 @@ fn conflicting(response: AdmissionResponse, eviction: &Eviction, text: String) -
     response
 }
 
-fn refused(response: AdmissionResponse, refusal: Refusal, verdict: &Verdict, detail: &str) -> AdmissionResponse {
+fn refused(
+    response: AdmissionResponse,
+    refusal: EvictionRefusal,
+    verdict: &EvictionVerdict,
+    detail: &str,
+) -> AdmissionResponse {
     let (namespace, name) = match &verdict.instance {
         Some(instance) => (instance.namespace().unwrap_or_default(), instance.name_any()),
         None => Default::default(),

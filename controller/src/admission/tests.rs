@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::{
-    evictions::{Evictions, HeldEvictions},
+    evictions::{EvictionReviews, HeldEvictions},
     handlers,
-    migrations::ClusterState,
+    migration_reviews::ClusterState,
 };
 use crate::{
-    budgets::Budgets, configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
-    migration_rate::MigrationRate, migrations::Migrations, nodes::Nodes,
+    configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
+    migration_rate::MigrationRate, migrations::MigrationCache, nodes::NodeCache, pdb_cache::PdbCache,
 };
 
 fn instance() -> Value {
@@ -64,14 +64,14 @@ async fn response_to(path: &str, question: AdmissionRequest<DynamicObject>) -> A
 /// Returns the response in a cluster with one instance, `vm`, and an API server for requests.
 async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
-    let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
-    let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
-    let launchers = Launchers::filled(&client, [], nodes, budgets);
+    let state = ClusterState::new(client.clone(), instances.clone(), MigrationCache::filled([]));
+    let (nodes, pdbs) = (NodeCache::filled(&client, []), PdbCache::filled(&client, []));
+    let launchers = Launchers::filled(&client, [], nodes, pdbs);
     let (_, news) = watch::channel(0);
-    let migrations = Migrations::filled([]);
-    let pace = MigrationRate::new(instances.clone(), migrations.clone());
+    let migrations = MigrationCache::filled([]);
+    let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
-    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news, held);
+    let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);
     let handlers = handlers(ConfigurationInForce::default(), state, evictions);
     let (_, handler) = handlers.get(path).unwrap();
     handler.review(question).await

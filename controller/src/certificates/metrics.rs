@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicI64;
 
-use drydock_core::certificates::Cause;
+use drydock_core::certificates::RenewalCause;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -11,7 +11,7 @@ use prometheus_client::{
 
 /// Which certificate was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CertificateKind {
     Authority,
     Serving,
 }
@@ -55,10 +55,10 @@ impl CertificateMetrics {
         metrics
     }
 
-    pub(super) fn made(&self, kind: Kind, cause: Cause) {
+    pub(super) fn made(&self, kind: CertificateKind, cause: RenewalCause) {
         let kind = match kind {
-            Kind::Authority => "authority",
-            Kind::Serving => "serving",
+            CertificateKind::Authority => "authority",
+            CertificateKind::Serving => "serving",
         };
         let reason = cause.reason();
         self.made.get_or_create(&MadeLabels { kind, reason }).inc();

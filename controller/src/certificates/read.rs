@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use drydock_core::certificates::{Authority, Held, Id, Serving};
+use drydock_core::certificates::{Authority, HeldCertificates, Id, Serving};
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use rcgen::{KeyPair, PublicKeyData};
@@ -75,7 +75,7 @@ pub(crate) struct Servable {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Contents {
     /// What can be used of it.
-    pub(super) held: Held,
+    pub(super) held: HeldCertificates,
     /// The key of the signer.
     pub(super) signer_key: Option<String>,
     /// The certificate to serve.

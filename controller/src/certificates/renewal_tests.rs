@@ -29,12 +29,12 @@ use tokio::sync::watch;
 
 use super::{
     BUNDLE, CERTIFICATE, CertificateMetrics, KEY, SECRET, SIGNER_KEY, ServedCertificate,
-    keeper::{Action, Data, Keeper},
+    certificate_keeper::{CertificateAction, CertificateKeeper, Data},
 };
 use crate::webhook_server::{
     DEADLINE, Handlers, WebhookMetrics, WebhookServer,
     handlers::Handler,
-    test_client::{Connection, review},
+    test_client::{TestConnection, review},
 };
 
 const NAME: &str = "drydock-webhooks.drydock.svc";
@@ -60,7 +60,7 @@ fn lifetimes() -> Lifetimes {
 
 /// What API servers know.
 #[derive(Debug)]
-struct Known {
+struct ServedObjects {
     now: Timestamp,
     /// Published bundles, the newest last, one for each moment.
     bundles: Vec<Vec<u8>>,
@@ -71,7 +71,7 @@ struct Known {
 struct ApiServer {
     lag: usize,
     skew: SignedDuration,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ServedObjects>>,
     seen: Arc<Mutex<BTreeSet<Vec<u8>>>>,
     rounds: watch::Sender<u64>,
 }
@@ -79,7 +79,7 @@ struct ApiServer {
 impl ApiServer {
     /// Sends requests to all replicas until a response is wrong.
     async fn query_replicas(self) -> Result<Infallible> {
-        let mut kept: BTreeMap<SocketAddr, Connection> = BTreeMap::new();
+        let mut kept: BTreeMap<SocketAddr, TestConnection> = BTreeMap::new();
         loop {
             let (now, bundle, endpoints) = {
                 let known = self.known.lock().unwrap();
@@ -89,7 +89,7 @@ impl ApiServer {
             kept.retain(|address, _| endpoints.values().any(|other| other == address));
             for (index, address) in endpoints {
                 let place = format!("replica {index} at {now}");
-                let mut fresh = Connection::open(address, NAME, &bundle, now + self.skew)
+                let mut fresh = TestConnection::open(address, NAME, &bundle, now + self.skew)
                     .await
                     .with_context(|| place.clone())?;
                 self.seen.lock().unwrap().insert(fresh.certificate.clone());
@@ -104,7 +104,7 @@ impl ApiServer {
     }
 }
 
-async fn question(connection: &mut Connection) -> Result<()> {
+async fn question(connection: &mut TestConnection) -> Result<()> {
     let response = connection
         .send("POST", PATH, review("1").to_string().as_bytes())
         .await?;
@@ -116,7 +116,7 @@ async fn question(connection: &mut Connection) -> Result<()> {
 /// One process of the controller.
 struct Replica {
     process: Process,
-    keeper: Keeper,
+    keeper: CertificateKeeper,
     readiness: Readiness,
     address: SocketAddr,
 }
@@ -134,7 +134,7 @@ impl Replica {
             deadline: DEADLINE,
         };
         let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
-        let keeper = Keeper::new(
+        let keeper = CertificateKeeper::new(
             SECRET,
             vec![NAME.into()],
             lifetimes(),
@@ -151,7 +151,7 @@ impl Replica {
 }
 
 /// The API server's objects and who works on them.
-struct World {
+struct RenewalWorld {
     now: Timestamp,
     secret: Option<Data>,
     /// The bundles of two webhooks.
@@ -160,15 +160,15 @@ struct World {
     leader: usize,
     certificates: BTreeSet<Vec<u8>>,
     authorities: BTreeSet<Vec<u8>>,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<ServedObjects>>,
     rounds: Vec<watch::Receiver<u64>>,
     servers: Process,
 }
 
-impl World {
+impl RenewalWorld {
     async fn new() -> Self {
         let now = Timestamp::from_second(2_000_000_000).unwrap();
-        let known = Known {
+        let known = ServedObjects {
             now,
             bundles: Vec::new(),
             endpoints: BTreeMap::new(),
@@ -220,13 +220,13 @@ impl World {
         for _ in 0..steps {
             match self.replicas[self.leader].keeper.next(self.now).unwrap().action {
                 None => break,
-                Some(Action::Write(data)) => {
+                Some(CertificateAction::Write(data)) => {
                     let count = |all: &mut BTreeSet<Vec<u8>>, key: &str| all.insert(data[key].0.clone());
                     count(&mut self.certificates, CERTIFICATE);
                     count(&mut self.authorities, SIGNER_KEY);
                     self.secret = Some(data);
                 }
-                Some(Action::Publish(bundle)) => self.places = [bundle.clone(), bundle],
+                Some(CertificateAction::Publish(bundle)) => self.places = [bundle.clone(), bundle],
             }
             self.observe();
         }
@@ -297,7 +297,7 @@ fn garbage() -> Data {
 
 #[tokio::test]
 async fn nobody_is_refused_through_fifty_renewals() {
-    let mut world = World::new().await;
+    let mut world = RenewalWorld::new().await;
     assert!(world.replicas.iter().all(|replica| replica.readiness.is_ready()));
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     world.start_queries(&seen);
@@ -339,7 +339,7 @@ async fn nobody_is_refused_through_fifty_renewals() {
 
 #[tokio::test]
 async fn who_does_not_wait_for_the_bundle_is_refused() {
-    let mut world = World::new().await;
+    let mut world = RenewalWorld::new().await;
     let before = world.places[0].clone();
     // As if somebody replaced everything without stages.
     world.secret = None;
@@ -348,9 +348,11 @@ async fn who_does_not_wait_for_the_bundle_is_refused() {
     world.now += TICK;
     world.work(9);
     let address = world.replicas[0].address;
-    let refused = Connection::open(address, NAME, &before, world.now).await.unwrap_err();
+    let refused = TestConnection::open(address, NAME, &before, world.now)
+        .await
+        .unwrap_err();
     assert!(format!("{refused:#}").contains("UnknownIssuer"), "{refused:#}");
-    Connection::open(address, NAME, &world.places[0], world.now)
+    TestConnection::open(address, NAME, &world.places[0], world.now)
         .await
         .unwrap();
 }

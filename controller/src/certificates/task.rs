@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use drydock_api::HyperConverged;
 use drydock_core::configuration::Configuration;
-use drydock_runtime::{Backoff, Cache, Key, Process, Trigger, Watch, Watches, chain, clock, lease::Leadership};
+use drydock_runtime::{Backoff, Cache, Key, Process, Trigger, Watch, WatchStarter, chain, clock, lease::Leadership};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -17,16 +17,16 @@ use tracing::{debug, warn};
 
 use super::{
     API_SERVICES, CONFIGURATION, CertificateMetrics, SECRET, SERVICE, ServedCertificate,
-    keeper::{Action, Keeper},
+    certificate_keeper::{CertificateAction, CertificateKeeper},
     lifetimes_in_force::in_force,
     made::MakeError,
+    secret_writes::write,
     trust_anchors::{TrustAnchors, bundle_of, publish, publish_to_api_services},
-    written::write,
 };
 
 /// The namespaces that the task uses.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct TaskNamespaces {
     /// The controller's own namespace.
     pub(crate) namespace: String,
     /// Those that may hold the configuration, the first one first.
@@ -43,8 +43,8 @@ pub(crate) struct CertificatesTask {
     removal: Cache<ValidatingWebhookConfiguration>,
     api_services: Vec<Cache<APIService>>,
     hyperconvergeds: Cache<HyperConverged>,
-    place: Place,
-    keeper: Keeper,
+    place: TaskNamespaces,
+    keeper: CertificateKeeper,
     last_good: Option<Configuration>,
     changed: Trigger,
     leadership: Leadership,
@@ -54,14 +54,14 @@ pub(crate) struct CertificatesTask {
 
 /// Why a step of the leader failed.
 #[derive(Debug, Error)]
-enum Failure {
+enum RenewalError {
     #[error(transparent)]
     Make(#[from] MakeError),
     #[error("could not write {what}")]
     Write { what: &'static str, source: kube::Error },
 }
 
-impl Failure {
+impl RenewalError {
     /// Returns whether another writer was faster; the watch shows its change.
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
@@ -82,8 +82,8 @@ impl CertificatesTask {
     #[expect(clippy::too_many_arguments, reason = "each is a different thing it depends on")]
     pub(crate) fn new(
         client: Client,
-        watches: &Watches,
-        place: Place,
+        watches: &WatchStarter,
+        place: TaskNamespaces,
         hyperconvergeds: Cache<HyperConverged>,
         (removal, changed): (Cache<ValidatingWebhookConfiguration>, Trigger),
         served: ServedCertificate,
@@ -113,7 +113,7 @@ impl CertificatesTask {
             api_services: api_services.into(),
             hyperconvergeds,
             client,
-            keeper: Keeper::new(SECRET, names, lifetimes, served, metrics.clone()),
+            keeper: CertificateKeeper::new(SECRET, names, lifetimes, served, metrics.clone()),
             place,
             last_good,
             changed,
@@ -219,21 +219,21 @@ impl CertificatesTask {
 
     /// Takes the next step, if there is one and this replica `leads`. Returns when to reconcile again; the watch shows
     /// the written objects.
-    async fn lead(&self, now: Timestamp, leads: impl Fn() -> bool) -> Result<Option<Timestamp>, Failure> {
+    async fn lead(&self, now: Timestamp, leads: impl Fn() -> bool) -> Result<Option<Timestamp>, RenewalError> {
         let next = self.keeper.next(now)?;
         if !leads() {
             return Ok(None);
         }
-        let failed = |what| move |source| Failure::Write { what, source };
+        let failed = |what| move |source| RenewalError::Write { what, source };
         match next.action {
             None => {}
-            Some(Action::Write(data)) => {
+            Some(CertificateAction::Write(data)) => {
                 let seen = self.seen();
                 write(&self.secrets, SECRET, seen.as_deref(), data)
                     .await
                     .map_err(failed("the Secret of the webhook certificates"))?;
             }
-            Some(Action::Publish(bundle)) => {
+            Some(CertificateAction::Publish(bundle)) => {
                 let namespace = &self.place.namespace;
                 // A failed write to one object does not prevent the others.
                 let mutating = publish(&self.client, &self.mutating.all(), namespace, &bundle)

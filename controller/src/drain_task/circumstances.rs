@@ -14,25 +14,25 @@ use crate::{launchers::Launchers, nodes::NodePair};
 
 /// Digests of the circumstances, by guest.
 #[derive(Debug, Default)]
-pub(super) struct Circumstances(Mutex<Known>);
+pub(super) struct CircumstanceDigests(Mutex<CachedDigests>);
 
 /// Digests, and the state they were computed from.
 #[derive(Debug, Default)]
-struct Known {
+struct CachedDigests {
     nodes: Option<Arc<Vec<NodePair>>>,
     configuration: Option<Arc<Configuration>>,
     /// Resource version of the instance, and digest.
     of: HashMap<Key, (Option<String>, String)>,
 }
 
-impl Circumstances {
+impl CircumstanceDigests {
     /// Returns the digest of the current circumstances.
     pub(super) fn of(&self, launchers: &Launchers, instance: &VirtualMachineInstance) -> String {
         let pairs = launchers.nodes.pairs();
         let configuration = launchers.configuration.get();
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !known.is_of(&pairs, &configuration) {
-            *known = Known {
+            *known = CachedDigests {
                 nodes: Some(Arc::clone(&pairs)),
                 configuration: Some(Arc::clone(&configuration)),
                 of: HashMap::new(),
@@ -50,7 +50,7 @@ impl Circumstances {
     }
 }
 
-impl Known {
+impl CachedDigests {
     fn is_of(&self, pairs: &Arc<Vec<NodePair>>, configuration: &Arc<Configuration>) -> bool {
         let nodes = self.nodes.as_ref().is_some_and(|known| Arc::ptr_eq(known, pairs));
         nodes

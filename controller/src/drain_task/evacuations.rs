@@ -7,8 +7,8 @@ use drydock_api::kubevirt::{
     migration::MigrationPriority,
 };
 use drydock_core::{
-    drain::guest::{CIRCUMSTANCES, migration_name},
-    eviction::mark,
+    drain::guest_steps::{CIRCUMSTANCES, migration_name},
+    eviction::evacuation_request,
     migration::{purpose::EVACUATION, queue::ORDER},
 };
 use drydock_runtime::Key;
@@ -17,8 +17,8 @@ use tracing::warn;
 
 /// The inputs of a migration off a node.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Evacuation<'a> {
-    /// The instance, with its evacuation mark.
+pub(super) struct EvacuationMigration<'a> {
+    /// The instance, with its evacuation request.
     pub(super) instance: &'a VirtualMachineInstance,
     /// The node to leave.
     pub(super) node: &'a str,
@@ -32,25 +32,25 @@ pub(super) struct Evacuation<'a> {
 
 /// The result of creating a migration.
 #[derive(Clone, Debug)]
-pub(super) enum Outcome {
+pub(super) enum CreationOutcome {
     /// It was created.
     Made(VirtualMachineInstanceMigration),
     /// It had been created before; `None` if it was deleted since.
     WasMade(Option<VirtualMachineInstanceMigration>),
 }
 
-impl Evacuation<'_> {
+impl EvacuationMigration<'_> {
     /// Creates the migration, unless there is one for this attempt already.
     ///
     /// # Errors
     /// If the request to the API server fails.
-    pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<Outcome> {
+    pub(super) async fn create(self, api: &Api<VirtualMachineInstanceMigration>) -> kube::Result<CreationOutcome> {
         let mut take = 0;
         loop {
             let migration = self.migration(take);
             let name = migration.name_any();
             match api.create(&PostParams::default(), &migration).await {
-                Ok(made) => return Ok(Outcome::Made(made)),
+                Ok(made) => return Ok(CreationOutcome::Made(made)),
                 Err(kube::Error::Api(status)) if status.is_already_exists() => {}
                 Err(error) => return Err(error),
             }
@@ -65,7 +65,7 @@ impl Evacuation<'_> {
                     );
                     take += 1;
                 }
-                found => return Ok(Outcome::WasMade(found)),
+                found => return Ok(CreationOutcome::WasMade(found)),
             }
         }
     }
@@ -73,7 +73,7 @@ impl Evacuation<'_> {
     /// Builds the migration. `take` counts the names that migrations of other instances already have.
     fn migration(self, take: u32) -> VirtualMachineInstanceMigration {
         let mut migration = VirtualMachineInstanceMigration::new(
-            &migration_name(self.instance, mark::evacuation(self.instance), take),
+            &migration_name(self.instance, evacuation_request::evacuation(self.instance), take),
             VirtualMachineInstanceMigrationSpec {
                 vmi_name: self.instance.name_any(),
                 priority: Some(self.priority),
@@ -101,17 +101,17 @@ mod tests {
     use super::*;
 
     /// Creates a migration. Each requested name is either free (`None`) or has a migration of the given instance.
-    async fn made(taken: &[Option<&str>]) -> (Outcome, Vec<String>) {
+    async fn made(taken: &[Option<&str>]) -> (CreationOutcome, Vec<String>) {
         let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"namespace": "shop", "name": "db", "uid": "1"},
             "spec": {"domain": {"devices": {}}},
         }))
         .unwrap();
-        let requester = mark::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
-        let instance = mark::marked(&instance, "a", &requester);
+        let requester = evacuation_request::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
+        let instance = evacuation_request::marked(&instance, "a", &requester);
         let (client, mut server) = api_server();
         let api = Api::namespaced(client, "shop");
-        let evacuation = Evacuation {
+        let evacuation = EvacuationMigration {
             instance: &instance,
             node: "a",
             priority: MigrationPriority::SystemCritical,
@@ -148,14 +148,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_has_one_migration_and_takes_nobody_elses_name() {
-        let name = |outcome: &Outcome| match outcome {
-            Outcome::Made(made) => made.metadata.name.clone(),
-            Outcome::WasMade(_) => None,
+        let name = |outcome: &CreationOutcome| match outcome {
+            CreationOutcome::Made(made) => made.metadata.name.clone(),
+            CreationOutcome::WasMade(_) => None,
         };
         let (one, names) = made(&[None]).await;
         assert_eq!(name(&one).as_ref(), names.first());
         let (again, same) = made(&[Some("db")]).await;
-        assert!(matches!(again, Outcome::WasMade(Some(found)) if Some(&found.name_any()) == names.first()));
+        assert!(matches!(again, CreationOutcome::WasMade(Some(found)) if Some(&found.name_any()) == names.first()));
         assert_eq!(same, names);
         let (other, taken) = made(&[Some("cache"), Some("web"), None]).await;
         assert_eq!(taken[0], names[0]);

@@ -36,13 +36,13 @@ const BOUNDS: [f64; 11] = [
 /// Exports metrics of drains. The gauges need the sources that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainMetrics {
-    gauges: Deferred<Watched>,
+    gauges: Deferred<DrainGauges>,
     took: Histogram,
 }
 
 /// The sources of the gauges.
 #[derive(Debug)]
-struct Watched {
+struct DrainGauges {
     hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
     leadership: Leadership,
@@ -50,7 +50,7 @@ struct Watched {
 
 /// What is left on a node that is being drained.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Left {
+struct RemainingPods {
     guests: i64,
     blocked: BTreeMap<String, i64>,
     /// Seconds since the epoch.
@@ -61,7 +61,7 @@ struct Left {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Gauges {
     /// By node.
-    drains: BTreeMap<String, Left>,
+    drains: BTreeMap<String, RemainingPods>,
     /// Pods that have not left, by node in maintenance.
     pods: BTreeMap<String, i64>,
 }
@@ -84,7 +84,7 @@ impl DrainMetrics {
     /// Exports gauges from these sources while this process leads. Every replica knows the values, but sums over
     /// replicas have to be right.
     pub(crate) fn watch(&self, hypervisors: Cache<Hypervisor>, maintenances: Maintenances, leadership: Leadership) {
-        self.gauges.set(Watched {
+        self.gauges.set(DrainGauges {
             hypervisors,
             maintenances,
             leadership,
@@ -111,7 +111,7 @@ fn ended(before: Option<&DrainStatus>, after: Option<&DrainStatus>) -> Option<f6
     Some(seconds.max(0) as f64)
 }
 
-impl Collector for Watched {
+impl Collector for DrainGauges {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         if self.leadership.term().is_none() {
             return Ok(());
@@ -142,7 +142,7 @@ fn gauges(hypervisors: &Cache<Hypervisor>, maintenances: &Maintenances) -> Gauge
 }
 
 /// Returns the remaining guests of a node; `None` if its drain is over.
-fn left(drain: &DrainStatus) -> Option<Left> {
+fn left(drain: &DrainStatus) -> Option<RemainingPods> {
     // A cordon alone drains nothing.
     if drain.finished_at.is_some() || drain.requested_by.is_empty() {
         return None;
@@ -157,7 +157,7 @@ fn left(drain: &DrainStatus) -> Option<Left> {
     if others > 0 {
         blocked.insert(NOT_LISTED.into(), others);
     }
-    Some(Left {
+    Some(RemainingPods {
         guests: drain.left.into(),
         blocked,
         estimated_end: drain.estimated_end.as_ref().map(|end| end.0.as_second()),

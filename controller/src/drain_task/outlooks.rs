@@ -9,8 +9,8 @@ use std::{
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
-    drain::{DrainingNode, Guest, competing},
-    placement::{Leaving, Outlook, Packing, name_of, pack},
+    drain::{DrainedGuest, DrainingNode, competing},
+    placement::{DepartingGuest, DepartureOutlook, PackingResult, name_of, pack},
 };
 use drydock_runtime::{
     Key,
@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::Pod;
 use crate::{launchers::Launchers, nodes::NodePair, reserved_nodes::PlannedNode};
 
 /// How long an outlook is valid at least.
-const LEAST: Duration = Duration::from_secs(2);
+const MIN_INTERVAL: Duration = Duration::from_secs(2);
 /// Validity of an outlook as a multiple of its evaluation time: a large cluster is not evaluated with each change.
 const TIMES: u32 = 20;
 /// The same multiple if a guest has no outlook yet.
@@ -31,12 +31,12 @@ const AGAIN: Duration = Duration::from_secs(5);
 
 /// The outlooks of the guests that leave, evaluated at intervals.
 #[derive(Debug, Default)]
-pub(super) struct Outlooks(Mutex<Known>);
+pub(super) struct Outlooks(Mutex<CachedOutlooks>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct CachedOutlooks {
     /// By guest that leaves.
-    of: HashMap<Key, Outlook>,
+    of: HashMap<Key, DepartureOutlook>,
     /// Time and duration of the last evaluation.
     evaluated: Option<(Instant, Duration)>,
 }
@@ -62,7 +62,7 @@ impl Outlooks {
             let packing = evaluate(launchers, &competing);
             launchers.reserved.replace(planned_nodes(&competing, &packing));
             known.of = leaving()
-                .map(|guest| (Key::of(guest.instance), Outlook::Unknown))
+                .map(|guest| (Key::of(guest.instance), DepartureOutlook::Unknown))
                 .collect();
             known
                 .of
@@ -72,18 +72,19 @@ impl Outlooks {
         for guest in nodes.iter_mut().flat_map(|node| &mut node.guests) {
             guest.outlook = known.of.get(&Key::of(guest.instance)).cloned().unwrap_or_default();
         }
-        let has_none = |outlook: &Outlook| matches!(outlook, Outlook::Crowded(_) | Outlook::Nowhere(_));
+        let has_none =
+            |outlook: &DepartureOutlook| matches!(outlook, DepartureOutlook::Crowded(_) | DepartureOutlook::Nowhere(_));
         let any = known.of.values().any(has_none);
         any.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, CachedOutlooks> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Known {
-    fn is_due<'a>(&self, mut leaving: impl Iterator<Item = &'a Guest<'a>>) -> bool {
+impl CachedOutlooks {
+    fn is_due<'a>(&self, mut leaving: impl Iterator<Item = &'a DrainedGuest<'a>>) -> bool {
         let Some((at, took)) = self.evaluated else {
             return true;
         };
@@ -91,7 +92,7 @@ impl Known {
         let counts = if is_new {
             took * TIMES_FOR_NEW
         } else {
-            LEAST.max(took * TIMES)
+            MIN_INTERVAL.max(took * TIMES)
         };
         at.elapsed() >= counts
     }
@@ -107,7 +108,7 @@ pub(super) struct Competitor<'a> {
 
 impl<'a> Competitor<'a> {
     /// Returns `None` if a guest does not compete: it stays, or already has a place.
-    pub(super) fn of(launchers: &Launchers, guest: &Guest<'a>) -> Option<Self> {
+    pub(super) fn of(launchers: &Launchers, guest: &DrainedGuest<'a>) -> Option<Self> {
         let pods = launchers.of(guest.instance);
         let here = guest.instance.node_name();
         let has_place = pods.iter().any(|pod| {
@@ -130,26 +131,26 @@ impl<'a> Competitor<'a> {
 }
 
 /// Returns the nodes that guests are expected to move to.
-fn planned_nodes(competing: &[Competitor<'_>], packing: &Packing) -> Vec<PlannedNode> {
+fn planned_nodes(competing: &[Competitor<'_>], packing: &PackingResult) -> Vec<PlannedNode> {
     let results = packing.outlooks.iter().zip(&packing.reserved);
     let planned = competing
         .iter()
         .zip(results)
         .filter_map(|(competitor, (outlook, reserved))| match outlook {
-            Outlook::Fits(node) => Some(PlannedNode {
+            DepartureOutlook::Fits(node) => Some(PlannedNode {
                 guest: competitor.key(),
                 node: node.clone(),
                 reserved: *reserved,
             }),
-            Outlook::Crowded(_) | Outlook::Nowhere(_) | Outlook::Unknown => None,
+            DepartureOutlook::Crowded(_) | DepartureOutlook::Nowhere(_) | DepartureOutlook::Unknown => None,
         });
     planned.collect()
 }
 
 /// Returns for each of these guests, in their order, whether there is room for it.
-pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> Packing {
+pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> PackingResult {
     if competing.is_empty() {
-        return Packing::default();
+        return PackingResult::default();
     }
     let (nodes, rooms) = (&launchers.nodes, &launchers.rooms);
     let pairs = nodes.pairs();
@@ -164,7 +165,7 @@ pub(super) fn evaluate(launchers: &Launchers, competing: &[Competitor<'_>]) -> P
         needs.priority = rooms.priority(&own);
         needs.volumes = launchers.bound_volumes(competitor.instance);
         let next = launchers.next_pod(competitor.instance, &competitor.pods);
-        Leaving {
+        DepartingGuest {
             instance: competitor.instance,
             needs,
             source,

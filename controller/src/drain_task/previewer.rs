@@ -4,33 +4,38 @@ use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
 use drydock_core::{
-    drain::{Cluster, DrainingNode, Guest, NodeMarks, preview},
+    drain::{DrainInput, DrainedGuest, DrainingNode, NodeMarks, preview},
     migration::deadlines::Attempts,
-    placement::Outlook,
+    placement::DepartureOutlook,
     pod_state::created_at,
 };
 use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::outlooks::{self, Competitor};
-use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations};
+use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::MigrationCache};
 
 /// Computes drain previews from the caches alone, so that any replica can do it.
 #[derive(Clone)]
 pub(crate) struct Previewer {
     pub(super) instances: Instances,
-    pub(super) migrations: Migrations,
+    pub(super) migrations: MigrationCache,
     pub(super) launchers: Launchers,
-    pub(super) pace: MigrationRate,
+    pub(super) migration_rate: MigrationRate,
 }
 
 impl Previewer {
-    pub(crate) fn new(instances: Instances, migrations: Migrations, launchers: Launchers, pace: MigrationRate) -> Self {
+    pub(crate) fn new(
+        instances: Instances,
+        migrations: MigrationCache,
+        launchers: Launchers,
+        migration_rate: MigrationRate,
+    ) -> Self {
         Self {
             instances,
             migrations,
             launchers,
-            pace,
+            migration_rate,
         }
     }
 
@@ -41,7 +46,7 @@ impl Previewer {
             .iter()
             .filter_map(|key| Some((key, self.instances.get(key)?)))
             .collect();
-        let mut guests: Vec<Guest<'_>> = there
+        let mut guests: Vec<DrainedGuest<'_>> = there
             .iter()
             .map(|(key, instance)| guest(&self.launchers, instance, self.migrations.of_instance(key)))
             .collect();
@@ -65,12 +70,12 @@ impl Previewer {
         };
         preview::preview(
             &node,
-            &Cluster {
+            &DrainInput {
                 now: clock::now(),
                 nodes: &[],
                 limits: &self.launchers.configuration.get().migrations,
                 attempts: Attempts::default(),
-                rate: self.pace.rate(),
+                rate: self.migration_rate.rate(),
             },
         )
     }
@@ -81,21 +86,18 @@ pub(super) fn guest<'a>(
     launchers: &Launchers,
     instance: &'a VirtualMachineInstance,
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-) -> Guest<'a> {
+) -> DrainedGuest<'a> {
     let pods = launchers.of(instance);
     let here = instance.node_name();
     let is_here = |pod: &&Arc<Pod>| pod.spec.as_ref().is_some_and(|spec| spec.node_name.as_deref() == here);
-    Guest {
+    DrainedGuest {
         instance,
         strategy: launchers.eviction_strategy(instance),
         made: pods.iter().filter_map(|pod| created_at(pod)).min(),
         migrations,
         refused: None,
-        outlook: Outlook::Unknown,
+        outlook: DepartureOutlook::Unknown,
         circumstances: None,
-        held_by: pods
-            .iter()
-            .filter(is_here)
-            .find_map(|pod| launchers.budgets.holding(pod)),
+        held_by: pods.iter().filter(is_here).find_map(|pod| launchers.pdbs.holding(pod)),
     }
 }

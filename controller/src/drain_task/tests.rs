@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use drydock_api::kubevirt::migration::MigrationPriority;
 use drydock_runtime::{
-    EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, Watches,
+    EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{budgets::Budgets, migration_rate::MigrationRate, nodes::Nodes};
+use crate::{migration_rate::MigrationRate, nodes::NodeCache, pdb_cache::PdbCache};
 
 /// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
 struct Fixture {
     task: DrainTask,
     server: ApiServer,
     /// Guards of watched nodes: their watches are never served.
-    kept: BTreeMap<String, Kept>,
-    refusals: Refusals,
+    kept: BTreeMap<String, PodsGuard>,
+    refusals: StepRefusals,
     // Ends their connections when it is dropped.
     _servers: (ApiServer, ApiServer),
 }
@@ -39,18 +39,18 @@ fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixtu
     let launchers = Launchers::filled(
         &client,
         [],
-        Nodes::filled(&client, [node]),
-        Budgets::filled(&client, []),
+        NodeCache::filled(&client, [node]),
+        PdbCache::filled(&client, []),
     );
     let instances = Instances::filled(guests);
-    let migrations = Migrations::filled([]);
+    let migrations = MigrationCache::filled([]);
     let rate = MigrationRate::new(instances.clone(), migrations.clone());
     let reporter = Reporter {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let watches = Watches::new(&process, &Readiness::new(), &WatchMetrics::default());
-    let refusals = Refusals::default();
+    let watches = WatchStarter::new(&process, &Readiness::new(), &WatchMetrics::default());
+    let refusals = StepRefusals::default();
     let task = DrainTask::new(
         client,
         Previewer::new(instances, migrations, launchers, rate),
@@ -82,7 +82,7 @@ fn instance(name: &str) -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// The response to a request that marks an instance.
+/// The response to a request that sets an evacuation request.
 fn marked(request: &ReceivedRequest, name: &str) -> Value {
     let mut marked = json!(instance(name));
     for part in ["evacuationNodeName", "evacuation"] {
@@ -109,7 +109,7 @@ impl Fixture {
         result
     }
 
-    /// Marks the guest `name`, which is the only one without a mark.
+    /// Marks the guest `name`, which is the only one without an evacuation request.
     async fn mark(&mut self, name: &str) {
         let done = self.reconcile(async |server| {
             let request = server.next_request().await;
@@ -144,7 +144,7 @@ async fn guest_of_a_tainted_node_is_marked_and_then_migrated_once() {
         request.with(&migration);
     });
     created.await.unwrap();
-    // The watch has shown neither the mark nor the migration yet.
+    // The watch has shown neither the evacuation request nor the migration yet.
     let nothing = fixture.reconcile(async |server| assert!(server.is_left_alone().await));
     let wake = nothing.await.unwrap();
     // The Node is to report a drain that lasts.
@@ -335,14 +335,14 @@ async fn drain_is_reported_soon_by_a_clock_that_nobody_sets() {
 
 #[test]
 fn migrations_of_one_node_follow_each_other() {
-    let migrate = |name: &str, node: &str| Step::Migrate {
+    let migrate = |name: &str, node: &str| DrainStep::Migrate {
         namespace: "shop".into(),
         name: name.into(),
         node: node.into(),
         priority: MigrationPriority::SystemCritical,
         order: 0,
     };
-    let unmark = |name: &str| Step::Unmark {
+    let unmark = |name: &str| DrainStep::Unmark {
         namespace: "shop".into(),
         name: name.into(),
     };

@@ -27,7 +27,7 @@ fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
         hypervisors: Cache::filled([hypervisor]),
         namespaces: vec!["one".into(), "two".into()],
         configuration: ConfigurationInForce::default(),
-        metrics: Metrics::default(),
+        metrics: ControllerMetrics::default(),
     };
     (task, server)
 }

@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{budgets::Budgets, nodes::Nodes};
+use crate::{nodes::NodeCache, pdb_cache::PdbCache};
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -35,15 +35,20 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Budgets::filled(&client, []));
+    let launchers = Launchers::filled(
+        &client,
+        [],
+        NodeCache::filled(&client, []),
+        PdbCache::filled(&client, []),
+    );
     let task = InstanceTask::new(
         client,
         Instances::filled([instance()]),
-        Migrations::filled([]),
+        MigrationCache::filled([]),
         launchers,
-        SilentAgents::new(|| ()),
+        UnresponsiveAgents::new(|| ()),
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        Refusals::default(),
+        StepRefusals::default(),
     );
     (task, server, recorded)
 }

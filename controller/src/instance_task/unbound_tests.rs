@@ -7,7 +7,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{budgets::Budgets, nodes::Nodes};
+use crate::{nodes::NodeCache, pdb_cache::PdbCache};
 
 const POD: &str = "/api/v1/namespaces/default/pods/virt-launcher-vm1-x";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/vm1";
@@ -48,15 +48,15 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let (nodes, budgets) = (Nodes::filled(&client, []), Budgets::filled(&client, []));
+    let (nodes, pdbs) = (NodeCache::filled(&client, []), PdbCache::filled(&client, []));
     let task = InstanceTask {
-        launchers: Launchers::filled(&client, [pod], nodes, budgets),
+        launchers: Launchers::filled(&client, [pod], nodes, pdbs),
         client,
         instances: Instances::filled([instance()]),
-        migrations: Migrations::filled([]),
-        silent_agents: SilentAgents::new(|| ()),
+        migrations: MigrationCache::filled([]),
+        unresponsive_agents: UnresponsiveAgents::new(|| ()),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        refusals: Refusals::default(),
+        refusals: StepRefusals::default(),
         probed_pods: ProbedPods::default(),
     };
     (task, server)

@@ -26,7 +26,7 @@ fn instance(name: &str, uid: &str, set: Option<&str>) -> VirtualMachineInstance 
 
 fn shown(instances: &Instances, old: Option<VirtualMachineInstance>, new: Option<VirtualMachineInstance>) {
     let key = Key::of(new.as_ref().or(old.as_ref()).unwrap());
-    let change = Change::Object {
+    let change = CacheChange::Object {
         key,
         old: old.map(Arc::new),
         new: new.map(Arc::new),
@@ -100,7 +100,7 @@ async fn unfinished_instances_are_indexed_by_namespace() {
 fn replica_set_is_enqueued_when_instances_join_or_leave() {
     let (old, new) = (instance("a", "u1", Some("s1")), instance("a", "u1", None));
     let change = |old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>| {
-        sets_of_change(&Change::Object {
+        sets_of_change(&CacheChange::Object {
             key: key("a"),
             old: old.cloned().map(Arc::new),
             new: new.cloned().map(Arc::new),

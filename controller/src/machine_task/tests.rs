@@ -49,9 +49,9 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         client,
         machines: AssumeCache::filled(machines),
         instances: Instances::filled(instances),
-        migrations: Migrations::filled([]),
+        migrations: MigrationCache::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        refusals: Refusals::default(),
+        refusals: StepRefusals::default(),
     };
     (task, server, events_server)
 }

@@ -12,7 +12,7 @@ use std::{
 
 use drydock_core::maintenance::{
     attempt::{Attempt, EvictionResult},
-    pods::Target,
+    pods::EvictionTarget,
 };
 use drydock_runtime::{Key, Requeue, WorkQueue, chain, clock};
 use k8s_openapi::{
@@ -35,21 +35,21 @@ pub(super) const MAX_CONCURRENT_RECONCILES: usize = 512;
 
 /// Evictions of pods, by UID. Clones share them.
 #[derive(Clone)]
-pub(super) struct Evictions {
+pub(super) struct PodEvictions {
     client: Client,
     maintenances: Maintenances,
-    entries: Arc<Mutex<HashMap<String, Entry>>>,
+    entries: Arc<Mutex<HashMap<String, EvictionEntry>>>,
     work: WorkQueue,
     nodes: WorkQueue,
 }
 
-struct Entry {
-    target: Target,
+struct EvictionEntry {
+    target: EvictionTarget,
     node: String,
     attempt: Attempt,
 }
 
-impl Evictions {
+impl PodEvictions {
     /// Starts without evictions. After the response to an eviction, the node of the pod is enqueued.
     pub(super) fn new(client: Client, maintenances: Maintenances, queues: &MaintenanceQueues) -> Self {
         Self {
@@ -67,10 +67,10 @@ impl Evictions {
     }
 
     /// Requests an eviction, unless one is in progress.
-    pub(super) fn request(&self, node: &str, target: Target) {
+    pub(super) fn request(&self, node: &str, target: EvictionTarget) {
         let key = Key::namespaced(&target.namespace, &target.name);
         let mut entries = self.lock();
-        let entry = entries.entry(target.uid.clone()).or_insert_with(|| Entry {
+        let entry = entries.entry(target.uid.clone()).or_insert_with(|| EvictionEntry {
             target: target.clone(),
             node: node.to_owned(),
             attempt: Attempt {
@@ -111,7 +111,7 @@ impl Evictions {
         for entry in self.lock().values_mut() {
             let blocked = matches!(
                 entry.attempt.result,
-                Some(EvictionResult::Budget(_) | EvictionResult::SeveralBudgets(_))
+                Some(EvictionResult::BlockedByPdb(_) | EvictionResult::SeveralPdbs(_))
             );
             if blocked && entry.target.namespace == namespace {
                 entry.attempt.unblocked = true;
@@ -122,9 +122,9 @@ impl Evictions {
     }
 }
 
-impl Reconciler for Evictions {
-    type Observed = Vec<(Target, Attempt)>;
-    type Plan = Vec<Target>;
+impl Reconciler for PodEvictions {
+    type Observed = Vec<(EvictionTarget, Attempt)>;
+    type Plan = Vec<EvictionTarget>;
 
     /// Returns the evictions of pods of this name.
     async fn observe(&self, key: &Key) -> Result<Option<Self::Observed>, ReconcileError> {
@@ -137,12 +137,17 @@ impl Reconciler for Evictions {
     }
 
     /// Returns the pods whose eviction is pending.
-    fn plan(&self, _: &Key, observed: &Self::Observed) -> Vec<Target> {
+    fn plan(&self, _: &Key, observed: &Self::Observed) -> Vec<EvictionTarget> {
         let pending = observed.iter().filter(|(_, attempt)| attempt.in_flight);
         pending.map(|(target, _)| target.clone()).collect()
     }
 
-    async fn execute(&self, _: &Key, _: &mut Self::Observed, targets: Vec<Target>) -> Result<Executed, ReconcileError> {
+    async fn execute(
+        &self,
+        _: &Key,
+        _: &mut Self::Observed,
+        targets: Vec<EvictionTarget>,
+    ) -> Result<Executed, ReconcileError> {
         for target in targets {
             let result = self.evict(&target).await;
             self.record(&target, result);
@@ -151,7 +156,7 @@ impl Reconciler for Evictions {
     }
 }
 
-impl Queued for Evictions {
+impl Queued for PodEvictions {
     /// A process that leads again repeats the requests that were in progress when it was interrupted, except those for
     /// nodes whose maintenances have ended since.
     async fn all(&self) -> Vec<Key> {
@@ -169,8 +174,8 @@ impl Queued for Evictions {
     }
 }
 
-impl Evictions {
-    async fn evict(&self, target: &Target) -> EvictionResult {
+impl PodEvictions {
+    async fn evict(&self, target: &EvictionTarget) -> EvictionResult {
         // kube's own call names the options wrongly, so that the API server would ignore them.
         let eviction = Eviction {
             metadata: ObjectMeta {
@@ -203,7 +208,7 @@ impl Evictions {
         }
     }
 
-    fn record(&self, target: &Target, result: EvictionResult) {
+    fn record(&self, target: &EvictionTarget, result: EvictionResult) {
         let (pod, message) = (format!("{}/{}", target.namespace, target.name), result.text());
         let mut entries = self.lock();
         // The pod or its node was forgotten in the meantime.
@@ -233,7 +238,7 @@ impl Evictions {
         self.nodes.add(Key::cluster(&entry.node));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, EvictionEntry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +255,7 @@ mod tests {
     use super::*;
 
     /// Evictions while these nodes are in maintenance, and the API server that their requests reach.
-    fn fixture(nodes: &[&str]) -> (Evictions, ApiServer) {
+    fn fixture(nodes: &[&str]) -> (PodEvictions, ApiServer) {
         let (client, server) = api_server();
         let maintenances = nodes.iter().map(|node| {
             let object: NodeMaintenance = serde_json::from_value(json!({
@@ -262,13 +267,13 @@ mod tests {
         });
         let queues = MaintenanceQueues::new(&WorkQueueMetrics::default());
         (
-            Evictions::new(client, Maintenances::filled(maintenances), &queues),
+            PodEvictions::new(client, Maintenances::filled(maintenances), &queues),
             server,
         )
     }
 
-    fn target() -> Target {
-        Target {
+    fn target() -> EvictionTarget {
+        EvictionTarget {
             namespace: "d".into(),
             name: "p".into(),
             uid: "u".into(),

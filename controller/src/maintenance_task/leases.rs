@@ -2,16 +2,16 @@
 
 use drydock_api::maintenance::{Group, NodeMaintenance, RESERVATION};
 use drydock_core::maintenance::{
-    lease::{self, LeaseWrite},
+    maintenance_lease::{self, LeaseWrite},
     reservation,
 };
-use drydock_runtime::{Cache, Key, Watch, Watches, WorkQueue};
+use drydock_runtime::{Cache, Key, Watch, WatchStarter, WorkQueue};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, ResourceExt};
 use std::sync::Arc;
 
-use super::Places;
+use super::LeaseNamespaces;
 use crate::requests::{deleting_version, writing};
 
 /// The Leases that maintenances need.
@@ -26,7 +26,7 @@ pub(super) struct Leases {
 }
 
 /// The result of writing a Lease.
-pub(super) enum Written {
+pub(super) enum LeaseWriteResult {
     /// The Lease as written.
     Done(Box<Lease>),
     /// Another writer has changed it; the Lease as it is now.
@@ -39,18 +39,22 @@ impl Leases {
     /// Watches the Leases of the newer group's maintenances and reservations; the node of each changed Lease is
     /// enqueued on `work`. Leases of the older group share a namespace with others, and are read when they are
     /// needed.
-    pub(super) fn start(client: &Client, watches: &Watches, places: &Places, work: &WorkQueue) -> Self {
+    pub(super) fn start(client: &Client, watches: &WatchStarter, places: &LeaseNamespaces, work: &WorkQueue) -> Self {
         let watch = |namespace: &str, name: &'static str, node_of: fn(&str) -> Option<&str>| {
             let work = work.clone();
             Watch::<Lease>::namespaced(client.clone(), namespace, name).on_change(move |change| {
-                if let drydock_runtime::Change::Object { key, .. } = change
+                if let drydock_runtime::CacheChange::Object { key, .. } = change
                     && let Some(node) = node_of(&key.name)
                 {
                     work.add(Key::cluster(node));
                 }
             })
         };
-        let nodes = watch(&places.leases, "leases of nodes in maintenance", lease::node_of);
+        let nodes = watch(
+            &places.leases,
+            "leases of nodes in maintenance",
+            maintenance_lease::node_of,
+        );
         let reserved = watch(&places.own, "reservations of nodes", reservation::node_of).labels(RESERVATION);
         Self {
             nodes: watches.start(nodes),
@@ -80,7 +84,7 @@ impl Leases {
     /// # Errors
     /// If it has to be read, and the API server does not return it.
     pub(super) async fn of_node(&self, group: Group, node: &str) -> kube::Result<Option<Lease>> {
-        let name = lease::name(group, node);
+        let name = maintenance_lease::name(group, node);
         match group {
             Group::Medik8s => {
                 let key = Key::namespaced(&self.namespace, &name);
@@ -94,7 +98,7 @@ impl Leases {
     ///
     /// # Errors
     /// If the API server does not respond.
-    pub(super) async fn write(&self, group: Group, write: &LeaseWrite) -> kube::Result<Written> {
+    pub(super) async fn write(&self, group: Group, write: &LeaseWrite) -> kube::Result<LeaseWriteResult> {
         let parameters = writing();
         let name = write.lease.name_any();
         let written = if write.exists {
@@ -103,11 +107,11 @@ impl Leases {
             self.api(group).create(&parameters, &write.lease).await
         };
         match written {
-            Ok(lease) => Ok(Written::Done(Box::new(lease))),
-            Err(kube::Error::Api(status)) if status.code == 409 || (status.is_not_found() && write.exists) => {
-                Ok(Written::Changed(self.api(group).get_opt(&name).await?.map(Box::new)))
-            }
-            Err(kube::Error::Api(status)) => Ok(Written::Refused(status.message.clone())),
+            Ok(lease) => Ok(LeaseWriteResult::Done(Box::new(lease))),
+            Err(kube::Error::Api(status)) if status.code == 409 || (status.is_not_found() && write.exists) => Ok(
+                LeaseWriteResult::Changed(self.api(group).get_opt(&name).await?.map(Box::new)),
+            ),
+            Err(kube::Error::Api(status)) => Ok(LeaseWriteResult::Refused(status.message.clone())),
             Err(error) => Err(error),
         }
     }

@@ -7,7 +7,7 @@ use drydock_runtime::{
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{status_writer::changed, *};
+use super::{maintenance_status::changed, *};
 
 /// The resource names of both groups.
 const GROUPS: [&str; 2] = ["nodemaintenance.medik8s.io", "nodemaintenance.kubevirt.io"];
@@ -25,9 +25,9 @@ fn new_maintenance(name: &str) -> NodeMaintenance {
 fn fixture() -> (MaintenanceTask, ApiServer) {
     let (client, server) = api_server();
     let process = Process::new();
-    let watches = Watches::new(&process, &Readiness::new(), &WatchMetrics::default());
+    let watches = WatchStarter::new(&process, &Readiness::new(), &WatchMetrics::default());
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "n", "uid": "n"}})).unwrap();
-    let places = Places {
+    let places = LeaseNamespaces {
         leases: "drydock".into(),
         kubevirt_leases: "drydock".into(),
         own: "drydock".into(),
@@ -40,7 +40,7 @@ fn fixture() -> (MaintenanceTask, ApiServer) {
         client.clone(),
         &watches,
         Maintenances::filled(Group::ALL.map(|group| (group, new_maintenance("update")))),
-        Nodes::filled(&client, [node]),
+        NodeCache::filled(&client, [node]),
         NodePods::start(&client, &watches, |_| ()),
         &places,
         Events::start(&process, client, reporter, &EventMetrics::default()),
@@ -49,12 +49,12 @@ fn fixture() -> (MaintenanceTask, ApiServer) {
     (task, server)
 }
 
-/// Serves the API server until the task writes nothing more: watches stay silent, nothing is found, and each write of a
+/// Serves the API server until the task writes nothing more: watches stay unresponsive, nothing is found, and each write of a
 /// maintenance is refused. Returns the groups of those.
 async fn refused_groups(task: &MaintenanceTask, server: &mut ApiServer) -> BTreeSet<&'static str> {
     let mut refused = BTreeSet::new();
     // Without a response, a watch waits instead of starting again.
-    let mut silent = Vec::new();
+    let mut unresponsive = Vec::new();
     let key = Key::cluster("n");
     let reconciled = task.reconcile(&key);
     tokio::pin!(reconciled);
@@ -70,7 +70,7 @@ async fn refused_groups(task: &MaintenanceTask, server: &mut ApiServer) -> BTree
             .into_iter()
             .find(|group| request.path().contains(&format!("/{group}/")));
         if request.query().contains("watch=") {
-            silent.push(request.lose());
+            unresponsive.push(request.lose());
         } else if let (Some(group), true) = (group, request.method == Method::PATCH) {
             refused.insert(group);
             request.refuse(500, "InternalError");

@@ -2,13 +2,13 @@
 
 use drydock_api::kubevirt::migration::MigrationPhase;
 use drydock_core::migration::{
-    cluster::{ClusterView, TargetPod},
-    record::Record,
-    status::Change,
+    cluster::{ClusterView, TargetPodState},
+    record::MigrationRecord,
+    status::StatusChange,
 };
 use jiff::Timestamp;
 
-use super::observe::Gathered;
+use super::observe::ObservedMigration;
 use crate::reconciler::ReconcileError;
 
 /// What follows a step.
@@ -25,9 +25,9 @@ pub(super) enum After {
 /// The effects of one reconcile.
 pub(super) struct Execution {
     /// The state that the status will record.
-    pub(super) record: Record,
+    pub(super) record: MigrationRecord,
     /// The status to write.
-    pub(super) change: Change,
+    pub(super) change: StatusChange,
     /// When this process created the target pod, if the watch does not show it yet.
     pub(super) made: Option<Timestamp>,
     /// Why the target pod could not be created now.
@@ -36,13 +36,13 @@ pub(super) struct Execution {
 
 impl Execution {
     /// Starts with the recorded state.
-    pub(super) fn new(record: Record, gathered: &Gathered, made: Option<Timestamp>) -> Self {
-        let instance = gathered.instance.as_ref();
+    pub(super) fn new(record: MigrationRecord, observed: &ObservedMigration, made: Option<Timestamp>) -> Self {
+        let instance = observed.instance.as_ref();
         Self {
             record,
-            change: Change {
+            change: StatusChange {
                 source_node: instance.and_then(|instance| instance.status.as_ref()?.node_name.clone()),
-                ..Change::default()
+                ..StatusChange::default()
             },
             made,
             failed: None,
@@ -53,7 +53,7 @@ impl Execution {
     pub(super) fn observed(&self, mut seen: ClusterView) -> ClusterView {
         seen.record = self.record;
         if self.made.is_some() {
-            seen.target_pod = TargetPod::Coming;
+            seen.target_pod = TargetPodState::Coming;
         }
         seen
     }

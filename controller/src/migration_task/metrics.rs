@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drydock_core::configuration::Migrations;
+use drydock_core::configuration::MigrationSettings;
 use drydock_runtime::{lease::Leadership, metrics::Deferred};
 use prometheus_client::{
     collector::Collector,
@@ -16,10 +16,10 @@ use crate::configuration_in_force::ConfigurationInForce;
 
 /// Exports used slots and their limits, once [`Self::watch`] has set their source.
 #[derive(Clone, Debug)]
-pub(crate) struct SlotMetrics(Deferred<Watched>);
+pub(crate) struct SlotMetrics(Deferred<SchedulerGauges>);
 
 #[derive(Debug)]
-struct Watched {
+struct SchedulerGauges {
     slots: SlotScheduler,
     configuration: ConfigurationInForce,
     leadership: Leadership,
@@ -33,7 +33,7 @@ impl SlotMetrics {
 
     /// Exports these slots while this process leads: no other replica grants any.
     pub(super) fn watch(&self, slots: SlotScheduler, configuration: ConfigurationInForce, leadership: Leadership) {
-        self.0.set(Watched {
+        self.0.set(SchedulerGauges {
             slots,
             configuration,
             leadership,
@@ -41,7 +41,7 @@ impl SlotMetrics {
     }
 }
 
-impl Collector for Watched {
+impl Collector for SchedulerGauges {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         if self.leadership.term().is_none() {
             return Ok(());
@@ -50,7 +50,7 @@ impl Collector for Watched {
     }
 }
 
-fn encode(mut encoder: DescriptorEncoder, used: &UsedSlots, limits: &Migrations) -> fmt::Result {
+fn encode(mut encoder: DescriptorEncoder, used: &UsedSlots, limits: &MigrationSettings) -> fmt::Result {
     let help = "Migrations that may move their guest now: in the cluster, and by the node that it leaves or enters";
     let mut family = encoder.encode_descriptor("drydock_migration_slots_used", help, None, MetricType::Gauge)?;
     let mut sample = |scope, node: &str, count: u32| {

@@ -9,16 +9,16 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     instance::{NodeState, ending::ended},
-    launcher_pod::pending::Pending,
+    launcher_pod::pending::StartingPod,
     migration::{
-        cluster::Failure,
-        deadlines::{Deadline, Part, TARGET_POD_NOT_READY, TargetPod as PodOnItsWay},
-        observed::{Facts, pod_of},
-        queue::Reason,
-        record::Record,
+        cluster::MigrationFailure,
+        deadlines::{DeadlinePhase, PhaseDeadline, TARGET_POD_NOT_READY, TargetPodProgress as PodOnItsWay},
+        observed::{MigrationFacts, pod_of},
+        queue::WaitReason,
+        record::MigrationRecord,
         rejected::{Rejected, rejected},
         sides::{source, target},
-        status::{Change, Sides, WAITING, Waiting, configuration, guest},
+        status::{Sides, StatusChange, WAITING, Waiting, configuration, guest},
     },
 };
 use drydock_runtime::Key;
@@ -30,7 +30,7 @@ use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
 use crate::{migrations::instance_of, nodes::NodePair, requests::api_of};
 
 /// The observed state of one migration.
-pub(super) struct Gathered {
+pub(super) struct ObservedMigration {
     pub(super) instance: Option<Arc<VirtualMachineInstance>>,
     pub(super) instance_confirmed: bool,
     pub(super) pods: Vec<Arc<Pod>>,
@@ -38,9 +38,9 @@ pub(super) struct Gathered {
     pub(super) source_node: NodeState,
     pub(super) target_node: NodeState,
     pub(super) another: bool,
-    pub(super) deadline: Option<Deadline>,
+    pub(super) deadline: Option<PhaseDeadline>,
     /// What keeps the target pod from running.
-    pub(super) pending: Pending,
+    pub(super) pending: StartingPod,
     /// Set if the kubelet of its node rejected the target pod and another one may be created.
     pub(super) rejected: Option<Rejected>,
 }
@@ -51,7 +51,7 @@ impl MigrationTask {
         key: &Key,
         migration: &VirtualMachineInstanceMigration,
         now: Timestamp,
-    ) -> kube::Result<Gathered> {
+    ) -> kube::Result<ObservedMigration> {
         let instance_key = instance_of(key, migration);
         let mut instance = self.instances.get(&instance_key);
         let mut instance_confirmed = false;
@@ -64,7 +64,7 @@ impl MigrationTask {
             .as_ref()
             .map(|instance| self.launchers.of(instance))
             .unwrap_or_default();
-        let record = Record::of(migration);
+        let record = MigrationRecord::of(migration);
         let node_state = |name: Option<String>, matters: bool| async move {
             match name {
                 Some(name) if matters => self.launchers.nodes.state(&name).await,
@@ -77,17 +77,16 @@ impl MigrationTask {
         let age = |migration: &VirtualMachineInstanceMigration| {
             (migration.metadata.creation_timestamp.clone(), migration.uid())
         };
-        let another =
-            self.migrations.of_instance(&instance_key).iter().any(|other| {
-                !Record::of(other).is_over() && other.uid() != migration.uid() && age(other) < age(migration)
-            });
+        let another = self.migrations.of_instance(&instance_key).iter().any(|other| {
+            !MigrationRecord::of(other).is_over() && other.uid() != migration.uid() && age(other) < age(migration)
+        });
         let pending = match pod_of(migration, &pods) {
-            Some(pod) if !Record::of(migration).has_sides() => self.launchers.pending(pod, now).await,
-            _ => Pending::default(),
+            Some(pod) if !MigrationRecord::of(migration).has_sides() => self.launchers.pending(pod, now).await,
+            _ => StartingPod::default(),
         };
         let deadline = self.deadline(migration, &pods, &pending);
         let rejected = rejected(migration, &pods);
-        Ok(Gathered {
+        Ok(ObservedMigration {
             instance,
             instance_confirmed,
             pods,
@@ -106,8 +105,8 @@ impl MigrationTask {
         &self,
         migration: &VirtualMachineInstanceMigration,
         pods: &[Arc<Pod>],
-        pending: &Pending,
-    ) -> Option<Deadline> {
+        pending: &StartingPod,
+    ) -> Option<PhaseDeadline> {
         let status = migration.status.as_ref()?;
         let phase = status.phase?;
         let since = since(migration, phase)?;
@@ -119,7 +118,7 @@ impl MigrationTask {
                 let hindrance = pending.hindrance.as_ref();
                 let unschedulable = hindrance.is_some_and(|hindrance| hindrance.unscheduled);
                 (
-                    Part::TargetPod(PodOnItsWay {
+                    DeadlinePhase::TargetPod(PodOnItsWay {
                         unschedulable,
                         ready: false,
                     }),
@@ -127,17 +126,21 @@ impl MigrationTask {
                 )
             }
             // The guest moves, although the phase may not show it yet.
-            _ if Record::of(migration).source.is_some() => return None,
-            MigrationPhase::PreparingTarget => (Part::Preparing, since),
-            MigrationPhase::TargetReady => (Part::Starting, since),
+            _ if MigrationRecord::of(migration).source.is_some() => return None,
+            MigrationPhase::PreparingTarget => (DeadlinePhase::Preparing, since),
+            MigrationPhase::TargetReady => (DeadlinePhase::Starting, since),
             _ => return None,
         };
         self.deadlines.deadline(part, since, &annotations)
     }
 
     /// Returns both sides, which are recorded only once; `None` if a part of them is unknown.
-    pub(super) fn sides(&self, migration: &VirtualMachineInstanceMigration, gathered: &Gathered) -> Option<Sides> {
-        let instance = gathered.instance.as_ref()?;
+    pub(super) fn sides(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        observed: &ObservedMigration,
+    ) -> Option<Sides> {
+        let instance = observed.instance.as_ref()?;
         let status = instance.status.as_ref()?;
         let here = status.node_name.as_deref()?;
         let pod = |pod: &Pod| {
@@ -147,8 +150,8 @@ impl MigrationTask {
                 pod.metadata.uid.clone()?,
             ])
         };
-        let arrives = pod_of(migration, &gathered.pods)?;
-        let leaves = gathered.pods.iter().find(|candidate| {
+        let arrives = pod_of(migration, &observed.pods)?;
+        let leaves = observed.pods.iter().find(|candidate| {
             candidate.metadata.uid != arrives.metadata.uid
                 && candidate
                     .spec
@@ -169,18 +172,18 @@ impl MigrationTask {
     pub(super) fn waiting(
         &self,
         uid: &str,
-        record: &Record,
+        record: &MigrationRecord,
         refused: Option<&str>,
-        gathered: &Gathered,
+        observed: &ObservedMigration,
     ) -> Option<Waiting> {
         if let Some(refused) = refused {
             return Some(Waiting::of_refusal(refused));
         }
-        if let Some(rejected) = gathered.rejected.as_ref().filter(|_| !record.has_sides()) {
+        if let Some(rejected) = observed.rejected.as_ref().filter(|_| !record.has_sides()) {
             return Some(Waiting::of_rejection(rejected));
         }
         if record.phase == Some(MigrationPhase::Scheduling)
-            && let Some(hindrance) = &gathered.pending.hindrance
+            && let Some(hindrance) = &observed.pending.hindrance
         {
             return Some(Waiting::of_target_pod(hindrance));
         }
@@ -195,15 +198,15 @@ impl MigrationTask {
     }
 }
 
-impl Gathered {
+impl ObservedMigration {
     pub(super) fn facts<'a>(
         &'a self,
         migration: &'a VirtualMachineInstanceMigration,
         turns: &SlotScheduler,
         uid: &str,
         now: Timestamp,
-    ) -> Facts<'a> {
-        Facts {
+    ) -> MigrationFacts<'a> {
+        MigrationFacts {
             migration,
             instance: self.instance.as_deref(),
             instance_confirmed: self.instance_confirmed,
@@ -231,7 +234,7 @@ fn since(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> 
 /// written at once.
 pub(super) fn may_be_over_by(
     migration: &VirtualMachineInstanceMigration,
-    change: &Change,
+    change: &StatusChange,
     made: Option<Timestamp>,
     pods: &[Arc<Pod>],
     now: Timestamp,
@@ -244,11 +247,11 @@ pub(super) fn may_be_over_by(
     // soon.
     let is_its_turn = reported
         .as_ref()
-        .is_none_or(|reported| Reason::is_one(&reported.reason));
+        .is_none_or(|reported| WaitReason::is_one(&reported.reason));
     let is_news = match change.enter.as_slice() {
         [.., MigrationPhase::Scheduling] if is_its_turn => {
             let waiting = change.waiting.as_ref();
-            waiting.is_some_and(|waiting| !Reason::is_one(&waiting.reason))
+            waiting.is_some_and(|waiting| !WaitReason::is_one(&waiting.reason))
         }
         _ => change.waiting != reported,
     };
@@ -278,20 +281,24 @@ fn waits_for(migration: &VirtualMachineInstanceMigration) -> Option<Waiting> {
 }
 
 /// Returns details beyond the failure itself: the message of a side, or the deadline that has passed.
-pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigration, gathered: &Gathered) -> String {
+pub(super) fn detail(
+    failure: MigrationFailure,
+    migration: &VirtualMachineInstanceMigration,
+    observed: &ObservedMigration,
+) -> String {
     let status = migration.status.clone().unwrap_or_default();
     let source = status.source.unwrap_or_default();
     let target = status.target.unwrap_or_default();
     let side_message = match failure {
-        Failure::Overdue => gathered.deadline.as_ref().map(|deadline| deadline.sentence.clone()),
-        Failure::GuestStayed | Failure::GuestEnded => {
+        MigrationFailure::Overdue => observed.deadline.as_ref().map(|deadline| deadline.sentence.clone()),
+        MigrationFailure::GuestStayed | MigrationFailure::GuestEnded => {
             let refused = target.message.filter(|_| target.state == Some(TargetState::Refused));
             refused.or(source.message)
         }
         // If the target was lost without a message, the error of the source's libvirt explains it.
-        Failure::TargetLost => target.message.or(source.message),
-        Failure::TargetRefused | Failure::LostOnTarget => target.message,
-        Failure::PodEnded => pod_of(migration, &gathered.pods)
+        MigrationFailure::TargetLost => target.message.or(source.message),
+        MigrationFailure::TargetRefused | MigrationFailure::LostOnTarget => target.message,
+        MigrationFailure::PodEnded => pod_of(migration, &observed.pods)
             .and_then(|pod| ended(pod))
             .map(|ended| ended.message),
         _ => None,
@@ -301,8 +308,11 @@ pub(super) fn detail(failure: Failure, migration: &VirtualMachineInstanceMigrati
 
 /// Returns the reason of a failure if it is not the failure's own: the next attempt depends on whether the target pod
 /// got a node and did not run there.
-pub(super) fn reason(failure: Failure, gathered: &Gathered) -> Option<&'static str> {
-    let deadline = gathered.deadline.as_ref().filter(|_| failure == Failure::Overdue)?;
+pub(super) fn reason(failure: MigrationFailure, observed: &ObservedMigration) -> Option<&'static str> {
+    let deadline = observed
+        .deadline
+        .as_ref()
+        .filter(|_| failure == MigrationFailure::Overdue)?;
     (deadline.reason == TARGET_POD_NOT_READY).then_some(TARGET_POD_NOT_READY)
 }
 
@@ -398,20 +408,20 @@ mod tests {
         ];
         let begun = Timestamp::from_second(100).unwrap();
         for (name, reported, enter, waiting, quiet) in cases {
-            let change = Change {
+            let change = StatusChange {
                 enter: enter.to_vec(),
                 waiting,
-                ..Change::default()
+                ..StatusChange::default()
             };
             let migration = migration(reported);
             let by = |now| may_be_over_by(&migration, &change, Some(begun), &[], now);
             assert_eq!(by(begun), quiet.then(|| begun + STATUS_COALESCE), "{name}");
             assert_eq!(by(begun + STATUS_COALESCE), None, "{name}, for long");
         }
-        let aborted = Change {
+        let aborted = StatusChange {
             enter: vec![TargetReady],
             source_gone: true,
-            ..Change::default()
+            ..StatusChange::default()
         };
         assert_eq!(
             may_be_over_by(&migration(None), &aborted, Some(begun), &[], begun),

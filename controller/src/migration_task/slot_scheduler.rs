@@ -6,14 +6,14 @@ use std::{
 };
 
 use drydock_core::{
-    configuration::Migrations,
-    migration::queue::{Entry, Reservations, Wait},
+    configuration::MigrationSettings,
+    migration::queue::{QueuedMigration, Reservations, Wait},
 };
 use jiff::Timestamp;
 
 /// Places and slots, and the migrations that wait for one. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SlotScheduler(Arc<Mutex<State>>);
+pub(super) struct SlotScheduler(Arc<Mutex<SchedulerState>>);
 
 /// Slots that migrations have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,17 +26,22 @@ pub(super) struct UsedSlots {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SchedulerState {
     reservations: Reservations,
     waiting: BTreeMap<String, Wait>,
     /// Unfinished migrations by UID, as of their last reconcile. Every change of a migration leads to a reconcile.
-    known: BTreeMap<String, Entry>,
+    known: BTreeMap<String, QueuedMigration>,
 }
 
 impl SlotScheduler {
     /// Starts over with what the objects record, and grants places and slots as [`Self::grant`] does: migrations that
     /// waited under the previous leader have not changed when they are reconciled.
-    pub(super) fn begin(&self, entries: Vec<Entry>, limits: &Migrations, now: Timestamp) -> Vec<String> {
+    pub(super) fn begin(
+        &self,
+        entries: Vec<QueuedMigration>,
+        limits: &MigrationSettings,
+        now: Timestamp,
+    ) -> Vec<String> {
         let mut state = self.lock();
         state.reservations = Reservations::rebuilt(&entries);
         state.waiting.clear();
@@ -47,7 +52,7 @@ impl SlotScheduler {
 
     /// Records the state of a migration that is reconciled; `None` if it is not in the queue. Returns whether it has
     /// changed, so that another migration may be next.
-    pub(super) fn observe(&self, uid: &str, entry: Option<Entry>) -> bool {
+    pub(super) fn observe(&self, uid: &str, entry: Option<QueuedMigration>) -> bool {
         let mut state = self.lock();
         if state.known.get(uid) == entry.as_ref() {
             return false;
@@ -61,9 +66,9 @@ impl SlotScheduler {
 
     /// Grants places and slots. Returns the names of the migrations to reconcile: they got one, or the reason why
     /// they wait has changed.
-    pub(super) fn grant(&self, limits: &Migrations, now: Timestamp) -> Vec<String> {
+    pub(super) fn grant(&self, limits: &MigrationSettings, now: Timestamp) -> Vec<String> {
         let mut state = self.lock();
-        let entries: Vec<Entry> = state.known.values().cloned().collect();
+        let entries: Vec<QueuedMigration> = state.known.values().cloned().collect();
         let grants = state.reservations.grant(limits, &entries, now);
         let waiting: BTreeMap<String, Wait> = grants.waiting.into_iter().collect();
         let changed = waiting
@@ -111,7 +116,7 @@ impl SlotScheduler {
     }
 
     /// Returns the nodes at which the maximum number of guests is arriving.
-    pub(super) fn full_targets(&self, limits: &Migrations) -> Vec<String> {
+    pub(super) fn full_targets(&self, limits: &MigrationSettings) -> Vec<String> {
         let full = self.used().targets.into_iter();
         full.filter(|(_, count)| *count >= limits.inbound_per_node)
             .map(|(node, _)| node)
@@ -150,26 +155,26 @@ impl SlotScheduler {
         self.lock().reservations.withdraw(uid);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drydock_core::migration::queue::{Stage, Urgency};
+    use drydock_core::migration::queue::{QueueStage, Urgency};
 
     use super::*;
 
-    fn waiting(name: &str) -> Entry {
-        Entry {
+    fn waiting(name: &str) -> QueuedMigration {
+        QueuedMigration {
             uid: format!("uid-{name}"),
             name: format!("default/{name}"),
             urgency: Urgency::default(),
             created: Timestamp::UNIX_EPOCH,
             order: 0,
             source: "a".into(),
-            stage: Stage::Waiting,
+            stage: QueueStage::Waiting,
         }
     }
 

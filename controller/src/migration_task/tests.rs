@@ -7,7 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{budgets::Budgets, liveness_task::SilentAgents, nodes::Nodes};
+use crate::{liveness_task::UnresponsiveAgents, nodes::NodeCache, pdb_cache::PdbCache};
 
 const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -52,11 +52,11 @@ fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, A
         instance: "test".into(),
     };
     let node = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-    let nodes = Nodes::filled(&client, [node("a"), node("b")]);
-    let launchers = Launchers::filled(&client, pods, nodes, Budgets::filled(&client, []));
+    let nodes = NodeCache::filled(&client, [node("a"), node("b")]);
+    let launchers = Launchers::filled(&client, pods, nodes, PdbCache::filled(&client, []));
     let task = MigrationTask::new(
         client,
-        Migrations::filled(
+        MigrationCache::filled(
             migrations
                 .iter()
                 .map(|migration| serde_json::from_value(migration.clone()).unwrap()),
@@ -64,9 +64,9 @@ fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, A
         Instances::filled([instance()]),
         launchers,
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        Deadlines::default(),
+        PhaseDeadlines::default(),
         (
-            Refusals::default(),
+            StepRefusals::default(),
             WorkQueue::new("migrations", 1, &WorkQueueMetrics::default()),
         ),
     );
@@ -256,7 +256,7 @@ async fn finalizer_is_removed_once_the_sources_node_is_gone() {
     });
     let (mut task, mut server, _recorded) = task(&failed, vec![]);
     assert_eq!(task.migrations.depending_on_nodes(), [key()].into());
-    task.launchers.nodes.silent_agents = SilentAgents::without_leases();
+    task.launchers.nodes.unresponsive_agents = UnresponsiveAgents::without_leases();
     tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
     let served = async {
         let request = server.next_request().await;

@@ -24,12 +24,12 @@ const QUIET: Duration = Duration::from_secs(15);
 /// The ended migrations whose instances may have too many.
 #[derive(Debug)]
 pub(super) struct Trimming {
-    state: Mutex<State>,
+    state: Mutex<TrimmingState>,
     changed: Trigger,
 }
 
 #[derive(Debug)]
-struct State {
+struct TrimmingState {
     /// When an unfinished migration was last reconciled.
     active_at: clock::Instant,
     waiting: BTreeSet<Key>,
@@ -37,7 +37,7 @@ struct State {
 
 impl Trimming {
     pub(super) fn new() -> Self {
-        let state = State {
+        let state = TrimmingState {
             active_at: clock::Instant::now(),
             waiting: BTreeSet::new(),
         };
@@ -84,7 +84,7 @@ impl Trimming {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TrimmingState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

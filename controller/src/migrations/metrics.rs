@@ -11,7 +11,7 @@ use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
     migration::{MigrationPhase, MigrationPhaseTransition},
 };
-use drydock_runtime::{Change, lease::Leadership, metrics::Deferred};
+use drydock_runtime::{CacheChange, lease::Leadership, metrics::Deferred};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -19,7 +19,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::Migrations;
+use super::MigrationCache;
 
 /// Bucket bounds in seconds: from one small guest to one that waits for its slot for an hour.
 const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0];
@@ -27,7 +27,7 @@ const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0
 /// Exports metrics of migrations. The gauges need the source that [`Self::watch`] sets.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationMetrics {
-    gauges: Deferred<Watched>,
+    gauges: Deferred<MigrationGauges>,
     reached: Family<PhaseLabel, Histogram, fn() -> Histogram>,
 }
 
@@ -38,8 +38,8 @@ struct PhaseLabel {
 
 /// The source of the gauges.
 #[derive(Debug)]
-struct Watched {
-    migrations: Migrations,
+struct MigrationGauges {
+    migrations: MigrationCache,
     leadership: Leadership,
 }
 
@@ -78,13 +78,13 @@ impl MigrationMetrics {
 
     /// Exports gauges of these migrations while this process leads. Every replica knows the values, but sums over
     /// replicas have to be right.
-    pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
-        self.gauges.set(Watched { migrations, leadership });
+    pub(crate) fn watch(&self, migrations: MigrationCache, leadership: Leadership) {
+        self.gauges.set(MigrationGauges { migrations, leadership });
     }
 
     /// Records the phases that a migration has reached by this change, if this process leads.
-    pub(crate) fn observe(&self, change: &Change<VirtualMachineInstanceMigration>, leadership: &Leadership) {
-        let Change::Object {
+    pub(crate) fn observe(&self, change: &CacheChange<VirtualMachineInstanceMigration>, leadership: &Leadership) {
+        let CacheChange::Object {
             old: Some(old),
             new: Some(new),
             ..
@@ -126,7 +126,7 @@ fn reached(old: &VirtualMachineInstanceMigration, new: &VirtualMachineInstanceMi
         .collect()
 }
 
-impl Collector for Watched {
+impl Collector for MigrationGauges {
     fn encode(&self, encoder: DescriptorEncoder) -> fmt::Result {
         if self.leadership.term().is_none() {
             return Ok(());
@@ -136,7 +136,7 @@ impl Collector for Watched {
     }
 }
 
-fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
+fn counted(migrations: &MigrationCache) -> (UnderWay, Vec<Over>) {
     let (mut under_way, mut all) = (UnderWay::default(), Vec::new());
     migrations.for_each(|key, migration| {
         let phase = migration.phase();

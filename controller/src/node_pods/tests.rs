@@ -16,7 +16,7 @@ struct Setup {
 
 fn setup() -> Setup {
     let (client, server) = api_server();
-    let watches = Watches::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
+    let watches = WatchStarter::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
     let (notify, notified) = mpsc::channel();
     let pods = NodePods::start(&client, &watches, move |node| {
         let _ = notify.send(node.to_owned());
@@ -86,7 +86,7 @@ fn what_nobody_reads_is_neither_kept_nor_news() {
     assert_eq!(old.status.as_ref().unwrap().pod_ip, None);
     let mut new = old.clone();
     new.metadata.resource_version = Some("2".into());
-    let change = |new: &Pod| Change::Object {
+    let change = |new: &Pod| CacheChange::Object {
         key: drydock_runtime::Key::of(new),
         old: Some(Arc::new(old.clone())),
         new: Some(Arc::new(new.clone())),

@@ -10,7 +10,7 @@ use std::{future::Future, time::Duration};
 
 use drydock_runtime::{
     Backoff, Process, Trigger, chain, clock,
-    lease::{Leadership, Term},
+    lease::{LeaderTerm, Leadership},
 };
 use jiff::Timestamp;
 use tracing::warn;
@@ -35,7 +35,7 @@ pub(crate) trait Triggered: Sync {
     fn reconcile(
         &self,
         kept: &mut Self::Kept,
-        term: &Term,
+        term: &LeaderTerm,
     ) -> impl Future<Output = kube::Result<Option<Timestamp>>> + Send;
 
     /// Returns the minimum pause after a reconcile. The changes in it are handled by one reconcile.
@@ -55,7 +55,7 @@ pub(crate) async fn run(reconciler: impl Triggered, changed: Trigger, mut leader
     }
 }
 
-async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: Term) {
+async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm) {
     reconciler.wait_until_synced().await;
     let mut backoff = Backoff::new(R::RETRY.0, R::RETRY.1);
     let mut kept = R::Kept::default();
@@ -105,7 +105,7 @@ mod tests {
 
         async fn wait_until_synced(&self) {}
 
-        async fn reconcile(&self, kept: &mut usize, _: &Term) -> kube::Result<Option<Timestamp>> {
+        async fn reconcile(&self, kept: &mut usize, _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
             *kept += 1;
             self.reconciled.send(*kept).unwrap();
             let mut results = self.results.lock().unwrap();

@@ -53,8 +53,8 @@ async fn served(server: &mut ApiServer) -> BTreeMap<String, OpenWatch> {
 #[tokio::test(start_paused = true)]
 async fn rules_are_watched_while_a_step_is_refused() {
     let (client, mut server) = api_server();
-    let watches = Watches::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
-    let (refusals, queues) = (Refusals::default(), Queues::new(&WorkQueueMetrics::default()));
+    let watches = WatchStarter::new(&Process::new(), &Readiness::new(), &WatchMetrics::default());
+    let (refusals, queues) = (StepRefusals::default(), Queues::new(&WorkQueueMetrics::default()));
     let task = RefusalTask::new(client, watches, refusals.clone(), queues.clone());
     let wakes = || queues.drains.notified().now_or_never().is_some();
     let tested = async {

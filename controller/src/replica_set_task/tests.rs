@@ -48,7 +48,7 @@ fn task(set: VirtualMachineInstanceReplicaSet, instances: Vec<VirtualMachineInst
         sets: AssumeCache::filled([set]),
         instances: Instances::filled(instances),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
-        refusals: Refusals::default(),
+        refusals: StepRefusals::default(),
     };
     (task, server)
 }

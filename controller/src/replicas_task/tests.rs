@@ -26,7 +26,7 @@ fn replicas(pods: &[Value]) -> (ReplicasTask, ApiServer) {
         pods: Api::namespaced(client.clone(), "drydock"),
         shown: Cache::filled(pods),
         own: "lead".into(),
-        nodes: Nodes::filled(&client, nodes),
+        nodes: NodeCache::filled(&client, nodes),
         rooms: Rooms::filled([]),
     };
     (replicas, server)
@@ -36,7 +36,7 @@ fn replicas(pods: &[Value]) -> (ReplicasTask, ApiServer) {
 async fn standby_is_deleted_by_uid_and_not_again_at_once() {
     for refused in [None, Some((409, "Conflict")), Some((429, "TooManyRequests"))] {
         let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
-        let mut moves = Moves::default();
+        let mut moves = StandbyMoves::default();
         let serve = async {
             let request = server.next_request().await;
             assert_eq!(
@@ -62,6 +62,6 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
 #[tokio::test(start_paused = true)]
 async fn replicas_on_their_own_nodes_are_left_alone() {
     let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "two")]);
-    assert_eq!(replicas.spread(&mut Moves::default()).await, None);
+    assert_eq!(replicas.spread(&mut StandbyMoves::default()).await, None);
     assert!(server.is_left_alone().await);
 }

@@ -66,7 +66,7 @@ fn sums_follow_each_change_of_a_pod() {
                 Arc::new(pod)
             })
         };
-        sums.observe(&Change::Object {
+        sums.observe(&CacheChange::Object {
             key: Key::namespaced("n", "a"),
             old: pruned(old),
             new: pruned(new),
@@ -139,7 +139,7 @@ fn neighbors_of_a_node_are_kept_through_pruning() {
             needs: &needs,
             excluded: &[],
         };
-        let rules = rooms.rules(&newcomer, &Moves::default(), || Cow::Borrowed(&views));
+        let rules = rooms.rules(&newcomer, &PodMoves::default(), || Cow::Borrowed(&views));
         views
             .iter()
             .filter(|view| rules.admit(view))

@@ -11,7 +11,7 @@ fn key(name: &str) -> Key {
 }
 
 /// A change of the object `name` in namespace `shop` between two states, of which `Null` means that it does not exist.
-fn change<K: DeserializeOwned>(name: &str, states: [Value; 2]) -> Change<K> {
+fn change<K: DeserializeOwned>(name: &str, states: [Value; 2]) -> CacheChange<K> {
     let [old, new] = states.map(|mut state| {
         if state.is_null() {
             return None;
@@ -20,15 +20,15 @@ fn change<K: DeserializeOwned>(name: &str, states: [Value; 2]) -> Change<K> {
         state["metadata"]["namespace"] = json!("shop");
         Some(Arc::new(serde_json::from_value(state).unwrap()))
     });
-    Change::Object {
+    CacheChange::Object {
         key: key(name),
         old,
         new,
     }
 }
 
-fn lost<K>() -> Change<K> {
-    Change::SyncState(SyncState::default())
+fn lost<K>() -> CacheChange<K> {
+    CacheChange::SyncState(SyncState::default())
 }
 
 fn none(_: &Key, _: bool) -> Vec<Key> {

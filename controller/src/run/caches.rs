@@ -3,24 +3,24 @@
 use drydock_api::{HyperConverged, kubevirt::VirtualMachine};
 use drydock_runtime::{AssumeCache, Cache, Watch};
 
-use super::Context;
+use super::ProcessContext;
 use crate::{
-    admission::evictions::Evictions, budgets::Budgets, configuration_in_force::ConfigurationInForce,
-    drain_task::Previewer, instances::Instances, launchers::Launchers, liveness_task::SilentAgents,
-    machine_task::watch_machines, maintenances::Maintenances, migration_rate::MigrationRate, migrations::Migrations,
-    node_pods::NodePods, nodes::Nodes, queues::Queues, rooms::Rooms, routing,
+    admission::evictions::EvictionReviews, configuration_in_force::ConfigurationInForce, drain_task::Previewer,
+    instances::Instances, launchers::Launchers, liveness_task::UnresponsiveAgents, machine_task::watch_machines,
+    maintenances::Maintenances, migration_rate::MigrationRate, migrations::MigrationCache, node_pods::NodePods,
+    nodes::NodeCache, pdb_cache::PdbCache, queues::Queues, rooms::Rooms, routing,
 };
 
 /// The shared caches.
-pub(super) struct Caches {
+pub(super) struct ControllerCaches {
     pub(super) hyperconvergeds: Cache<HyperConverged>,
     pub(super) configuration: ConfigurationInForce,
-    pub(super) migrations: Migrations,
+    pub(super) migrations: MigrationCache,
     pub(super) instances: Instances,
     pub(super) machines: AssumeCache<VirtualMachine>,
     pub(super) maintenances: Maintenances,
-    pub(super) silent_agents: SilentAgents,
-    pub(super) nodes: Nodes,
+    pub(super) unresponsive_agents: UnresponsiveAgents,
+    pub(super) nodes: NodeCache,
     pub(super) rooms: Rooms,
     pub(super) launchers: Launchers,
     pub(super) node_pods: NodePods,
@@ -28,10 +28,10 @@ pub(super) struct Caches {
     pub(super) previewer: Previewer,
 }
 
-impl Caches {
+impl ControllerCaches {
     /// Starts the watches.
-    pub(super) fn start(context: &Context, queues: &Queues) -> Self {
-        let Context { client, watches, .. } = context;
+    pub(super) fn start(context: &ProcessContext, queues: &Queues) -> Self {
+        let ProcessContext { client, watches, .. } = context;
         let router = || queues.clone();
         let hyperconvergeds = hyperconvergeds(context, queues);
         let (configuration, resolver) = ConfigurationInForce::start(
@@ -48,13 +48,13 @@ impl Caches {
             queue.follow(routing::of_maintenance(node));
         });
         let queue = router();
-        let silent_agents = SilentAgents::new(move || queue.follow(routing::of_silent_agents()));
+        let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_silent_agents()));
         let (queue, known) = (router(), maintenances.clone());
-        let nodes = Nodes::start(
+        let nodes = NodeCache::start(
             client,
             watches,
             maintenances.clone(),
-            silent_agents.clone(),
+            unresponsive_agents.clone(),
             move |node| {
                 queue.follow(routing::of_node(node, known.concerns(node)));
             },
@@ -77,7 +77,7 @@ impl Caches {
             watches,
             machines.clone(),
             (nodes.clone(), rooms.clone()),
-            budgets(context, queues, &instances),
+            pdbs(context, queues, &instances),
             configuration.clone(),
             context.args.launcher_image.clone(),
             move |instance| {
@@ -97,7 +97,7 @@ impl Caches {
             instances,
             machines,
             maintenances,
-            silent_agents,
+            unresponsive_agents,
             nodes,
             rooms,
             launchers,
@@ -108,8 +108,8 @@ impl Caches {
     }
 
     /// Returns the review of evictions over these caches.
-    pub(super) fn evictions(&self, context: &Context, queues: &Queues) -> Evictions {
-        Evictions::new(
+    pub(super) fn evictions(&self, context: &ProcessContext, queues: &Queues) -> EvictionReviews {
+        EvictionReviews::new(
             context.client.clone(),
             self.instances.clone(),
             self.migrations.clone(),
@@ -121,7 +121,7 @@ impl Caches {
     }
 }
 
-fn hyperconvergeds(context: &Context, queues: &Queues) -> Cache<HyperConverged> {
+fn hyperconvergeds(context: &ProcessContext, queues: &Queues) -> Cache<HyperConverged> {
     let queue = queues.clone();
     let watch = Watch::<HyperConverged>::all(context.client.clone(), "configuration")
         .optional()
@@ -130,13 +130,13 @@ fn hyperconvergeds(context: &Context, queues: &Queues) -> Cache<HyperConverged> 
     context.watches.start(watch)
 }
 
-fn migrations(context: &Context, queues: &Queues) -> Migrations {
+fn migrations(context: &ProcessContext, queues: &Queues) -> MigrationCache {
     let (queue, metrics, leadership) = (
         queues.clone(),
         context.telemetry.migrations.clone(),
         context.leadership.clone(),
     );
-    let migrations = Migrations::start(&context.client, &context.watches, move |change| {
+    let migrations = MigrationCache::start(&context.client, &context.watches, move |change| {
         metrics.observe(change, &leadership);
         queue.follow(routing::of_migration(change));
     });
@@ -145,7 +145,7 @@ fn migrations(context: &Context, queues: &Queues) -> Migrations {
     migrations
 }
 
-fn instances(context: &Context, queues: &Queues, migrations: &Migrations) -> Instances {
+fn instances(context: &ProcessContext, queues: &Queues, migrations: &MigrationCache) -> Instances {
     let (queue, known) = (queues.clone(), migrations.clone());
     Instances::start(&context.client, &context.watches, move |change| {
         queue.follow(routing::of_instance(change, |instance, deleted| {
@@ -154,9 +154,9 @@ fn instances(context: &Context, queues: &Queues, migrations: &Migrations) -> Ins
     })
 }
 
-fn budgets(context: &Context, queues: &Queues, instances: &Instances) -> Budgets {
+fn pdbs(context: &ProcessContext, queues: &Queues, instances: &Instances) -> PdbCache {
     let (queue, known) = (queues.clone(), instances.clone());
-    Budgets::start(&context.client, &context.watches, move |change| {
+    PdbCache::start(&context.client, &context.watches, move |change| {
         queue.follow(routing::of_pdb(change, |namespace| known.unfinished_in(namespace)));
     })
 }

@@ -2,10 +2,11 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
-use super::{Context, VERSION, caches::Caches};
+use super::{ProcessContext, VERSION, caches::ControllerCaches};
 use crate::{
     admission::{
-        self, evictions::Evictions, maintenances::MaintenanceReview, migrations::ClusterState, removal::RemovalReview,
+        self, evictions::EvictionReviews, maintenance_reviews::MaintenanceReview, migration_reviews::ClusterState,
+        removal_reviews::RemovalReview,
     },
     certificates::ServedCertificate,
     replica_set_task::ReplicaSetTask,
@@ -18,13 +19,13 @@ use crate::{
 /// # Errors
 /// If an address is in use or not allowed.
 pub(super) async fn serve(
-    context: &Context,
-    caches: &Caches,
-    evictions: Evictions,
+    context: &ProcessContext,
+    caches: &ControllerCaches,
+    evictions: EvictionReviews,
     replica_sets: &ReplicaSetTask,
     certificate: &ServedCertificate,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let Context {
+    let ProcessContext {
         args,
         process,
         client,

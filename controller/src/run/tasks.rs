@@ -2,20 +2,20 @@
 
 use std::convert::Infallible;
 
-use drydock_core::migration::deadlines::Deadlines;
+use drydock_core::migration::deadlines::PhaseDeadlines;
 use drydock_runtime::Trigger;
 
-use super::{Context, caches::Caches};
+use super::{ProcessContext, caches::ControllerCaches};
 use crate::{
-    budget_task::BudgetTask,
-    certificates::{CertificatesTask, ConsoleCertificateTask, Place, ServedCertificate},
+    certificates::{CertificatesTask, ConsoleCertificateTask, ServedCertificate, TaskNamespaces},
     drain_task::DrainTask,
     in_force_task::InForceTask,
     instance_task::InstanceTask,
     liveness_task::LivenessTask,
     machine_task::MachineTask,
-    maintenance_task::{MaintenanceTask, Places},
+    maintenance_task::{LeaseNamespaces, MaintenanceTask},
     migration_task::MigrationTask,
+    pdb_task::PdbTask,
     queues::Queues,
     reconciler::triggered::{self, Triggered},
     refusal_task::RefusalTask,
@@ -24,7 +24,7 @@ use crate::{
     replicas_task::ReplicasTask,
 };
 
-impl Context {
+impl ProcessContext {
     /// Spawns a task that ends only with the process.
     fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.process.spawn_critical(name, async move {
@@ -41,7 +41,7 @@ impl Context {
 }
 
 /// Starts the watch of replica sets, which admission also uses.
-pub(super) fn replica_sets(context: &Context, caches: &Caches, queues: &Queues) -> ReplicaSetTask {
+pub(super) fn replica_sets(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) -> ReplicaSetTask {
     ReplicaSetTask::new(
         context.client.clone(),
         &context.watches,
@@ -53,8 +53,8 @@ pub(super) fn replica_sets(context: &Context, caches: &Caches, queues: &Queues) 
 
 /// Spawns all reconcilers.
 pub(super) fn spawn(
-    context: &Context,
-    caches: Caches,
+    context: &ProcessContext,
+    caches: ControllerCaches,
     replica_sets: ReplicaSetTask,
     certificate: ServedCertificate,
     queues: &Queues,
@@ -73,7 +73,7 @@ pub(super) fn spawn(
 }
 
 /// Machines, instances and their PDBs.
-fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
+fn spawn_guests(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let machines = MachineTask::new(
         context.client.clone(),
@@ -92,7 +92,7 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
         caches.instances.clone(),
         caches.migrations.clone(),
         caches.launchers.clone(),
-        caches.silent_agents.clone(),
+        caches.unresponsive_agents.clone(),
         context.events.clone(),
         context.refusals.clone(),
     );
@@ -101,7 +101,7 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
         "reconciling instances",
         instances.run(process.clone(), leadership.clone(), queues.instances.clone(), triggers),
     );
-    let pdbs = BudgetTask::new(
+    let pdbs = PdbTask::new(
         context.client.clone(),
         caches.instances.clone(),
         caches.launchers.clone(),
@@ -115,12 +115,12 @@ fn spawn_guests(context: &Context, caches: &Caches, queues: &Queues) {
 }
 
 /// Migrations and drains.
-fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
+fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
-    let deadlines = Deadlines {
+    let deadlines = PhaseDeadlines {
         preparing: context.args.migration_prepare_timeout,
         starting: context.args.migration_start_timeout,
-        ..Deadlines::default()
+        ..PhaseDeadlines::default()
     };
     let migrations = MigrationTask::new(
         context.client.clone(),
@@ -158,13 +158,13 @@ fn spawn_migrations(context: &Context, caches: &Caches, queues: &Queues) {
 }
 
 /// The liveness of agents, the configuration in force, and the controller's own replicas.
-fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
+fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
     let (process, leadership) = (&context.process, &context.leadership);
     let liveness = LivenessTask::new(
         context.client.clone(),
         &context.watches,
         (caches.nodes.nodes.clone(), queues.liveness.clone()),
-        caches.silent_agents.clone(),
+        caches.unresponsive_agents.clone(),
         context.events.clone(),
         context.telemetry.nodes.clone(),
         (process.clone(), leadership.clone()),
@@ -193,9 +193,9 @@ fn spawn_nodes(context: &Context, caches: &Caches, queues: &Queues) {
 }
 
 /// Maintenances of nodes.
-fn spawn_maintenances(context: &Context, caches: Caches, queues: &Queues) {
+fn spawn_maintenances(context: &ProcessContext, caches: ControllerCaches, queues: &Queues) {
     let own = &context.args.namespace;
-    let places = Places {
+    let places = LeaseNamespaces {
         leases: context.args.node_lease_namespace.clone(),
         kubevirt_leases: context
             .args
@@ -222,8 +222,13 @@ fn spawn_maintenances(context: &Context, caches: Caches, queues: &Queues) {
 }
 
 /// Certificates, and the protection of Drydock's own objects.
-fn spawn_installation(context: &Context, caches: &Caches, certificate: ServedCertificate, queues: &Queues) {
-    let Context {
+fn spawn_installation(
+    context: &ProcessContext,
+    caches: &ControllerCaches,
+    certificate: ServedCertificate,
+    queues: &Queues,
+) {
+    let ProcessContext {
         args,
         process,
         client,
@@ -246,7 +251,7 @@ fn spawn_installation(context: &Context, caches: &Caches, certificate: ServedCer
         leadership.clone(),
         process.clone(),
     );
-    let place = Place {
+    let place = TaskNamespaces {
         namespace: args.namespace.clone(),
         configuration_namespaces: args.configuration_namespaces.clone(),
     };

@@ -8,7 +8,7 @@ use crate::{
     admission::evictions::HeldEvictions,
     certificates::CertificateMetrics,
     drain_task::DrainMetrics,
-    metrics::Metrics,
+    metrics::ControllerMetrics,
     migration_task::SlotMetrics,
     migrations::MigrationMetrics,
     subresources::{ActiveStreams, SubresourceMetrics},
@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// The metrics of each part.
-pub(super) struct Telemetry {
-    pub(super) nodes: Metrics,
+pub(super) struct ControllerTelemetry {
+    pub(super) nodes: ControllerMetrics,
     pub(super) watches: WatchMetrics,
     pub(super) events: EventMetrics,
     pub(super) client: ClientMetrics,
@@ -33,11 +33,11 @@ pub(super) struct Telemetry {
     pub(super) drains: DrainMetrics,
 }
 
-impl Telemetry {
+impl ControllerTelemetry {
     /// Registers all metrics.
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
-            nodes: Metrics::register(registry),
+            nodes: ControllerMetrics::register(registry),
             watches: WatchMetrics::register(registry),
             events: EventMetrics::register(registry),
             client: ClientMetrics::register(registry),

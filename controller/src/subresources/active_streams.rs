@@ -6,7 +6,7 @@ use std::{
 };
 
 use drydock_api::node_api::GuestStream;
-use drydock_core::subresources::Operation;
+use drydock_core::subresources::SubresourceOperation;
 use drydock_runtime::clock;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -23,14 +23,14 @@ struct OfInstance {
 /// Gauges of open streams, of which an instance without any has none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ActiveStreams {
-    consoles: Open,
-    displays: Open,
-    ports: Open,
+    consoles: StreamCounts,
+    displays: StreamCounts,
+    ports: StreamCounts,
     last: Family<OfInstance, Gauge>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Open {
+struct StreamCounts {
     family: Family<OfInstance, Gauge>,
     counts: Arc<Mutex<HashMap<OfInstance, i64>>>,
 }
@@ -38,7 +38,7 @@ struct Open {
 /// An open stream, until it is dropped.
 #[derive(Debug)]
 pub(super) struct ActiveStream {
-    open: Open,
+    open: StreamCounts,
     instance: OfInstance,
 }
 
@@ -70,10 +70,10 @@ impl ActiveStreams {
     }
 
     /// Counts a stream as open.
-    pub(super) fn begin(&self, operation: Operation, namespace: &str, vmi: &str) -> ActiveStream {
+    pub(super) fn begin(&self, operation: SubresourceOperation, namespace: &str, vmi: &str) -> ActiveStream {
         let open = match operation {
-            Operation::Stream(GuestStream::Console) => &self.consoles,
-            Operation::Stream(GuestStream::Vnc) => &self.displays,
+            SubresourceOperation::Stream(GuestStream::Console) => &self.consoles,
+            SubresourceOperation::Stream(GuestStream::Vnc) => &self.displays,
             _ => &self.ports,
         };
         let instance = OfInstance {
@@ -89,7 +89,7 @@ impl ActiveStreams {
     }
 }
 
-impl Open {
+impl StreamCounts {
     fn add(&self, instance: &OfInstance, by: i64) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let count = counts.entry(instance.clone()).or_default();
@@ -122,7 +122,7 @@ mod tests {
             prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
             text
         };
-        let console = Operation::Stream(GuestStream::Console);
+        let console = SubresourceOperation::Stream(GuestStream::Console);
         let first = streams.begin(console, "ns", "vm");
         let second = streams.begin(console, "ns", "vm");
         let line = |count| format!("kubevirt_console_active_connections{{namespace=\"ns\",vmi=\"vm\"}} {count}\n");

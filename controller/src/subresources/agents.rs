@@ -12,7 +12,7 @@ use axum::{
 use drydock_api::{
     Hypervisor,
     hypervisor::AgentEndpoint,
-    node_api::{self, Refusal, RefusalReason, STREAM_PROTOCOL},
+    node_api::{self, NodeApiRefusal, RefusalReason, STREAM_PROTOCOL},
 };
 use drydock_runtime::{Process, chain, pinned_tls::Pinned, tcp::KeepAlive};
 use hyper::{body::Incoming, client::conn::http1};
@@ -56,7 +56,11 @@ impl Agents {
     ///
     /// # Errors
     /// Why it is not.
-    pub(super) async fn command(&self, node: &str, request: node_api::Request<'_>) -> Result<(), Refusal> {
+    pub(super) async fn command(
+        &self,
+        node: &str,
+        request: node_api::NodeApiRequest<'_>,
+    ) -> Result<(), NodeApiRefusal> {
         let response = self.send(node, Method::PUT, &request.path()).await?;
         if response.status().is_success() {
             return Ok(());
@@ -71,8 +75,8 @@ impl Agents {
     pub(super) async fn report(
         &self,
         node: &str,
-        request: node_api::Request<'_>,
-    ) -> Result<(HeaderValue, Bytes), Refusal> {
+        request: node_api::NodeApiRequest<'_>,
+    ) -> Result<(HeaderValue, Bytes), NodeApiRefusal> {
         let response = self.send(node, Method::GET, &request.path()).await?;
         if !response.status().is_success() {
             return Err(refusal(node, response).await);
@@ -88,7 +92,11 @@ impl Agents {
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub(super) async fn stream(&self, node: &str, request: node_api::Request<'_>) -> Result<Box<dyn Duplex>, Refusal> {
+    pub(super) async fn stream(
+        &self,
+        node: &str,
+        request: node_api::NodeApiRequest<'_>,
+    ) -> Result<Box<dyn Duplex>, NodeApiRefusal> {
         let response = self.send(node, Method::GET, &request.path()).await?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return Err(refusal(node, response).await);
@@ -98,7 +106,7 @@ impl Agents {
         Ok(Box::new(TokioIo::new(upgraded)))
     }
 
-    async fn send(&self, node: &str, method: Method, path: &str) -> Result<Response<Incoming>, Refusal> {
+    async fn send(&self, node: &str, method: Method, path: &str) -> Result<Response<Incoming>, NodeApiRefusal> {
         let endpoint = self.endpoint(node).await?;
         let connection = timeout(CONNECT_TIMEOUT, self.connect(&endpoint)).await;
         let connection = connection
@@ -126,11 +134,11 @@ impl Agents {
     }
 
     /// Reads from the API server where the agent of a node is reached.
-    async fn endpoint(&self, node: &str) -> Result<AgentEndpoint, Refusal> {
+    async fn endpoint(&self, node: &str) -> Result<AgentEndpoint, NodeApiRefusal> {
         let found = self.hypervisors.get_opt(node).await;
         let found = found.map_err(|error| unreachable(node, &error))?;
         let endpoint = found.and_then(|hypervisor| hypervisor.status?.agent_endpoint);
-        endpoint.ok_or_else(|| Refusal {
+        endpoint.ok_or_else(|| NodeApiRefusal {
             reason: RefusalReason::Failed,
             message: format!("the agent of node {node} has not reported where it is reached"),
         })
@@ -153,19 +161,19 @@ impl Agents {
     }
 }
 
-fn unreachable(node: &str, error: &(dyn Error + 'static)) -> Refusal {
-    Refusal {
+fn unreachable(node: &str, error: &(dyn Error + 'static)) -> NodeApiRefusal {
+    NodeApiRefusal {
         reason: RefusalReason::Failed,
         message: format!("the agent of node {node} cannot be reached: {}", chain(error)),
     }
 }
 
 /// Reads why an agent has refused a request.
-async fn refusal(node: &str, response: Response<Incoming>) -> Refusal {
+async fn refusal(node: &str, response: Response<Incoming>) -> NodeApiRefusal {
     let code = response.status();
     let body = to_bytes(Body::new(response.into_body()), LARGEST_REFUSAL).await;
     let read = body.ok().and_then(|body| serde_json::from_slice(&body).ok());
-    read.unwrap_or_else(|| Refusal {
+    read.unwrap_or_else(|| NodeApiRefusal {
         reason: RefusalReason::Failed,
         message: format!("the agent of node {node} responds with HTTP status {code}"),
     })

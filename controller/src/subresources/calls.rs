@@ -9,9 +9,10 @@ use drydock_core::{
     drain::NodeMarks,
     machine::owns,
     subresources::{
-        Effect, Failure, GROUP, JsonPatch, Operation, Resource, Target, Written, evacuation,
-        front_proxy::User,
-        machine::{self, Found, MIGRATION_NAME_PREFIX},
+        Effect, GROUP, GroupResource, JsonPatch, PatchedPart, SubresourceError, SubresourceOperation,
+        SubresourceTarget, evacuation,
+        front_proxy::RequestUser,
+        machine_commands::{self, FoundMachine, MIGRATION_NAME_PREFIX},
         options::{self, is_dry_run, read},
     },
 };
@@ -27,18 +28,18 @@ use kube::{
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{agents::Agents, reply::Reply};
+use super::{agents::Agents, reply::SubresourceReply};
 use crate::{configuration_in_force::ConfigurationInForce, evacuation_requests};
 
 /// The API server's code for a JSON patch of which a test fails.
 const UNPROCESSABLE: u16 = 422;
 /// KubeVirt's code for a request that a controller will carry out.
-const ACCEPTED: Reply = Reply::Empty(StatusCode::ACCEPTED);
+const ACCEPTED: SubresourceReply = SubresourceReply::Empty(StatusCode::ACCEPTED);
 /// KubeVirt's code for a request that has been carried out.
-const DONE: Reply = Reply::Empty(StatusCode::OK);
+const DONE: SubresourceReply = SubresourceReply::Empty(StatusCode::OK);
 
 /// Reads and writes for operations.
-pub(super) struct Calls {
+pub(super) struct ApiCalls {
     client: Client,
     configuration: ConfigurationInForce,
     pub(super) agents: Agents,
@@ -50,7 +51,7 @@ pub(super) struct Read {
     pub(super) machine: VirtualMachine,
 }
 
-impl Calls {
+impl ApiCalls {
     pub(super) fn new(client: Client, configuration: ConfigurationInForce, agents: Agents) -> Self {
         Self {
             client,
@@ -68,7 +69,12 @@ impl Calls {
     }
 
     /// Returns why the user may not use this verb on the object; `None` if the user may.
-    pub(super) async fn review(&self, user: &User, verb: &str, target: &Target) -> Result<Option<String>, Failure> {
+    pub(super) async fn review(
+        &self,
+        user: &RequestUser,
+        verb: &str,
+        target: &SubresourceTarget,
+    ) -> Result<Option<String>, SubresourceError> {
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let review = SubjectAccessReview {
             spec: SubjectAccessReviewSpec {
@@ -99,8 +105,13 @@ impl Calls {
         })
     }
 
-    /// Executes an operation, except those that [`Self::connect`] handles.
-    pub(super) async fn execute(&self, operation: Operation, target: &Target, body: &[u8]) -> Result<Reply, Failure> {
+    /// Executes an operation, except connections to guests.
+    pub(super) async fn execute(
+        &self,
+        operation: SubresourceOperation,
+        target: &SubresourceTarget,
+        body: &[u8],
+    ) -> Result<SubresourceReply, SubresourceError> {
         info!(
             operation = operation.as_str(),
             namespace = target.namespace,
@@ -108,79 +119,84 @@ impl Calls {
             "subresource requested"
         );
         match operation {
-            Operation::Start => {
-                let options: options::Start = read(body)?;
+            SubresourceOperation::Start => {
+                let options: options::StartOptions = read(body)?;
                 self.change(target, options.dry_run.as_deref(), |found| {
-                    machine::start(found, &options)
+                    machine_commands::start(found, &options)
                 })
                 .await
             }
-            Operation::Stop => {
-                let options: options::Stop = read(body)?;
+            SubresourceOperation::Stop => {
+                let options: options::StopOptions = read(body)?;
                 self.change(target, options.dry_run.as_deref(), |found| {
-                    machine::stop(found, &options)
+                    machine_commands::stop(found, &options)
                 })
                 .await
             }
-            Operation::Restart => {
+            SubresourceOperation::Restart => {
                 let options: options::Restart = read(body)?;
                 self.change(target, options.dry_run.as_deref(), |found| {
-                    machine::restart(found, &options)
+                    machine_commands::restart(found, &options)
                 })
                 .await
             }
-            Operation::Migrate => self.migrate(target, &read(body)?).await,
-            Operation::ExpandSpec => {
+            SubresourceOperation::Migrate => self.migrate(target, &read(body)?).await,
+            SubresourceOperation::ExpandSpec => {
                 let written = self.machine(target).await?.written;
-                Ok(Reply::Json(
+                Ok(SubresourceReply::Json(
                     StatusCode::OK,
-                    machine::expand(written, &target.namespace)?,
+                    machine_commands::expand(written, &target.namespace)?,
                 ))
             }
-            Operation::ExpandGivenSpec => {
+            SubresourceOperation::ExpandGivenSpec => {
                 let given: Option<Value> = read(body)?;
-                let expanded = machine::expand(given.unwrap_or_default(), &target.namespace)?;
-                Ok(Reply::Json(StatusCode::OK, expanded))
+                let expanded = machine_commands::expand(given.unwrap_or_default(), &target.namespace)?;
+                Ok(SubresourceReply::Json(StatusCode::OK, expanded))
             }
-            Operation::CancelEvacuationOfMachine | Operation::CancelEvacuation => {
+            SubresourceOperation::CancelEvacuationOfMachine | SubresourceOperation::CancelEvacuation => {
                 self.cancel_evacuation(target, &read(body)?).await
             }
-            Operation::Command(command) => self.command(target, command, body).await,
-            Operation::Freeze => self.freeze(target, body).await,
-            Operation::Report(report) => self.report(target, report).await,
-            Operation::Stream(_) | Operation::PortForward => Err(Failure::method_not_allowed("GET")),
+            SubresourceOperation::Command(command) => self.command(target, command, body).await,
+            SubresourceOperation::Freeze => self.freeze(target, body).await,
+            SubresourceOperation::Report(report) => self.report(target, report).await,
+            SubresourceOperation::Stream(_) | SubresourceOperation::PortForward => {
+                Err(SubresourceError::method_not_allowed("GET"))
+            }
         }
     }
 
-    fn machines(&self, target: &Target) -> Api<VirtualMachine> {
+    fn machines(&self, target: &SubresourceTarget) -> Api<VirtualMachine> {
         Api::namespaced(self.client.clone(), &target.namespace)
     }
 
-    fn instances(&self, target: &Target) -> Api<VirtualMachineInstance> {
+    fn instances(&self, target: &SubresourceTarget) -> Api<VirtualMachineInstance> {
         Api::namespaced(self.client.clone(), &target.namespace)
     }
 
-    pub(super) async fn machine(&self, target: &Target) -> Result<Read, Failure> {
+    pub(super) async fn machine(&self, target: &SubresourceTarget) -> Result<Read, SubresourceError> {
         let path = format!(
             "/apis/kubevirt.io/v1/namespaces/{}/virtualmachines/{}",
             target.namespace, target.name
         );
         let request = Request::get(path)
             .body(Vec::new())
-            .map_err(|error| Failure::bad_request(error.to_string()))?;
+            .map_err(|error| SubresourceError::bad_request(error.to_string()))?;
         match self.client.request::<Value>(request).await {
             Ok(written) => match serde_json::from_value(written.clone()) {
                 Ok(machine) => Ok(Read { written, machine }),
-                Err(error) => Err(Failure::internal(error.to_string())),
+                Err(error) => Err(SubresourceError::internal(error.to_string())),
             },
             Err(Error::Api(status)) if status.is_not_found() => {
-                Err(Failure::not_found(Resource::Machine, &target.name))
+                Err(SubresourceError::not_found(GroupResource::Machine, &target.name))
             }
             Err(error) => Err(internal(error)),
         }
     }
 
-    pub(super) async fn instance(&self, target: &Target) -> Result<Option<VirtualMachineInstance>, Failure> {
+    pub(super) async fn instance(
+        &self,
+        target: &SubresourceTarget,
+    ) -> Result<Option<VirtualMachineInstance>, SubresourceError> {
         self.instances(target).get_opt(&target.name).await.map_err(internal)
     }
 
@@ -188,18 +204,21 @@ impl Calls {
     ///
     /// # Errors
     /// If there is none, or it is not the machine's.
-    pub(super) async fn started_instance(&self, target: &Target) -> Result<VirtualMachineInstance, Failure> {
+    pub(super) async fn started_instance(
+        &self,
+        target: &SubresourceTarget,
+    ) -> Result<VirtualMachineInstance, SubresourceError> {
         let mut machine = None;
-        if target.resource == Resource::Machine {
+        if target.resource == GroupResource::Machine {
             let read = self.machine(target).await?.machine;
             evacuation::is_started(&read)?;
             machine = Some(read);
         }
         let found = self.instance(target).await?;
-        let instance = found.ok_or_else(|| Failure::not_found(Resource::Instance, &target.name))?;
+        let instance = found.ok_or_else(|| SubresourceError::not_found(GroupResource::Instance, &target.name))?;
         if machine.is_some_and(|machine| !owns(&machine, &instance)) {
             let why = format!("the instance {:?} does not belong to the virtual machine", target.name);
-            return Err(Failure::internal(why));
+            return Err(SubresourceError::internal(why));
         }
         Ok(instance)
     }
@@ -207,14 +226,14 @@ impl Calls {
     /// Changes a machine as was decided.
     async fn change(
         &self,
-        target: &Target,
+        target: &SubresourceTarget,
         dry_run: Option<&[String]>,
-        decide: impl Fn(&Found<'_>) -> Result<Effect, Failure>,
-    ) -> Result<Reply, Failure> {
+        decide: impl Fn(&FoundMachine<'_>) -> Result<Effect, SubresourceError>,
+    ) -> Result<SubresourceReply, SubresourceError> {
         let dry_run = is_dry_run(dry_run)?;
         let read = self.machine(target).await?;
         let instance = self.instance(target).await?;
-        let Effect(patches) = decide(&Found::new(&read.machine, &read.written, instance.as_ref()))?;
+        let Effect(patches) = decide(&FoundMachine::new(&read.machine, &read.written, instance.as_ref()))?;
         for (index, patch) in patches.iter().enumerate() {
             if let Err(error) = self.patch(target, patch, &patch.operations, dry_run).await {
                 for done in patches[..index].iter().rev().filter(|_| !dry_run) {
@@ -226,7 +245,13 @@ impl Calls {
         Ok(ACCEPTED)
     }
 
-    async fn patch(&self, target: &Target, patch: &JsonPatch, operations: &Value, dry_run: bool) -> kube::Result<()> {
+    async fn patch(
+        &self,
+        target: &SubresourceTarget,
+        patch: &JsonPatch,
+        operations: &Value,
+        dry_run: bool,
+    ) -> kube::Result<()> {
         let operations: json_patch::Patch = serde_json::from_value(operations.clone()).map_err(Error::SerdeError)?;
         let parameters = PatchParams {
             field_manager: Some(CONTROLLER_FIELD_MANAGER.into()),
@@ -235,18 +260,18 @@ impl Calls {
         };
         let (name, operations) = (&target.name, Patch::<()>::Json(operations));
         match patch.written {
-            Written::Machine => drop(self.machines(target).patch(name, &parameters, &operations).await?),
-            Written::MachineStatus => drop(
+            PatchedPart::Machine => drop(self.machines(target).patch(name, &parameters, &operations).await?),
+            PatchedPart::MachineStatus => drop(
                 self.machines(target)
                     .patch_status(name, &parameters, &operations)
                     .await?,
             ),
-            Written::Instance => drop(self.instances(target).patch(name, &parameters, &operations).await?),
+            PatchedPart::Instance => drop(self.instances(target).patch(name, &parameters, &operations).await?),
         }
         Ok(())
     }
 
-    async fn undo(&self, target: &Target, patch: &JsonPatch) {
+    async fn undo(&self, target: &SubresourceTarget, patch: &JsonPatch) {
         let Some(operations) = &patch.undo else { return };
         if let Err(error) = self.patch(target, patch, operations, false).await {
             warn!(
@@ -260,14 +285,14 @@ impl Calls {
 
     /// Converts the error of a patch that was not applied: to a conflict, if the values on which the decision was based
     /// have changed.
-    async fn failure(&self, target: &Target, patch: &JsonPatch, error: Error) -> Failure {
+    async fn failure(&self, target: &SubresourceTarget, patch: &JsonPatch, error: Error) -> SubresourceError {
         let unprocessable = matches!(&error, Error::Api(status) if status.code == UNPROCESSABLE);
-        if unprocessable && patch.written != Written::Instance {
+        if unprocessable && patch.written != PatchedPart::Instance {
             match self.machine(target).await {
                 Ok(now) if !holds(&patch.operations, &now.written) => {
                     let why =
                         "the object has been modified; please apply your changes to the latest version and try again";
-                    return Failure::conflict(Resource::Machine, &target.name, why);
+                    return SubresourceError::conflict(GroupResource::Machine, &target.name, why);
                 }
                 Ok(_) => {}
                 Err(failure) => return failure,
@@ -276,7 +301,11 @@ impl Calls {
         internal(error)
     }
 
-    async fn migrate(&self, target: &Target, options: &options::Migrate) -> Result<Reply, Failure> {
+    async fn migrate(
+        &self,
+        target: &SubresourceTarget,
+        options: &options::Migrate,
+    ) -> Result<SubresourceReply, SubresourceError> {
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
         self.machine(target).await?;
         let instance = self.instance(target).await?;
@@ -285,7 +314,7 @@ impl Calls {
                 generate_name: Some(MIGRATION_NAME_PREFIX.into()),
                 ..ObjectMeta::default()
             },
-            spec: machine::migrate(&target.name, instance.as_ref(), options)?,
+            spec: machine_commands::migrate(&target.name, instance.as_ref(), options)?,
             status: None,
         };
         let parameters = PostParams {
@@ -297,7 +326,11 @@ impl Calls {
         Ok(ACCEPTED)
     }
 
-    async fn cancel_evacuation(&self, target: &Target, options: &options::CancelEvacuation) -> Result<Reply, Failure> {
+    async fn cancel_evacuation(
+        &self,
+        target: &SubresourceTarget,
+        options: &options::CancelEvacuation,
+    ) -> Result<SubresourceReply, SubresourceError> {
         let dry_run = is_dry_run(options.dry_run.as_deref())?;
         let instance = self.started_instance(target).await?;
         let requested = options.evacuation_node_name.as_deref().unwrap_or_default();
@@ -312,7 +345,7 @@ impl Calls {
         };
         let marks = node.map_or_else(NodeMarks::default, |node| NodeMarks::of(&node, key));
         if evacuation::cancel(&instance, requested, (key, marks))? && !dry_run {
-            evacuation_requests::take_away(&self.instances(target), &instance)
+            evacuation_requests::remove_from(&self.instances(target), &instance)
                 .await
                 .map_err(internal)?;
         }
@@ -330,9 +363,9 @@ fn holds(operations: &Value, object: &Value) -> bool {
 }
 
 /// The API server did not do it.
-fn internal(error: Error) -> Failure {
+fn internal(error: Error) -> SubresourceError {
     match error {
-        Error::Api(status) => Failure::internal(&status.message),
-        error => Failure::internal(chain(&error).to_string()),
+        Error::Api(status) => SubresourceError::internal(&status.message),
+        error => SubresourceError::internal(chain(&error).to_string()),
     }
 }

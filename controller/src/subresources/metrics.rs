@@ -13,7 +13,7 @@ use prometheus_client::{
 };
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
+struct SubresourceLabels {
     request: &'static str,
     code: u16,
 }
@@ -23,7 +23,7 @@ struct Labels {
 pub(crate) struct SubresourceMetrics {
     /// Failed TLS handshakes.
     pub(super) handshake_failures: Counter,
-    requests: Family<Labels, Counter>,
+    requests: Family<SubresourceLabels, Counter>,
     duration: Histogram,
 }
 
@@ -57,7 +57,7 @@ impl SubresourceMetrics {
 
     /// Counts a request, and how long it took.
     pub(super) fn count_response(&self, request: &'static str, code: u16, after: Duration) {
-        self.requests.get_or_create(&Labels { request, code }).inc();
+        self.requests.get_or_create(&SubresourceLabels { request, code }).inc();
         self.duration.observe(after.as_secs_f64());
     }
 }

@@ -8,7 +8,7 @@ use axum::{
 use serde_json::Value;
 
 /// The response to a request that succeeded.
-pub(super) enum Reply {
+pub(super) enum SubresourceReply {
     /// A document.
     Json(StatusCode, Value),
     /// Nothing but the code.
@@ -19,7 +19,7 @@ pub(super) enum Reply {
     Upgrade(Response),
 }
 
-impl IntoResponse for Reply {
+impl IntoResponse for SubresourceReply {
     fn into_response(self) -> Response {
         match self {
             Self::Json(code, document) => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Which side has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum EndedSide {
     /// The client.
     Client,
     /// The guest.
@@ -17,7 +17,7 @@ pub(super) enum End {
     Expired(Duration),
 }
 
-impl End {
+impl EndedSide {
     /// Returns the name for logs.
     pub(super) fn as_str(self) -> &'static str {
         match self {

@@ -19,11 +19,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};
 
 use super::{
-    calls::Calls,
-    requests::{self, Requests},
+    calls::ApiCalls,
+    subresource_handler::{self, SubresourceHandler},
     *,
 };
-use crate::{certificates::self_made, webhook_server::test_client::Connection};
+use crate::{certificates::self_made, webhook_server::test_client::TestConnection};
 
 const BASE: &str = "/apis/subresources.kubevirt.io/v1";
 const NAME: &str = "drydock-webhooks.drydock.svc";
@@ -70,24 +70,24 @@ impl Authority {
 }
 
 struct Setup {
-    requests: Arc<Requests>,
+    requests: Arc<SubresourceHandler>,
     server: ApiServer,
     peer: CertificateDer<'static>,
 }
 
-fn requests_of(client: Client, trust: Trust) -> Requests {
+fn requests_of(client: Client, trust: ClientTrust) -> SubresourceHandler {
     let (configuration, resolved) = ConfigurationInForce::pending(Configuration::default());
     resolved.send_replace(true);
     let process = Process::new();
     let agents = Agents::new(client.clone(), Arc::new(served().0), &process);
-    Requests {
-        sessions: Sessions::new(
+    SubresourceHandler {
+        sessions: StreamSessions::new(
             client.clone(),
             ActiveStreams::default(),
             StreamTimeouts::default(),
             &process,
         ),
-        calls: Calls::new(client, configuration, agents),
+        calls: ApiCalls::new(client, configuration, agents),
         trust,
         metrics: SubresourceMetrics::register(&mut Registry::default()),
         version: "0.1.0",
@@ -105,7 +105,7 @@ fn served() -> (ServedCertificate, Vec<u8>) {
 fn setup() -> Setup {
     let (client, server) = api_server();
     let authority = Authority::new();
-    let trust = Trust::new(Arc::new(served().0));
+    let trust = ClientTrust::new(Arc::new(served().0));
     trust.follow(&authority.config_map());
     Setup {
         requests: Arc::new(requests_of(client, trust)),
@@ -131,7 +131,7 @@ impl Setup {
             .unwrap();
         let (requests, peer) = (Arc::clone(&self.requests), PeerCertificate(Some(self.peer.clone())));
         async move {
-            let response = requests::serve(State(requests), Extension(peer), request).await;
+            let response = subresource_handler::serve(State(requests), Extension(peer), request).await;
             let code = response.status().as_u16();
             let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
             (code, serde_json::from_slice(&body).unwrap_or_default())
@@ -412,13 +412,13 @@ async fn absent_machine_and_unsupported_subresource_are_named() {
     assert!(setup.server.is_left_alone().await);
 }
 
-async fn port(process: &Process, trust: Trust, client: Client) -> SocketAddr {
+async fn port(process: &Process, trust: ClientTrust, client: Client) -> SocketAddr {
     let metrics = SubresourceMetrics::register(&mut Registry::default());
     let requests = Arc::new(requests_of(client, trust.clone()));
     let port = TlsPort {
         name: "subresources",
         config: Box::new(move || trust.config()),
-        router: Router::new().fallback(requests::serve).with_state(requests),
+        router: Router::new().fallback(subresource_handler::serve).with_state(requests),
         handshake_failures: metrics.handshake_failures,
         leave: Duration::ZERO,
     };
@@ -431,10 +431,10 @@ async fn discovery_is_open_and_all_else_needs_the_front_proxy() {
     let (client, mut server) = api_server();
     let (certificate, bundle) = served();
     let (authority, other) = (Authority::new(), Authority::new());
-    let trust = Trust::new(Arc::new(certificate));
+    let trust = ClientTrust::new(Arc::new(certificate));
     let address = port(&process, trust.clone(), client).await;
     let status = async |identity, path: &str| {
-        let mut connection = Connection::open_as(identity, address, NAME, &bundle, clock::now())
+        let mut connection = TestConnection::open_as(identity, address, NAME, &bundle, clock::now())
             .await
             .ok()?;
         let request = format!("PUT {BASE}/namespaces/ns/{path} HTTP/1.1\r\nHost: x\r\nX-Remote-User: ann\r\n\r\n");

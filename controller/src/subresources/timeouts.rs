@@ -7,7 +7,7 @@ use std::{
 
 use drydock_runtime::clock::{Instant, sleep_until_instant};
 
-use super::stream_end::End;
+use super::stream_end::EndedSide;
 
 /// How long streams last. `None`: without limit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct StreamTimeouts {
 
 /// The start of a stream, and the times of the last client message and of the last data.
 #[derive(Debug)]
-pub(super) struct Activity {
+pub(super) struct StreamActivity {
     begin: Instant,
     last: Mutex<Last>,
 }
@@ -31,7 +31,7 @@ struct Last {
     data: Instant,
 }
 
-impl Activity {
+impl StreamActivity {
     /// Returns the activity of a stream that begins now.
     pub(super) fn begin() -> Self {
         let now = Instant::now();
@@ -73,10 +73,14 @@ impl Activity {
 
 impl StreamTimeouts {
     /// Waits until the stream has lasted too long.
-    pub(super) async fn exceeded(self, activity: &Activity) -> End {
+    pub(super) async fn exceeded(self, activity: &StreamActivity) -> EndedSide {
         loop {
-            let idle = self.idle.map(|idle| (activity.last().data + idle, End::Idle(idle)));
-            let total = self.total.map(|total| (activity.begin + total, End::Expired(total)));
+            let idle = self
+                .idle
+                .map(|idle| (activity.last().data + idle, EndedSide::Idle(idle)));
+            let total = self
+                .total
+                .map(|total| (activity.begin + total, EndedSide::Expired(total)));
             let first = [idle, total].into_iter().flatten().min_by_key(|(at, _)| *at);
             if let Some((at, end)) = first
                 && at <= Instant::now()

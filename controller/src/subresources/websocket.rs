@@ -20,7 +20,7 @@ use axum::{
         },
     },
 };
-use drydock_core::subresources::{Failure, guest::Close};
+use drydock_core::subresources::{SubresourceError, guest_commands::Close};
 use drydock_runtime::CancellationToken;
 use futures::{SinkExt, StreamExt, stream::SplitSink, stream::SplitStream};
 use hyper::upgrade::OnUpgrade;
@@ -40,8 +40,8 @@ use tokio_tungstenite::{
 };
 
 use super::{
-    stream_end::End,
-    timeouts::{Activity, StreamTimeouts},
+    stream_end::EndedSide,
+    timeouts::{StreamActivity, StreamTimeouts},
 };
 
 /// KubeVirt's subprotocol.
@@ -62,7 +62,7 @@ pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// What a client is connected to.
-pub(super) enum Peer {
+pub(super) enum StreamPeer {
     /// Bytes.
     Bytes(Box<dyn Duplex>),
     /// Datagrams, of which each is a message.
@@ -81,12 +81,12 @@ impl Handshake {
     ///
     /// # Errors
     /// 400 if it is not.
-    pub(super) fn of(request: &mut axum::extract::Request) -> Result<Self, Failure> {
+    pub(super) fn of(request: &mut axum::extract::Request) -> Result<Self, SubresourceError> {
         let headers = request.headers();
         let key = headers.get(SEC_WEBSOCKET_KEY).cloned();
         let wanted = has(headers, UPGRADE, "websocket") && has(headers, SEC_WEBSOCKET_VERSION, "13");
         let (Some(key), true) = (key, wanted) else {
-            return Err(Failure::bad_request(
+            return Err(SubresourceError::bad_request(
                 "a websocket of version 13 is needed: use a client such as virtctl",
             ));
         };
@@ -151,20 +151,20 @@ impl WebSocket {
     /// makes the other wait.
     pub(super) async fn relay(
         self,
-        peer: Peer,
+        peer: StreamPeer,
         stopping: &CancellationToken,
         timeouts: StreamTimeouts,
-    ) -> (End, Closing) {
+    ) -> (EndedSide, Closing) {
         let (mut sink, source) = self.0.split();
-        let activity = Activity::begin();
+        let activity = StreamActivity::begin();
         let (from_guest, to_guest) = peer.split();
         let end = {
             let sink = &mut sink;
             tokio::select! {
                 end = to_client(from_guest, sink, &activity) => end,
-                () = to_peer(source, to_guest, &activity) => End::Client,
+                () = to_peer(source, to_guest, &activity) => EndedSide::Client,
                 end = timeouts.exceeded(&activity) => end,
-                () = stopping.cancelled() => End::Stopping,
+                () = stopping.cancelled() => EndedSide::Stopping,
             }
         };
         (end, Closing(sink))
@@ -190,13 +190,13 @@ impl Closing {
 async fn to_client(
     mut guest: Reader,
     client: &mut SplitSink<WebSocketStream<Box<dyn Duplex>>, Message>,
-    activity: &Activity,
-) -> End {
+    activity: &StreamActivity,
+) -> EndedSide {
     let mut buffer = vec![0; BUFFER];
     let (mut unacknowledged, mut last) = (0, None);
     loop {
         let message = match timeout(PING_AFTER, guest.read(&mut buffer)).await {
-            Ok(Ok(0) | Err(_)) => return End::Guest,
+            Ok(Ok(0) | Err(_)) => return EndedSide::Guest,
             Ok(Ok(length)) => {
                 activity.data();
                 Message::Binary(Bytes::copy_from_slice(&buffer[..length]))
@@ -206,19 +206,23 @@ async fn to_client(
                 unacknowledged = if now == last { unacknowledged + 1 } else { 0 };
                 last = now;
                 if unacknowledged > MAX_UNACKNOWLEDGED {
-                    return End::Client;
+                    return EndedSide::Client;
                 }
                 Message::Ping(Bytes::from_static(b"keep alive"))
             }
         };
         if !matches!(timeout(SEND_TIMEOUT, client.send(message)).await, Ok(Ok(()))) {
-            return End::Client;
+            return EndedSide::Client;
         }
     }
 }
 
 /// Ends when the client closes the websocket, or drops its connection without that, as virtctl does.
-async fn to_peer(mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>, mut guest: Writer, activity: &Activity) {
+async fn to_peer(
+    mut client: SplitStream<WebSocketStream<Box<dyn Duplex>>>,
+    mut guest: WebSocketWriter,
+    activity: &StreamActivity,
+) {
     while let Some(Ok(message)) = client.next().await {
         activity.message();
         let data = match message {
@@ -244,21 +248,24 @@ enum Reader {
     Datagrams(Arc<UdpSocket>),
 }
 
-enum Writer {
+enum WebSocketWriter {
     Bytes(WriteHalf<Box<dyn Duplex>>),
     Datagrams(Arc<UdpSocket>),
 }
 
-impl Peer {
-    fn split(self) -> (Reader, Writer) {
+impl StreamPeer {
+    fn split(self) -> (Reader, WebSocketWriter) {
         match self {
             Self::Bytes(stream) => {
                 let (reader, writer) = split(stream);
-                (Reader::Bytes(reader), Writer::Bytes(writer))
+                (Reader::Bytes(reader), WebSocketWriter::Bytes(writer))
             }
             Self::Datagrams(socket) => {
                 let socket = Arc::new(socket);
-                (Reader::Datagrams(Arc::clone(&socket)), Writer::Datagrams(socket))
+                (
+                    Reader::Datagrams(Arc::clone(&socket)),
+                    WebSocketWriter::Datagrams(socket),
+                )
             }
         }
     }
@@ -281,7 +288,7 @@ impl Reader {
     }
 }
 
-impl Writer {
+impl WebSocketWriter {
     async fn write(&mut self, data: &[u8]) -> io::Result<()> {
         match self {
             Self::Bytes(writer) => {
@@ -351,7 +358,7 @@ mod tests {
     struct Setup {
         client: WebSocketStream<DuplexStream>,
         guest: DuplexStream,
-        relay: tokio::task::JoinHandle<(End, Closing)>,
+        relay: tokio::task::JoinHandle<(EndedSide, Closing)>,
     }
 
     async fn setup() -> Setup {
@@ -366,7 +373,7 @@ mod tests {
         #[expect(clippy::disallowed_methods, reason = "a test without a process")]
         let relay = tokio::spawn(async move {
             socket
-                .relay(Peer::Bytes(Box::new(peer)), &CancellationToken::new(), timeouts)
+                .relay(StreamPeer::Bytes(Box::new(peer)), &CancellationToken::new(), timeouts)
                 .await
         });
         Setup { client, guest, relay }
@@ -388,7 +395,7 @@ mod tests {
         assert_eq!(&read, b"root");
         // virtctl drops its connection without a close frame.
         drop(client);
-        assert_eq!(relay.await.unwrap().0, End::Client);
+        assert_eq!(relay.await.unwrap().0, EndedSide::Client);
     }
 
     #[tokio::test]
@@ -402,7 +409,7 @@ mod tests {
         drop(guest);
         let close = async {
             let (end, closing) = relay.await.unwrap();
-            assert_eq!(end, End::Guest);
+            assert_eq!(end, EndedSide::Guest);
             let close = Close {
                 code: 1012,
                 reason: "moved".into(),
@@ -432,7 +439,7 @@ mod tests {
             client.flush().await.unwrap();
         }
         // Nothing is read any more.
-        assert_eq!(relay.await.unwrap().0, End::Client);
+        assert_eq!(relay.await.unwrap().0, EndedSide::Client);
         drop((client, guest));
     }
 
@@ -448,7 +455,7 @@ mod tests {
             let relay = timeout(Duration::from_secs(3600), relay).await;
             relay.unwrap().unwrap().0
         };
-        assert_eq!(tokio::join!(flood, end).1, End::Client);
+        assert_eq!(tokio::join!(flood, end).1, EndedSide::Client);
         drop(client);
     }
 
@@ -477,7 +484,7 @@ mod tests {
             end
         };
         let ((), end) = tokio::join!(reading, end);
-        assert_eq!(end, End::Idle(idle));
+        assert_eq!(end, EndedSide::Idle(idle));
         assert_eq!(begin.elapsed().as_secs(), 220);
     }
 
@@ -498,7 +505,7 @@ mod tests {
         while guest.write_all(b"a").await.is_ok() {
             tokio::time::sleep(Duration::from_secs(9)).await;
         }
-        assert_eq!(relay.await.unwrap().0, End::Expired(total));
+        assert_eq!(relay.await.unwrap().0, EndedSide::Expired(total));
         assert!(begin.elapsed() >= total);
         drop(client);
     }
@@ -521,7 +528,7 @@ mod tests {
         }
         assert!(written < 256 * 1024, "{written}");
         drop(client);
-        assert_eq!(relay.await.unwrap().0, End::Client);
+        assert_eq!(relay.await.unwrap().0, EndedSide::Client);
     }
 
     #[tokio::test]
@@ -536,7 +543,7 @@ mod tests {
         // The connection ends with the relay's result.
         let end = async { relay.await.unwrap().0 };
         let (end, ()) = tokio::join!(end, sent);
-        assert_eq!(end, End::Client);
+        assert_eq!(end, EndedSide::Client);
     }
 
     /// A frame of a client, which is masked (RFC 6455, 5.2), and the data that reaches the guest if it is one with data.
@@ -570,7 +577,7 @@ mod tests {
             let (mut guest, peer) = duplex(64 << 10);
             let socket = WebSocket::new(Box::new(server)).await;
             let stopping = CancellationToken::new();
-            let relay = socket.relay(Peer::Bytes(Box::new(peer)), &stopping, StreamTimeouts::default());
+            let relay = socket.relay(StreamPeer::Bytes(Box::new(peer)), &stopping, StreamTimeouts::default());
             let relay = async {
                 let (end, closing) = relay.await;
                 drop(closing);
@@ -591,7 +598,7 @@ mod tests {
             };
             let mut ignored = Vec::new();
             let (end, (), _) = tokio::join!(relay, send, replies.read_to_end(&mut ignored));
-            assert_eq!(end, End::Client);
+            assert_eq!(end, EndedSide::Client);
             let mut data = Vec::new();
             guest.read_to_end(&mut data).await.unwrap();
             data

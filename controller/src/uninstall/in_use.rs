@@ -9,27 +9,27 @@ use drydock_api::{
     },
     maintenance::{self, Group, NodeMaintenance},
 };
-use drydock_core::removal::{Left, in_use};
+use drydock_core::removal::{RemainingObjects, in_use};
 use drydock_runtime::Key;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Resource, api::ListParams};
 use serde::de::DeserializeOwned;
 
-use super::{Failure, Uninstall};
+use super::{Uninstall, UninstallError};
 
 /// Maximum number of objects read per kind; the API server reports how many more there are.
 const READ: u32 = 100;
 
 impl Uninstall {
     /// Fails if something needs Drydock.
-    pub(super) async fn refuse_if_in_use(&self) -> Result<(), Failure> {
+    pub(super) async fn refuse_if_in_use(&self) -> Result<(), UninstallError> {
         let left = self
             .persist("list virtual machines", async || self.left().await)
             .await?;
-        in_use(&left).map_or(Ok(()), |what| Err(Failure::InUse(what)))
+        in_use(&left).map_or(Ok(()), |what| Err(UninstallError::InUse(what)))
     }
 
-    async fn left(&self) -> kube::Result<Vec<Left>> {
+    async fn left(&self) -> kube::Result<Vec<RemainingObjects>> {
         let client = || self.client.clone();
         let guests = ListParams::default().labels(&format!("{APP}={VIRT_LAUNCHER}"));
         let all = ListParams::default();
@@ -59,17 +59,17 @@ impl Uninstall {
 }
 
 /// Returns the objects of a kind. If the API server does not serve the kind, there are none.
-async fn listed<K>(kind: &'static str, api: &Api<K>, which: &ListParams) -> kube::Result<Left>
+async fn listed<K>(kind: &'static str, api: &Api<K>, which: &ListParams) -> kube::Result<RemainingObjects>
 where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
     let list = match api.list_metadata(&which.clone().limit(READ)).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(Left::all(kind, Vec::new())),
+        Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(RemainingObjects::all(kind, Vec::new())),
         list => list?,
     };
     let names: Vec<String> = list.items.iter().map(|object| Key::of(object).to_string()).collect();
     let more = list.metadata.remaining_item_count.unwrap_or_default();
-    Ok(Left {
+    Ok(RemainingObjects {
         kind,
         count: Some(names.len() + usize::try_from(more).unwrap_or_default()),
         names,

@@ -8,7 +8,7 @@ use drydock_api::{
     removal::{DRYDOCK, FOLDERS, FOLDERS_APP, PART_OF, UNINSTALL},
 };
 use drydock_core::removal::{
-    node::{without_labels, without_status},
+    node_removal::{without_labels, without_status},
     progress::{folders_left, is_linux, still_there},
 };
 use futures::{StreamExt, TryStreamExt, stream};
@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::{Failure, Uninstall};
+use super::{Uninstall, UninstallError};
 use crate::{
     certificates::{API_SERVICES, is_served_by},
     requests::without_finalizer,
@@ -36,11 +36,11 @@ const AGENTS: &str = "drydock-agent";
 /// The Deployment of the controllers.
 const CONTROLLERS: &str = "drydock-controller";
 /// How many nodes are changed concurrently.
-const NODES_AT_ONCE: usize = 8;
+const MAX_CONCURRENT_NODES: usize = 8;
 
 impl Uninstall {
     /// Deletes the workloads that run Drydock's pods, and waits until the pods have ended.
-    pub(super) async fn delete_workloads(&self) -> Result<(), Failure> {
+    pub(super) async fn delete_workloads(&self) -> Result<(), UninstallError> {
         let agents = Api::<DaemonSet>::namespaced(self.client.clone(), &self.namespace);
         let controllers = Api::<Deployment>::namespaced(self.client.clone(), &self.namespace);
         // The controllers may not have seen yet that the last virtual machine was deleted, and refuse for a moment.
@@ -65,7 +65,7 @@ impl Uninstall {
 
     /// Deletes the APIServices that the controllers served. While an API is registered and not served, the API server
     /// deletes no namespace.
-    pub(super) async fn delete_api_services(&self) -> Result<(), Failure> {
+    pub(super) async fn delete_api_services(&self) -> Result<(), UninstallError> {
         let api = Api::<APIService>::all(self.client.clone());
         for name in API_SERVICES {
             self.persist("delete the APIServices", async || match api.get_opt(name).await? {
@@ -78,7 +78,7 @@ impl Uninstall {
     }
 
     /// Removes the finalizers of migrations, whose CustomResourceDefinition could not be deleted otherwise.
-    pub(super) async fn release_migrations(&self) -> Result<(), Failure> {
+    pub(super) async fn release_migrations(&self) -> Result<(), UninstallError> {
         self.persist("remove the finalizers of migrations", async || {
             let all = Api::<VirtualMachineInstanceMigration>::all(self.client.clone());
             let Some(list) = unless_missing(all.list_metadata(&ListParams::default()).await)? else {
@@ -107,7 +107,7 @@ impl Uninstall {
     }
 
     /// Removes the folders on the nodes with the pods of the DaemonSet for that purpose, if it exists.
-    pub(super) async fn remove_folders(&self) -> Result<(), Failure> {
+    pub(super) async fn remove_folders(&self) -> Result<(), UninstallError> {
         let sets = Api::<DaemonSet>::namespaced(self.client.clone(), &self.folders_namespace);
         let set = self
             .persist("get the DaemonSet that removes folders", async || {
@@ -159,13 +159,13 @@ impl Uninstall {
     }
 
     /// Removes labels, conditions and resources from all nodes.
-    pub(super) async fn clean_nodes(&self) -> Result<(), Failure> {
+    pub(super) async fn clean_nodes(&self) -> Result<(), UninstallError> {
         let nodes = self.nodes();
         let all = self
             .persist("list nodes", async || nodes.list(&ListParams::default()).await)
             .await?;
         stream::iter(all.items.iter().map(|node| self.clean(&nodes, node)))
-            .buffer_unordered(NODES_AT_ONCE)
+            .buffer_unordered(MAX_CONCURRENT_NODES)
             .try_collect::<()>()
             .await?;
         info!(
@@ -175,7 +175,7 @@ impl Uninstall {
         Ok(())
     }
 
-    async fn clean(&self, nodes: &Api<Node>, node: &Node) -> Result<(), Failure> {
+    async fn clean(&self, nodes: &Api<Node>, node: &Node) -> Result<(), UninstallError> {
         if let Some(patch) = without_labels(node) {
             self.persist("remove labels of a node", async || {
                 merge(nodes, node, patch.clone()).await
@@ -198,7 +198,7 @@ impl Uninstall {
     }
 
     /// Deletes the Hypervisors, which contain the reports of the agents.
-    pub(super) async fn delete_hypervisors(&self) -> Result<(), Failure> {
+    pub(super) async fn delete_hypervisors(&self) -> Result<(), UninstallError> {
         let all = Api::<Hypervisor>::all(self.client.clone());
         self.persist("delete the Hypervisors", async || {
             let (how, which) = (DeleteParams::default(), ListParams::default());

@@ -52,7 +52,7 @@ async fn machine_that_is_left_is_named_and_nothing_is_changed() {
     let pods = metadata(&[("default", "virt-launcher-web-1")], 0);
     let responses = [(MACHINES, machines), ("/api/v1/pods", pods)];
     let (result, ()) = tokio::join!(uninstall.all(), lists(&mut server, &responses));
-    let Err(Failure::InUse(what)) = &result else {
+    let Err(UninstallError::InUse(what)) = &result else {
         panic!("{result:?}")
     };
     assert_eq!(

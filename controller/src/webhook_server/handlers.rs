@@ -8,7 +8,7 @@ use kube::core::{
 };
 
 /// An admission request.
-type ReviewRequest = AdmissionRequest<DynamicObject>;
+pub(crate) type ReviewRequest = AdmissionRequest<DynamicObject>;
 /// A pending response.
 type ReviewFuture = Pin<Box<dyn Future<Output = AdmissionResponse> + Send>>;
 

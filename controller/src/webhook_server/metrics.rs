@@ -16,7 +16,7 @@ use prometheus_client::{
 pub(super) const NO_PATH: &str = "other";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+struct ReviewLabels {
     path: &'static str,
     verdict: &'static str,
 }
@@ -31,7 +31,7 @@ struct PathLabel {
 pub(crate) struct WebhookMetrics {
     /// Failed TLS handshakes.
     pub(super) handshake_failures: Counter,
-    requests: Family<RequestLabels, Counter>,
+    requests: Family<ReviewLabels, Counter>,
     duration: Family<PathLabel, Histogram, fn() -> Histogram>,
 }
 
@@ -65,7 +65,7 @@ impl WebhookMetrics {
     }
 
     pub(super) fn count_response(&self, path: &'static str, verdict: &'static str, after: Duration) {
-        self.requests.get_or_create(&RequestLabels { path, verdict }).inc();
+        self.requests.get_or_create(&ReviewLabels { path, verdict }).inc();
         self.duration
             .get_or_create(&PathLabel { path })
             .observe(after.as_secs_f64());
@@ -74,6 +74,6 @@ impl WebhookMetrics {
     /// Returns how many requests had this verdict.
     #[cfg(test)]
     pub(super) fn count(&self, path: &'static str, verdict: &'static str) -> u64 {
-        self.requests.get_or_create(&RequestLabels { path, verdict }).get()
+        self.requests.get_or_create(&ReviewLabels { path, verdict }).get()
     }
 }

@@ -32,7 +32,7 @@ const LARGEST: usize = 8 << 20;
 
 /// Why there is no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum ReviewFailure {
     /// The path has no handler.
     UnknownPath,
     /// The method is not POST.
@@ -51,7 +51,7 @@ pub(super) enum Refusal {
     Failed,
 }
 
-impl Refusal {
+impl ReviewFailure {
     /// Returns the stable reason for metrics, logs and responses.
     pub(super) fn reason(self) -> &'static str {
         match self {
@@ -92,10 +92,10 @@ impl Refusal {
 }
 
 /// A refusal, and optional details of the error.
-struct Refused(Refusal, Option<String>);
+struct ReviewRefusal(ReviewFailure, Option<String>);
 
-impl From<Refusal> for Refused {
-    fn from(refusal: Refusal) -> Self {
+impl From<ReviewFailure> for ReviewRefusal {
+    fn from(refusal: ReviewFailure) -> Self {
         Self(refusal, None)
     }
 }
@@ -135,7 +135,7 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
     let found = reviews.handlers.get(request.uri().path());
     let path = found.map_or(NO_PATH, |(path, _)| path);
     let verdict = match found {
-        None => Err(Refusal::UnknownPath.into()),
+        None => Err(ReviewFailure::UnknownPath.into()),
         Some((_, handler)) => {
             let judged = tokio::time::timeout(
                 handler.deadline().unwrap_or(reviews.deadline),
@@ -144,8 +144,8 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
             match judged.await {
                 Ok(Ok(verdict)) => verdict,
                 // One bad object must not end the process; the panic has been logged.
-                Ok(Err(_)) => Err(Refusal::Failed.into()),
-                Err(_) => Err(Refusal::TooLate.into()),
+                Ok(Err(_)) => Err(ReviewFailure::Failed.into()),
+                Err(_) => Err(ReviewFailure::TooLate.into()),
             }
         }
     };
@@ -154,7 +154,7 @@ async fn serve(State(reviews): State<Arc<Reviews>>, request: Request) -> Respons
             let outcome = if verdict.allowed { "Allowed" } else { "Denied" };
             (outcome, written(verdict))
         }
-        Err(Refused(refusal, detail)) => {
+        Err(ReviewRefusal(refusal, detail)) => {
             log(path, refusal, detail.as_deref());
             let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();
             let text = format!("{}: {}{detail}\n", refusal.reason(), refusal.sentence());
@@ -182,22 +182,22 @@ fn written(verdict: AdmissionResponse) -> Response {
 }
 
 /// Logs a refusal at a level that reflects whether it needs attention.
-fn log(path: &str, refusal: Refusal, detail: Option<&str>) {
+fn log(path: &str, refusal: ReviewFailure, detail: Option<&str>) {
     let reason = refusal.reason();
     match refusal {
-        Refusal::Failed => error!(path, reason, "{}", refusal.sentence()),
-        Refusal::TooLate | Refusal::TooLarge | Refusal::Unreadable | Refusal::NotARequest => {
+        ReviewFailure::Failed => error!(path, reason, "{}", refusal.sentence()),
+        ReviewFailure::TooLate | ReviewFailure::TooLarge | ReviewFailure::Unreadable | ReviewFailure::NotARequest => {
             warn!(path, reason, detail, "{}", refusal.sentence());
         }
-        Refusal::UnknownPath | Refusal::WrongMethod | Refusal::BrokenOff => {
+        ReviewFailure::UnknownPath | ReviewFailure::WrongMethod | ReviewFailure::BrokenOff => {
             info!(path, reason, detail, "{}", refusal.sentence());
         }
     }
 }
 
-async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse, Refused> {
+async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse, ReviewRefusal> {
     if request.method() != Method::POST {
-        return Err(Refusal::WrongMethod.into());
+        return Err(ReviewFailure::WrongMethod.into());
     }
     let admission_request = read(request).await?;
     let uid = admission_request.uid.clone();
@@ -207,22 +207,26 @@ async fn judge(handler: &Handler, request: Request) -> Result<AdmissionResponse,
 }
 
 /// Reads the admission request from an HTTP request.
-async fn read(request: Request<Body>) -> Result<AdmissionRequest<DynamicObject>, Refused> {
+async fn read(request: Request<Body>) -> Result<AdmissionRequest<DynamicObject>, ReviewRefusal> {
     let announced = request.headers().get(CONTENT_LENGTH);
     let announced: Option<usize> = announced.and_then(|length| length.to_str().ok()?.parse().ok());
     if announced.is_some_and(|length| length > LARGEST) {
-        return Err(Refusal::TooLarge.into());
+        return Err(ReviewFailure::TooLarge.into());
     }
     let body = to_bytes(request.into_body(), LARGEST).await.map_err(|error| {
         let limit = error.source().is_some_and(<dyn Error>::is::<LengthLimitError>);
-        let refusal = if limit { Refusal::TooLarge } else { Refusal::BrokenOff };
-        Refused(refusal, Some(chain(&error).to_string()))
+        let refusal = if limit {
+            ReviewFailure::TooLarge
+        } else {
+            ReviewFailure::BrokenOff
+        };
+        ReviewRefusal(refusal, Some(chain(&error).to_string()))
     })?;
-    let review: AdmissionReview<DynamicObject> =
-        serde_json::from_slice(&body).map_err(|error| Refused(Refusal::Unreadable, Some(error.to_string())))?;
+    let review: AdmissionReview<DynamicObject> = serde_json::from_slice(&body)
+        .map_err(|error| ReviewRefusal(ReviewFailure::Unreadable, Some(error.to_string())))?;
     if review.types.api_version != META_API_VERSION_V1 || review.types.kind != META_KIND {
         let found = format!("it is {} {}", review.types.api_version, review.types.kind);
-        return Err(Refused(Refusal::NotARequest, Some(found)));
+        return Err(ReviewRefusal(ReviewFailure::NotARequest, Some(found)));
     }
-    review.try_into().map_err(|_| Refusal::NotARequest.into())
+    review.try_into().map_err(|_| ReviewFailure::NotARequest.into())
 }

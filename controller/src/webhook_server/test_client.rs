@@ -29,7 +29,7 @@ impl TimeProvider for Fixed {
 
 /// A connection that is kept open between requests.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct TestConnection {
     stream: TlsStream<TcpStream>,
     /// The certificate that the server presented.
     pub(crate) certificate: Vec<u8>,
@@ -57,7 +57,7 @@ impl TestResponse {
     }
 }
 
-impl Connection {
+impl TestConnection {
     /// Connects, trusting the certificates in `bundle` at the time `now`.
     pub(crate) async fn open(address: SocketAddr, name: &str, bundle: &[u8], now: Timestamp) -> Result<Self> {
         Self::open_as(None, address, name, bundle, now).await

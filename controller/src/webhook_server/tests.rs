@@ -13,7 +13,7 @@ use super::{
     DEADLINE, Handlers, WebhookMetrics, WebhookServer,
     handlers::Handler,
     metrics::NO_PATH,
-    test_client::{Connection, review},
+    test_client::{TestConnection, review},
 };
 use crate::certificates::{ServedCertificate, self_made};
 
@@ -72,8 +72,8 @@ async fn served(leave: Duration, deadline: Duration) -> Served {
 }
 
 impl Served {
-    async fn connect(&self) -> Connection {
-        Connection::open(self.address, NAME, &self.bundle.0, clock::now())
+    async fn connect(&self) -> TestConnection {
+        TestConnection::open(self.address, NAME, &self.bundle.0, clock::now())
             .await
             .unwrap()
     }
@@ -210,7 +210,7 @@ async fn stopping_server_finishes_requests_and_refuses_new_ones() {
     assert_eq!(response.review().unwrap()["response"]["allowed"], true);
     assert!(response.is_last(), "{}", response.head);
     assert!(
-        Connection::open(served.address, NAME, &served.bundle.0, clock::now())
+        TestConnection::open(served.address, NAME, &served.bundle.0, clock::now())
             .await
             .is_err(),
         "the port is closed"
@@ -251,8 +251,14 @@ async fn handshake_without_a_certificate_fails_and_port_stays_open() {
     let address = server.serve(&process, "127.0.0.1:0".parse().unwrap()).await.unwrap();
     let other = ServedCertificate::new(Readiness::new().handle("another"));
     let bundle = self_made(&other, NAME);
-    assert!(Connection::open(address, NAME, &bundle.0, clock::now()).await.is_err());
+    assert!(
+        TestConnection::open(address, NAME, &bundle.0, clock::now())
+            .await
+            .is_err()
+    );
     let bundle = self_made(&certificate, NAME);
-    Connection::open(address, NAME, &bundle.0, clock::now()).await.unwrap();
+    TestConnection::open(address, NAME, &bundle.0, clock::now())
+        .await
+        .unwrap();
     assert!(readiness.is_ready());
 }

@@ -14,10 +14,10 @@ mod configuration;
 mod controller;
 #[cfg(test)]
 mod fixture;
-mod guests;
+mod guest_checks;
 mod kubernetes;
-mod maintenance;
-mod nodes;
+mod maintenance_checks;
+mod node_checks;
 mod others;
 mod render;
 mod rights;
@@ -51,7 +51,7 @@ pub use rights::NEEDED as NEEDED_RIGHTS;
 
 use crate::{
     plan::Remedy,
-    snapshot::{Snapshot, Unread, World},
+    snapshot::{ClusterObjects, Snapshot, UnreadKind},
 };
 
 /// Label with the name of a component, and its values for Drydock's own (`deploy/`).
@@ -118,7 +118,7 @@ pub struct Right {
 /// The outcome of a check, from the least to the most serious.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum CheckOutcome {
     /// Nothing was found.
     Ok,
     /// It could not be checked.
@@ -129,7 +129,7 @@ pub enum Outcome {
     Error,
 }
 
-impl Outcome {
+impl CheckOutcome {
     /// Returns the word.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -154,13 +154,13 @@ impl Outcome {
 /// Everything that was checked.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Report {
+pub struct CheckReport {
     /// When the objects were read.
     pub at: Timestamp,
     /// The checks.
     pub sections: Vec<Section>,
     /// What could not be read.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// Checks of one part of the cluster.
@@ -178,7 +178,7 @@ pub struct Check {
     /// What is expected, in words that stay the same.
     pub name: &'static str,
     /// The worst of the findings.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// What is not as expected; if it was skipped, why.
     pub findings: Vec<Finding>,
 }
@@ -187,7 +187,7 @@ pub struct Check {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How serious it is.
-    pub outcome: Outcome,
+    pub outcome: CheckOutcome,
     /// What was found, and what follows from it.
     pub message: String,
     /// What helps.
@@ -196,14 +196,14 @@ pub struct Finding {
 
 impl Finding {
     fn error(message: impl Into<String>) -> Self {
-        Self::new(Outcome::Error, message)
+        Self::new(CheckOutcome::Error, message)
     }
 
     fn warning(message: impl Into<String>) -> Self {
-        Self::new(Outcome::Warning, message)
+        Self::new(CheckOutcome::Warning, message)
     }
 
-    fn new(outcome: Outcome, message: impl Into<String>) -> Self {
+    fn new(outcome: CheckOutcome, message: impl Into<String>) -> Self {
         Self {
             outcome,
             message: message.into(),
@@ -240,24 +240,24 @@ struct Rule {
     name: &'static str,
     /// Resources without which nothing can be concluded.
     needs: &'static [&'static str],
-    find: fn(&Context<'_>) -> Vec<Finding>,
+    find: fn(&RuleContext<'_>) -> Vec<Finding>,
 }
 
 /// The survey with what follows from it for several rules.
-struct Context<'a> {
+struct RuleContext<'a> {
     survey: &'a Survey,
     snapshot: &'a Snapshot,
-    world: World<'a>,
+    world: ClusterObjects<'a>,
     /// The cluster's own time.
     now: Timestamp,
 }
 
-impl<'a> Context<'a> {
+impl<'a> RuleContext<'a> {
     fn of(survey: &'a Survey) -> Self {
         Self {
             survey,
             snapshot: &survey.snapshot,
-            world: World::of(&survey.snapshot),
+            world: ClusterObjects::of(&survey.snapshot),
             now: cluster_time(survey),
         }
     }
@@ -294,18 +294,18 @@ const SECTIONS: [(&str, &[Rule]); 10] = [
     ("Controller", controller::RULES),
     ("Webhooks and API", webhooks::RULES),
     ("Agents", agents::RULES),
-    ("Nodes", nodes::RULES),
+    ("Nodes", node_checks::RULES),
     ("Configuration", configuration::RULES),
     ("Other components", others::RULES),
-    ("Virtual machines", guests::RULES),
-    ("Maintenance", maintenance::RULES),
+    ("Virtual machines", guest_checks::RULES),
+    ("Maintenance", maintenance_checks::RULES),
     ("Rights", rights::RULES),
 ];
 
 /// Checks everything.
-pub fn check(survey: &Survey) -> Report {
-    let context = Context::of(survey);
-    Report {
+pub fn check(survey: &Survey) -> CheckReport {
+    let context = RuleContext::of(survey);
+    CheckReport {
         at: survey.snapshot.at,
         sections: SECTIONS
             .iter()
@@ -319,9 +319,9 @@ pub fn check(survey: &Survey) -> Report {
 }
 
 impl Rule {
-    fn check(&self, context: &Context<'_>) -> Check {
+    fn check(&self, context: &RuleContext<'_>) -> Check {
         let unread = &context.snapshot.unread;
-        let missing: Vec<Unread> = unread
+        let missing: Vec<UnreadKind> = unread
             .iter()
             .filter(|unread| self.needs.contains(&unread.resource.as_str()))
             .cloned()
@@ -329,21 +329,21 @@ impl Rule {
         let findings = if missing.is_empty() {
             (self.find)(context)
         } else {
-            let message = format!("could not be read: {}", Unread::list(&missing));
-            vec![Finding::new(Outcome::Skipped, message)]
+            let message = format!("could not be read: {}", UnreadKind::list(&missing));
+            vec![Finding::new(CheckOutcome::Skipped, message)]
         };
         let worst = findings.iter().map(|finding| finding.outcome).max();
         Check {
             name: self.name,
-            outcome: worst.unwrap_or(Outcome::Ok),
+            outcome: worst.unwrap_or(CheckOutcome::Ok),
             findings,
         }
     }
 }
 
-impl Report {
+impl CheckReport {
     /// Returns the outcome of each check.
-    pub fn outcomes(&self) -> impl Iterator<Item = Outcome> {
+    pub fn outcomes(&self) -> impl Iterator<Item = CheckOutcome> {
         let checks = self.sections.iter().flat_map(|section| &section.checks);
         checks.map(|check| check.outcome)
     }

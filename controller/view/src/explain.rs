@@ -1,19 +1,19 @@
 //! Why a virtual machine can move or cannot, and what a drain of its node would do to it.
 
-pub mod migration;
+pub mod explained_migration;
+pub mod explained_node;
 pub mod model;
-pub mod node;
 
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance, names::conditions as types};
 use drydock_core::{
-    placement::{Misfit, Moves, Newcomer, NodeView, target_misfits},
+    placement::{Misfit, Newcomer, NodeView, PodMoves, target_misfits},
     vm_conditions::find,
 };
 use serde::Serialize;
 
 use crate::{
     plan::{GuestPlan, plan_in},
-    snapshot::{Snapshot, Unread, World},
+    snapshot::{ClusterObjects, Snapshot, UnreadKind},
     text::{beside, bytes},
 };
 
@@ -23,7 +23,7 @@ const MESSAGE: usize = 16;
 /// What is known of an instance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Explanation {
+pub struct InstanceExplanation {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -35,11 +35,11 @@ pub struct Explanation {
     /// Whether it can be migrated, and why not.
     pub migratable: Migratability,
     /// What a drain of its node would do.
-    pub drain: Option<Drain>,
+    pub drain: Option<DrainEffect>,
     /// Each other node, those that could take it first; empty if it is not known what the guest needs.
     pub nodes: Vec<NodeFit>,
     /// What was not considered.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// Whether an instance can be migrated.
@@ -55,7 +55,7 @@ pub struct Migratability {
 /// What a drain of its node would do to an instance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Drain {
+pub struct DrainEffect {
     /// `moves`, `stops` or `blocks`.
     pub outcome: &'static str,
     /// The details.
@@ -73,15 +73,15 @@ pub struct NodeFit {
 }
 
 /// Returns what is known of an instance; `None` if there is none of this name.
-pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<Explanation> {
+pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<InstanceExplanation> {
     let mut instances = snapshot.instances.iter();
     let instance = instances.find(|instance| {
         let metadata = &instance.metadata;
         metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_deref() == Some(name)
     })?;
-    let world = World::of(snapshot);
+    let world = ClusterObjects::of(snapshot);
     let status = instance.status.clone().unwrap_or_default();
-    Some(Explanation {
+    Some(InstanceExplanation {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         phase: status.phase.unwrap_or_default(),
@@ -119,7 +119,7 @@ fn migratable(instance: &VirtualMachineInstance) -> Migratability {
 }
 
 /// Returns what a drain of its node alone would do to an instance.
-fn drain(world: &World<'_>, node: &str, instance: &VirtualMachineInstance) -> Option<Drain> {
+fn drain(world: &ClusterObjects<'_>, node: &str, instance: &VirtualMachineInstance) -> Option<DrainEffect> {
     let plan = plan_in(world, &[node.to_owned()]).nodes.into_iter().next()?;
     let metadata = &instance.metadata;
     let lists = [("moves", plan.moves), ("stops", plan.stops), ("blocks", plan.blocks)];
@@ -127,12 +127,16 @@ fn drain(world: &World<'_>, node: &str, instance: &VirtualMachineInstance) -> Op
         let guest = guests.into_iter().find(|guest| {
             Some(&guest.namespace) == metadata.namespace.as_ref() && Some(&guest.name) == metadata.name.as_ref()
         })?;
-        Some(Drain { outcome, guest })
+        Some(DrainEffect { outcome, guest })
     })
 }
 
 /// Returns each other node with everything that prevents the instance from moving there.
-pub(crate) fn nodes(world: &World<'_>, instance: &VirtualMachineInstance, views: &[NodeView<'_>]) -> Vec<NodeFit> {
+pub(crate) fn nodes(
+    world: &ClusterObjects<'_>,
+    instance: &VirtualMachineInstance,
+    views: &[NodeView<'_>],
+) -> Vec<NodeFit> {
     let here = instance.node_name();
     let source = views.iter().find(|view| Some(view.name) == here);
     let needs = world.requirements(instance, source, views);
@@ -144,7 +148,7 @@ pub(crate) fn nodes(world: &World<'_>, instance: &VirtualMachineInstance, views:
         needs: &needs,
         excluded: &[],
     };
-    let rules = world.rules(&newcomer, &Moves::default(), views);
+    let rules = world.rules(&newcomer, &PodMoves::default(), views);
     let found = target_misfits(instance, &needs, source, &rules, views).unwrap_or_default();
     let mut fits: Vec<NodeFit> = found
         .into_iter()
@@ -157,7 +161,7 @@ pub(crate) fn nodes(world: &World<'_>, instance: &VirtualMachineInstance, views:
     fits
 }
 
-impl Explanation {
+impl InstanceExplanation {
     /// Keeps one node of those that could take it or not.
     pub fn keep(&mut self, node: &str) {
         self.nodes.retain(|other| other.name == node);
@@ -195,7 +199,7 @@ impl Explanation {
             format!("{holds}: {}", self.migratable.message)
         };
         line(&mut text, "can it move?", &why, width);
-        if let Some(Drain { outcome, guest }) = &self.drain {
+        if let Some(DrainEffect { outcome, guest }) = &self.drain {
             let what = match (*outcome, &guest.target) {
                 ("moves", Some(target)) => format!("moves it ({}), for example to {target}", bytes(guest.memory_bytes)),
                 ("moves", None) => format!("moves it: {}", guest.message),
@@ -221,7 +225,7 @@ impl Explanation {
             line(&mut text, label, &fits, width);
         }
         if !self.unread.is_empty() {
-            line(&mut text, "not considered", &Unread::list(&self.unread), width);
+            line(&mut text, "not considered", &UnreadKind::list(&self.unread), width);
         }
         text
     }

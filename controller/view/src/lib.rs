@@ -9,10 +9,10 @@
 //! - [`plan`]: what draining nodes would do.
 //! - [`drain`]: the course of a drain as events.
 //! - [`explain`]: why a virtual machine can move or cannot; the same of a node, a CPU model and a migration.
-//! - [`guests`]: tables of all virtual machines and migrations.
+//! - [`guest_tables`]: tables of all virtual machines and migrations.
 //! - [`listing`]: tables that can be sorted.
 //! - [`live`]: the course of drains as a block that a terminal redraws.
-//! - [`maintenance`]: one NodeMaintenance.
+//! - [`maintenance_summary`]: one NodeMaintenance.
 //! - [`check`]: misconfigurations, and what helps.
 //! - [`nodes`]: a table of all nodes.
 //! - [`node`]: one node, with its maintenance and its guests.
@@ -25,10 +25,10 @@
 pub mod check;
 pub mod drain;
 pub mod explain;
-pub mod guests;
+pub mod guest_tables;
 pub mod listing;
 pub mod live;
-pub mod maintenance;
+pub mod maintenance_summary;
 pub mod node;
 pub mod nodes;
 pub mod plan;

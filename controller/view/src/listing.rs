@@ -15,12 +15,12 @@ pub struct Listing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
     text: String,
-    key: Key,
+    key: SortKey,
 }
 
 /// What a cell is sorted by. Cells without a value are last.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum SortKey {
     /// An amount: the greatest first.
     Number(i128),
     /// A word.
@@ -41,14 +41,14 @@ impl Cell {
     /// Returns a cell that is sorted by its text.
     pub(crate) fn text(text: impl Into<String>) -> Self {
         let text = text.into();
-        let key = Key::Text(text.clone());
+        let key = SortKey::Text(text.clone());
         Self { text, key }
     }
 
     /// Returns a cell that is sorted by a number.
     pub(crate) fn number(number: impl Into<i128>, text: impl Into<String>) -> Self {
         Self {
-            key: Key::Number(number.into()),
+            key: SortKey::Number(number.into()),
             text: text.into(),
         }
     }
@@ -57,7 +57,7 @@ impl Cell {
     pub(crate) fn none() -> Self {
         Self {
             text: "-".into(),
-            key: Key::None,
+            key: SortKey::None,
         }
     }
 
@@ -88,7 +88,7 @@ impl Listing {
             });
         };
         let order = |one: &Cell, other: &Cell| match (&one.key, &other.key) {
-            (Key::Number(one), Key::Number(other)) => other.cmp(one),
+            (SortKey::Number(one), SortKey::Number(other)) => other.cmp(one),
             (one, other) => one.cmp(other),
         };
         self.rows.sort_by(|one, other| {

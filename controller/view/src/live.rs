@@ -6,8 +6,8 @@
 //! ```
 
 mod flow;
-mod guest;
-mod migration;
+mod live_guests;
+mod live_migration;
 #[cfg(test)]
 mod tests;
 
@@ -20,10 +20,10 @@ use drydock_api::{
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 
 use flow::{flow, words};
-use guest::{Columns, Entry, priority};
+use live_guests::{Columns, GuestLines, priority};
 
-pub(crate) use migration::amounts;
-pub use migration::{describe, migration};
+pub(crate) use live_migration::amounts;
+pub use live_migration::{describe, migration};
 
 /// A terminal that is narrower than this gets shorter bars, and messages below names.
 const NARROW: usize = 60;
@@ -44,12 +44,12 @@ pub struct NodeCourse {
     /// What the maintenance waits for besides virtual machines.
     pub pods: Option<String>,
     /// How it has ended, once it has.
-    pub end: Option<End>,
+    pub end: Option<DrainEnd>,
 }
 
 /// How a drain that was followed has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum DrainEnd {
     /// Nothing is left on the node.
     Empty,
     /// Somebody has ended the maintenance.
@@ -70,7 +70,7 @@ pub struct Block<'a> {
     /// The time zone of times of day.
     pub zone: &'a TimeZone,
     /// Since when the API server has sent nothing, if the connection is broken.
-    pub silent_since: Option<Timestamp>,
+    pub unreachable_since: Option<Timestamp>,
     /// Whether the view goes on, so that hints are of use.
     pub goes_on: bool,
 }
@@ -98,13 +98,13 @@ enum Tone {
 
 /// A line, of which the first occurrence of a word has a colour.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Line {
+struct ColouredLine {
     text: String,
     word: &'static str,
     tone: Tone,
 }
 
-impl Line {
+impl ColouredLine {
     fn plain(text: String) -> Self {
         Self {
             text,
@@ -154,12 +154,12 @@ pub fn block(block: &Block<'_>, canvas: Canvas) -> Vec<String> {
 }
 
 /// Returns a sentence, wrapped and indented.
-fn sentence(text: &str, indent: usize, canvas: Canvas) -> Vec<Line> {
+fn sentence(text: &str, indent: usize, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = flow(&words(text), 1, indent, indent, canvas.width);
     if let Some(first) = lines.first_mut().filter(|_| indent < canvas.width) {
         first.insert_str(0, &" ".repeat(indent));
     }
-    lines.into_iter().map(Line::plain).collect()
+    lines.into_iter().map(ColouredLine::plain).collect()
 }
 
 /// Returns the time of day, with the date if it is not within the next hours.
@@ -180,7 +180,7 @@ fn bar(share: u64, whole: u64, canvas: Canvas) -> String {
 
 /// Returns the head lines of the nodes that fit into `room` lines, those first that have not ended if not all fit, and the
 /// number of the others.
-fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCourse, Vec<Line>)>, usize) {
+fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCourse, Vec<ColouredLine>)>, usize) {
     let mut all: Vec<_> = block
         .nodes
         .iter()
@@ -205,12 +205,12 @@ fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCo
     (shown, hidden)
 }
 
-fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
+fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let (word, tone) = match (&node.end, &node.drain) {
-        (Some(End::Empty), _) => ("empty", Tone::Good),
-        (Some(End::CalledOff), _) => ("called off", Tone::Bad),
-        (Some(End::Failed(_)), _) => ("failed", Tone::Bad),
-        (Some(End::Unread(_)), _) => ("not followed", Tone::Bad),
+        (Some(DrainEnd::Empty), _) => ("empty", Tone::Good),
+        (Some(DrainEnd::CalledOff), _) => ("called off", Tone::Bad),
+        (Some(DrainEnd::Failed(_)), _) => ("failed", Tone::Bad),
+        (Some(DrainEnd::Unread(_)), _) => ("not followed", Tone::Bad),
         (None, None) => ("no drain yet", Tone::Plain),
         (None, Some(_)) => ("emptying", Tone::Plain),
     };
@@ -224,11 +224,11 @@ fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
             pieces.push(format!("ends {}", clock(end.0, block.now, block.zone)));
         }
     }
-    if node.end == Some(End::Empty) {
+    if node.end == Some(DrainEnd::Empty) {
         pieces.push("safe to switch off".into());
     }
     let lines = flow(&pieces, 2, 0, 2, canvas.width);
-    let mut lines: Vec<Line> = lines.into_iter().map(Line::plain).collect();
+    let mut lines: Vec<ColouredLine> = lines.into_iter().map(ColouredLine::plain).collect();
     // The name may have the same word in it, so only what follows it is searched.
     if let Some(line) = lines
         .iter_mut()
@@ -236,14 +236,19 @@ fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
     {
         (line.word, line.tone) = (word, tone);
     }
-    if let Some(End::Failed(why) | End::Unread(why)) = &node.end {
+    if let Some(DrainEnd::Failed(why) | DrainEnd::Unread(why)) = &node.end {
         lines.extend(sentence(why, 2, canvas));
     }
     lines
 }
 
 /// Returns the entries that fit into `room` lines, in the order of display, and the number of guests that are not shown.
-fn entries(heads: &[(&NodeCourse, Vec<Line>)], block: &Block<'_>, canvas: Canvas, room: usize) -> (Vec<Entry>, usize) {
+fn entries(
+    heads: &[(&NodeCourse, Vec<ColouredLine>)],
+    block: &Block<'_>,
+    canvas: Canvas,
+    room: usize,
+) -> (Vec<GuestLines>, usize) {
     let open = heads.iter().enumerate().filter(|(_, (node, _))| node.end.is_none());
     let nodes: Vec<(usize, &NodeCourse)> = open.map(|(index, (node, _))| (index, *node)).collect();
     let guests: Vec<(usize, &NodeCourse, &RemainingGuest)> = nodes
@@ -254,7 +259,7 @@ fn entries(heads: &[(&NodeCourse, Vec<Line>)], block: &Block<'_>, canvas: Canvas
         })
         .collect();
     let columns = Columns::of(guests.iter().map(|(_, node, guest)| (*node, *guest)), block.now, canvas);
-    let mut all: Vec<Entry> = guests
+    let mut all: Vec<GuestLines> = guests
         .iter()
         .map(|(index, node, guest)| columns.entry(*index, node, guest, block.now, canvas))
         .collect();
@@ -288,18 +293,18 @@ fn entries(heads: &[(&NodeCourse, Vec<Line>)], block: &Block<'_>, canvas: Canvas
 }
 
 /// Returns the last lines: what is wrong with the connection, and what Ctrl-C does.
-fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
+fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = Vec::new();
-    if let Some(since) = block.silent_since {
+    if let Some(since) = block.unreachable_since {
         let since = since.to_zoned(block.zone.clone()).strftime("%H:%M:%S").to_string();
         let text = format!("nothing new since {since}: the API server is not reached; the drain goes on without it");
         let mut wrapped = flow(&words(&text), 1, 0, 2, canvas.width).into_iter();
-        lines.extend(wrapped.next().map(|text| Line {
+        lines.extend(wrapped.next().map(|text| ColouredLine {
             text,
             word: "nothing new",
             tone: Tone::Doubtful,
         }));
-        lines.extend(wrapped.map(Line::plain));
+        lines.extend(wrapped.map(ColouredLine::plain));
     }
     let open: Vec<&str> = block
         .nodes
@@ -317,7 +322,11 @@ fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<Line> {
             "Ctrl-C ends this view, not the drain.".to_owned(),
             format!("To call it off: kubectl drydock maintenance stop {names}"),
         ] {
-            lines.extend(flow(&words(&text), 1, 0, 2, canvas.width).into_iter().map(Line::plain));
+            lines.extend(
+                flow(&words(&text), 1, 0, 2, canvas.width)
+                    .into_iter()
+                    .map(ColouredLine::plain),
+            );
         }
     }
     lines

@@ -7,15 +7,15 @@ use drydock_api::{
     kubevirt::{Phase, VirtualMachineInstance},
     maintenance::{Group, NodeMaintenance, PendingPod},
 };
-use drydock_core::drain::guest::memory;
+use drydock_core::drain::guest_steps::memory;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Serialize;
 
 use crate::{
-    guests::migrations,
+    guest_tables::migrations,
     nodes::{NodeRow, row_in},
-    snapshot::{Snapshot, Unread, World},
+    snapshot::{ClusterObjects, Snapshot, UnreadKind},
 };
 
 /// What is known of a node.
@@ -25,7 +25,7 @@ pub struct NodeDetails {
     /// Its row in the table of all nodes.
     pub row: NodeRow,
     /// Its maintenance.
-    pub maintenance: Option<Maintenance>,
+    pub maintenance: Option<MaintenanceSummary>,
     /// Its drain, also one that is over.
     pub drain: Option<DrainStatus>,
     /// The guests on it, those first that need somebody.
@@ -37,13 +37,13 @@ pub struct NodeDetails {
     /// CPU models that guests can have there.
     pub models: Vec<String>,
     /// What was not considered.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// The maintenance of a node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Maintenance {
+pub struct MaintenanceSummary {
     /// Name of its object.
     pub name: String,
     /// API group of its object.
@@ -89,7 +89,7 @@ pub struct GuestRow {
 /// Returns what is known of a node; `None` if there is none of this name.
 pub fn node(snapshot: &Snapshot, name: &str) -> Option<NodeDetails> {
     snapshot.node(name)?;
-    let world = World::of(snapshot);
+    let world = ClusterObjects::of(snapshot);
     let status = world
         .hypervisor(name)
         .and_then(|hypervisor| hypervisor.status.clone())
@@ -100,7 +100,7 @@ pub fn node(snapshot: &Snapshot, name: &str) -> Option<NodeDetails> {
         row: row_in(&world, name)?,
         maintenance: maintenances
             .first()
-            .map(|(group, object)| Maintenance::of(*group, object)),
+            .map(|(group, object)| MaintenanceSummary::of(*group, object)),
         guests: guests(snapshot, name, drain.as_ref()),
         drain,
         pods: maintenances
@@ -123,7 +123,7 @@ fn usable(facts: &drydock_api::facts::VirtualizationFacts) -> Vec<String> {
     usable.map(|model| model.name.clone()).collect()
 }
 
-impl Maintenance {
+impl MaintenanceSummary {
     fn of(group: Group, object: &NodeMaintenance) -> Self {
         let status = object.status.clone().unwrap_or_default();
         Self {

@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::{
     listing::{Cell, Listing},
-    snapshot::{Snapshot, World},
+    snapshot::{ClusterObjects, Snapshot},
     text::{bytes, seconds},
 };
 
@@ -34,7 +34,7 @@ use crate::{
 /// | `Closed` | it is cordoned, and nothing moves |
 /// | `Open` | otherwise |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub enum State {
+pub enum NodeAvailability {
     /// New guests may start there.
     Open,
     /// It is cordoned, and nothing moves.
@@ -51,7 +51,7 @@ pub enum State {
     Unknown,
 }
 
-impl State {
+impl NodeAvailability {
     /// Returns the word for people.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -73,7 +73,7 @@ pub struct NodeRow {
     /// Its name.
     pub name: String,
     /// How open it is.
-    pub state: State,
+    pub state: NodeAvailability,
     /// Why it is not open, for people.
     pub why: Option<String>,
     /// Number of guests on it.
@@ -107,10 +107,10 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Returns all nodes by name.
 pub fn rows(snapshot: &Snapshot) -> Vec<NodeRow> {
-    rows_in(&World::of(snapshot))
+    rows_in(&ClusterObjects::of(snapshot))
 }
 
-pub(crate) fn rows_in(world: &World<'_>) -> Vec<NodeRow> {
+pub(crate) fn rows_in(world: &ClusterObjects<'_>) -> Vec<NodeRow> {
     let snapshot = world.snapshot;
     let mut guests: HashMap<&str, usize> = HashMap::new();
     for instance in &snapshot.instances {
@@ -135,7 +135,7 @@ pub(crate) fn rows_in(world: &World<'_>) -> Vec<NodeRow> {
 }
 
 /// Returns the row of one node; `None` if there is none of this name.
-pub(crate) fn row_in(world: &World<'_>, name: &str) -> Option<NodeRow> {
+pub(crate) fn row_in(world: &ClusterObjects<'_>, name: &str) -> Option<NodeRow> {
     let nodes = world.snapshot.nodes.as_slice();
     let at = nodes
         .iter()
@@ -144,7 +144,7 @@ pub(crate) fn row_in(world: &World<'_>, name: &str) -> Option<NodeRow> {
     Some(row(world, &view, &nodes[at], world.snapshot.guests_on(name).count()))
 }
 
-fn row(world: &World<'_>, view: &NodeView<'_>, node: &Node, guests: usize) -> NodeRow {
+fn row(world: &ClusterObjects<'_>, view: &NodeView<'_>, node: &Node, guests: usize) -> NodeRow {
     let hypervisor = world.hypervisor(view.name);
     let last = hypervisor.and_then(|hypervisor| hypervisor.status.as_ref()?.drain.as_ref());
     let drain = last.filter(|drain| drain.finished_at.is_none());
@@ -174,12 +174,17 @@ fn row(world: &World<'_>, view: &NodeView<'_>, node: &Node, guests: usize) -> No
 }
 
 /// Returns why a node is not open, in one sentence.
-fn why(state: State, node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>) -> Option<String> {
+fn why(
+    state: NodeAvailability,
+    node: &Node,
+    hypervisor: Option<&Hypervisor>,
+    drain: Option<&DrainStatus>,
+) -> Option<String> {
     match state {
-        State::Open => None,
-        State::Closed => Some("cordoned; nothing moves".into()),
-        State::Emptying => Some(drain.map_or_else(|| "the drain begins".into(), counts)),
-        State::Blocked => {
+        NodeAvailability::Open => None,
+        NodeAvailability::Closed => Some("cordoned; nothing moves".into()),
+        NodeAvailability::Emptying => Some(drain.map_or_else(|| "the drain begins".into(), counts)),
+        NodeAvailability::Blocked => {
             let drain = drain?;
             let mut remaining = drain.remaining.iter();
             let first = remaining.find(|guest| guest.state == RemainingState::Blocked);
@@ -190,14 +195,14 @@ fn why(state: State, node: &Node, hypervisor: Option<&Hypervisor>, drain: Option
             };
             Some(first.unwrap_or_else(|| format!("{} blocked", drain.blocked)) + &more)
         }
-        State::Empty => Some("safe to switch off".into()),
-        State::NotUsable => Some(match ready(hypervisor) {
+        NodeAvailability::Empty => Some("safe to switch off".into()),
+        NodeAvailability::NotUsable => Some(match ready(hypervisor) {
             None if hypervisor.is_none() => "no agent has reported from it".into(),
             None => "its agent has not reported yet".into(),
             Some(ready) if ready.message.is_empty() => ready.reason.clone(),
             Some(ready) => ready.message.clone(),
         }),
-        State::Unknown => {
+        NodeAvailability::Unknown => {
             let message = node_condition(node, "Ready").and_then(|ready| ready.message.clone());
             let message = message.filter(|message| !message.is_empty());
             let message = message.unwrap_or_else(|| "its kubelet does not report".into());
@@ -225,17 +230,22 @@ pub(crate) fn counts(drain: &DrainStatus) -> String {
     }
 }
 
-fn since(state: State, node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>) -> Option<Timestamp> {
+fn since(
+    state: NodeAvailability,
+    node: &Node,
+    hypervisor: Option<&Hypervisor>,
+    drain: Option<&DrainStatus>,
+) -> Option<Timestamp> {
     let changed = |type_| {
         let changed = node_condition(node, type_)?.last_transition_time.as_ref();
         changed.map(|changed| changed.0)
     };
     match state {
-        State::Open | State::Closed => None,
-        State::Emptying | State::Blocked => drain.map(|drain| drain.started_at.0),
-        State::Empty => changed(reasons::node::DRAINED),
-        State::NotUsable => ready(hypervisor).map(|ready| ready.last_transition_time.0),
-        State::Unknown => changed("Ready"),
+        NodeAvailability::Open | NodeAvailability::Closed => None,
+        NodeAvailability::Emptying | NodeAvailability::Blocked => drain.map(|drain| drain.started_at.0),
+        NodeAvailability::Empty => changed(reasons::node::DRAINED),
+        NodeAvailability::NotUsable => ready(hypervisor).map(|ready| ready.last_transition_time.0),
+        NodeAvailability::Unknown => changed("Ready"),
     }
 }
 
@@ -249,22 +259,27 @@ fn ready(hypervisor: Option<&Hypervisor>) -> Option<&Condition> {
     conditions.find(|condition| condition.type_ == reasons::hypervisor::READY)
 }
 
-fn state(node: &Node, hypervisor: Option<&Hypervisor>, drain: Option<&DrainStatus>, world: &World<'_>) -> State {
+fn state(
+    node: &Node,
+    hypervisor: Option<&Hypervisor>,
+    drain: Option<&DrainStatus>,
+    world: &ClusterObjects<'_>,
+) -> NodeAvailability {
     if node_condition(node, "Ready").is_some_and(|ready| ready.status != "True") {
-        return State::Unknown;
+        return NodeAvailability::Unknown;
     }
     if ready(hypervisor).is_none_or(|ready| ready.status != "True") {
-        return State::NotUsable;
+        return NodeAvailability::NotUsable;
     }
     let marks = NodeMarks::of(node, &world.configuration.migrations.drain_taint_key);
     let is_drained = node_condition(node, reasons::node::DRAINED).is_some_and(|drained| drained.status == "True");
     match drain {
-        Some(drain) if drain.blocked > 0 => State::Blocked,
-        _ if is_drained => State::Empty,
-        Some(_) => State::Emptying,
-        None if marks.tainted || marks.in_maintenance => State::Emptying,
-        None if marks.cordoned => State::Closed,
-        None => State::Open,
+        Some(drain) if drain.blocked > 0 => NodeAvailability::Blocked,
+        _ if is_drained => NodeAvailability::Empty,
+        Some(_) => NodeAvailability::Emptying,
+        None if marks.tainted || marks.in_maintenance => NodeAvailability::Emptying,
+        None if marks.cordoned => NodeAvailability::Closed,
+        None => NodeAvailability::Open,
     }
 }
 
@@ -327,8 +342,8 @@ mod tests {
     #[test]
     fn state_is_the_first_that_holds() {
         type Change = fn(&mut Snapshot);
-        let cases: [(Change, State); 8] = [
-            (|_| {}, State::Open),
+        let cases: [(Change, NodeAvailability); 8] = [
+            (|_| {}, NodeAvailability::Open),
             (
                 |snapshot| {
                     Arc::make_mut(&mut snapshot.nodes[0])
@@ -336,7 +351,7 @@ mod tests {
                         .get_or_insert_default()
                         .unschedulable = Some(true);
                 },
-                State::Closed,
+                NodeAvailability::Closed,
             ),
             (
                 |snapshot| {
@@ -346,7 +361,7 @@ mod tests {
                         .get_or_insert_default()
                         .taints = serde_json::from_value(taint).unwrap();
                 },
-                State::Emptying,
+                NodeAvailability::Emptying,
             ),
             (
                 |snapshot| {
@@ -356,7 +371,7 @@ mod tests {
                         .unwrap()
                         .drain = Some(drain(0));
                 },
-                State::Emptying,
+                NodeAvailability::Emptying,
             ),
             (
                 |snapshot| {
@@ -366,7 +381,7 @@ mod tests {
                         .unwrap()
                         .drain = Some(drain(1));
                 },
-                State::Blocked,
+                NodeAvailability::Blocked,
             ),
             (
                 |snapshot| {
@@ -374,7 +389,7 @@ mod tests {
                     let status = Arc::make_mut(&mut snapshot.nodes[0]).status.get_or_insert_default();
                     status.conditions = serde_json::from_value(conditions).unwrap();
                 },
-                State::Empty,
+                NodeAvailability::Empty,
             ),
             (
                 |snapshot| {
@@ -385,7 +400,7 @@ mod tests {
                         .conditions
                         .clear();
                 },
-                State::NotUsable,
+                NodeAvailability::NotUsable,
             ),
             (
                 |snapshot| {
@@ -393,7 +408,7 @@ mod tests {
                     let status = Arc::make_mut(&mut snapshot.nodes[0]).status.get_or_insert_default();
                     status.conditions = serde_json::from_value(conditions).unwrap();
                 },
-                State::Unknown,
+                NodeAvailability::Unknown,
             ),
         ];
         for (index, (change, expected)) in cases.into_iter().enumerate() {

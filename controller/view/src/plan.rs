@@ -20,17 +20,17 @@ use drydock_api::{
 };
 use drydock_core::{
     drain::{
-        Cluster, DrainingNode, Guest, NodeMarks, competing,
-        guest::memory,
+        DrainInput, DrainedGuest, DrainingNode, NodeMarks, competing,
+        guest_steps::memory,
         preview::{Forecast, forecast},
     },
     eviction::{self, is_launcher},
     maintenance::{
-        budgets::{blocker, guards},
-        pods::{Verdict, verdict},
+        pod_pdbs::{blocker, guards},
+        pods::{PodVerdict, verdict},
     },
     migration::deadlines::Attempts,
-    placement::{Leaving, NodeView, Outlook, name_of, pack},
+    placement::{DepartingGuest, DepartureOutlook, NodeView, name_of, pack},
     pod_state::created_at,
     pod_state::is_final,
 };
@@ -42,7 +42,7 @@ pub use remedy::Remedy;
 pub(crate) use render::held_by_budget;
 pub use render::text;
 
-use crate::snapshot::{Snapshot, Unread, World, is_of};
+use crate::snapshot::{ClusterObjects, Snapshot, UnreadKind, is_of};
 
 /// What draining nodes would do.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -55,7 +55,7 @@ pub struct DrainPlan {
     /// What is left on the other nodes.
     pub room: Room,
     /// What was not considered.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// What draining would do on one node.
@@ -167,11 +167,11 @@ pub fn plan(snapshot: &Snapshot, names: &[String]) -> Result<DrainPlan, NoSuchNo
     if let Some(unknown) = names.iter().find(|name| !snapshot.has_node(name)) {
         return Err(NoSuchNode(unknown.clone()));
     }
-    Ok(plan_in(&World::of(snapshot), names))
+    Ok(plan_in(&ClusterObjects::of(snapshot), names))
 }
 
 /// Returns the same for nodes that exist.
-pub(crate) fn plan_in(world: &World<'_>, names: &[String]) -> DrainPlan {
+pub(crate) fn plan_in(world: &ClusterObjects<'_>, names: &[String]) -> DrainPlan {
     let snapshot = world.snapshot;
     let is_named = |node: &Arc<Node>| node.metadata.name.as_ref().is_some_and(|name| names.contains(name));
     let mut after = snapshot.nodes.clone();
@@ -195,7 +195,7 @@ pub(crate) fn plan_in(world: &World<'_>, names: &[String]) -> DrainPlan {
     for guest in drained.iter_mut().flat_map(|node| &mut node.guests) {
         guest.outlook = outlooks.get(&key(guest.instance)).cloned().unwrap_or_default();
     }
-    let cluster = Cluster {
+    let cluster = DrainInput {
         now: snapshot.at,
         nodes: &[],
         limits: &world.configuration.migrations,
@@ -220,7 +220,7 @@ fn key(instance: &VirtualMachineInstance) -> (String, String) {
 }
 
 /// Returns the guests on a node.
-fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
+fn guests<'a>(world: &ClusterObjects<'a>, node: &str) -> Vec<DrainedGuest<'a>> {
     let instances = world.snapshot.instances.iter();
     let here = instances.filter(|instance| {
         let status = instance.status.as_ref();
@@ -230,13 +230,13 @@ fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
         let pods = world.pods_of(instance);
         let of = |migration: &&Arc<_>| is_of(migration, instance);
         let is_here = |pod: &&&Pod| pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node);
-        Guest {
+        DrainedGuest {
             instance,
             strategy: world.strategy(instance),
             made: pods.iter().filter_map(|pod| created_at(pod)).min(),
             migrations: world.snapshot.migrations.iter().filter(of).cloned().collect(),
             refused: None,
-            outlook: Outlook::Unknown,
+            outlook: DepartureOutlook::Unknown,
             circumstances: None,
             held_by: pods.iter().filter(is_here).find_map(|pod| held_by(world, pod)),
         }
@@ -245,20 +245,20 @@ fn guests<'a>(world: &World<'a>, node: &str) -> Vec<Guest<'a>> {
 }
 
 /// Returns the name of a budget of another owner that allows no eviction of a guest's pod.
-fn held_by(world: &World<'_>, pod: &Pod) -> Option<String> {
+fn held_by(world: &ClusterObjects<'_>, pod: &Pod) -> Option<String> {
     let budgets = world.snapshot.budgets.iter();
-    let mut holding = budgets.filter(|budget| eviction::budget::is_holding(budget, pod));
+    let mut holding = budgets.filter(|budget| eviction::own_pdb::is_holding(budget, pod));
     holding.next().and_then(|budget| budget.metadata.name.clone())
 }
 
 /// Places the guests of all these nodes together onto the nodes that are `open`, and returns what becomes of each in the
 /// end.
 fn outlooks(
-    world: &World<'_>,
+    world: &ClusterObjects<'_>,
     drained: &[DrainingNode<'_>],
     views: &[NodeView<'_>],
     open: &[NodeView<'_>],
-) -> BTreeMap<(String, String), Outlook> {
+) -> BTreeMap<(String, String), DepartureOutlook> {
     let mut leaving = Vec::new();
     for guest in drained.iter().flat_map(|node| &node.guests) {
         let instance = guest.instance;
@@ -272,7 +272,7 @@ fn outlooks(
             continue;
         };
         let source = views.iter().find(|view| Some(view.name) == here).cloned();
-        leaving.push(Leaving {
+        leaving.push(DepartingGuest {
             instance,
             needs: world.requirements(instance, source.as_ref(), views),
             source,
@@ -288,7 +288,7 @@ fn outlooks(
     guests.zip(packing.eventual()).collect()
 }
 
-fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> NodePlan {
+fn node_plan(world: &ClusterObjects<'_>, node: &DrainingNode<'_>, cluster: &DrainInput<'_>) -> NodePlan {
     let Forecast { guests, end } = forecast(node, cluster);
     let outlook = |instance: &VirtualMachineInstance| {
         let mut all = node.guests.iter();
@@ -307,7 +307,7 @@ fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) 
     };
     for (instance, fate) in guests {
         let target = match outlook(instance) {
-            Some(Outlook::Fits(node)) => Some(node.clone()),
+            Some(DepartureOutlook::Fits(node)) => Some(node.clone()),
             _ => None,
         };
         let list = match fate.state {
@@ -324,7 +324,7 @@ fn node_plan(world: &World<'_>, node: &DrainingNode<'_>, cluster: &Cluster<'_>) 
         let spec = pod.spec.as_ref();
         spec.and_then(|spec| spec.node_name.as_deref()) == Some(node.name) && !is_launcher(pod) && !is_final(pod)
     });
-    for pod in pods.filter(|pod| verdict(pod, &|_, _| false) == Verdict::Leaves) {
+    for pod in pods.filter(|pod| verdict(pod, &|_, _| false) == PodVerdict::Leaves) {
         match waiting(world, pod) {
             Some(waits) => plan.pods_waiting.push(waits),
             None => plan.pods_leaving += 1,
@@ -351,7 +351,7 @@ fn guest_plan(instance: &VirtualMachineInstance, fate: RemainingGuest, target: O
 }
 
 /// Returns the budget that a pod would wait for, if there is one.
-fn waiting(world: &World<'_>, pod: &Pod) -> Option<PodPlan> {
+fn waiting(world: &ClusterObjects<'_>, pod: &Pod) -> Option<PodPlan> {
     let budgets = &world.snapshot.budgets;
     let holds = budgets.iter().any(|budget| {
         let allowed = budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
@@ -368,7 +368,7 @@ fn waiting(world: &World<'_>, pod: &Pod) -> Option<PodPlan> {
 }
 
 /// Returns what is left on the open nodes once the guests have moved, and whether it is enough if one more is lost.
-fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &World<'_>) -> Room {
+fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &ClusterObjects<'_>) -> Room {
     // A node with a taint takes only guests that tolerate it, and one without an agent takes none.
     let takes_guests = |view: &&NodeView<'_>| {
         let is_tainted = view.taints.iter().any(|taint| taint.effect != "PreferNoSchedule");

@@ -1,6 +1,6 @@
 //! What of an object matters to plans and tables. A view that stays open keeps only this, because a cluster has very many pods.
 
-use drydock_core::placement::{Requests, prune_affinity};
+use drydock_core::placement::{ResourceAmounts, prune_affinity};
 use k8s_openapi::api::core::v1::{
     Container, Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimSpec, PersistentVolumeSpec, Pod,
     PodSpec, PodStatus, ResourceRequirements,
@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 
 /// Keeps owners, labels, requests, affinity and phase of a pod.
 pub fn pod(pod: &mut Pod) {
-    let requests = Requests::of_pod(pod);
+    let requests = ResourceAmounts::of_pod(pod);
     pod.metadata.managed_fields = None;
     if let Some(spec) = &mut pod.spec {
         *spec = PodSpec {

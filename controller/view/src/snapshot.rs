@@ -17,13 +17,13 @@ use drydock_api::{
 };
 use drydock_core::{
     configuration::{Configuration, gathering::sources, resolve, selection::NAMESPACES},
-    drain::{estimate::Rate, guest::memory},
+    drain::{estimate::DrainRate, guest_steps::memory},
     eviction::strategy,
     launcher_pod::MIGRATION_UID,
     migratable,
     minimum::{Minimum, ReportedMinimum},
     placement::{
-        self, BoundVolume, Moves, Neighbors, Newcomer, NodeRoom, NodeView, PodShare, Requirements, Rules,
+        self, BoundVolume, Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, Requirements, Rules,
         room::yields_to,
     },
 };
@@ -64,12 +64,12 @@ pub struct Snapshot {
     /// Nodes in maintenance, each with the group of its object.
     pub maintenances: Vec<(Group, Arc<NodeMaintenance>)>,
     /// What could not be read.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// A kind of objects that could not be read, so that they are not considered.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Unread {
+pub struct UnreadKind {
     /// The resource, such as `poddisruptionbudgets`.
     pub resource: String,
     /// Why, such as `forbidden`.
@@ -108,7 +108,7 @@ impl Snapshot {
     }
 }
 
-impl Unread {
+impl UnreadKind {
     /// Returns a list for people: `pods (forbidden), claims (...)`.
     pub(crate) fn list(all: &[Self]) -> String {
         let all = all.iter().map(|unread| format!("{} ({})", unread.resource, unread.why));
@@ -123,10 +123,10 @@ pub(crate) fn is_of(migration: &VirtualMachineInstanceMigration, instance: &Virt
 }
 
 /// The snapshot with what follows from it for all guests.
-pub(crate) struct World<'a> {
+pub(crate) struct ClusterObjects<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) configuration: Configuration,
-    pub(crate) rate: Option<Rate>,
+    pub(crate) rate: Option<DrainRate>,
     minimum: Minimum,
     hypervisors: HashMap<&'a str, &'a Hypervisor>,
     pods_of: HashMap<&'a str, Vec<&'a Pod>>,
@@ -135,7 +135,7 @@ pub(crate) struct World<'a> {
     neighbors: Neighbors,
 }
 
-impl<'a> World<'a> {
+impl<'a> ClusterObjects<'a> {
     pub(crate) fn of(snapshot: &'a Snapshot) -> Self {
         let namespaces = NAMESPACES.map(str::to_owned);
         let sources = sources(&snapshot.config_maps, &snapshot.hyperconvergeds, &namespaces);
@@ -254,7 +254,7 @@ impl<'a> World<'a> {
     }
 
     /// Returns what the pods on nodes require of the node of a new one.
-    pub(crate) fn rules(&self, newcomer: &Newcomer<'_>, moves: &Moves, views: &[NodeView<'_>]) -> Rules {
+    pub(crate) fn rules(&self, newcomer: &Newcomer<'_>, moves: &PodMoves, views: &[NodeView<'_>]) -> Rules {
         self.neighbors.rules(newcomer, moves, || Cow::Borrowed(views))
     }
 
@@ -294,8 +294,8 @@ fn minimum(model: &str, hypervisors: &[Arc<Hypervisor>]) -> Minimum {
 }
 
 /// Returns how fast guests have migrated so far; `None` if none has.
-fn rate(snapshot: &Snapshot) -> Option<Rate> {
-    let mut rate = Rate::default();
+fn rate(snapshot: &Snapshot) -> Option<DrainRate> {
+    let mut rate = DrainRate::default();
     let has_succeeded = |migration: &&Arc<VirtualMachineInstanceMigration>| {
         let status = migration.status.as_ref();
         status.and_then(|status| status.phase) == Some(MigrationPhase::Succeeded)

@@ -6,7 +6,7 @@ use drydock_api::Hypervisor;
 use k8s_openapi::api::core::v1::Pod;
 use serde::Serialize;
 
-use crate::{snapshot::Unread, text::beside};
+use crate::{snapshot::UnreadKind, text::beside};
 
 /// Column at which messages begin.
 const MESSAGE: usize = 12;
@@ -16,7 +16,7 @@ const NAMED: usize = 3;
 /// Versions of all parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Versions {
+pub struct PartVersions {
     /// That of the plugin.
     pub client: String,
     /// Tags of the images of the controller's pods, with the number of pods.
@@ -26,7 +26,7 @@ pub struct Versions {
     /// What differs, in words.
     pub skew: Vec<String>,
     /// What could not be read.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// Returns the versions of the plugin (`client`), of the `controller`'s pods by the tags of their images, and of all agents as
@@ -35,9 +35,9 @@ pub fn versions<'a>(
     client: &str,
     controller: &[Pod],
     hypervisors: impl IntoIterator<Item = &'a Hypervisor>,
-    unread: Vec<Unread>,
-) -> Versions {
-    let mut found = Versions {
+    unread: Vec<UnreadKind>,
+) -> PartVersions {
+    let mut found = PartVersions {
         client: client.to_owned(),
         controller: BTreeMap::new(),
         agents: BTreeMap::new(),
@@ -83,7 +83,7 @@ fn numbers(version: &str) -> Option<[u64; 3]> {
     parts.next().is_none().then_some(found)
 }
 
-fn skew(found: &Versions) -> Vec<String> {
+fn skew(found: &PartVersions) -> Vec<String> {
     let mut skew = Vec::new();
     if found.controller.len() > 1 {
         let tags: Vec<&str> = found.controller.keys().map(String::as_str).collect();
@@ -126,7 +126,7 @@ fn named(nodes: &[String]) -> String {
     }
 }
 
-impl Versions {
+impl PartVersions {
     /// Returns them as text for a terminal of this width.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
@@ -155,7 +155,7 @@ impl Versions {
             line(if index == 0 { "skew" } else { "" }, sentence);
         }
         if !self.unread.is_empty() {
-            line("not read", &Unread::list(&self.unread));
+            line("not read", &UnreadKind::list(&self.unread));
         }
         text
     }
@@ -207,7 +207,7 @@ mod tests {
             pod("registry:5000/drydock/controller:0.2.0"),
             pod("registry:5000/drydock/controller:0.1.0"),
         ];
-        let unread = Unread {
+        let unread = UnreadKind {
             resource: "pods".into(),
             why: "forbidden".into(),
         };

@@ -9,10 +9,10 @@ from typing import Any
 
 from embedded.errors import Failure
 from measure.migration_time import KINDS, milestones
-from measure.movers import Job, parse_job, stages
-from measure.raw_migration import lone_pod, processors_group, relay, times, variable
+from measure.moving_guests import Job, parse_job, stages
+from measure.virsh_baseline import lone_pod, processors_group, relay, times, variable
 from measure.relay import ROUTES, connect, listen
-from measure.standstill import longest_gap, ticks
+from measure.downtime import longest_gap, ticks
 
 
 def line(second: float, printed: str) -> str:

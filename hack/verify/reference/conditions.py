@@ -64,7 +64,7 @@ class Kind:
 _MISFITS = Variants(f"{CORE}/placement/misfit.rs", "Misfit")
 _DOMAIN = Variants(f"{CORE}/domain/problem.rs", "DomainProblem")
 _FOLDER = Variants(f"{HOST}/pod_folder.rs", "FolderError")
-_POD_REASONS = Variants(f"{CORE}/maintenance/pods.rs", "Reason", "as_str")
+_POD_REASONS = Variants(f"{CORE}/maintenance/pods.rs", "StayReason", "as_str")
 _NODE, _HYPERVISOR, _HYPERCONVERGED = (f"{API}/reasons.rs::{module}::" for module in ("node", "hypervisor", "hyperconverged"))
 _VM = f"{API}/kubevirt/names.rs::conditions::"
 _NOT_RUNNING = "The guest does not run: it has not started, is paused, or has ended."
@@ -77,7 +77,7 @@ KINDS = (
                 f"{_NODE}DRAIN_IN_PROGRESS",
                 (
                     Written(
-                        f"{CONTROLLER}/drain_task/status_writer.rs",
+                        f"{CONTROLLER}/drain_task/drain_status.rs",
                         {
                             "VirtualMachinesLeft": "Virtual machines are to leave the node; `status.drain` of the Hypervisor lists them.",
                             "NothingToMove": "No virtual machine is to leave the node.",
@@ -85,16 +85,16 @@ KINDS = (
                     ),
                 ),
             ),
-            Condition(f"{_NODE}DRAINED", (Variants(f"{CORE}/drain/node.rs", "Drained"),)),
+            Condition(f"{_NODE}DRAINED", (Variants(f"{CORE}/drain/node_conditions.rs", "Drained"),)),
             Condition(
                 f"{_NODE}MAINTENANCE_PLANNED",
-                (Written(f"{CORE}/maintenance/node.rs", {"AdminRequested": "A NodeMaintenance waits for the Lease of the node."}),),
+                (Written(f"{CORE}/maintenance/node_changes.rs", {"AdminRequested": "A NodeMaintenance waits for the Lease of the node."}),),
             ),
             Condition(
                 f"{_NODE}MAINTENANCE_IN_PROGRESS",
                 (
                     Written(
-                        f"{CORE}/maintenance/node.rs",
+                        f"{CORE}/maintenance/node_changes.rs",
                         {
                             "AdminRequested": "A NodeMaintenance requests the maintenance.",
                             "MaintenanceEnded": "The NodeMaintenance has ended, and the node is restored.",
@@ -146,7 +146,7 @@ KINDS = (
             Condition(
                 f"{_HYPERVISOR}READY",
                 (
-                    Variants(f"{CORE}/readiness.rs", "Readiness"),
+                    Variants(f"{CORE}/readiness.rs", "NodeReadiness"),
                     Written(f"{CORE}/node.rs", {"AgentStopped": "The agent of the node has ended."}),
                 ),
             ),
@@ -166,7 +166,7 @@ KINDS = (
             Condition("status.drain.remaining[].state", (Variants(f"{API}/hypervisor.rs", "RemainingState", "", but=("Unknown",)),)),
             Condition(
                 "status.drain.remaining[].reason",
-                (Variants(f"{CORE}/drain/state.rs", "Why", but=("Queued",)),),
+                (Variants(f"{CORE}/drain/state.rs", "EvacuationCause", but=("Queued",)),),
                 "Why a virtual machine is still on a node that is being drained. The metric "
                 "`drydock_drain_guests_blocked` has the same reasons. "
                 "A virtual machine whose migration waits has the reason of the migration's condition `Waiting` here.",
@@ -189,7 +189,7 @@ KINDS = (
                     Written(f"{CORE}/instance.rs", {"PodNotExists": "The launcher pod does not exist yet."}),
                     Constants(f"{CORE}/vm_conditions.rs", ("POD_TERMINATING",)),
                     Constants(f"{CORE}/instance.rs", ("NODE_NOT_READY",)),
-                    Variants(f"{AGENT}/guests/guest_task.rs", "Trouble", but=("Folder", "Call", "Domain")),
+                    Variants(f"{AGENT}/guests/guest_task.rs", "GuestTaskError", but=("Folder", "Call", "Domain")),
                     Variants(f"{HOST}/domain/call_error.rs", "CallError", but=("Folder",)),
                     _FOLDER,
                     _DOMAIN,
@@ -288,7 +288,7 @@ KINDS = (
                 f"{_VM}EVICTION_BUDGET_CONFLICT",
                 (
                     Written(
-                        f"{CORE}/eviction/budgets.rs",
+                        f"{CORE}/eviction/pdbs.rs",
                         {
                             "PodSelectedByAnotherPDB": "Another PodDisruptionBudget selects the pod. With two of them, Kubernetes would "
                             "return an error for each eviction.",
@@ -301,7 +301,12 @@ KINDS = (
                 "status.reason",
                 (
                     Variants(
-                        f"{CORE}/instance/ending.rs", "Outcome", "reason", f"{API}/launcher.rs", "Ended", ("Migrated", "Unknown")
+                        f"{CORE}/instance/ending.rs",
+                        "GuestOutcome",
+                        "reason",
+                        f"{API}/launcher.rs",
+                        "EndedGuest",
+                        ("Migrated", "Unknown"),
                     ),
                     Written(f"{CORE}/instance/ending.rs", {"LauncherLost": "The launcher ended without a report."}),
                     Constants(f"{API}/kubevirt/names.rs", ("reasons::EVICTED", "reasons::EVICTED_BY_KUBELET")),
@@ -322,7 +327,7 @@ KINDS = (
                     Written(f"{CORE}/machine.rs", {"GuestNotRunning": "The instance exists, and its guest does not run yet."}),
                 ),
             ),
-            Condition(f"{_VM}FAILURE", (Variants(f"{CORE}/machine.rs", "Refusal"),)),
+            Condition(f"{_VM}FAILURE", (Variants(f"{CORE}/machine.rs", "StartRefusal"),)),
             Condition(
                 f"{_VM}RESTART_REQUIRED",
                 (
@@ -343,7 +348,7 @@ KINDS = (
     Kind(
         "VirtualMachineInstanceReplicaSet",
         (
-            Condition(f"{_VM}REPLICA_FAILURE", (Variants(f"{CORE}/replica_set.rs", "Refusal"),)),
+            Condition(f"{_VM}REPLICA_FAILURE", (Variants(f"{CORE}/replica_set.rs", "CreationRefusal"),)),
             Condition(
                 f"{_VM}REPLICA_PAUSED",
                 (Written(f"{CORE}/replica_set.rs", {"Paused": "`spec.paused` is true: no instance is created or deleted."}),),
@@ -356,7 +361,7 @@ KINDS = (
             Condition(
                 f"{CORE}/migration/status.rs::WAITING",
                 (
-                    Variants(f"{CORE}/migration/queue/wait.rs", "Reason", "as_str"),
+                    Variants(f"{CORE}/migration/queue/wait.rs", "WaitReason", "as_str"),
                     Constants(f"{CORE}/migration/status.rs", ("REJECTED_BY_QUOTA", "FAILED_CREATE")),
                     Written(
                         f"{CORE}/migration/status.rs",
@@ -382,7 +387,7 @@ KINDS = (
             Condition(
                 "status.reason",
                 (
-                    Variants(f"{CORE}/migration/cluster.rs", "Failure"),
+                    Variants(f"{CORE}/migration/cluster.rs", "MigrationFailure"),
                     Constants(f"{CORE}/migration/deadlines.rs", ("TARGET_POD_NOT_READY",)),
                 ),
                 "Why the migration failed.",
@@ -400,7 +405,7 @@ KINDS = (
                     ),
                     Constants(f"{AGENT}/migrations/source_task.rs", ("LIBVIRT_GAVE_UP",)),
                     Constants(f"{AGENT}/tunnel/local.rs", ("LIBVIRT_NOT_UNDERSTOOD",)),
-                    Variants(f"{CORE}/migration/convergence.rs", "Cause"),
+                    Variants(f"{CORE}/migration/convergence.rs", "ActionCause"),
                     Constants(f"{CORE}/migration/unsent.rs", ("NOTHING_SENT",)),
                     Constants(f"{CORE}/migration/status.rs", ("POST_COPY_BROKEN",)),
                 ),
@@ -450,7 +455,7 @@ KINDS = (
                         },
                     ),
                     _POD_REASONS,
-                    Variants(f"{CORE}/maintenance/report.rs", "Failure", "as_str"),
+                    Variants(f"{CORE}/maintenance/report.rs", "MaintenanceFailure", "as_str"),
                     Constants(f"{CORE}/maintenance/report.rs", ("ENDED",)),
                 ),
                 "If pods have several reasons, the condition has the most severe.",
@@ -511,19 +516,19 @@ KINDS = (
         (
             Condition(
                 "Evictions",
-                (Variants(f"{CORE}/eviction.rs", "Refusal"),),
+                (Variants(f"{CORE}/eviction.rs", "EvictionRefusal"),),
                 "The webhook refuses the eviction of a launcher pod with status 429 and KubeVirt's message; "
                 "the controller logs the reason. "
                 "`InProgress` and `Triggered` end when the virtual machine has moved.",
             ),
             Condition(
                 "Objects",
-                (Variants(f"{CORE}/admission/refusal.rs", "Reason", "as_str"),),
+                (Variants(f"{CORE}/admission/refusal.rs", "AdmissionReason", "as_str"),),
                 "The response of the API server has one cause for each refused field (`details.causes[].reason`).",
             ),
             Condition(
                 "Disks",
-                (Variants(f"{LAUNCHER}/disks/refusal.rs", "Refusal"),),
+                (Variants(f"{LAUNCHER}/disks/disk_refusal.rs", "DiskRefusal"),),
                 "A launcher that cannot prepare a disk ends with one of these reasons in its termination "
                 "message, and the guest does not start.",
             ),
@@ -533,17 +538,17 @@ KINDS = (
 
 # Functions of reasons that are on no condition, and where their reasons are seen instead.
 INTERNAL = {
-    f"{CORE}/certificates.rs": {"Cause::reason": "label of the metric drydock_webhook_certificates_made_total, and logs"},
+    f"{CORE}/certificates.rs": {"RenewalCause::reason": "label of the metric drydock_webhook_certificates_made_total, and logs"},
     f"{CONTROLLER}/certificates/read.rs": {"Unusable::reason": "logs of the controller"},
-    f"{CONTROLLER}/webhook_server/reviews.rs": {"Refusal::reason": "label of the metric drydock_webhook_requests_total, and HTTP errors"},
+    f"{CONTROLLER}/webhook_server/reviews.rs": {"ReviewFailure::reason": "label of the metric drydock_webhook_requests_total, and HTTP errors"},
     f"{CORE}/migration/hand_over.rs": {"HandOverRefusal::reason": "responses of a tunnel to its agent, and logs"},
-    f"{AGENT}/tunnel/refusal.rs": {
+    f"{AGENT}/tunnel/tunnel_refusal.rs": {
         "CallRefusal::reason": "responses of a tunnel to its agent, and logs",
         "StreamRefusal::reason": "label of a metric of tunnels, and logs",
     },
     f"{AGENT}/tunnel/client.rs": {"TunnelError::reason": "logs of the agent"},
-    f"{HOST}/domain/state.rs": {"State::reason": "libvirt's own names, in logs"},
-    f"{HOST}/problem.rs": {"Problem::reason": "those of ProblemReason"},
+    f"{HOST}/domain/state.rs": {"DomainState::reason": "libvirt's own names, in logs"},
+    f"{HOST}/problem.rs": {"HostProblem::reason": "those of ProblemReason"},
 }
 
 # Strings in the files of conditions that look like reasons and are none.

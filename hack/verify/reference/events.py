@@ -24,13 +24,13 @@ OBJECTS = {
     f"{CORE}/replica_set.rs": REPLICA_SET,
     f"{CORE}/maintenance.rs": MAINTENANCE,
     f"{CONTROLLER}/drain_task.rs": VMI,
-    f"{CONTROLLER}/drain_task/status_writer.rs": NODE,
+    f"{CONTROLLER}/drain_task/drain_status.rs": NODE,
     f"{CONTROLLER}/instance_task.rs": VMI,
     f"{CONTROLLER}/liveness_task.rs": NODE,
     f"{CONTROLLER}/machine_task.rs": VM,
     f"{CONTROLLER}/maintenance_task.rs": MAINTENANCE,
     f"{CONTROLLER}/migration_task.rs": MIGRATION,
-    f"{CONTROLLER}/migration_task/status_writer.rs": MIGRATION,
+    f"{CONTROLLER}/migration_task/migration_status.rs": MIGRATION,
     f"{CONTROLLER}/replica_set_task.rs": REPLICA_SET,
     f"{AGENT}/guests/commands.rs": VMI,
     f"{AGENT}/guests/events.rs": VMI,
@@ -38,10 +38,10 @@ OBJECTS = {
     f"{AGENT}/guests/guest_task/credentials.rs": VMI,
     f"{AGENT}/guests/guest_task/file_systems.rs": VMI,
     f"{AGENT}/guests/guest_task/node_deleted.rs": VMI,
-    f"{AGENT}/guests/report.rs": VMI,
+    f"{AGENT}/guests/status_report.rs": VMI,
     f"{AGENT}/migrations/source_task/monitor.rs": VMI,
     f"{AGENT}/migrations/source_task/report.rs": VMI,
-    f"{AGENT}/migrations/source_task/start.rs": VMI,
+    f"{AGENT}/migrations/source_task/start_migration.rs": VMI,
     f"{AGENT}/migrations/status_patch.rs": VMI,
     f"{AGENT}/migrations/target_task.rs": VMI,
     f"{AGENT}/node_task.rs": NODE,
@@ -143,7 +143,7 @@ def _commands() -> set[str]:
 
 def _actions() -> set[str]:
     text = read(f"{CORE}/migration/convergence.rs")
-    return set(re.findall(r'\breason: "(\w+)"', text)) | set(arms(text, "Cause", "reason"))
+    return set(re.findall(r'\breason: "(\w+)"', text)) | set(arms(text, "ActionCause", "reason"))
 
 
 def expressions() -> dict[tuple[str, str], set[str]]:
@@ -151,8 +151,8 @@ def expressions() -> dict[tuple[str, str], set[str]]:
     return {
         (f"{AGENT}/guests/commands.rs", "reason"): _commands(),
         (f"{AGENT}/migrations/source_task/monitor.rs", "action.reason"): _actions(),
-        (f"{CORE}/machine.rs", "refusal.reason()"): set(arms(read(f"{CORE}/machine.rs"), "Refusal", "reason")),
-        (f"{CORE}/replica_set.rs", "refusal.reason()"): set(arms(read(f"{CORE}/replica_set.rs"), "Refusal", "reason")),
+        (f"{CORE}/machine.rs", "refusal.reason()"): set(arms(read(f"{CORE}/machine.rs"), "StartRefusal", "reason")),
+        (f"{CORE}/replica_set.rs", "refusal.reason()"): set(arms(read(f"{CORE}/replica_set.rs"), "CreationRefusal", "reason")),
     }
 
 

@@ -117,7 +117,7 @@ def flags(source: str, structs: dict[str, str], name: str, modules: Modules = mo
 def commands(source: str, modules: Modules = module) -> Iterator[Command]:
     """The subcommands of a program."""
     structs = dict(_STRUCT.findall(source))
-    enum = re.search(r"enum Command \{\n(.*?)\n\}", source, re.DOTALL)
+    enum = re.search(r"enum \w*Command \{\n(.*?)\n\}", source, re.DOTALL)
     for comment, variant, struct in _VARIANT.findall(enum[1] if enum else ""):
         yield Command(re.sub(r"(?<!^)(?=[A-Z])", "-", variant).lower(), prose(comment), list(flags(source, structs, struct, modules)))
 

@@ -34,7 +34,7 @@ OTHERS = {"drydock_build": ("drydock_build_info", ("component", "version")), "dr
 
 _NAME = r'"((?:drydock|kubevirt|process|workqueue|leader)_[a-z0-9_]+)"'
 _TEXT = r'"((?:[^"\\]|\\[\s\S])+)"'
-_METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?(?:[a-z_]+\.)*?(\w+)(?:\.clone\(\))?[,)\s]|Kind::(\w+))?")
+_METRIC = re.compile(_NAME + r",\s*(?:" + _TEXT + r"|(\w+)),\s*(Unit::Seconds,\s*)?(?:&?(?:[a-z_]+\.)*?(\w+)(?:\.clone\(\))?[,)\s]|ProcessMetricType::(\w+))?")
 _LOCAL = re.compile(r"let (\w+) = (Counter|Gauge)::default\(\);")
 _VARIABLE = re.compile(r"let (\w+) =\s*" + _TEXT + ";")
 _HELP_BREAK = re.compile(r"\\\n\s*")

@@ -31,7 +31,7 @@ def _all(file: str, names: str, objects: str, set_by: str = DRYDOCK) -> tuple[Ke
     return tuple(Key(file, name, objects, set_by) for name in names.split())
 
 
-_QUORUM = f"{CONTROLLER}/admission/maintenances/quorum.rs"
+_QUORUM = f"{CONTROLLER}/admission/maintenance_reviews/quorum.rs"
 _RESERVED = "Reserved by KubeVirt: a policy keeps users from setting it."
 _REFUSED = "An instance or a template with this annotation is refused: Drydock does not implement it."
 
@@ -63,8 +63,8 @@ KEYS = {
         Key(NAMES, "VM_NAME", "VirtualMachineInstance, Pod"),
         Key(NAMES, "NODE_NAME", "VirtualMachineInstance"),
         Key(NAMES, "LAUNCHER", "Pod, PodDisruptionBudget"),
-        Key(f"{CORE}/launcher_pod/target.rs", "MIGRATION_UID", "Pod"),
-        Key(f"{CORE}/admission/migration.rs", "INSTANCE_LABEL", "VirtualMachineInstanceMigration"),
+        Key(f"{CORE}/launcher_pod/target_pod.rs", "MIGRATION_UID", "Pod"),
+        Key(f"{CORE}/admission/migration_requests.rs", "INSTANCE_LABEL", "VirtualMachineInstanceMigration"),
         Key(MAINTENANCE, "RESERVATION", "Lease"),
         Key(REMOVAL, "PART_OF", "objects of Drydock's manifests"),
         Key(f"{CORE}/placement/neighbors/terms.rs", "NAMESPACE_NAME", "Namespace", KUBERNETES),
@@ -80,13 +80,13 @@ KEYS = {
         *_all(NAMES, "VM_GENERATION TEMPLATE EVICTION_SOURCE", "VirtualMachineInstance"),
         *_all(NAMES, "DOMAIN EVICTED REQUEST_EVICT_ONLY EVICTION_IN_PROGRESS", "Pod"),
         Key(f"{CORE}/launcher_pod/node_affinity.rs", "REQUIREMENTS_DIGEST", "Pod"),
-        Key(f"{CORE}/launcher_pod/target.rs", "MIGRATION_NAME", "Pod"),
+        Key(f"{CORE}/launcher_pod/target_pod.rs", "MIGRATION_NAME", "Pod"),
         Key(f"{CORE}/launcher_pod.rs", "DEFAULT_CONTAINER", "Pod"),
         Key(f"{CORE}/maintenance/pods.rs", "MIRROR", "Pod", KUBERNETES),
         *_all(f"{CORE}/migration/deadlines.rs", "UNSCHEDULABLE_SECONDS PENDING_SECONDS", "VirtualMachineInstanceMigration", USERS),
         Key(f"{CORE}/migration/purpose.rs", "EVACUATION", "VirtualMachineInstanceMigration"),
         Key(f"{CORE}/migration/purpose.rs", "WORKLOAD_UPDATE", "VirtualMachineInstanceMigration", "–"),
-        Key(f"{CORE}/drain/guest.rs", "CIRCUMSTANCES", "VirtualMachineInstanceMigration"),
+        Key(f"{CORE}/drain/guest_steps.rs", "CIRCUMSTANCES", "VirtualMachineInstanceMigration"),
         Key(f"{CORE}/migration/queue.rs", "ORDER", "VirtualMachineInstanceMigration"),
         Key(NAMES, "INSTANCE", "PodDisruptionBudget"),
         Key(NAMES, "REQUESTED_BY", "Eviction", "descheduler"),
@@ -119,7 +119,7 @@ KEYS = {
             "`nodemaintenance.kubevirt.io`. Effect NoSchedule.",
         ),
         Key(f"{CONTROLLER}/nodes.rs", "OUT_OF_SERVICE", "Node", USERS),
-        Key(f"{CORE}/maintenance/node.rs", "UNREACHABLE", "Node", KUBERNETES),
+        Key(f"{CORE}/maintenance/node_changes.rs", "UNREACHABLE", "Node", KUBERNETES),
         Key(f"{CORE}/placement/misfit.rs", "node.kubernetes.io/not-ready", "Node", KUBERNETES, "The node is not ready."),
     ),
     "Finalizers": (

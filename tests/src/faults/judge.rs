@@ -26,7 +26,7 @@ pub enum Fate {
 
 /// The observed state after a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundState {
     /// The source node.
     pub source: String,
     /// The target node.
@@ -57,7 +57,7 @@ pub struct Found {
 ///
 /// # Errors
 /// The invariant that does not hold (yet).
-pub fn judge(found: &Found) -> Result<Fate, String> {
+pub fn judge(found: &FoundState) -> Result<Fate, String> {
     let migration = found.migration.filter(|phase| phase.is_final());
     let Some(migration) = migration else {
         return Err(format!("the migration has not ended: {:?}", found.migration));
@@ -106,7 +106,7 @@ pub fn judge(found: &Found) -> Result<Fate, String> {
 }
 
 /// Checks a guest that runs on no node.
-fn ended(found: &Found) -> Result<Fate, String> {
+fn ended(found: &FoundState) -> Result<Fate, String> {
     if !found.may_have_ended {
         return Err("it runs nowhere, and nothing was done to it".to_owned());
     }
@@ -121,7 +121,7 @@ fn ended(found: &Found) -> Result<Fate, String> {
 
 /// Checks the ticks: on the consoles none is missing or duplicated; of the datagrams some may be lost, but none
 /// arrives twice.
-fn numbers(found: &Found) -> Result<(), String> {
+fn numbers(found: &FoundState) -> Result<(), String> {
     without_a_gap(&found.printed).map_err(|error| format!("on its consoles: {error:#}"))?;
     let mut highest = BTreeMap::new();
     for tick in &found.sent {
@@ -152,8 +152,8 @@ mod tests {
         nodes.iter().map(|(node, count)| ((*node).to_owned(), *count)).collect()
     }
 
-    fn stayed() -> Found {
-        Found {
+    fn stayed() -> FoundState {
+        FoundState {
             source: "one".to_owned(),
             target: "two".to_owned(),
             may_have_ended: false,
@@ -169,8 +169,8 @@ mod tests {
         }
     }
 
-    fn moved() -> Found {
-        Found {
+    fn moved() -> FoundState {
+        FoundState {
             migration: Some(MigrationPhase::Succeeded),
             reason: None,
             state: Some((true, false)),
@@ -181,8 +181,8 @@ mod tests {
         }
     }
 
-    fn gone() -> Found {
-        Found {
+    fn gone() -> FoundState {
+        FoundState {
             may_have_ended: true,
             phase: Some(Phase::Failed),
             running: at(&[("one", 0), ("two", 0)]),
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(judge(&gone()), Ok(Fate::Ended));
         // Until the nodes are assigned, the instance has no state of the migration.
         assert_eq!(
-            judge(&Found {
+            judge(&FoundState {
                 state: None,
                 ..stayed()
             }),
@@ -206,7 +206,7 @@ mod tests {
         );
     }
 
-    fn wrong(what: &str, found: &Found) {
+    fn wrong(what: &str, found: &FoundState) {
         let verdict = judge(found);
         assert!(verdict.is_err(), "{what}: {verdict:?}");
     }
@@ -220,14 +220,14 @@ mod tests {
         for found in [stayed(), moved()] {
             wrong(
                 "two guests",
-                &Found {
+                &FoundState {
                     running: at(&[("one", 1), ("two", 1)]),
                     ..found.clone()
                 },
             );
             wrong(
                 "two on a node",
-                &Found {
+                &FoundState {
                     running: at(&[("one", 2)]),
                     ..found.clone()
                 },
@@ -240,35 +240,35 @@ mod tests {
         for found in [stayed(), moved()] {
             wrong(
                 "a number missing",
-                &Found {
+                &FoundState {
                     printed: ticks(&[4, 5, 7]),
                     ..found.clone()
                 },
             );
             wrong(
                 "a number twice",
-                &Found {
+                &FoundState {
                     printed: ticks(&[4, 5, 5, 6]),
                     ..found.clone()
                 },
             );
             wrong(
                 "a number from two places",
-                &Found {
+                &FoundState {
                     sent: ticks(&[3, 4, 4]),
                     ..found.clone()
                 },
             );
             wrong(
                 "older numbers later",
-                &Found {
+                &FoundState {
                     sent: ticks(&[3, 4, 2]),
                     ..found.clone()
                 },
             );
             wrong(
                 "no sign of life",
-                &Found {
+                &FoundState {
                     printed: Vec::new(),
                     ..found.clone()
                 },
@@ -287,49 +287,49 @@ mod tests {
         for found in [stayed(), moved()] {
             wrong(
                 "a pod too many",
-                &Found {
+                &FoundState {
                     pods: vec!["one".to_owned(), "two".to_owned()],
                     ..found.clone()
                 },
             );
             wrong(
                 "an instance without a node",
-                &Found {
+                &FoundState {
                     node: None,
                     ..found.clone()
                 },
             );
             wrong(
                 "an instance that has ended",
-                &Found {
+                &FoundState {
                     phase: Some(Phase::Failed),
                     ..found.clone()
                 },
             );
             wrong(
                 "a guest lost",
-                &Found {
+                &FoundState {
                     running: BTreeMap::new(),
                     ..found.clone()
                 },
             );
             wrong(
                 "not over",
-                &Found {
+                &FoundState {
                     migration: Some(MigrationPhase::Running),
                     ..found.clone()
                 },
             );
             wrong(
                 "no migration",
-                &Found {
+                &FoundState {
                     migration: None,
                     ..found.clone()
                 },
             );
             wrong(
                 "an instance without its state",
-                &Found {
+                &FoundState {
                     state: Some((false, false)),
                     ..found.clone()
                 },
@@ -341,15 +341,15 @@ mod tests {
     fn outcome_that_contradicts_the_migration_is_found() {
         wrong(
             "the wrong node",
-            &Found {
+            &FoundState {
                 node: Some("two".to_owned()),
                 ..stayed()
             },
         );
-        wrong("a pod elsewhere", &Found { pods: one(), ..moved() });
+        wrong("a pod elsewhere", &FoundState { pods: one(), ..moved() });
         wrong(
             "succeeded, and still there",
-            &Found {
+            &FoundState {
                 running: at(&[("one", 1)]),
                 node: Some("one".to_owned()),
                 pods: one(),
@@ -358,7 +358,7 @@ mod tests {
         );
         wrong(
             "failed, and moved",
-            &Found {
+            &FoundState {
                 migration: Some(MigrationPhase::Failed),
                 reason: Some("x".to_owned()),
                 state: None,
@@ -367,32 +367,32 @@ mod tests {
         );
         wrong(
             "failed without a reason",
-            &Found {
+            &FoundState {
                 reason: None,
                 ..stayed()
             },
         );
         wrong(
             "the states differ",
-            &Found {
+            &FoundState {
                 state: Some((true, false)),
                 ..stayed()
             },
         );
         wrong(
             "lost without a reason to be",
-            &Found {
+            &FoundState {
                 may_have_ended: false,
                 ..gone()
             },
         );
         wrong(
             "ended and not reported",
-            &Found {
+            &FoundState {
                 phase: Some(Phase::Running),
                 ..gone()
             },
         );
-        wrong("ended with a pod left", &Found { pods: one(), ..gone() });
+        wrong("ended with a pod left", &FoundState { pods: one(), ..gone() });
     }
 }

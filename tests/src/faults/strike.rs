@@ -20,7 +20,7 @@ use kube::{Api, ResourceExt};
 use serde_json::Value;
 use tokio::{sync::oneshot, time::timeout};
 
-use super::{Case, Kind, Part, Side};
+use super::{Case, Component, FaultKind, Side};
 use crate::{
     Cluster,
     watching::{PATIENCE, until_some},
@@ -191,7 +191,7 @@ impl Sides {
 /// A fault that is ready to be injected.
 #[derive(Debug)]
 pub struct Blow {
-    shell: Waiting,
+    shell: WaitingShell,
     undo: Undo,
 }
 
@@ -216,53 +216,53 @@ impl Blow {
     pub async fn prepare(cluster: &Cluster, case: Case, sides: &Sides) -> Result<Self> {
         let node = sides.node(case.side);
         let (node, pid) = match case.part {
-            Part::NodeToNode | Part::NodeToApi => {
+            Component::NodeToNode | Component::NodeToApi => {
                 let rules = link(case.part, &cluster.host_address()?);
                 return Ok(Self {
-                    shell: Waiting::on_node(cluster, node, &cut(&rules))?,
+                    shell: WaitingShell::on_node(cluster, node, &cut(&rules))?,
                     undo: Undo::OnNode(node.to_owned(), open()),
                 });
             }
-            Part::ApiServer => {
+            Component::ApiServer => {
                 let pid: u32 = cluster.embedded("pid", &["kube-apiserver"])?.trim().parse()?;
                 let (script, undo) = match case.kind {
-                    Kind::Freeze => (format!("kill -STOP {pid}"), Undo::Here(format!("kill -CONT {pid}"))),
-                    Kind::Kill | Kind::Cut => (format!("kill -KILL {pid}"), Undo::StartApiServer),
+                    FaultKind::Freeze => (format!("kill -STOP {pid}"), Undo::Here(format!("kill -CONT {pid}"))),
+                    FaultKind::Kill | FaultKind::Cut => (format!("kill -KILL {pid}"), Undo::StartApiServer),
                 };
                 return Ok(Self {
-                    shell: Waiting::here(&script)?,
+                    shell: WaitingShell::here(&script)?,
                     undo,
                 });
             }
-            Part::Agent => {
+            Component::Agent => {
                 cluster
                     .process_in(&cluster.agent_pod(node).await?, AGENT, " run")
                     .await?
             }
-            Part::Tunnel => {
+            Component::Tunnel => {
                 cluster
                     .process_in(&cluster.agent_pod(node).await?, AGENT, " tunnel")
                     .await?
             }
-            Part::Controller => {
+            Component::Controller => {
                 cluster
                     .process_in(&cluster.leading_controller().await?, CONTROLLER, "")
                     .await?
             }
-            Part::Libvirtd => cluster.process_in(sides.pod(case.side)?, LIBVIRTD, "").await?,
-            Part::Launcher => cluster.process_in(sides.pod(case.side)?, LAUNCHER, "").await?,
-            Part::Qemu => cluster.process_in(sides.pod(case.side)?, QEMU, "").await?,
+            Component::Libvirtd => cluster.process_in(sides.pod(case.side)?, LIBVIRTD, "").await?,
+            Component::Launcher => cluster.process_in(sides.pod(case.side)?, LAUNCHER, "").await?,
+            Component::Qemu => cluster.process_in(sides.pod(case.side)?, QEMU, "").await?,
         };
         let (script, undo) = match case.kind {
-            Kind::Freeze => (
+            FaultKind::Freeze => (
                 format!("kill -STOP {pid}"),
                 // The liveness probe may have restarted it.
                 Undo::OnNode(node.clone(), format!("kill -CONT {pid} 2>/dev/null; true")),
             ),
-            Kind::Kill | Kind::Cut => (format!("kill -KILL {pid}"), Undo::Nothing),
+            FaultKind::Kill | FaultKind::Cut => (format!("kill -KILL {pid}"), Undo::Nothing),
         };
         Ok(Self {
-            shell: Waiting::on_node(cluster, &node, &script)?,
+            shell: WaitingShell::on_node(cluster, &node, &script)?,
             undo,
         })
     }
@@ -290,7 +290,7 @@ impl Undo {
         match self {
             Self::Nothing => {}
             Self::OnNode(node, script) => drop(cluster.on_node(node, script)?),
-            Self::Here(script) => Waiting::here(script)?.go()?,
+            Self::Here(script) => WaitingShell::here(script)?.go()?,
             Self::StartApiServer => drop(cluster.embedded("start", &["kube-apiserver"])?),
         }
         until_some("the API server", || async {
@@ -380,9 +380,9 @@ impl Drop for HandOverWatch {
 
 /// A shell that waits for a line before it runs a script.
 #[derive(Debug)]
-struct Waiting(Child);
+struct WaitingShell(Child);
 
-impl Waiting {
+impl WaitingShell {
     fn here(script: &str) -> Result<Self> {
         let mut shell = Command::new("sh");
         shell.args(["-c", &waiting(script)]);
@@ -416,7 +416,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingShell {
     fn drop(&mut self) {
         // The shell exits if its input ends without a line.
         drop(self.0.stdin.take());
@@ -430,8 +430,8 @@ fn waiting(script: &str) -> String {
 
 /// Returns the packet matches of a link; `api` is the API server's address. On the network of the nodes there are only
 /// the nodes and the host.
-fn link(part: Part, api: &str) -> [String; 2] {
-    if part == Part::NodeToApi {
+fn link(part: Component, api: &str) -> [String; 2] {
+    if part == Component::NodeToApi {
         [format!("-i eth0 -p tcp -s {api}"), format!("-o eth0 -p tcp -d {api}")]
     } else {
         [format!("-i eth0 ! -s {api}"), format!("-o eth0 ! -d {api}")]
@@ -496,23 +496,23 @@ mod tests {
     fn waiting_shell_runs_the_script_only_on_request() {
         let folder = std::env::temp_dir().join(format!("drydock-strike-{}", std::process::id()));
         let file = folder.with_extension("there");
-        let shell = Waiting::here(&format!("touch {}", file.display())).expect("a shell");
+        let shell = WaitingShell::here(&format!("touch {}", file.display())).expect("a shell");
         assert!(!file.exists());
         shell.go().expect("it strikes");
         assert!(file.exists());
         std::fs::remove_file(&file).expect("its file");
-        drop(Waiting::here(&format!("touch {}", file.display())).expect("a shell"));
+        drop(WaitingShell::here(&format!("touch {}", file.display())).expect("a shell"));
         assert!(!file.exists(), "it struck without a signal");
-        assert!(Waiting::here("false").expect("a shell").go().is_err());
+        assert!(WaitingShell::here("false").expect("a shell").go().is_err());
     }
 
     #[test]
     fn cut_drops_a_single_link_and_is_reverted_completely() {
-        let api = cut(&link(Part::NodeToApi, "192.0.2.1"));
+        let api = cut(&link(Component::NodeToApi, "192.0.2.1"));
         assert!(
             api.contains("-i eth0 -p tcp -s 192.0.2.1 -j DROP") && api.contains("-o eth0 -p tcp -d 192.0.2.1 -j DROP")
         );
-        let nodes = cut(&link(Part::NodeToNode, "192.0.2.1"));
+        let nodes = cut(&link(Component::NodeToNode, "192.0.2.1"));
         assert!(nodes.contains("-i eth0 ! -s 192.0.2.1 -j DROP") && nodes.contains("-o eth0 ! -d 192.0.2.1 -j DROP"));
         for chain in ["FORWARD", "INPUT", "OUTPUT"] {
             assert!(api.contains(&format!("-I {chain} -j DRYDOCK-CUT")), "{api}");

@@ -15,7 +15,7 @@ fn recorded() {
     );
     assert_eq!(
         found.topology,
-        Some(Topology {
+        Some(HostTopology {
             sockets: 1,
             cores: 2,
             threads: 1,

@@ -5,9 +5,9 @@ use proptest::prelude::*;
 use super::*;
 
 /// A map in a folder that is removed at the end of the test.
-struct Folder(PathBuf);
+struct MapFolder(PathBuf);
 
-impl Folder {
+impl MapFolder {
     fn new(files: &[(&str, &str)]) -> Self {
         let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-cpu-map-XXXXXX")).unwrap();
         for (name, content) in files {
@@ -21,7 +21,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for MapFolder {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
@@ -33,7 +33,7 @@ fn set(names: &[&str]) -> BTreeSet<String> {
 
 #[test]
 fn models_are_built_on_models() {
-    let folder = Folder::new(&[
+    let folder = MapFolder::new(&[
         (
             "index.xml",
             "<arch name='x86'><include filename='a.xml'/><group name='g'><include filename='b.xml'/></group></arch>",
@@ -68,7 +68,7 @@ fn models_are_built_on_models() {
 /// Lines of the CPU map of libvirt 11.3: a model and its next version.
 #[test]
 fn features_added_later_are_not_of_the_model() {
-    let folder = Folder::new(&[(
+    let folder = MapFolder::new(&[(
         "index.xml",
         "<model name='Nehalem'><vendor name='Intel'/><feature name='popcnt'/><feature name='sse4.2'/>
         <feature name='vmx-activity-hlt' added='yes'/><feature name='vmx-ept' added='yes'/></model>
@@ -86,7 +86,7 @@ fn features_added_later_are_not_of_the_model() {
 
 #[test]
 fn circles_end() {
-    let folder = Folder::new(&[(
+    let folder = MapFolder::new(&[(
         "index.xml",
         "<include filename='index.xml'/><model name='A'><model name='B'/><feature name='a'/></model>
         <model name='B'><model name='A'/><feature name='b'/></model><model name='Self'><model name='Self'/></model>",
@@ -100,14 +100,14 @@ fn circles_end() {
 #[test]
 fn only_files_of_the_folder_are_included() {
     for include in ["../outside.xml", "/etc/passwd", "sub/file.xml", ".."] {
-        let folder = Folder::new(&[("index.xml", &format!("<include filename='{include}'/>"))]);
+        let folder = MapFolder::new(&[("index.xml", &format!("<include filename='{include}'/>"))]);
         assert!(matches!(folder.load(), Err(CpuMapError::Outside { .. })), "{include}");
     }
 }
 
 #[test]
 fn errors_name_the_file() {
-    let folder = Folder::new(&[("index.xml", "<include filename='gone.xml'/>")]);
+    let folder = MapFolder::new(&[("index.xml", "<include filename='gone.xml'/>")]);
     let error = folder.load().unwrap_err().to_string();
     assert!(error.ends_with("gone.xml cannot be read"), "{error}");
     fs::write(folder.0.join("gone.xml"), "<cpus>").unwrap();
@@ -150,7 +150,7 @@ fn chains_are_followed_to_a_depth_and_no_further() {
             )
         })
         .collect();
-    let folder = Folder::new(&[("index.xml", &chain)]);
+    let folder = MapFolder::new(&[("index.xml", &chain)]);
     let map = folder.load().unwrap();
     assert_eq!(map.features("0").unwrap().len(), MAX_DEPTH + 1);
     assert_eq!(map.models_with("f2").len(), 3);

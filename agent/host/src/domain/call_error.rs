@@ -20,7 +20,7 @@ pub enum CallError {
     Refused(LibvirtError),
     /// The guest has no guest agent, or the agent does not respond. The connection remains usable.
     #[error("the guest agent does not respond: {0}")]
-    AgentSilent(LibvirtError),
+    AgentUnresponsive(LibvirtError),
     /// libvirt did not respond in time. Whether it carried out the call is unknown. The connection is closed.
     #[error("libvirtd did not respond within {within:?} when {call}")]
     TimedOut {
@@ -60,7 +60,7 @@ impl CallError {
         match self {
             Self::NoDomain => "DomainNotFound",
             Self::Refused(_) => "LibvirtRefused",
-            Self::AgentSilent(_) => "GuestAgentUnresponsive",
+            Self::AgentUnresponsive(_) => "GuestAgentUnresponsive",
             Self::TimedOut { .. } => "LibvirtTimedOut",
             Self::Lost { .. } => "LibvirtConnectionLost",
             Self::Folder(error) => error.reason(),
@@ -70,7 +70,7 @@ impl CallError {
 
     /// Returns whether libvirt's response was received, so that the outcome is certain.
     pub fn is_reply(&self) -> bool {
-        matches!(self, Self::NoDomain | Self::Refused(_) | Self::AgentSilent(_))
+        matches!(self, Self::NoDomain | Self::Refused(_) | Self::AgentUnresponsive(_))
     }
 
     /// Returns whether the socket does not exist or no process is listening behind it: libvirtd has not been started
@@ -86,7 +86,7 @@ impl CallError {
         match error.code {
             sys::VIR_ERR_NO_DOMAIN => Self::NoDomain,
             sys::VIR_ERR_AGENT_UNRESPONSIVE | sys::VIR_ERR_AGENT_UNSYNCED | sys::VIR_ERR_AGENT_COMMAND_TIMEOUT => {
-                Self::AgentSilent(error)
+                Self::AgentUnresponsive(error)
             }
             _ => Self::Refused(error),
         }

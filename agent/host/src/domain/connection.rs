@@ -18,9 +18,10 @@ use std::{
 use virt_sys as sys;
 
 use super::{
-    BlockInfo, CpuComparison, Document, JobInfo, Migration, Parameter, Screenshot, ShutdownBy, Start, State, Versions,
+    BlockInfo, CpuComparison, DomainState, InitialState, JobInfo, Migration, Parameter, PodVersions, Screenshot,
+    ShutdownBy, XmlDocument,
     c_values::{read_parameters, text},
-    event::Shared,
+    event::EventSource,
     job::WhichJob,
     listener::{self, EventCallback, Listener},
 };
@@ -30,7 +31,7 @@ use crate::{
 };
 use drydock_api::facts::VirtType;
 
-mod migration;
+mod migration_calls;
 
 /// Keep-alives: the idle interval in seconds after which libvirtd is probed, and the number of probes that may remain
 /// unanswered. The total is longer than the deadlines of calls, which are meant to end a connection that is in use.
@@ -43,11 +44,11 @@ const AGENT_SECONDS: c_int = 5;
 const DAEMON: &[u8] = b"qemu+unix:";
 
 /// The calls to a domain's libvirt. Every call may block for as long as the other side takes.
-pub(crate) trait Calls {
+pub(crate) trait DomainCalls {
     fn define(&self, xml: &str) -> Result<(), LibvirtError>;
-    fn create(&self, start: Start) -> Result<(), LibvirtError>;
-    fn state(&self) -> Result<State, LibvirtError>;
-    fn xml(&self, document: Document) -> Result<String, LibvirtError>;
+    fn create(&self, start: InitialState) -> Result<(), LibvirtError>;
+    fn state(&self) -> Result<DomainState, LibvirtError>;
+    fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError>;
     fn destroy(&self) -> Result<(), LibvirtError>;
     fn shutdown(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
     fn reboot(&self, by: ShutdownBy) -> Result<(), LibvirtError>;
@@ -63,7 +64,7 @@ pub(crate) trait Calls {
     fn thaw(&self) -> Result<(), LibvirtError>;
     fn screenshot(&self) -> Result<Screenshot, LibvirtError>;
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError>;
-    fn versions(&self) -> Result<Versions, LibvirtError>;
+    fn versions(&self) -> Result<PodVersions, LibvirtError>;
     /// Returns when the migration has ended. The outer error means that this connection broke. The inner error is
     /// libvirtd's response, which may be about a connection of its own.
     fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError>;
@@ -77,10 +78,10 @@ pub(crate) trait Calls {
 }
 
 /// A call that changes a domain and returns no data.
-type Change = unsafe extern "C" fn(sys::virDomainPtr) -> c_int;
+type DomainCall = unsafe extern "C" fn(sys::virDomainPtr) -> c_int;
 
 /// An open connection, for one domain.
-pub(crate) struct Connection {
+pub(crate) struct LibvirtConnection {
     raw: sys::virConnectPtr,
     domain: CString,
     /// IDs of the registered callbacks.
@@ -88,9 +89,9 @@ pub(crate) struct Connection {
     has_close_callback: bool,
 }
 
-impl Connection {
+impl LibvirtConnection {
     /// Connects, and forwards the domain's events to `shared`.
-    pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<Shared>) -> Result<Self, LibvirtError> {
+    pub(crate) fn open(uri: &str, domain: &str, shared: &Arc<EventSource>) -> Result<Self, LibvirtError> {
         const CALL: &str = "connecting to libvirt";
         let uri = c_string(CALL, uri)?;
         let domain = c_string(CALL, domain)?;
@@ -173,40 +174,40 @@ impl Connection {
         Ok(())
     }
 
-    fn found(&self, call: &'static str) -> Result<Found, LibvirtError> {
+    fn found(&self, call: &'static str) -> Result<FoundDomain, LibvirtError> {
         // SAFETY: the connection is open, and the name ends with a zero byte and outlives the call.
         let domain = unsafe { sys::virDomainLookupByName(self.raw, self.domain.as_ptr()) };
-        Found::new(call, domain)
+        FoundDomain::new(call, domain)
     }
 
-    fn change(&self, call: &'static str, change: Change) -> Result<(), LibvirtError> {
+    fn change(&self, call: &'static str, change: DomainCall) -> Result<(), LibvirtError> {
         let domain = self.found(call)?;
         // SAFETY: the domain is one of this open connection.
         succeeded(call, unsafe { change(domain.0) }).map(drop)
     }
 }
 
-impl Calls for Connection {
+impl DomainCalls for LibvirtConnection {
     fn define(&self, xml: &str) -> Result<(), LibvirtError> {
         const CALL: &str = "defining the domain";
         let xml = c_string(CALL, xml)?;
         // SAFETY: the connection is open, and the document ends with a zero byte and outlives the call.
         let domain = unsafe { sys::virDomainDefineXMLFlags(self.raw, xml.as_ptr(), sys::VIR_DOMAIN_DEFINE_VALIDATE) };
-        Found::new(CALL, domain).map(drop)
+        FoundDomain::new(CALL, domain).map(drop)
     }
 
-    fn create(&self, start: Start) -> Result<(), LibvirtError> {
+    fn create(&self, start: InitialState) -> Result<(), LibvirtError> {
         const CALL: &str = "starting the guest";
         let flags = match start {
-            Start::Running => 0,
-            Start::Paused => sys::VIR_DOMAIN_START_PAUSED,
+            InitialState::Running => 0,
+            InitialState::Paused => sys::VIR_DOMAIN_START_PAUSED,
         };
         let domain = self.found(CALL)?;
         // SAFETY: the domain is one of this open connection.
         succeeded(CALL, unsafe { sys::virDomainCreateWithFlags(domain.0, flags) }).map(drop)
     }
 
-    fn state(&self) -> Result<State, LibvirtError> {
+    fn state(&self) -> Result<DomainState, LibvirtError> {
         const CALL: &str = "reading the domain's state";
         let domain = self.found(CALL)?;
         let (mut state, mut reason) = (0, 0);
@@ -214,14 +215,14 @@ impl Calls for Connection {
         succeeded(CALL, unsafe {
             sys::virDomainGetState(domain.0, &raw mut state, &raw mut reason, 0)
         })?;
-        Ok(State::from_raw(state, reason))
+        Ok(DomainState::from_raw(state, reason))
     }
 
-    fn xml(&self, document: Document) -> Result<String, LibvirtError> {
+    fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError> {
         const CALL: &str = "reading the domain's XML";
         let flags = match document {
-            Document::Live => 0,
-            Document::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
+            XmlDocument::Live => 0,
+            XmlDocument::Inactive => sys::VIR_DOMAIN_XML_INACTIVE,
         };
         let domain = self.found(CALL)?;
         // SAFETY: the domain is one of this open connection; libvirt returns null or a newly allocated string that it
@@ -296,8 +297,8 @@ impl Calls for Connection {
             sys::virConnectListAllDomains(self.raw, &raw mut domains, 0)
         })?;
         // SAFETY: libvirt returned a list of that many domains; the caller has to free each of them and the list.
-        let found: Vec<Found> = unsafe { taken(domains, count) }.into_iter().map(Found).collect();
-        Ok(found.iter().take(MAX_LIST).map(Found::name).collect())
+        let found: Vec<FoundDomain> = unsafe { taken(domains, count) }.into_iter().map(FoundDomain).collect();
+        Ok(found.iter().take(MAX_LIST).map(FoundDomain::name).collect())
     }
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
@@ -342,7 +343,7 @@ impl Calls for Connection {
     fn screenshot(&self) -> Result<Screenshot, LibvirtError> {
         const CALL: &str = "taking a picture of the guest's display";
         let domain = self.found(CALL)?;
-        let stream = Stream::new(CALL, self.raw)?;
+        let stream = LibvirtStream::new(CALL, self.raw)?;
         // SAFETY: domain and stream are of this open connection; libvirt returns null or a newly allocated string that it
         // does not keep.
         let media_type = unsafe { owned_text(CALL, sys::virDomainScreenshot(domain.0, stream.0, 0, 0)) }?;
@@ -370,7 +371,7 @@ impl Calls for Connection {
         })
     }
 
-    fn versions(&self) -> Result<Versions, LibvirtError> {
+    fn versions(&self) -> Result<PodVersions, LibvirtError> {
         const CALL: &str = "reading the versions";
         let (mut libvirt, mut qemu) = (0, 0);
         // SAFETY: the connection is open, and the place outlives the call.
@@ -380,14 +381,14 @@ impl Calls for Connection {
         // SAFETY: as above.
         succeeded(CALL, unsafe { sys::virConnectGetVersion(self.raw, &raw mut qemu) })?;
         let version = |number| Version(u32::try_from(number).unwrap_or(0));
-        Ok(Versions {
+        Ok(PodVersions {
             libvirt: version(libvirt),
             qemu: version(qemu),
         })
     }
 
     fn migrate(&self, migration: &Migration) -> Result<Result<(), LibvirtError>, LibvirtError> {
-        migration::migrate(self, migration)
+        migration_calls::migrate(self, migration)
     }
 
     fn abort_job(&self) -> Result<(), LibvirtError> {
@@ -395,31 +396,31 @@ impl Calls for Connection {
     }
 
     fn job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
-        migration::job(self, which)
+        migration_calls::job(self, which)
     }
 
     fn max_downtime(&self) -> Result<u64, LibvirtError> {
-        migration::max_downtime(self)
+        migration_calls::max_downtime(self)
     }
 
     fn set_max_downtime(&self, milliseconds: u64) -> Result<(), LibvirtError> {
-        migration::set_max_downtime(self, milliseconds)
+        migration_calls::set_max_downtime(self, milliseconds)
     }
 
     fn set_bandwidth(&self, mebibytes: u64) -> Result<(), LibvirtError> {
-        migration::set_bandwidth(self, mebibytes)
+        migration_calls::set_bandwidth(self, mebibytes)
     }
 
     fn start_post_copy(&self) -> Result<(), LibvirtError> {
-        migration::start_post_copy(self)
+        migration_calls::start_post_copy(self)
     }
 
     fn compare_cpu(&self, cpu: &str, virt_type: VirtType) -> Result<CpuComparison, LibvirtError> {
-        migration::compare_cpu(self, cpu, virt_type)
+        migration_calls::compare_cpu(self, cpu, virt_type)
     }
 }
 
-impl Drop for Connection {
+impl Drop for LibvirtConnection {
     fn drop(&mut self) {
         // Registered callbacks keep the connection from closing. Errors are ignored: the daemon is usually gone then,
         // and the local resources are freed anyway.
@@ -439,7 +440,7 @@ impl Drop for Connection {
     }
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for LibvirtConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection")
             .field("domain", &self.domain)
@@ -448,9 +449,9 @@ impl fmt::Debug for Connection {
 }
 
 /// A domain that libvirt has looked up. It must not outlive its connection.
-struct Found(sys::virDomainPtr);
+struct FoundDomain(sys::virDomainPtr);
 
-impl Found {
+impl FoundDomain {
     fn new(call: &'static str, domain: sys::virDomainPtr) -> Result<Self, LibvirtError> {
         if domain.is_null() {
             return Err(LibvirtError::last(call));
@@ -486,9 +487,9 @@ impl Found {
 }
 
 /// A stream of a connection. It is aborted when dropped, unless it was read to its end.
-struct Stream(sys::virStreamPtr);
+struct LibvirtStream(sys::virStreamPtr);
 
-impl Stream {
+impl LibvirtStream {
     fn new(call: &'static str, connection: sys::virConnectPtr) -> Result<Self, LibvirtError> {
         // SAFETY: the connection is open.
         let stream = unsafe { sys::virStreamNew(connection, 0) };
@@ -527,7 +528,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for LibvirtStream {
     fn drop(&mut self) {
         // SAFETY: this value owns the stream and frees it once; aborting one that has finished does nothing.
         unsafe {
@@ -537,7 +538,7 @@ impl Drop for Stream {
     }
 }
 
-impl Drop for Found {
+impl Drop for FoundDomain {
     fn drop(&mut self) {
         // SAFETY: this value owns the domain and frees it once.
         unsafe { sys::virDomainFree(self.0) };

@@ -12,7 +12,7 @@ pub(crate) const MARGIN: Duration = Duration::from_secs(5);
 
 /// A call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deadline {
+pub(crate) struct CallDeadline {
     /// The call, in readable form.
     pub(crate) call: &'static str,
     /// When the call is overdue.
@@ -20,12 +20,12 @@ pub(crate) struct Deadline {
 }
 
 /// Returns the name of the first overdue call, or `None` when the thread has ended.
-pub(crate) async fn overdue(mut deadlines: watch::Receiver<Option<Deadline>>) -> Option<&'static str> {
+pub(crate) async fn overdue(mut deadlines: watch::Receiver<Option<CallDeadline>>) -> Option<&'static str> {
     loop {
         let deadline = *deadlines.borrow_and_update();
         let changed = match deadline {
             None => deadlines.changed().await,
-            Some(Deadline { call, at }) => tokio::select! {
+            Some(CallDeadline { call, at }) => tokio::select! {
                 changed = deadlines.changed() => changed,
                 () = sleep_until(at) => return Some(call),
             },
@@ -47,7 +47,7 @@ mod tests {
         tokio::pin!(waiting);
         for call in [None, Some("first"), Some("second")] {
             let at = Instant::now() + Duration::from_secs(10);
-            sender.send_replace(call.map(|call| Deadline { call, at }));
+            sender.send_replace(call.map(|call| CallDeadline { call, at }));
             let early = tokio::time::timeout(Duration::from_secs(9), &mut waiting).await;
             assert!(early.is_err(), "{early:?}");
         }
@@ -56,7 +56,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_thread_that_has_ended_is_not_overdue() {
-        let (sender, receiver) = watch::channel(Some(Deadline {
+        let (sender, receiver) = watch::channel(Some(CallDeadline {
             call: "any",
             at: Instant::now() + Duration::from_secs(1),
         }));

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::{Notify, mpsc};
 use virt_sys as sys;
 
-use super::{JobInfo, lifecycle::Lifecycle, named_enum::named_enum};
+use super::{JobInfo, lifecycle::LifecycleEvent, named_enum::named_enum};
 
 /// Maximum number of unread events. A guest causes a handful in its lifetime. A reader that falls this far behind has
 /// to read the domain's state again anyway.
@@ -35,7 +35,7 @@ named_enum! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DomainEvent {
     /// A lifecycle event.
-    Lifecycle(Lifecycle),
+    Lifecycle(LifecycleEvent),
     /// The guest has rebooted in the same QEMU.
     Reboot,
     /// The guest agent connected or disconnected.
@@ -122,7 +122,7 @@ impl fmt::Display for CloseReason {
 
 /// State shared by all parts of a connection: the event queue and the reason for its end.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct EventSource {
     events: Mutex<Option<mpsc::Sender<DomainEvent>>>,
     end: OnceLock<CloseReason>,
     /// Wakes the thread to exit while it waits for work.
@@ -131,7 +131,7 @@ pub(crate) struct Shared {
     pub(crate) relay: Notify,
 }
 
-impl Shared {
+impl EventSource {
     /// Returns the shared state and the receiver for the events.
     pub(crate) fn new() -> (Arc<Self>, DomainEvents) {
         let (sender, receiver) = mpsc::channel(QUEUE);
@@ -190,7 +190,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct DomainEvents {
     receiver: mpsc::Receiver<DomainEvent>,
-    shared: Arc<Shared>,
+    shared: Arc<EventSource>,
 }
 
 impl DomainEvents {
@@ -218,7 +218,7 @@ mod tests {
 
     #[tokio::test]
     async fn full_queue_ends_the_connection_and_keeps_taken_events() {
-        let (shared, mut events) = Shared::new();
+        let (shared, mut events) = EventSource::new();
         for _ in 0..=QUEUE {
             shared.forward(DomainEvent::Reboot);
         }
@@ -237,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn passes_of_a_migration_leave_room_for_what_must_not_be_lost() {
-        let (shared, mut events) = Shared::new();
+        let (shared, mut events) = EventSource::new();
         for pass in 0..2 * i32::try_from(QUEUE).unwrap() {
             shared.forward(DomainEvent::MigrationIteration(pass));
         }
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn events_that_nobody_reads_cost_nothing() {
-        let (shared, events) = Shared::new();
+        let (shared, events) = EventSource::new();
         drop(events);
         for _ in 0..2 * QUEUE {
             shared.forward(DomainEvent::Reboot);

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::CloseReason;
 use crate::{
     document::MAX_BYTES,
-    rpc::{FrameParser, MESSAGE, Part},
+    rpc::{FrameParser, MESSAGE, StreamPart},
 };
 
 /// Maximum number of events at once. A guest that starts, migrates or stops causes a handful.
@@ -19,7 +19,7 @@ const PER_SECOND: u32 = 50;
 
 /// Tracks the messages of a stream.
 #[derive(Debug)]
-pub(super) struct Frames {
+pub(super) struct FrameTracker {
     parser: FrameParser,
     /// Number of events that may arrive now (token bucket).
     allowed: u32,
@@ -27,7 +27,7 @@ pub(super) struct Frames {
     counted: Instant,
 }
 
-impl Frames {
+impl FrameTracker {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             parser: FrameParser::with_longest(u32::try_from(MAX_BYTES).unwrap_or(u32::MAX)),
@@ -43,7 +43,7 @@ impl Frames {
     pub(super) fn take(&mut self, mut bytes: &[u8], now: Instant) -> Result<(), CloseReason> {
         while let Some(part) = self.parser.next(&mut bytes).map_err(|_| CloseReason::Garbage)? {
             // Events and keep-alives are messages without a call.
-            if let Part::Header(header) = part
+            if let StreamPart::Header(header) = part
                 && header.kind == MESSAGE
             {
                 self.count(now)?;
@@ -86,7 +86,7 @@ mod tests {
             .collect();
         for size in [1, 3, 27, 28, 29, 4096, stream.len()] {
             let now = Instant::now();
-            let mut frames = Frames::new(now);
+            let mut frames = FrameTracker::new(now);
             for piece in stream.chunks(size) {
                 assert_eq!(frames.take(piece, now), Ok(()), "in pieces of {size}");
             }
@@ -99,11 +99,11 @@ mod tests {
     fn invalid_frame_lengths_end_the_connection() {
         let largest = u32::try_from(MAX_BYTES).unwrap();
         for length in [0, 27, largest + 1, u32::MAX, u32::from_be_bytes(*b"HTTP")] {
-            let mut frames = Frames::new(Instant::now());
+            let mut frames = FrameTracker::new(Instant::now());
             let taken = frames.take(&length.to_be_bytes(), Instant::now());
             assert_eq!(taken, Err(CloseReason::Garbage), "{length}");
         }
-        let mut frames = Frames::new(Instant::now());
+        let mut frames = FrameTracker::new(Instant::now());
         assert_eq!(frames.take(&largest.to_be_bytes(), Instant::now()), Ok(()));
     }
 
@@ -111,20 +111,20 @@ mod tests {
     fn flood_of_events_ends_the_connection_slow_events_do_not() {
         let start = Instant::now();
         let event = message(28, MESSAGE);
-        let mut frames = Frames::new(start);
+        let mut frames = FrameTracker::new(start);
         let mut passed = 0;
         while frames.take(&event, start).is_ok() {
             passed += 1;
         }
         assert_eq!(passed, BURST);
-        let mut frames = Frames::new(start);
+        let mut frames = FrameTracker::new(start);
         for second in 0..100 {
             for _ in 0..PER_SECOND {
                 assert_eq!(frames.take(&event, start + Duration::from_secs(second)), Ok(()));
             }
         }
         // Responses to calls are not counted.
-        let mut frames = Frames::new(start);
+        let mut frames = FrameTracker::new(start);
         for _ in 0..10 * BURST {
             assert_eq!(frames.take(&message(28, 1), start), Ok(()));
         }

@@ -67,7 +67,7 @@ impl GuestInfo {
     /// Converts libvirt's parameters. A parameter that is missing or has another type than libvirt documents is
     /// treated as unknown. Lists are truncated at 4096 elements.
     pub fn from_parameters(parameters: &[Parameter]) -> Self {
-        let known = Known(
+        let known = NamedParameters(
             parameters
                 .iter()
                 .map(|parameter| (parameter.name.as_str(), &parameter.value))
@@ -93,9 +93,9 @@ impl GuestInfo {
 }
 
 /// Parameters by name.
-struct Known<'a>(BTreeMap<&'a str, &'a ParameterValue>);
+struct NamedParameters<'a>(BTreeMap<&'a str, &'a ParameterValue>);
 
-impl Known<'_> {
+impl NamedParameters<'_> {
     fn text(&self, name: &str) -> Option<String> {
         match self.0.get(name) {
             Some(ParameterValue::Text(text)) if !text.is_empty() => Some(text.clone()),

@@ -36,7 +36,7 @@ named_enum! {
 
 /// Progress of a job in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amount {
+pub struct JobAmount {
     /// Total bytes.
     pub total: u64,
     /// Bytes sent so far. Some are sent more than once.
@@ -70,11 +70,11 @@ pub struct JobInfo {
     /// How long QEMU took to set up the job.
     pub setup: Option<Duration>,
     /// Memory and copied disks together.
-    pub data: Amount,
+    pub data: JobAmount,
     /// Memory.
-    pub memory: Amount,
+    pub memory: JobAmount,
     /// Copied disks.
-    pub disk: Amount,
+    pub disk: JobAmount,
     /// Transfer rate of memory in bytes per second.
     pub memory_rate: Option<u64>,
     /// Transfer rate of disks in bytes per second.
@@ -163,9 +163,9 @@ impl JobInfo {
             remaining: None,
             downtime: None,
             setup: None,
-            data: Amount::default(),
-            memory: Amount::default(),
-            disk: Amount::default(),
+            data: JobAmount::default(),
+            memory: JobAmount::default(),
+            disk: JobAmount::default(),
             memory_rate: None,
             disk_rate: None,
             dirty_rate: None,
@@ -209,8 +209,8 @@ impl ByName<'_> {
         }
     }
 
-    fn amount(&self, total: &CStr, processed: &CStr, remaining: &CStr) -> Amount {
-        Amount {
+    fn amount(&self, total: &CStr, processed: &CStr, remaining: &CStr) -> JobAmount {
+        JobAmount {
             total: self.number(total).unwrap_or(0),
             processed: self.number(processed).unwrap_or(0),
             remaining: self.number(remaining).unwrap_or(0),

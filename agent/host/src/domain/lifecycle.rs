@@ -104,7 +104,7 @@ named_enum! {
 
 /// A lifecycle event of a domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Lifecycle {
+pub enum LifecycleEvent {
     /// It was defined.
     Defined(DefinedDetail),
     /// It was undefined.
@@ -132,7 +132,7 @@ pub enum Lifecycle {
     },
 }
 
-impl Lifecycle {
+impl LifecycleEvent {
     /// Converts libvirt's two numbers.
     pub fn from_raw(event: i32, detail: i32) -> Self {
         match u32::try_from(event) {
@@ -182,7 +182,7 @@ impl Lifecycle {
     }
 }
 
-impl fmt::Display for Lifecycle {
+impl fmt::Display for LifecycleEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown { event, detail } => write!(f, "unknown ({event}, {detail})"),
@@ -209,11 +209,11 @@ mod tests {
             ((9, 3), "unknown (9, 3)"),
             ((-1, -1), "unknown (-1, -1)"),
         ] {
-            assert_eq!(Lifecycle::from_raw(raw.0, raw.1).to_string(), expected);
+            assert_eq!(LifecycleEvent::from_raw(raw.0, raw.1).to_string(), expected);
         }
         assert_eq!(
-            Lifecycle::from_raw(5, 99),
-            Lifecycle::Stopped(StoppedDetail::Unknown(99))
+            LifecycleEvent::from_raw(5, 99),
+            LifecycleEvent::Stopped(StoppedDetail::Unknown(99))
         );
     }
 }

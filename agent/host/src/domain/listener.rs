@@ -16,14 +16,14 @@ use virt_sys as sys;
 use super::{
     JobInfo, JobType,
     c_values::{read_parameters, text},
-    event::{AgentChannel, CloseReason, DomainEvent, IoErrorAction, Shared},
-    lifecycle::Lifecycle,
+    event::{AgentChannel, CloseReason, DomainEvent, EventSource, IoErrorAction},
+    lifecycle::LifecycleEvent,
 };
 
 /// The state that libvirt's event loop has for a connection.
 pub(super) struct Listener {
     pub(super) domain: CString,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<EventSource>,
 }
 
 /// A callback for any event. libvirt casts it to the type of the event for which it was registered.
@@ -97,7 +97,7 @@ unsafe extern "C" fn lifecycle(
 ) -> c_int {
     // SAFETY: libvirt calls this with the registered pointer.
     if let Some(listener) = unsafe { listener(domain, opaque) } {
-        let event = Lifecycle::from_raw(event, detail);
+        let event = LifecycleEvent::from_raw(event, detail);
         listener.shared.forward(DomainEvent::Lifecycle(event));
     }
     0

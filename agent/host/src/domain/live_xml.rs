@@ -12,7 +12,7 @@ const AGENT: &str = "org.qemu.guest_agent.0";
 
 /// The full CPU of a running guest. Any host that provides all of it can take the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GuestCpu {
+pub struct LiveCpu {
     /// libvirt's name of the model; empty if the guest has the host's own CPU.
     pub model: String,
     /// libvirt's name of the vendor.
@@ -46,12 +46,12 @@ pub struct LiveDomain {
     /// Canonical name of the machine type (`pc-q35-10.0`).
     pub machine: String,
     /// The CPU, if the document has an element for it.
-    pub cpu: Option<GuestCpu>,
+    pub cpu: Option<LiveCpu>,
     /// Whether the guest agent is connected; `None` if there is no channel for it or the guest does not run.
     pub agent: Option<AgentChannel>,
 }
 
-impl GuestCpu {
+impl LiveCpu {
     /// Returns whether this describes the guest's CPU completely. libvirt expands a model when it starts the guest;
     /// only `host-passthrough` is left as it is.
     pub fn is_complete(&self) -> bool {
@@ -82,7 +82,7 @@ impl LiveDomain {
     }
 }
 
-fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError> {
+fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<LiveCpu, ParseError> {
     let text = |name| child(cpu, name).map(|node| reading.text_of("cpu", node)).transpose();
     let attribute = |name| Ok::<_, ParseError>(reading.attribute("cpu", cpu, name)?.unwrap_or_default());
     let mut features = BTreeMap::new();
@@ -111,7 +111,7 @@ fn read_cpu(reading: Reading, cpu: Node<'_, '_>) -> Result<GuestCpu, ParseError>
         }
         None => None,
     };
-    Ok(GuestCpu {
+    Ok(LiveCpu {
         address_bits,
         model: text("model")?.unwrap_or_default(),
         vendor: text("vendor")?.filter(|vendor| !vendor.is_empty()),

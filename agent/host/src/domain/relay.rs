@@ -26,9 +26,9 @@ use tokio::{
 };
 
 use super::{
-    CallError, CloseReason, Shared,
-    deadline::{Deadline, overdue},
-    frames::Frames,
+    CallError, CloseReason, EventSource,
+    deadline::{CallDeadline, overdue},
+    frames::FrameTracker,
 };
 use crate::{
     background,
@@ -45,14 +45,14 @@ const NAME: usize = 107;
 
 /// Two ends to join.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct RelayedLine {
     /// The socket to which libvirt's client will connect.
     client: StdListener,
     /// The launcher's libvirt.
     pod: UnixStream,
 }
 
-impl Line {
+impl RelayedLine {
     /// Connects to the pod's socket and opens a socket for libvirt's client. Also returns the name of the latter.
     pub(crate) async fn open(socket: &PodSocket) -> Result<(Self, String), CallError> {
         let runtime = background::runtime().map_err(|error| CallError::not_started(&error))?;
@@ -105,7 +105,7 @@ pub(crate) fn uri(name: &str) -> String {
 }
 
 /// Joins the two ends until one of them is closed, a call is overdue, or the connection is shut down.
-pub(crate) async fn run(line: Line, deadlines: watch::Receiver<Option<Deadline>>, shared: Arc<Shared>) {
+pub(crate) async fn run(line: RelayedLine, deadlines: watch::Receiver<Option<CallDeadline>>, shared: Arc<EventSource>) {
     let mut client = None;
     let mut pod = line.pod;
     let reason = tokio::select! {
@@ -162,7 +162,7 @@ async fn requests(mut client: ReadHalf<'_>, mut pod: WriteHalf<'_>) -> CloseReas
 
 async fn replies(mut pod: ReadHalf<'_>, mut client: WriteHalf<'_>) -> CloseReason {
     let mut buffer = vec![0; BUFFER];
-    let mut frames = Frames::new(Instant::now());
+    let mut frames = FrameTracker::new(Instant::now());
     loop {
         match pod.read(&mut buffer).await {
             Ok(0) => return CloseReason::EndOfFile,

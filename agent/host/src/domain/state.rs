@@ -66,7 +66,7 @@ named_enum! {
 
 /// The state of a domain, with its reason if there are several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum DomainState {
     /// libvirt's "no state".
     NoState,
     /// The guest runs.
@@ -92,7 +92,7 @@ pub enum State {
     },
 }
 
-impl State {
+impl DomainState {
     /// Converts libvirt's two numbers.
     pub fn from_raw(state: i32, reason: i32) -> Self {
         match u32::try_from(state) {
@@ -144,7 +144,7 @@ impl State {
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for DomainState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unknown { state, reason } => write!(f, "unknown ({state}, {reason})"),
@@ -170,7 +170,7 @@ mod tests {
             ((6, 1), "crashed (panicked)"),
             ((0, 0), "no state (unknown)"),
         ] {
-            assert_eq!(State::from_raw(raw.0, raw.1).to_string(), expected);
+            assert_eq!(DomainState::from_raw(raw.0, raw.1).to_string(), expected);
         }
     }
 
@@ -178,13 +178,16 @@ mod tests {
     fn numbers_without_a_name_are_kept() {
         for raw in [-1, 0, 99, i32::MIN, i32::MAX] {
             assert_eq!(PausedReason::from_raw(raw), PausedReason::Unknown(raw));
-            let state = State::from_raw(99, raw);
-            assert_eq!(state, State::Unknown { state: 99, reason: raw });
+            let state = DomainState::from_raw(99, raw);
+            assert_eq!(state, DomainState::Unknown { state: 99, reason: raw });
             assert_eq!((state.as_str(), state.has_guest()), ("unknown", None));
         }
-        assert_eq!(State::from_raw(-1, 0), State::Unknown { state: -1, reason: 0 });
+        assert_eq!(
+            DomainState::from_raw(-1, 0),
+            DomainState::Unknown { state: -1, reason: 0 }
+        );
         assert_eq!(RunningReason::from_raw(77).to_string(), "unknown (77)");
-        assert_eq!(State::from_raw(1, 0).to_string(), "running (unknown)");
+        assert_eq!(DomainState::from_raw(1, 0).to_string(), "running (unknown)");
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    CallError, Calls, CloseReason, Deadlines, DomainEvent, DomainEvents, DomainHandle, Lifecycle, PausedReason,
-    ResumedDetail, RunningReason, ShutOffReason, Start, StartedDetail, State, StoppedDetail, SuspendedDetail,
-    connection::Connection, thread::Job,
+    CallDeadlines, CallError, CloseReason, DomainCalls, DomainEvent, DomainEvents, DomainHandle, DomainState,
+    InitialState, LifecycleEvent, PausedReason, ResumedDetail, RunningReason, ShutOffReason, StartedDetail,
+    StoppedDetail, SuspendedDetail, connection::LibvirtConnection, thread::QueuedCall,
 };
 
 /// A machine of the test driver with one domain, not shared with other connections.
@@ -15,8 +15,8 @@ const MACHINE: &str = concat!("test://", env!("CARGO_MANIFEST_DIR"), "/testdata/
 
 /// Returns the domain that the machine initially has.
 async fn test_driver() -> (DomainHandle, DomainEvents) {
-    DomainHandle::start("test", Deadlines::default(), |shared| {
-        let connection = Connection::open(MACHINE, "test", shared)?;
+    DomainHandle::start("test", CallDeadlines::default(), |shared| {
+        let connection = LibvirtConnection::open(MACHINE, "test", shared)?;
         Ok(Box::new(connection))
     })
     .await
@@ -27,25 +27,25 @@ async fn test_driver() -> (DomainHandle, DomainEvents) {
 async fn a_life_in_the_test_driver() {
     let (guest, mut events) = test_driver().await;
     assert_eq!(guest.names().await, Ok(vec!["test".to_owned()]));
-    assert_eq!(guest.state().await, Ok(State::Running(RunningReason::Unknown(0))));
+    assert_eq!(guest.state().await, Ok(DomainState::Running(RunningReason::Unknown(0))));
     guest.suspend().await.unwrap();
-    assert_eq!(guest.state().await, Ok(State::Paused(PausedReason::User)));
+    assert_eq!(guest.state().await, Ok(DomainState::Paused(PausedReason::User)));
     guest.resume().await.unwrap();
     guest.destroy().await.unwrap();
-    assert_eq!(guest.state().await, Ok(State::ShutOff(ShutOffReason::Destroyed)));
-    guest.create(Start::Running).await.unwrap();
+    assert_eq!(guest.state().await, Ok(DomainState::ShutOff(ShutOffReason::Destroyed)));
+    guest.create(InitialState::Running).await.unwrap();
     // The test driver does not support this and returns an error.
     guest.destroy().await.unwrap();
     assert_eq!(
-        guest.create(Start::Paused).await.unwrap_err().reason(),
+        guest.create(InitialState::Paused).await.unwrap_err().reason(),
         "LibvirtRefused"
     );
     assert!(guest.live_xml().await.unwrap().contains("<name>test</name>"));
     for expected in [
-        Lifecycle::Suspended(SuspendedDetail::Paused),
-        Lifecycle::Resumed(ResumedDetail::Unpaused),
-        Lifecycle::Stopped(StoppedDetail::Destroyed),
-        Lifecycle::Started(StartedDetail::Booted),
+        LifecycleEvent::Suspended(SuspendedDetail::Paused),
+        LifecycleEvent::Resumed(ResumedDetail::Unpaused),
+        LifecycleEvent::Stopped(StoppedDetail::Destroyed),
+        LifecycleEvent::Started(StartedDetail::Booted),
     ] {
         assert_eq!(events.recv().await, Some(DomainEvent::Lifecycle(expected)));
     }
@@ -63,12 +63,15 @@ async fn a_life_in_the_test_driver() {
 #[tokio::test]
 async fn other_domains_events_are_not_this_ones() {
     super::event_loop::start().unwrap();
-    let (shared, mut events) = super::Shared::new();
-    let connection = Connection::open("test:///default", "another", &shared).unwrap();
-    assert_eq!(Calls::state(&connection).unwrap_err().code, virt_sys::VIR_ERR_NO_DOMAIN);
+    let (shared, mut events) = super::EventSource::new();
+    let connection = LibvirtConnection::open("test:///default", "another", &shared).unwrap();
+    assert_eq!(
+        DomainCalls::state(&connection).unwrap_err().code,
+        virt_sys::VIR_ERR_NO_DOMAIN
+    );
     // The default machine is shared by all connections of a process.
-    let (guest, mut its_events) = DomainHandle::start("test", Deadlines::default(), |shared| {
-        Ok(Box::new(Connection::open("test:///default", "test", shared)?))
+    let (guest, mut its_events) = DomainHandle::start("test", CallDeadlines::default(), |shared| {
+        Ok(Box::new(LibvirtConnection::open("test:///default", "test", shared)?))
     })
     .await
     .unwrap();
@@ -98,8 +101,8 @@ async fn the_last_copy_ends_the_connection_and_its_thread() {
 
 #[tokio::test]
 async fn failed_open_has_a_reason() {
-    let opened = DomainHandle::start("x", Deadlines::default(), |shared| {
-        let connection = Connection::open("nonsense:///", "x", shared)?;
+    let opened = DomainHandle::start("x", CallDeadlines::default(), |shared| {
+        let connection = LibvirtConnection::open("nonsense:///", "x", shared)?;
         Ok(Box::new(connection))
     })
     .await;
@@ -112,10 +115,10 @@ async fn failed_open_has_a_reason() {
 
 /// A libvirt client that does not notice that its connection was closed.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_come_back_is_left_behind() {
+async fn client_that_never_returns_is_dropped() {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
-    let opened = DomainHandle::start("x", Deadlines::default(), move |_| {
+    let opened = DomainHandle::start("x", CallDeadlines::default(), move |_| {
         let _ = held.lock().unwrap().recv();
         Err(crate::libvirt::LibvirtError {
             call: "x",
@@ -150,7 +153,7 @@ async fn call_that_is_queued_as_the_connection_ends_fails() {
     guest.ended().await;
     let (begun, begins) = oneshot::channel();
     let (reply_to, _reply) = oneshot::channel();
-    place.send(Job::new("state", None, begun, reply_to, |calls| calls.state()));
+    place.send(QueuedCall::new("state", None, begun, reply_to, |calls| calls.state()));
     let begins = timeout(Duration::from_secs(60), begins).await;
     assert!(begins.expect("the caller waits for ever").is_err());
 }

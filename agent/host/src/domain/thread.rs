@@ -8,10 +8,10 @@ use tokio::{
 };
 
 use super::{
-    Calls, CloseReason, Shared,
-    deadline::Deadline,
+    CloseReason, DomainCalls, EventSource,
+    deadline::CallDeadline,
     event_loop,
-    relay::{self, Line},
+    relay::{self, RelayedLine},
 };
 use crate::{background, libvirt::LibvirtError};
 
@@ -19,10 +19,10 @@ use crate::{background, libvirt::LibvirtError};
 const STACK: usize = 256 * 1024;
 
 /// Makes a call and sends its result to the caller. Returns whether the connection has broken.
-type Work = Box<dyn FnOnce(&dyn Calls) -> bool + Send>;
+type Work = Box<dyn FnOnce(&dyn DomainCalls) -> bool + Send>;
 
 /// A call queued for the thread.
-pub(crate) struct Job {
+pub(crate) struct QueuedCall {
     call: &'static str,
     /// Time limit; `None` for no limit.
     within: Option<Duration>,
@@ -30,16 +30,16 @@ pub(crate) struct Job {
     work: Work,
 }
 
-impl Job {
+impl QueuedCall {
     /// Creates a job. `begun` is notified when the thread starts the call, `reply_to` receives its result.
     pub(crate) fn new<T: Send + 'static>(
         call: &'static str,
         within: Option<Duration>,
         begun: oneshot::Sender<()>,
         reply_to: oneshot::Sender<Result<T, LibvirtError>>,
-        make: impl FnOnce(&dyn Calls) -> Result<T, LibvirtError> + Send + 'static,
+        make: impl FnOnce(&dyn DomainCalls) -> Result<T, LibvirtError> + Send + 'static,
     ) -> Self {
-        let work = move |calls: &dyn Calls| {
+        let work = move |calls: &dyn DomainCalls| {
             let result = make(calls);
             let broken = result.as_ref().is_err_and(LibvirtError::is_broken_connection);
             // The caller may have stopped waiting.
@@ -59,16 +59,16 @@ impl Job {
 /// and sends the result to `opened`.
 pub(crate) fn start(
     domain: &str,
-    line: Option<Line>,
-    mut jobs: mpsc::Receiver<Job>,
-    shared: &Arc<Shared>,
+    line: Option<RelayedLine>,
+    mut jobs: mpsc::Receiver<QueuedCall>,
+    shared: &Arc<EventSource>,
     opening: Duration,
-    open: impl FnOnce(&Arc<Shared>) -> Result<Box<dyn Calls>, LibvirtError> + Send + 'static,
+    open: impl FnOnce(&Arc<EventSource>) -> Result<Box<dyn DomainCalls>, LibvirtError> + Send + 'static,
     opened: oneshot::Sender<Result<(), LibvirtError>>,
 ) -> io::Result<()> {
     event_loop::start()?;
     let runtime = background::runtime()?;
-    let (deadline, deadlines) = watch::channel(Some(Deadline {
+    let (deadline, deadlines) = watch::channel(Some(CallDeadline {
         call: "connecting to libvirt",
         at: Instant::now() + opening,
     }));
@@ -85,7 +85,7 @@ pub(crate) fn start(
                 let _ = opened.send(Ok(()));
                 while let Some(job) = runtime.block_on(next(&mut jobs, &shared)) {
                     let _ = job.begun.send(());
-                    deadline.send_replace(job.within.map(|within| Deadline {
+                    deadline.send_replace(job.within.map(|within| CallDeadline {
                         call: job.call,
                         at: Instant::now() + within,
                     }));
@@ -98,7 +98,7 @@ pub(crate) fn start(
                 // A libvirtd whose connection is closed while it deregisters events may crash (seen: 9.0 frees its
                 // data for a client twice), so the relay ends only after the connection is closed.
                 shared.finish_in_order(CloseReason::Client);
-                deadline.send_replace(Some(Deadline {
+                deadline.send_replace(Some(CallDeadline {
                     call: "closing the connection",
                     at: Instant::now() + opening,
                 }));
@@ -126,7 +126,7 @@ pub(crate) fn start(
 }
 
 /// Returns the next call, or `None` when there are no more calls or the connection has ended.
-async fn next(jobs: &mut mpsc::Receiver<Job>, shared: &Shared) -> Option<Job> {
+async fn next(jobs: &mut mpsc::Receiver<QueuedCall>, shared: &EventSource) -> Option<QueuedCall> {
     tokio::select! {
         biased;
         () = shared.thread.notified() => None,

@@ -2,7 +2,7 @@ use std::{fs, time::Instant};
 
 use super::*;
 
-fn changed(old: &Fingerprint, new: &Fingerprint) -> Vec<String> {
+fn changed(old: &FactsFingerprint, new: &FactsFingerprint) -> Vec<String> {
     old.0
         .iter()
         .filter(|(name, value)| new.0.get(*name) != Some(value))
@@ -36,7 +36,7 @@ fn each_part_changes_by_itself() {
     assert_eq!(fingerprint(&roots, &programs), first);
     assert_eq!(first.0["kvm"], "absent");
     assert_eq!(first.0["cpu-map"], "absent");
-    let expect = |part: &str, old: &Fingerprint, roots: &Roots| {
+    let expect = |part: &str, old: &FactsFingerprint, roots: &Roots| {
         let new = fingerprint(roots, &programs);
         assert_eq!(changed(old, &new), [part]);
         new

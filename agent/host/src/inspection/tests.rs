@@ -5,7 +5,7 @@ use super::*;
 /// Options with a Python script as libvirtd, in a folder that is removed at the end.
 struct Fake {
     folder: PathBuf,
-    options: Options,
+    options: InspectionOptions,
 }
 
 impl Fake {
@@ -18,16 +18,16 @@ impl Fake {
             def client():\n  while True:\n    c = s.accept()[0]\n    if c.recv(1):\n      return c\n";
         fs::write(&libvirtd, format!("{head}{script}")).unwrap();
         fs::set_permissions(&libvirtd, fs::Permissions::from_mode(0o755)).unwrap();
-        let options = Options {
+        let options = InspectionOptions {
             libvirt: LibvirtSource::Private { libvirtd },
             scratch: folder.clone(),
             architecture: Some(Architecture::Amd64),
-            ..Options::default()
+            ..InspectionOptions::default()
         };
         Self { folder, options }
     }
 
-    fn inspect(&self) -> Report {
+    fn inspect(&self) -> InspectionReport {
         let report = inspect(&self.options);
         assert_eq!(report.facts.virtualization, None);
         assert!(!report.facts.kernel.is_empty(), "what the kernel reports stands");
@@ -46,7 +46,7 @@ impl Drop for Fake {
     }
 }
 
-fn kind(report: &Report) -> ProblemReason {
+fn kind(report: &InspectionReport) -> ProblemReason {
     report.problem.as_ref().unwrap().kind()
 }
 
@@ -114,9 +114,9 @@ fn a_given_libvirt_that_is_not_there() {
 
 #[test]
 fn other_architectures_have_the_kernels_facts() {
-    let options = Options {
+    let options = InspectionOptions {
         architecture: Some(Architecture::Other("riscv64".into())),
-        ..Options::default()
+        ..InspectionOptions::default()
     };
     let report = inspect(&options);
     assert_eq!(report.facts.architecture, "riscv64");

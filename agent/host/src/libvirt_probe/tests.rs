@@ -8,14 +8,14 @@ const QEMU: &str = include_str!("../../testdata/trixie/x86_64-qemu.domain-capabi
 const BASELINE: &str = include_str!("../../testdata/trixie/x86_64-qemu.baseline.xml");
 const CAPABILITIES: &str = include_str!("../../testdata/trixie/capabilities.xml");
 
-type Reply = Result<String, LibvirtError>;
+type ProbeReply = Result<String, LibvirtError>;
 
 /// A libvirt with recorded responses, which also records the queries.
 struct Recorded {
-    kvm: Reply,
-    qemu: Reply,
-    baseline: Reply,
-    capabilities: Reply,
+    kvm: ProbeReply,
+    qemu: ProbeReply,
+    baseline: ProbeReply,
+    capabilities: ProbeReply,
     version: u32,
     queries: RefCell<Vec<String>>,
 }
@@ -44,7 +44,7 @@ impl Recorded {
 }
 
 impl LibvirtQueries for Recorded {
-    fn domain_capabilities(&self, machine: &Machine<'_>, detail: Detail) -> Reply {
+    fn domain_capabilities(&self, machine: &QueriedMachine<'_>, detail: Detail) -> ProbeReply {
         self.note(format!(
             "{} {} {} {detail:?}",
             machine.architecture,
@@ -58,7 +58,7 @@ impl LibvirtQueries for Recorded {
         }
     }
 
-    fn baseline(&self, machine: &Machine<'_>, cpu: &str) -> Reply {
+    fn baseline(&self, machine: &QueriedMachine<'_>, cpu: &str) -> ProbeReply {
         assert!(
             cpu.starts_with("<cpu>") && cpu.contains("<model fallback='forbid'>"),
             "{cpu}"
@@ -67,7 +67,7 @@ impl LibvirtQueries for Recorded {
         self.baseline.clone()
     }
 
-    fn capabilities(&self) -> Reply {
+    fn capabilities(&self) -> ProbeReply {
         self.note("capabilities");
         self.capabilities.clone()
     }
@@ -81,7 +81,7 @@ impl LibvirtQueries for Recorded {
     }
 }
 
-fn refusal(code: u32, domain: u32) -> Reply {
+fn refusal(code: u32, domain: u32) -> ProbeReply {
     Err(LibvirtError {
         call: "virConnectGetVersion",
         code,
@@ -91,11 +91,11 @@ fn refusal(code: u32, domain: u32) -> Reply {
 }
 
 /// An error of libvirt's QEMU driver; below, an error of its connection.
-fn refused() -> Reply {
+fn refused() -> ProbeReply {
     refusal(virt_sys::VIR_ERR_INVALID_ARG, virt_sys::VIR_FROM_QEMU)
 }
 
-fn broken() -> Reply {
+fn broken() -> ProbeReply {
     refusal(virt_sys::VIR_ERR_INTERNAL_ERROR, virt_sys::VIR_FROM_RPC)
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::{
     FolderError, PodFolder, checked, find,
-    watches::{Watching, watches},
+    watches::{NameWait, watches},
 };
 
 /// A watched path.
@@ -20,7 +20,7 @@ pub(crate) struct Way {
     /// Notified when something on the path changes.
     wake: Arc<Notify>,
     /// One for each existing folder.
-    _watching: Vec<Watching>,
+    _watching: Vec<NameWait>,
 }
 
 impl Way {
@@ -31,9 +31,9 @@ impl Way {
 }
 
 /// A watch of a path in a pod's folder. It misses no change after its creation.
-pub struct Watched(Way);
+pub struct WatchedPath(Way);
 
-impl Watched {
+impl WatchedPath {
     /// Waits until the path may have changed. Create a new watch for later changes.
     pub async fn changed(&self) {
         self.0.changed().await;
@@ -45,16 +45,16 @@ impl PodFolder {
     ///
     /// # Errors
     /// Same as for [`appeared`](Self::appeared).
-    pub fn watch(&self, path: &str) -> Result<Watched, FolderError> {
-        self.walk(path).map(Watched)
+    pub fn watch(&self, path: &str) -> Result<WatchedPath, FolderError> {
+        self.walk(path).map(WatchedPath)
     }
 
     /// Watches an entry of the folder, which may be a link.
     ///
     /// # Errors
     /// As for [`appeared`](Self::appeared).
-    pub(super) fn watch_entry(&self, name: &str) -> Result<Watched, FolderError> {
-        self.walk_to(name, true).map(Watched)
+    pub(super) fn watch_entry(&self, name: &str) -> Result<WatchedPath, FolderError> {
+        self.walk_to(name, true).map(WatchedPath)
     }
 
     /// Waits until `path` exists, with any file type. The pod's folder need not exist yet. There is no time limit;

@@ -16,7 +16,7 @@ use nix::{
     unistd::{Gid, Uid, UnlinkatFlags, fchownat, unlinkat},
 };
 
-use super::{FolderError, PodFolder, Refusal, bad_name, checked, find, kind};
+use super::{FolderError, PodFileError, PodFolder, bad_name, checked, find, kind};
 
 /// A listening socket of this process in a pod's folder. Dropping it removes the socket, unless the pod has put
 /// something else in its place.
@@ -49,7 +49,7 @@ impl PodFolder {
         let folder = self.open_or_make(folder, owner)?;
         match unlinkat(&folder, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) | Err(Errno::ENOENT) => {}
-            Err(Errno::EISDIR) => return Err(self.refused(path, Refusal::NotSocket)),
+            Err(Errno::EISDIR) => return Err(self.refused(path, PodFileError::NotSocket)),
             Err(errno) => return Err(self.failed(path, errno)),
         }
         self.bind(folder, path, name, owner)
@@ -68,7 +68,7 @@ impl PodFolder {
             .ok_or_else(|| bad_name("a folder and a name", path))?;
         let folder = self.open(folder)?;
         if kind(&folder).map_err(|errno| self.failed(path, errno))? != SFlag::S_IFDIR {
-            return Err(self.refused(path, Refusal::NotInFolder));
+            return Err(self.refused(path, PodFileError::NotInFolder));
         }
         // O_EXCL: a file that the pod has put there is neither followed nor opened.
         let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
@@ -88,7 +88,7 @@ impl PodFolder {
         let socket = find(folder.as_fd(), Path::new(name)).map_err(failed)?;
         let stat = fstat(&socket).map_err(failed)?;
         if kind(&socket).map_err(failed)? != SFlag::S_IFSOCK {
-            return Err(self.refused(path, Refusal::NotSocket));
+            return Err(self.refused(path, PodFileError::NotSocket));
         }
         give(&socket, owner).map_err(failed)?;
         Ok(PodListener {
@@ -116,7 +116,7 @@ impl PodFolder {
             found => found?,
         };
         if kind(&found).map_err(|errno| self.failed(folder, errno))? != SFlag::S_IFDIR {
-            return Err(self.refused(folder, Refusal::NotInFolder));
+            return Err(self.refused(folder, PodFileError::NotInFolder));
         }
         Ok(found)
     }

@@ -18,7 +18,7 @@ use std::{
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 
-use super::{FolderError, PodFolder, Refusal, SECRETS, Watched, find, open_below};
+use super::{FolderError, PodFileError, PodFolder, SECRETS, WatchedPath, find, open_below};
 
 /// The link to the folder with the present content.
 const DATA: &str = "..data";
@@ -61,7 +61,7 @@ impl PodSecret {
             let content = folder.read_found(&found, &name, left)?;
             left = left
                 .checked_sub(content.len() as u64)
-                .ok_or_else(|| folder.refused(&name, Refusal::TooLarge(LARGEST)))?;
+                .ok_or_else(|| folder.refused(&name, PodFileError::TooLarge(LARGEST)))?;
             files.insert(name, content);
         }
         Ok(files)
@@ -71,7 +71,7 @@ impl PodSecret {
     ///
     /// # Errors
     /// If something on the path to it is not a folder, or the kubelet has no pods folder.
-    pub fn watch(&self) -> Result<Watched, FolderError> {
+    pub fn watch(&self) -> Result<WatchedPath, FolderError> {
         self.0.watch_entry(DATA)
     }
 }

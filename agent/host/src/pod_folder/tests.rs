@@ -14,7 +14,7 @@ use std::{
 use nix::{sys::stat::Mode, unistd::mkfifo};
 use tokio::task::JoinSet;
 
-use super::{FolderError, PodFolder, PodSecret, Refusal, SMALL_FILE, watches::waiters_for};
+use super::{FolderError, PodFileError, PodFolder, PodSecret, SMALL_FILE, watches::waiters_for};
 
 const UID: &str = "0f9a3c1e-6d1b-4c55-9a51-7d1c6a1f2b3c";
 
@@ -60,7 +60,7 @@ impl Drop for Kubelet {
     }
 }
 
-fn refusal<T: std::fmt::Debug>(result: Result<T, FolderError>) -> Refusal {
+fn refusal<T: std::fmt::Debug>(result: Result<T, FolderError>) -> PodFileError {
     match result {
         Err(FolderError::Refused { refusal, .. }) => refusal,
         other => panic!("{other:?}"),
@@ -96,12 +96,12 @@ fn small_files_are_read_up_to_the_limit() {
     ));
     fs::write(kubelet.volume().join("ready.json"), "1234").unwrap();
     assert_eq!(folder.read("ready.json", 4).unwrap(), b"1234");
-    assert_eq!(refusal(folder.read("ready.json", 3)), Refusal::TooLarge(3));
+    assert_eq!(refusal(folder.read("ready.json", 3)), PodFileError::TooLarge(3));
     let file = fs::File::create(kubelet.volume().join("ready.json")).unwrap();
     file.set_len(1 << 30).unwrap();
     assert_eq!(
         refusal(folder.read("ready.json", SMALL_FILE)),
-        Refusal::TooLarge(SMALL_FILE)
+        PodFileError::TooLarge(SMALL_FILE)
     );
 }
 
@@ -130,8 +130,8 @@ fn links_lead_nowhere() {
         "libvirt/file",
         "itself",
     ] {
-        assert_eq!(refusal(folder.read(path, 100)), Refusal::Link, "{path}");
-        assert_eq!(refusal(folder.open_socket(path)), Refusal::Link, "{path}");
+        assert_eq!(refusal(folder.read(path, 100)), PodFileError::Link, "{path}");
+        assert_eq!(refusal(folder.open_socket(path)), PodFileError::Link, "{path}");
     }
     // A hard link is a file like any other, and can only refer to a file that the pod already has.
     fs::hard_link(volume.join("real"), volume.join("hard")).unwrap();
@@ -146,7 +146,7 @@ fn a_volume_that_is_a_link_is_not_followed() {
     fs::write(elsewhere.join("ready.json"), "x").unwrap();
     fs::create_dir_all(kubelet.volume().parent().unwrap()).unwrap();
     symlink(&elsewhere, kubelet.volume()).unwrap();
-    assert_eq!(refusal(kubelet.folder().read("ready.json", 10)), Refusal::Link);
+    assert_eq!(refusal(kubelet.folder().read("ready.json", 10)), PodFileError::Link);
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn what_is_no_file_is_not_opened() {
     mkfifo(&volume.join("fifo"), Mode::S_IRWXU).unwrap();
     fs::create_dir(volume.join("folder")).unwrap();
     for path in ["fifo", "folder"] {
-        assert_eq!(refusal(folder.read(path, 100)), Refusal::NotFile, "{path}");
-        assert_eq!(refusal(folder.open_socket(path)), Refusal::NotSocket, "{path}");
+        assert_eq!(refusal(folder.read(path, 100)), PodFileError::NotFile, "{path}");
+        assert_eq!(refusal(folder.open_socket(path)), PodFileError::NotSocket, "{path}");
     }
-    assert_eq!(refusal(folder.read("fifo/below", 100)), Refusal::NotInFolder);
+    assert_eq!(refusal(folder.read("fifo/below", 100)), PodFileError::NotInFolder);
     fs::write(volume.join("file"), "").unwrap();
-    assert_eq!(refusal(folder.open_socket("file")), Refusal::NotSocket);
+    assert_eq!(refusal(folder.open_socket("file")), PodFileError::NotSocket);
 }
 
 #[tokio::test]
@@ -218,12 +218,12 @@ fn a_socket_for_the_pod_is_made_nowhere_else() {
     let outside = kubelet.0.join("outside");
     fs::create_dir(&outside).unwrap();
     symlink(&outside, volume.join("migration")).unwrap();
-    assert_eq!(refusal(folder.listen("migration/x", myself())), Refusal::Link);
+    assert_eq!(refusal(folder.listen("migration/x", myself())), PodFileError::Link);
     assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     fs::write(volume.join("file"), "").unwrap();
-    assert_eq!(refusal(folder.listen("file/x", myself())), Refusal::NotInFolder);
+    assert_eq!(refusal(folder.listen("file/x", myself())), PodFileError::NotInFolder);
     fs::create_dir_all(volume.join("folder/x")).unwrap();
-    assert_eq!(refusal(folder.listen("folder/x", myself())), Refusal::NotSocket);
+    assert_eq!(refusal(folder.listen("folder/x", myself())), PodFileError::NotSocket);
     // A link in the socket's own place is replaced, not followed.
     symlink(outside.join("x"), volume.join("folder/y")).unwrap();
     let made = folder.listen("folder/y", myself()).unwrap();
@@ -252,7 +252,7 @@ fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
     let outside = kubelet.0.join("outside");
     fs::create_dir(&outside).unwrap();
     symlink(&outside, volume.join("migration")).unwrap();
-    assert_eq!(refusal(folder.mark("migration/left")), Refusal::Link);
+    assert_eq!(refusal(folder.mark("migration/left")), PodFileError::Link);
     fs::remove_file(volume.join("migration")).unwrap();
     fs::create_dir(volume.join("migration")).unwrap();
     // A link in the file's own place is not followed, and a file that the pod has put there is left alone.
@@ -265,7 +265,7 @@ fn a_mark_is_made_in_the_pods_folder_and_nowhere_else() {
         assert_eq!(fs::read(volume.join("migration/left")).unwrap(), b"");
     }
     fs::write(volume.join("file"), "").unwrap();
-    assert_eq!(refusal(folder.mark("file/x")), Refusal::NotInFolder);
+    assert_eq!(refusal(folder.mark("file/x")), PodFileError::NotInFolder);
 }
 
 /// Starts a wait for a path that does not exist yet.
@@ -365,17 +365,23 @@ async fn what_cannot_become_right_is_not_awaited() {
     symlink("/etc", kubelet.volume().join("libvirt")).unwrap();
     assert_eq!(
         refusal(folder.read_when_there("libvirt/passwd", 100).await),
-        Refusal::Link
+        PodFileError::Link
     );
     symlink("/etc/shadow", kubelet.volume().join("ready.json")).unwrap();
-    assert_eq!(refusal(folder.read_when_there("ready.json", 100).await), Refusal::Link);
+    assert_eq!(
+        refusal(folder.read_when_there("ready.json", 100).await),
+        PodFileError::Link
+    );
     mkfifo(&kubelet.volume().join("fifo"), Mode::S_IRWXU).unwrap();
-    assert_eq!(refusal(folder.read_when_there("fifo", 100).await), Refusal::NotFile);
-    assert_eq!(refusal(folder.appeared("fifo/x").await), Refusal::NotInFolder);
+    assert_eq!(
+        refusal(folder.read_when_there("fifo", 100).await),
+        PodFileError::NotFile
+    );
+    assert_eq!(refusal(folder.appeared("fifo/x").await), PodFileError::NotInFolder);
     // A link that appears during the wait.
     let mut tasks = waiting(folder, "late").await;
     symlink("/etc/shadow", kubelet.volume().join("late")).unwrap();
-    assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), Refusal::Link);
+    assert_eq!(refusal(tasks.join_next().await.unwrap().unwrap()), PodFileError::Link);
     // The kubelet has no pods folder.
     let nowhere = PodFolder::new(Path::new("/nowhere"), UID, "run").unwrap();
     assert!(matches!(
@@ -440,10 +446,10 @@ fn links_out_of_a_secret_are_not_followed() {
     fs::write(kubelet.0.join("host"), "host").unwrap();
     publish(&folder, "..1", &[]);
     symlink(kubelet.0.join("host"), folder.join("..1/key")).unwrap();
-    assert_eq!(refusal(secret.read()), Refusal::Link);
+    assert_eq!(refusal(secret.read()), PodFileError::Link);
     fs::remove_file(folder.join("..data")).unwrap();
     symlink(&kubelet.0, folder.join("..data")).unwrap();
-    assert_eq!(refusal(secret.read()), Refusal::Link);
+    assert_eq!(refusal(secret.read()), PodFileError::Link);
 }
 
 #[test]
@@ -452,5 +458,5 @@ fn secret_that_is_too_large_is_refused() {
     let (secret, folder) = kubelet.secret();
     let half = vec![0; 600 << 10];
     publish(&folder, "..1", &[("a", &half), ("b", &half)]);
-    assert!(matches!(refusal(secret.read()), Refusal::TooLarge(_)));
+    assert!(matches!(refusal(secret.read()), PodFileError::TooLarge(_)));
 }

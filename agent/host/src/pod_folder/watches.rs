@@ -31,32 +31,32 @@ struct Waiter {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WatchesState {
     last_id: u64,
     folders: HashMap<WatchDescriptor, Vec<Waiter>>,
 }
 
 /// All watches of the process.
 #[derive(Debug)]
-pub(super) struct Watches {
+pub(super) struct FolderWatches {
     inotify: Inotify,
-    state: Mutex<State>,
+    state: Mutex<WatchesState>,
 }
 
 /// A wait for a name in a folder. Dropping it ends the wait.
 #[derive(Debug)]
-pub(super) struct Watching {
-    watches: &'static Watches,
+pub(super) struct NameWait {
+    watches: &'static FolderWatches,
     folder: WatchDescriptor,
     id: u64,
 }
 
 /// Returns the watches of the process, created on first use.
-pub(super) fn watches() -> io::Result<&'static Watches> {
-    static WATCHES: OnceLock<Result<Watches, Errno>> = OnceLock::new();
+pub(super) fn watches() -> io::Result<&'static FolderWatches> {
+    static WATCHES: OnceLock<Result<FolderWatches, Errno>> = OnceLock::new();
     static READER: OnceLock<Result<(), String>> = OnceLock::new();
     let begun = WATCHES.get_or_init(|| {
-        Ok(Watches {
+        Ok(FolderWatches {
             inotify: Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?,
             state: Mutex::default(),
         })
@@ -71,7 +71,7 @@ pub(super) fn watches() -> io::Result<&'static Watches> {
     Ok(watches)
 }
 
-impl Watches {
+impl FolderWatches {
     /// Notifies `wake` whenever an entry with this name appears in or disappears from the folder, and when the folder
     /// itself is removed or moved.
     pub(super) fn watch(
@@ -79,7 +79,7 @@ impl Watches {
         folder: BorrowedFd<'_>,
         name: &OsStr,
         wake: &Arc<Notify>,
-    ) -> nix::Result<Watching> {
+    ) -> nix::Result<NameWait> {
         // The same set for all waiters, because the kernel keeps one set of events per folder.
         let events = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_MOVED_TO
@@ -100,7 +100,7 @@ impl Watches {
             wake: Arc::clone(wake),
         });
         drop(state);
-        Ok(Watching {
+        Ok(NameWait {
             watches: self,
             folder,
             id,
@@ -146,12 +146,12 @@ impl Watches {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchesState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl WatchesState {
     fn dispatch(&mut self, event: &InotifyEvent) {
         if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
             self.notify_all();
@@ -177,7 +177,7 @@ impl State {
     }
 }
 
-impl Drop for Watching {
+impl Drop for NameWait {
     fn drop(&mut self) {
         let mut state = self.watches.lock();
         // The watch may have ended by itself; IDs are not reused.

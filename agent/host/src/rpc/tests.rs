@@ -55,12 +55,12 @@ fn frames(pieces: &[&[u8]]) -> (Vec<(Header, Vec<u8>)>, Option<InvalidLength>) {
         loop {
             match parser.next(&mut bytes) {
                 Ok(None) => break,
-                Ok(Some(Part::Header(header))) => open = Some((header, Vec::new())),
-                Ok(Some(Part::Body(body))) => {
+                Ok(Some(StreamPart::Header(header))) => open = Some((header, Vec::new())),
+                Ok(Some(StreamPart::Body(body))) => {
                     assert!(!body.is_empty());
                     open.as_mut().unwrap().1.extend_from_slice(body);
                 }
-                Ok(Some(Part::End)) => complete.push(open.take().unwrap()),
+                Ok(Some(StreamPart::End)) => complete.push(open.take().unwrap()),
                 Err(error) => return (complete, Some(error)),
             }
         }
@@ -137,9 +137,9 @@ fn frame_without_body_ends_with_its_header() {
     };
     let bytes = header.to_bytes();
     let (mut parser, mut rest) = (FrameParser::default(), &bytes[..]);
-    assert_eq!(parser.next(&mut rest), Ok(Some(Part::Header(header))));
+    assert_eq!(parser.next(&mut rest), Ok(Some(StreamPart::Header(header))));
     assert!(rest.is_empty() && !parser.is_between_frames());
-    assert_eq!(parser.next(&mut rest), Ok(Some(Part::End)));
+    assert_eq!(parser.next(&mut rest), Ok(Some(StreamPart::End)));
     assert!(parser.is_between_frames());
     assert_eq!(parser.next(&mut rest), Ok(None));
 }

@@ -2,12 +2,12 @@ use std::fs;
 
 use super::*;
 
-struct Machine {
+struct WatchModel {
     folder: PathBuf,
     roots: Roots,
 }
 
-impl Machine {
+impl WatchModel {
     fn new() -> Self {
         let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-watch-XXXXXX")).unwrap();
         for part in ["dev", "sys/module", "kubelet"] {
@@ -28,7 +28,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for WatchModel {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.folder).unwrap();
     }
@@ -36,7 +36,7 @@ impl Drop for Machine {
 
 #[test]
 fn only_what_matters_is_of_interest() {
-    let machine = Machine::new();
+    let machine = WatchModel::new();
     let file = machine.folder.join("kubelet/cpu_manager_state");
     let mut watch = HostWatch::with_roots(&machine.roots, &[file]).unwrap();
     assert!(!watch.drain().unwrap());
@@ -73,7 +73,7 @@ fn only_what_matters_is_of_interest() {
 
 #[test]
 fn parameters_are_found_when_their_module_comes() {
-    let machine = Machine::new();
+    let machine = WatchModel::new();
     let mut watch = HostWatch::with_roots(&machine.roots, &[]).unwrap();
     machine.write("sys/module/kvm_intel/parameters/nested");
     assert!(!watch.drain().unwrap());

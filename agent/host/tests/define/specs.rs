@@ -9,7 +9,7 @@ use drydock_api::{
             Binding, CdRomTarget, Devices, Disk, DiskBus, DiskCache, DiskTarget, I6300Esb, Input, InputBus, Interface,
             InterfaceModel, Port, Protocol, Rng, Sound, SoundModel, Watchdog, WatchdogAction,
         },
-        domain::{
+        domain_spec::{
             Bootloader, Clock, ClockUtc, Cpu, CpuFeature, Domain, Efi, FeaturePolicy, Firmware, Machine, Memory,
             Resources, TickPolicy, Timer, Timers, Track,
         },

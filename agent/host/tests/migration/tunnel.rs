@@ -21,7 +21,7 @@ use crate::pod::{Pod, SOCKET};
 
 /// One of the streams of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub(crate) enum MigrationStream {
     /// From the source's libvirtd to the target's.
     Libvirt,
     /// From QEMU to QEMU.
@@ -30,7 +30,7 @@ pub(crate) enum Stream {
     Disks,
 }
 
-impl Stream {
+impl MigrationStream {
     /// Returns the socket at the source, below the run folder.
     pub(crate) fn socket(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ enum Gate {
 }
 
 struct Carried {
-    stream: Stream,
+    stream: MigrationStream,
     gate: watch::Sender<Gate>,
     /// Number of connections so far.
     connections: watch::Receiver<usize>,
@@ -74,7 +74,11 @@ impl Tunnel {
     pub(crate) fn new(source: &Pod, target: &Pod) -> Self {
         let mut tasks = JoinSet::new();
         let mut carried = Vec::new();
-        for stream in [Stream::Libvirt, Stream::Memory, Stream::Disks] {
+        for stream in [
+            MigrationStream::Libvirt,
+            MigrationStream::Memory,
+            MigrationStream::Disks,
+        ] {
             let listening = source.scratch.join("run").join(stream.socket());
             let _ = fs::remove_file(&listening);
             let _ = fs::remove_file(target.scratch.join("run").join(stream.socket()));
@@ -98,27 +102,27 @@ impl Tunnel {
         Self { carried, _tasks: tasks }
     }
 
-    fn of(&self, stream: Stream) -> &Carried {
+    fn of(&self, stream: MigrationStream) -> &Carried {
         self.carried.iter().find(|carried| carried.stream == stream).unwrap()
     }
 
     /// Stops forwarding data to the target.
-    pub(crate) fn hold(&self, stream: Stream) {
+    pub(crate) fn hold(&self, stream: MigrationStream) {
         self.of(stream).gate.send_replace(Gate::Held);
     }
 
     /// Resumes forwarding.
-    pub(crate) fn release(&self, stream: Stream) {
+    pub(crate) fn release(&self, stream: MigrationStream) {
         self.of(stream).gate.send_replace(Gate::Open);
     }
 
     /// Closes all connections of the stream and stops listening.
-    pub(crate) fn cut(&self, stream: Stream) {
+    pub(crate) fn cut(&self, stream: MigrationStream) {
         self.of(stream).task.abort();
     }
 
     /// Waits until the stream is connected.
-    pub(crate) async fn connected(&self, stream: Stream) {
+    pub(crate) async fn connected(&self, stream: MigrationStream) {
         let mut connections = self.of(stream).connections.clone();
         connections.wait_for(|count| *count > 0).await.unwrap();
     }

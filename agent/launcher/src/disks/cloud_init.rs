@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs, io, path::Path};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use drydock_api::launcher::{CloudInit, CloudInitText, SECRET_KEYS, SECRET_NETWORK, SECRET_USER};
 
-use super::{Refusal, mounted_files};
+use super::{DiskRefusal, mounted_files};
 
 /// Maximum size in bytes of a file. A Secret holds at most 1 MiB.
 const MOST: u64 = 4 * 1024 * 1024;
@@ -39,7 +39,7 @@ pub(crate) struct DataFiles {
 ///
 /// # Errors
 /// If a Secret lacks the data, or the data is invalid.
-pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, Refusal> {
+pub(crate) fn files(data: &CloudInit, secrets: &Path) -> Result<DataFiles, DiskRefusal> {
     let text = |text: &Option<CloudInitText>, field, folder, keys: [&str; 2]| match text {
         None => Ok(None),
         Some(CloudInitText::Plain(text)) => Ok(Some(text.clone().into_bytes())),
@@ -89,12 +89,12 @@ fn meta_data(data: &CloudInit, keys: &BTreeMap<String, String>) -> String {
 }
 
 /// Returns the public keys of SSH in the mounted Secrets, by numbers from 0.
-fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>, Refusal> {
+fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>, DiskRefusal> {
     let mut keys = BTreeMap::new();
     for index in 0..count {
         let folder = secrets.join(format!("{SECRET_KEYS}{index}"));
         for path in mounted_files(&folder)? {
-            let key = fs::read(&path).map_err(|error| Refusal::unreadable(&path, error))?;
+            let key = fs::read(&path).map_err(|error| DiskRefusal::unreadable(&path, error))?;
             let key = String::from_utf8_lossy(&key).trim().to_owned();
             if !key.is_empty() {
                 keys.insert(keys.len().to_string(), key);
@@ -104,23 +104,23 @@ fn public_keys(count: usize, secrets: &Path) -> Result<BTreeMap<String, String>,
     Ok(keys)
 }
 
-fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, Refusal> {
+fn decode(text: &str, field: &'static str) -> Result<Vec<u8>, DiskRefusal> {
     // The encoder may have wrapped the text into lines.
     let text: String = text.split_ascii_whitespace().collect();
-    BASE64_STANDARD.decode(text).map_err(|_| Refusal::Base64(field))
+    BASE64_STANDARD.decode(text).map_err(|_| DiskRefusal::Base64(field))
 }
 
-fn secret(folder: &Path, name: Option<&str>, keys: [&str; 2]) -> Result<Vec<u8>, Refusal> {
+fn secret(folder: &Path, name: Option<&str>, keys: [&str; 2]) -> Result<Vec<u8>, DiskRefusal> {
     for key in keys {
         let path = folder.join(key);
         match fs::metadata(&path) {
-            Ok(found) if found.len() > MOST => return Err(Refusal::TooMuchData(found.len(), MOST)),
-            Ok(_) => return fs::read(&path).map_err(|error| Refusal::unreadable(&path, error)),
+            Ok(found) if found.len() > MOST => return Err(DiskRefusal::TooMuchData(found.len(), MOST)),
+            Ok(_) => return fs::read(&path).map_err(|error| DiskRefusal::unreadable(&path, error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Refusal::unreadable(&path, error)),
+            Err(error) => return Err(DiskRefusal::unreadable(&path, error)),
         }
     }
-    Err(Refusal::NoSuchKey {
+    Err(DiskRefusal::NoSuchKey {
         secret: name.unwrap_or_default().into(),
         keys: keys.join(" or "),
     })

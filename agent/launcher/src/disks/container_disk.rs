@@ -16,7 +16,7 @@ use nix::{
     sys::stat::Mode,
 };
 
-use super::{Refusal, image_format};
+use super::{DiskRefusal, image_format};
 
 /// The folder of the disk in an image.
 const FOLDER: &str = "/disk";
@@ -27,18 +27,18 @@ const READING: OFlag = OFlag::O_RDONLY.union(OFlag::O_NONBLOCK);
 ///
 /// # Errors
 /// If there is no disk, or more than one, or it may not be opened.
-pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Refusal> {
+pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, DiskRefusal> {
     let wanted = match path {
         Some(path) => path.to_owned(),
         None => only_file(root)?,
     };
     let file = File::from(open_in(root, &wanted, READING).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => Refusal::NoDiskInImage(wanted.clone()),
-        _ => Refusal::unreadable(Path::new(&wanted), error),
+        io::ErrorKind::NotFound => DiskRefusal::NoDiskInImage(wanted.clone()),
+        _ => DiskRefusal::unreadable(Path::new(&wanted), error),
     })?);
-    let cannot = |error| Refusal::unreadable(Path::new(&wanted), error);
+    let cannot = |error| DiskRefusal::unreadable(Path::new(&wanted), error);
     if !file.metadata().map_err(cannot)?.is_file() {
-        return Err(Refusal::NotADisk(wanted.into()));
+        return Err(DiskRefusal::NotADisk(wanted.into()));
     }
     let found = image_format::detect(Path::new(&wanted), &file)?;
     Ok(BackingImage {
@@ -49,14 +49,14 @@ pub(crate) fn find(root: &Path, path: Option<&str>) -> Result<BackingImage, Refu
 }
 
 /// Returns the path in the image of the only file in its disk folder.
-fn only_file(root: &Path) -> Result<String, Refusal> {
-    let none = || Refusal::NoDiskInImage(FOLDER.into());
+fn only_file(root: &Path) -> Result<String, DiskRefusal> {
+    let none = || DiskRefusal::NoDiskInImage(FOLDER.into());
     let folder = match open_in(root, FOLDER, OFlag::O_PATH | OFlag::O_DIRECTORY) {
         Ok(folder) => folder,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(none()),
-        Err(error) => return Err(Refusal::unreadable(Path::new(FOLDER), error)),
+        Err(error) => return Err(DiskRefusal::unreadable(Path::new(FOLDER), error)),
     };
-    let cannot = |error| Refusal::unreadable(Path::new(FOLDER), error);
+    let cannot = |error| DiskRefusal::unreadable(Path::new(FOLDER), error);
     let entries = fs::read_dir(real_path(&folder).map_err(cannot)?).map_err(cannot)?;
     let mut names = Vec::new();
     for entry in entries {
@@ -70,7 +70,7 @@ fn only_file(root: &Path) -> Result<String, Refusal> {
     match names.as_slice() {
         [] => Err(none()),
         [name] => Ok(format!("{FOLDER}/{name}")),
-        _ => Err(Refusal::SeveralDisksInImage(names.join(", "))),
+        _ => Err(DiskRefusal::SeveralDisksInImage(names.join(", "))),
     }
 }
 

@@ -13,7 +13,7 @@ use std::{
 use fatfs::{FileSystem, FormatVolumeOptions, FsOptions, format_volume};
 
 use super::{
-    Refusal,
+    DiskRefusal,
     cloud_init::{DataFiles, Format},
 };
 
@@ -35,12 +35,12 @@ const MOST: u64 = 8 * 1024 * 1024;
 ///
 /// # Errors
 /// If there is too much data, or it cannot be written.
-pub(crate) fn write(path: &Path, files: &DataFiles) -> Result<u64, Refusal> {
+pub(crate) fn write(path: &Path, files: &DataFiles) -> Result<u64, DiskRefusal> {
     let bytes = sum(files);
     if bytes > MOST {
-        return Err(Refusal::TooMuchData(bytes, MOST));
+        return Err(DiskRefusal::TooMuchData(bytes, MOST));
     }
-    let cannot = |error| Refusal::unwritable(path, error);
+    let cannot = |error| DiskRefusal::unwritable(path, error);
     let volume = volume(files).map_err(cannot)?;
     let mut file = OpenOptions::new()
         .write(true)

@@ -17,7 +17,7 @@ use std::{
 
 use drydock_api::launcher::DiskFormat;
 
-use super::Refusal;
+use super::DiskRefusal;
 
 const QCOW2: &[u8; 4] = b"QFI\xfb";
 /// Incompatible feature: the data is in another file.
@@ -45,7 +45,7 @@ const OTHERS: [(usize, &[u8], &str); 11] = [
 
 /// Format and size of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ImageInfo {
     /// Image format.
     pub(crate) format: DiskFormat,
     /// Size that a guest sees, in bytes.
@@ -56,11 +56,11 @@ pub(crate) struct Found {
 ///
 /// # Errors
 /// If it cannot be read or may not be opened.
-pub(crate) fn detect(path: &Path, file: &File) -> Result<Found, Refusal> {
-    let cannot = |error| Refusal::unreadable(path, error);
+pub(crate) fn detect(path: &Path, file: &File) -> Result<ImageInfo, DiskRefusal> {
+    let cannot = |error| DiskRefusal::unreadable(path, error);
     let length = file.metadata().map_err(cannot)?.len();
     if length == 0 {
-        return Err(Refusal::Empty(path.to_owned()));
+        return Err(DiskRefusal::Empty(path.to_owned()));
     }
     let mut head = Vec::new();
     read_head(file, &mut head).map_err(cannot)?;
@@ -68,15 +68,15 @@ pub(crate) fn detect(path: &Path, file: &File) -> Result<Found, Refusal> {
         .iter()
         .find(|(at, signature, _)| head.get(*at..).is_some_and(|rest| rest.starts_with(signature)))
     {
-        return Err(Refusal::Format(what));
+        return Err(DiskRefusal::Format(what));
     }
     if head.starts_with(QCOW2) {
-        return Ok(Found {
+        return Ok(ImageInfo {
             format: DiskFormat::Qcow2,
             virtual_size: qcow2_size(&head)?,
         });
     }
-    Ok(Found {
+    Ok(ImageInfo {
         format: DiskFormat::Raw,
         virtual_size: length.next_multiple_of(SECTOR),
     })
@@ -87,26 +87,28 @@ fn read_head(mut file: &File, head: &mut Vec<u8>) -> io::Result<usize> {
 }
 
 /// Returns the virtual size of a qcow2 image that needs no other file.
-fn qcow2_size(head: &[u8]) -> Result<u64, Refusal> {
-    const SHORT: Refusal = Refusal::DamagedImage("its header is cut off");
+fn qcow2_size(head: &[u8]) -> Result<u64, DiskRefusal> {
+    const SHORT: DiskRefusal = DiskRefusal::DamagedImage("its header is cut off");
     let word = |at: usize| -> Option<u32> { Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?)) };
     let long = |at: usize| -> Option<u64> { Some(u64::from_be_bytes(head.get(at..at + 8)?.try_into().ok()?)) };
     let version = word(4).ok_or(SHORT)?;
     if !(2..=3).contains(&version) {
-        return Err(Refusal::DamagedImage("it is of a version other than 2 and 3"));
+        return Err(DiskRefusal::DamagedImage("it is of a version other than 2 and 3"));
     }
     if long(8).ok_or(SHORT)? != 0 || word(16).ok_or(SHORT)? != 0 {
-        return Err(Refusal::ImageNamesOtherFile("backing file"));
+        return Err(DiskRefusal::ImageNamesOtherFile("backing file"));
     }
     if word(32).ok_or(SHORT)? != 0 {
-        return Err(Refusal::EncryptedImage);
+        return Err(DiskRefusal::EncryptedImage);
     }
     if version == 3 && long(72).ok_or(SHORT)? & EXTERNAL_DATA != 0 {
-        return Err(Refusal::ImageNamesOtherFile("data file"));
+        return Err(DiskRefusal::ImageNamesOtherFile("data file"));
     }
     match long(24).ok_or(SHORT)? {
-        0 => Err(Refusal::DamagedImage("its virtual size is 0")),
-        size if size > i64::MAX.unsigned_abs() - SECTOR => Err(Refusal::DamagedImage("its virtual size is impossible")),
+        0 => Err(DiskRefusal::DamagedImage("its virtual size is 0")),
+        size if size > i64::MAX.unsigned_abs() - SECTOR => {
+            Err(DiskRefusal::DamagedImage("its virtual size is impossible"))
+        }
         size => Ok(size.next_multiple_of(SECTOR)),
     }
 }

@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{Refusal, mounted_files};
+use super::{DiskRefusal, mounted_files};
 
 /// Time that all files have, in seconds since 1970: the same files result in the same bytes. It is the beginning of 1980;
 /// xorriso takes 0 for no time.
@@ -18,7 +18,7 @@ const TIME: &str = "315532800";
 ///
 /// # Errors
 /// If the folder cannot be read, or xorriso fails.
-pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, Refusal> {
+pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, DiskRefusal> {
     let files = mounted_files(folder)?;
     let grafts = files.iter().filter_map(|path| {
         let mut graft = OsString::from("/");
@@ -38,22 +38,22 @@ pub(crate) fn write(path: &Path, label: &str, folder: &Path) -> Result<u64, Refu
     let output = if files.is_empty() {
         // An optional object that does not exist. xorrisofs needs a folder to copy.
         let empty = path.with_extension("empty");
-        fs::create_dir(&empty).map_err(|error| Refusal::unwritable(&empty, error))?;
+        fs::create_dir(&empty).map_err(|error| DiskRefusal::unwritable(&empty, error))?;
         let output = command.arg(&empty).output();
-        fs::remove_dir(&empty).map_err(|error| Refusal::unwritable(&empty, error))?;
+        fs::remove_dir(&empty).map_err(|error| DiskRefusal::unwritable(&empty, error))?;
         output
     } else {
         command.arg("-graft-points").args(grafts).output()
     };
-    let output = output.map_err(|error| Refusal::FileSystem(error.to_string()))?;
+    let output = output.map_err(|error| DiskRefusal::FileSystem(error.to_string()))?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
         let last = text.lines().rev().find(|line| !line.trim().is_empty());
         let status = output.status.to_string();
-        return Err(Refusal::FileSystem(last.unwrap_or(&status).trim().to_owned()));
+        return Err(DiskRefusal::FileSystem(last.unwrap_or(&status).trim().to_owned()));
     }
     let size = fs::metadata(path)
-        .map_err(|error| Refusal::unreadable(path, error))?
+        .map_err(|error| DiskRefusal::unreadable(path, error))?
         .len();
     Ok(size)
 }

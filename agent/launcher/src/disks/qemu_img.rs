@@ -8,7 +8,7 @@ use std::{
 
 use drydock_api::launcher::BackingImage;
 
-use super::Refusal;
+use super::DiskRefusal;
 
 /// QEMU's sector size in bytes. Sizes are multiples of it.
 const SECTOR: u64 = 512;
@@ -18,7 +18,7 @@ const SECTOR: u64 = 512;
 ///
 /// # Errors
 /// If qemu-img fails.
-pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<(), Refusal> {
+pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<(), DiskRefusal> {
     let size = size.to_string();
     let format = image.format.as_str();
     let arguments = ["create", "-q", "-f", "qcow2", "-F", format, "-b", &image.path];
@@ -29,10 +29,10 @@ pub(crate) fn overlay(path: &Path, image: &BackingImage, size: u64) -> Result<()
 ///
 /// # Errors
 /// If qemu-img fails.
-pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, Refusal> {
+pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, DiskRefusal> {
     let size = match capacity.checked_next_multiple_of(SECTOR) {
         None | Some(0) => {
-            return Err(Refusal::QemuImg(format!(
+            return Err(DiskRefusal::QemuImg(format!(
                 "a capacity of {capacity} bytes is impossible"
             )));
         }
@@ -42,20 +42,20 @@ pub(crate) fn empty(path: &Path, capacity: u64) -> Result<u64, Refusal> {
     Ok(size)
 }
 
-fn run<const N: usize>(arguments: [&OsStr; N], path: &Path, size: &str) -> Result<(), Refusal> {
+fn run<const N: usize>(arguments: [&OsStr; N], path: &Path, size: &str) -> Result<(), DiskRefusal> {
     let output = Command::new("qemu-img")
         .args(arguments)
         .arg(path)
         .arg(size)
         .stdin(Stdio::null())
         .output()
-        .map_err(|error| Refusal::QemuImg(error.to_string()))?;
+        .map_err(|error| DiskRefusal::QemuImg(error.to_string()))?;
     if output.status.success() {
         return Ok(());
     }
     let error_output = String::from_utf8_lossy(&output.stderr);
     let error_output = error_output.trim().trim_start_matches("qemu-img: ");
-    Err(Refusal::QemuImg(if error_output.is_empty() {
+    Err(DiskRefusal::QemuImg(if error_output.is_empty() {
         output.status.to_string()
     } else {
         error_output.replace('\n', "; ")

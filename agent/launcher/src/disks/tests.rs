@@ -8,11 +8,11 @@ use std::{
 };
 
 use drydock_api::launcher::{
-    CloudInit, CloudInitText, DiskFormat, DiskSource, Guest, GuestDisk, GuestProbes, PreparedDisk,
+    CloudInit, CloudInitText, DiskFormat, DiskSource, GuestProbes, LauncherDisk, PodGuest, PreparedDisk,
 };
 use tempfile::TempDir;
 
-use super::{Refusal, prepare};
+use super::{DiskRefusal, prepare};
 use crate::folders::Folders;
 
 const MIB: u64 = 1024 * 1024;
@@ -43,11 +43,11 @@ impl Pod {
     }
 
     fn prepare(&self, source: DiskSource) -> Result<PreparedDisk, (&'static str, String)> {
-        let guest = Guest {
+        let guest = PodGuest {
             domain: "d".into(),
             host_uuid: String::new(),
             grace_period_seconds: 0,
-            disks: vec![GuestDisk {
+            disks: vec![LauncherDisk {
                 name: "root".into(),
                 source,
             }],
@@ -331,18 +331,18 @@ fn a_file_is_no_block_volume() {
 fn names_that_lead_elsewhere_are_refused() {
     let pod = Pod::new();
     for name in ["", "..", "a/b", "../../etc"] {
-        let guest = Guest {
+        let guest = PodGuest {
             domain: "d".into(),
             host_uuid: String::new(),
             grace_period_seconds: 0,
-            disks: vec![GuestDisk {
+            disks: vec![LauncherDisk {
                 name: name.into(),
                 source: DiskSource::EmptyDisk { capacity: MIB },
             }],
             probes: GuestProbes::default(),
         };
         let refused = prepare(&guest, &pod.folders()).unwrap_err();
-        assert!(matches!(refused.refusal, Refusal::VolumeName), "{name:?}");
+        assert!(matches!(refused.refusal, DiskRefusal::VolumeName), "{name:?}");
     }
 }
 

@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-use drydock_api::launcher::Outcome;
+use drydock_api::launcher::GuestOutcome;
 use nix::sys::signal::Signal;
 
-use super::{Action, Guest, LibvirtCall, Libvirtd, Lifecycle, POLITE, PRESS_AGAIN, PRESS_LATER};
+use super::{LauncherAction, LauncherLifecycle, LibvirtCall, Libvirtd, POLITE, PRESS_AGAIN, PRESS_LATER, QemuState};
 use crate::ending::bounded;
 
-impl Lifecycle {
+impl LauncherLifecycle {
     /// Takes the next steps of a requested termination.
-    pub(super) fn stopping(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn stopping(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         let Some(mut stop) = self.stop else { return };
         match self.guest {
-            Guest::Never => self.close(now, actions),
-            Guest::Ended { .. } => {}
-            Guest::Runs { .. } => {
+            QemuState::Never => self.close(now, actions),
+            QemuState::Ended { .. } => {}
+            QemuState::Runs { .. } => {
                 let passed = now.saturating_sub(stop.since);
                 // The guest started while libvirtd was being stopped to prevent that.
                 let too_late = matches!(self.libvirtd, Libvirtd::Off { again: None });
                 if passed >= self.grace.give_up {
                     self.forced = true;
                     self.concluding = Some(None);
-                    actions.push(Action::ReadLog);
+                    actions.push(LauncherAction::ReadLog);
                 } else if !stop.destroyed && (passed >= self.grace.destroy || too_late) {
                     stop.destroyed = true;
                     self.kill_at = Some(now + self.grace.kill.saturating_sub(self.grace.destroy));
@@ -47,41 +47,43 @@ impl Lifecycle {
     }
 
     /// Ends without a guest, but only after libvirtd has ended, so that no guest can start any more.
-    fn close(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn close(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         match self.libvirtd {
             Libvirtd::Off { .. } => {
                 let message = "The pod was requested to end before its guest ran.";
-                self.end(bounded(Outcome::NotStarted, message, true), actions);
+                self.end(bounded(GuestOutcome::NotStarted, message, true), actions);
             }
             Libvirtd::Starting { .. } | Libvirtd::Up { .. } => {
                 self.libvirtd = Libvirtd::Closing;
-                actions.push(Action::KillLibvirtd);
+                actions.push(LauncherAction::KillLibvirtd);
             }
             Libvirtd::Closing if self.last_instant().is_some_and(|last| last <= now) => {
                 let message = "The pod was requested to end, and its libvirtd cannot be ended.";
-                self.end(bounded(Outcome::Failed, message, true), actions);
+                self.end(bounded(GuestOutcome::Failed, message, true), actions);
             }
             Libvirtd::Closing => {}
         }
     }
 
-    fn destroy(&mut self, actions: &mut Vec<Action>) {
+    fn destroy(&mut self, actions: &mut Vec<LauncherAction>) {
         if self.pending.is_some() {
             self.pending = None;
-            actions.push(Action::Abandon);
+            actions.push(LauncherAction::Abandon);
         }
         self.press = false;
         if matches!(self.libvirtd, Libvirtd::Up { .. }) {
             self.call_libvirt(LibvirtCall::Destroy, actions);
         } else {
-            actions.push(Action::LogMessage("libvirt is not there to destroy the guest".into()));
+            actions.push(LauncherAction::LogMessage(
+                "libvirt is not there to destroy the guest".into(),
+            ));
             self.end_qemu(Signal::SIGTERM, actions);
         }
     }
 
-    pub(super) fn give_up(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    pub(super) fn give_up(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         match self.guest {
-            Guest::Runs { pid: Some(_) } => {
+            QemuState::Runs { pid: Some(_) } => {
                 if self.given_up.is_none() {
                     self.given_up = Some(now);
                     self.kill_at = Some(now + POLITE);
@@ -90,27 +92,27 @@ impl Lifecycle {
                 self.kill_when_due(now, actions);
                 if self.last_instant().is_some_and(|last| last <= now) {
                     self.concluding = Some(None);
-                    actions.push(Action::ReadLog);
+                    actions.push(LauncherAction::ReadLog);
                 }
             }
-            Guest::Runs { pid: None } | Guest::Never | Guest::Ended { .. } => {
+            QemuState::Runs { pid: None } | QemuState::Never | QemuState::Ended { .. } => {
                 self.concluding = Some(None);
-                actions.push(Action::ReadLog);
+                actions.push(LauncherAction::ReadLog);
             }
         }
     }
 
-    fn kill_when_due(&mut self, now: Duration, actions: &mut Vec<Action>) {
+    fn kill_when_due(&mut self, now: Duration, actions: &mut Vec<LauncherAction>) {
         if self.kill_at.is_some_and(|at| at <= now) {
             self.kill_at = None;
             self.end_qemu(Signal::SIGKILL, actions);
         }
     }
 
-    pub(super) fn end_qemu(&mut self, signal: Signal, actions: &mut Vec<Action>) {
-        if let Guest::Runs { pid: Some(pid) } = self.guest {
+    pub(super) fn end_qemu(&mut self, signal: Signal, actions: &mut Vec<LauncherAction>) {
+        if let QemuState::Runs { pid: Some(pid) } = self.guest {
             self.forced = true;
-            actions.push(Action::SignalQemu(pid, signal));
+            actions.push(LauncherAction::SignalQemu(pid, signal));
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use drydock_api::launcher::Outcome;
+use drydock_api::launcher::GuestOutcome;
 use nix::{sys::signal::Signal, unistd::Pid};
 use proptest::{collection::vec, prelude::*};
 
-use super::{Action, Event, FAILURES, LibvirtCall, Lifecycle, Traces};
+use super::{FAILURES, LauncherAction, LauncherEvent, LauncherLifecycle, LibvirtCall, Traces};
 use crate::{
     domain_log::DomainLog,
-    domain_state::{DomainState, OffReason},
+    domain_state::{OffReason, VirshDomainState},
     grace::Grace,
     process_end::ProcessEnd,
 };
@@ -19,10 +19,10 @@ const PROBE: Pid = Pid::from_raw(41);
 
 /// A launcher in a test: receives events and records the result.
 struct Story {
-    lifecycle: Lifecycle,
+    lifecycle: LauncherLifecycle,
     now: Duration,
     log: DomainLog,
-    ending: Option<(Outcome, String)>,
+    ending: Option<(GuestOutcome, String)>,
     /// The `requested` field of the ending.
     requested: Option<bool>,
     /// Whether no other client waits for libvirt's responses.
@@ -32,7 +32,7 @@ struct Story {
 impl Story {
     fn new(grace_seconds: u64) -> Self {
         Self {
-            lifecycle: Lifecycle::new(Grace::divide(grace_seconds)),
+            lifecycle: LauncherLifecycle::new(Grace::divide(grace_seconds)),
             now: Duration::ZERO,
             log: DomainLog::default(),
             ending: None,
@@ -44,40 +44,40 @@ impl Story {
     /// Returns a ready pod with a running guest.
     fn running(grace_seconds: u64) -> Self {
         let mut story = Self::ready(grace_seconds);
-        assert_eq!(story.happens(Event::QemuStarted(QEMU)), []);
+        assert_eq!(story.happens(LauncherEvent::QemuStarted(QEMU)), []);
         story
     }
 
     /// Returns a ready pod.
     fn ready(grace_seconds: u64) -> Self {
         let mut story = Self::new(grace_seconds);
-        assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
-        assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
+        assert_eq!(story.happens(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
+        assert_eq!(story.happens(LauncherEvent::Prepared(Ok(()))), []);
         assert_eq!(
-            story.happens(Event::LibvirtdListens),
-            [Action::Learn, Action::Call(LibvirtCall::State)]
+            story.happens(LauncherEvent::LibvirtdListens),
+            [LauncherAction::Learn, LauncherAction::Call(LibvirtCall::State)]
         );
-        assert_eq!(story.reports(DomainState::Absent), [Action::MarkReady]);
+        assert_eq!(story.reports(VirshDomainState::Absent), [LauncherAction::MarkReady]);
         story
     }
 
     /// Processes an event and returns the actions, without log messages. Does not wait for other clients of libvirt.
-    fn happens(&mut self, event: Event) -> Vec<Action> {
+    fn happens(&mut self, event: LauncherEvent) -> Vec<LauncherAction> {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
             match action {
-                Action::LogMessage(_) => {}
-                Action::ReadLog => {
-                    let log = Event::Log(Traces {
+                LauncherAction::LogMessage(_) => {}
+                LauncherAction::ReadLog => {
+                    let log = LauncherEvent::Log(Traces {
                         log: self.log.clone(),
                         ..Traces::default()
                     });
                     done.extend(self.happens(log));
                 }
-                Action::Call(LibvirtCall::Settled) if self.settles => {
-                    done.extend(self.happens(Event::Done(LibvirtCall::Settled, Err("it is off".into()))));
+                LauncherAction::Call(LibvirtCall::Settled) if self.settles => {
+                    done.extend(self.happens(LauncherEvent::Done(LibvirtCall::Settled, Err("it is off".into()))));
                 }
-                Action::End(ending) => {
+                LauncherAction::End(ending) => {
                     self.requested = ending.requested;
                     self.ending = Some((ending.outcome, ending.message));
                 }
@@ -87,47 +87,47 @@ impl Story {
         done
     }
 
-    fn reports(&mut self, state: DomainState) -> Vec<Action> {
-        self.happens(Event::StateReported(Ok(state)))
+    fn reports(&mut self, state: VirshDomainState) -> Vec<LauncherAction> {
+        self.happens(LauncherEvent::StateReported(Ok(state)))
     }
 
     /// Advances time to the launcher's wake-up.
-    fn wakes(&mut self) -> Vec<Action> {
+    fn wakes(&mut self) -> Vec<LauncherAction> {
         self.now = self.lifecycle.wake().expect("it waits for an instant");
-        self.happens(Event::Time)
+        self.happens(LauncherEvent::Time)
     }
 
-    fn outcome(&self) -> Option<Outcome> {
+    fn outcome(&self) -> Option<GuestOutcome> {
         self.ending.as_ref().map(|(outcome, _)| *outcome)
     }
 }
 
-const STATE: Action = Action::Call(LibvirtCall::State);
-const BUTTON: Action = Action::Call(LibvirtCall::PowerButton);
-const DESTROY: Action = Action::Call(LibvirtCall::Destroy);
+const STATE: LauncherAction = LauncherAction::Call(LibvirtCall::State);
+const BUTTON: LauncherAction = LauncherAction::Call(LibvirtCall::PowerButton);
+const DESTROY: LauncherAction = LauncherAction::Call(LibvirtCall::Destroy);
 
-fn off(reason: OffReason) -> DomainState {
-    DomainState::Off(reason)
+fn off(reason: OffReason) -> VirshDomainState {
+    VirshDomainState::Off(reason)
 }
 
-fn signal(signal: Signal) -> Action {
-    Action::SignalQemu(QEMU, signal)
+fn signal(signal: Signal) -> LauncherAction {
+    LauncherAction::SignalQemu(QEMU, signal)
 }
 
 #[test]
 fn failed_liveness_ends_guest_and_fails_pod() {
-    let unhealthy = || Event::Unhealthy("failed 3 times in a row".into());
+    let unhealthy = || LauncherEvent::Unhealthy("failed 3 times in a row".into());
     let mut story = Story::running(30);
     assert_eq!(story.happens(unhealthy()), [STATE]);
-    assert_eq!(story.reports(DomainState::Running), [BUTTON]);
-    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
+    assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
+    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
     // A repeated failure, or SIGTERM meanwhile, changes nothing.
     assert_eq!(story.happens(unhealthy()), []);
-    assert_eq!(story.happens(Event::TerminationRequested), []);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.happens(LauncherEvent::TerminationRequested), []);
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     let (outcome, message) = story.ending.clone().unwrap();
-    assert_eq!(outcome, Outcome::Failed);
+    assert_eq!(outcome, GuestOutcome::Failed);
     assert!(message.contains("liveness probe failed 3 times in a row"), "{message}");
     assert!(
         story.lifecycle.is_end_requested(),
@@ -136,13 +136,13 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 
     // A pod that received SIGTERM first ends for that reason.
     let mut story = Story::running(30);
-    story.happens(Event::TerminationRequested);
+    story.happens(LauncherEvent::TerminationRequested);
     story.happens(unhealthy());
-    story.reports(DomainState::Running);
-    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.reports(VirshDomainState::Running);
+    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
-    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
 
     // Without a guest the failure is ignored.
     let mut story = Story::ready(30);
@@ -154,17 +154,23 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
     for disks_first in [true, false] {
         let mut story = Story::new(30);
-        assert_eq!(story.happens(Event::Time), [Action::StartLibvirtd]);
+        assert_eq!(story.happens(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
         if disks_first {
-            assert_eq!(story.happens(Event::Prepared(Ok(()))), []);
+            assert_eq!(story.happens(LauncherEvent::Prepared(Ok(()))), []);
         }
-        assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
-        let now_ready = story.reports(DomainState::Absent);
+        assert_eq!(
+            story.happens(LauncherEvent::LibvirtdListens),
+            [LauncherAction::Learn, STATE]
+        );
+        let now_ready = story.reports(VirshDomainState::Absent);
         if disks_first {
-            assert_eq!(now_ready, [Action::MarkReady]);
+            assert_eq!(now_ready, [LauncherAction::MarkReady]);
         } else {
             assert_eq!(now_ready, []);
-            assert_eq!(story.happens(Event::Prepared(Ok(()))), [Action::MarkReady]);
+            assert_eq!(
+                story.happens(LauncherEvent::Prepared(Ok(()))),
+                [LauncherAction::MarkReady]
+            );
         }
         assert_eq!(story.lifecycle.wake(), None, "an idle pod waits for no time");
     }
@@ -173,25 +179,28 @@ fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
 #[test]
 fn a_disk_that_cannot_be_made_ends_the_pod_with_its_reason() {
     let mut story = Story::new(30);
-    story.happens(Event::Time);
-    story.happens(Event::Prepared(Err("NoDiskInImage: volume root: ...".into())));
+    story.happens(LauncherEvent::Time);
+    story.happens(LauncherEvent::Prepared(Err("NoDiskInImage: volume root: ...".into())));
     assert_eq!(
         story.ending,
-        Some((Outcome::Failed, "NoDiskInImage: volume root: ...".into()))
+        Some((GuestOutcome::Failed, "NoDiskInImage: volume root: ...".into()))
     );
 }
 
 #[test]
 fn every_guest_end_is_reported() {
     for (reason, outcome) in [
-        (OffReason::Shutdown, Outcome::Shutdown),
-        (OffReason::Destroyed, Outcome::Destroyed),
-        (OffReason::Crashed, Outcome::Crashed),
-        (OffReason::Migrated, Outcome::Migrated),
-        (OffReason::Failed, Outcome::Failed),
+        (OffReason::Shutdown, GuestOutcome::Shutdown),
+        (OffReason::Destroyed, GuestOutcome::Destroyed),
+        (OffReason::Crashed, GuestOutcome::Crashed),
+        (OffReason::Migrated, GuestOutcome::Migrated),
+        (OffReason::Failed, GuestOutcome::Failed),
     ] {
         let mut story = Story::running(30);
-        assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
+        assert_eq!(
+            story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+            [STATE]
+        );
         assert_eq!(story.reports(off(reason)), []);
         assert_eq!(story.outcome(), Some(outcome), "{reason:?}");
     }
@@ -200,35 +209,38 @@ fn every_guest_end_is_reported() {
 #[test]
 fn libvirt_may_notice_the_end_after_the_kernel() {
     let mut story = Story::running(30);
-    assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
-    assert_eq!(story.reports(DomainState::Running), []);
-    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    assert_eq!(
+        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+        [STATE]
+    );
+    assert_eq!(story.reports(VirshDomainState::Running), []);
+    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Shutdown));
-    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
 }
 
 #[test]
 fn libvirt_may_report_the_end_before_the_kernel() {
     let mut story = Story::running(30);
-    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
     assert_eq!(story.reports(off(OffReason::Destroyed)), []);
     assert_eq!(story.outcome(), None, "its QEMU still lives");
     assert_eq!(
-        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         [STATE]
     );
     story.reports(off(OffReason::Destroyed));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn guest_end_unnoticed_by_libvirt_is_reported() {
     let mut story = Story::running(30);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
-    story.reports(DomainState::Running);
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.reports(VirshDomainState::Running);
     story.wakes();
     let (outcome, message) = story.ending.expect("it has ended");
-    assert_eq!(outcome, Outcome::Crashed);
+    assert_eq!(outcome, GuestOutcome::Crashed);
     assert!(message.contains("QEMU was killed by SIGKILL"), "{message}");
 }
 
@@ -244,10 +256,10 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     ] {
         let mut story = Story::running(30);
         if leaves {
-            story.happens(Event::Leaves);
+            story.happens(LauncherEvent::Leaves);
         }
         // libvirt hangs: it does not respond at all.
-        assert_eq!(story.happens(Event::QemuEnded(QEMU, how)), [STATE]);
+        assert_eq!(story.happens(LauncherEvent::QemuEnded(QEMU, how)), [STATE]);
         assert_eq!(story.outcome(), None);
         story.wakes();
         assert!(story.outcome().is_some(), "{how}");
@@ -256,18 +268,21 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     // Other calls to libvirt are not waited for very long.
     let mut story = Story::running(30);
     story.settles = false;
-    story.happens(Event::QemuEnded(QEMU, killed));
+    story.happens(LauncherEvent::QemuEnded(QEMU, killed));
     assert_eq!(
         story.reports(off(OffReason::Crashed)),
-        [Action::Call(LibvirtCall::Settled)]
+        [LauncherAction::Call(LibvirtCall::Settled)]
     );
     story.wakes();
-    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Crashed), 1));
+    assert_eq!((story.outcome(), story.now.as_secs()), (Some(GuestOutcome::Crashed), 1));
     // libvirt's report counts if it arrives.
     let mut story = Story::running(30);
-    story.happens(Event::QemuEnded(QEMU, killed));
+    story.happens(LauncherEvent::QemuEnded(QEMU, killed));
     story.reports(off(OffReason::Migrated));
-    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 0));
+    assert_eq!(
+        (story.outcome(), story.now.as_secs()),
+        (Some(GuestOutcome::Migrated), 0)
+    );
 }
 
 #[test]
@@ -275,82 +290,103 @@ fn migration_client_gets_result_before_libvirtd_stops() {
     let moved = || {
         let mut story = Story::running(30);
         story.settles = false;
-        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
         assert_eq!(
             story.reports(off(OffReason::Migrated)),
-            [Action::Call(LibvirtCall::Settled)]
+            [LauncherAction::Call(LibvirtCall::Settled)]
         );
         assert_eq!(story.outcome(), None);
         story
     };
     let mut story = moved();
-    story.happens(Event::Done(LibvirtCall::Settled, Err("domain is not running".into())));
-    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+    story.happens(LauncherEvent::Done(
+        LibvirtCall::Settled,
+        Err("domain is not running".into()),
+    ));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Migrated));
     // A client that gets no response does not keep the pod alive.
     let mut story = moved();
     story.wakes();
-    assert_eq!((story.outcome(), story.now.as_secs()), (Some(Outcome::Migrated), 5));
+    assert_eq!(
+        (story.outcome(), story.now.as_secs()),
+        (Some(GuestOutcome::Migrated), 5)
+    );
     // Clients get no more responses once libvirtd is gone.
     let mut story = moved();
-    assert_eq!(story.happens(Event::LibvirtdEnded("ended".into())), [Action::Abandon]);
-    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+    assert_eq!(
+        story.happens(LauncherEvent::LibvirtdEnded("ended".into())),
+        [LauncherAction::Abandon]
+    );
+    assert_eq!(story.outcome(), Some(GuestOutcome::Migrated));
 }
 
 #[test]
 fn end_of_undefined_guest_is_read_from_its_log() {
     let mut story = Story::running(30);
     story.log.reason = Some(OffReason::Migrated);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    story.reports(DomainState::Absent);
-    assert_eq!(story.outcome(), Some(Outcome::Migrated));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.reports(VirshDomainState::Absent);
+    assert_eq!(story.outcome(), Some(GuestOutcome::Migrated));
 }
 
 #[test]
 fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::StateRemoved), [STATE]);
+    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Failed));
-    assert_eq!(story.outcome(), Some(Outcome::Failed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
     // Not even libvirt's state file was seen, only the end of a QEMU.
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(1))), [STATE]);
+    assert_eq!(
+        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(1))),
+        [STATE]
+    );
     story.reports(off(OffReason::Destroyed));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn a_start_that_failed_early_is_seen_by_the_log_alone() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::LogWritten), [STATE]);
+    assert_eq!(story.happens(LauncherEvent::LogWritten), [STATE]);
     story.reports(off(OffReason::Failed));
-    assert_eq!(story.outcome(), Some(Outcome::Failed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
     // A running guest may fill its log at any rate.
     let mut story = Story::running(30);
-    assert_eq!(story.happens(Event::LogWritten), []);
+    assert_eq!(story.happens(LauncherEvent::LogWritten), []);
 }
 
 #[test]
 fn qemu_probed_by_libvirt_is_not_the_guest() {
-    for state in [DomainState::Absent, off(OffReason::Unknown)] {
+    for state in [VirshDomainState::Absent, off(OffReason::Unknown)] {
         let mut story = Story::ready(30);
-        assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
+        assert_eq!(
+            story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+            [STATE]
+        );
         assert_eq!(story.reports(state), []);
         assert_eq!(story.outcome(), None);
     }
     let mut story = Story::running(30);
-    assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), []);
+    assert_eq!(
+        story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+        []
+    );
     assert_eq!(story.outcome(), None);
 }
 
 #[test]
 fn stale_report_does_not_end_guest_with_live_qemu() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))), [STATE]);
-    story.happens(Event::QemuStarted(QEMU));
+    assert_eq!(
+        story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+        [STATE]
+    );
+    story.happens(LauncherEvent::QemuStarted(QEMU));
     // The response predates the start.
     assert_eq!(story.reports(off(OffReason::Unknown)), []);
     assert_eq!(story.wakes(), [STATE]);
-    assert_eq!(story.reports(DomainState::Running), []);
+    assert_eq!(story.reports(VirshDomainState::Running), []);
     assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
 }
 
@@ -358,31 +394,31 @@ fn stale_report_does_not_end_guest_with_live_qemu() {
 fn power_button_is_repeated_before_the_guest_is_destroyed() {
     let mut story = Story::running(30);
     let mut pressed = Vec::new();
-    let mut steps = story.happens(Event::TerminationRequested);
+    let mut steps = story.happens(LauncherEvent::TerminationRequested);
     while steps != [DESTROY] {
         assert_eq!(steps, [STATE]);
-        assert_eq!(story.reports(DomainState::Running), [BUTTON]);
-        assert_eq!(story.happens(Event::Done(LibvirtCall::PowerButton, Ok(()))), []);
+        assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
+        assert_eq!(story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(()))), []);
         pressed.push(story.now.as_secs());
         steps = story.wakes();
     }
     assert_eq!(pressed, [0, 5, 10, 15, 20, 25]);
     assert_eq!(story.now.as_secs(), 27);
-    assert_eq!(story.happens(Event::Done(LibvirtCall::Destroy, Ok(()))), []);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.happens(LauncherEvent::Done(LibvirtCall::Destroy, Ok(()))), []);
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Destroyed));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn requested_shutdown_ends_as_shutdown() {
     let mut story = Story::running(30);
-    story.happens(Event::TerminationRequested);
-    story.reports(DomainState::Running);
-    story.happens(Event::Done(LibvirtCall::PowerButton, Ok(())));
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.happens(LauncherEvent::TerminationRequested);
+    story.reports(VirshDomainState::Running);
+    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
-    assert_eq!(story.outcome(), Some(Outcome::Shutdown));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
     assert_eq!(story.requested, Some(true));
     assert!(story.lifecycle.is_end_requested());
 }
@@ -393,16 +429,19 @@ fn guest_that_powers_off_before_the_button_shut_itself_down() {
     for terminated_first in [false, true] {
         let mut story = Story::running(30);
         if terminated_first {
-            assert_eq!(story.happens(Event::TerminationRequested), [STATE]);
-            story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+            assert_eq!(story.happens(LauncherEvent::TerminationRequested), [STATE]);
+            story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
         } else {
-            assert_eq!(story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))), [STATE]);
-            story.happens(Event::TerminationRequested);
+            assert_eq!(
+                story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+                [STATE]
+            );
+            story.happens(LauncherEvent::TerminationRequested);
         }
         story.reports(off(OffReason::Shutdown));
         assert_eq!(
             (story.outcome(), story.requested),
-            (Some(Outcome::Shutdown), Some(false))
+            (Some(GuestOutcome::Shutdown), Some(false))
         );
     }
 }
@@ -410,11 +449,11 @@ fn guest_that_powers_off_before_the_button_shut_itself_down() {
 #[test]
 fn power_button_of_paused_guest_is_pressed_after_resume() {
     let mut story = Story::running(12);
-    story.happens(Event::TerminationRequested);
-    assert_eq!(story.reports(DomainState::Paused), []);
+    story.happens(LauncherEvent::TerminationRequested);
+    assert_eq!(story.reports(VirshDomainState::Paused), []);
     assert_eq!(story.wakes(), [STATE]);
-    assert_eq!(story.reports(DomainState::Running), [BUTTON]);
-    story.happens(Event::Done(LibvirtCall::PowerButton, Err("no".into())));
+    assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
+    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Err("no".into())));
     assert_eq!(story.wakes(), [DESTROY]);
     assert_eq!(story.now.as_secs(), 10);
 }
@@ -422,88 +461,97 @@ fn power_button_of_paused_guest_is_pressed_after_resume() {
 #[test]
 fn without_a_grace_period_the_guest_is_destroyed_at_once() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(Event::TerminationRequested), [DESTROY]);
+    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [DESTROY]);
 }
 
 #[test]
 fn a_destroy_that_does_not_succeed_is_done_by_hand() {
     // libvirt refuses.
     let mut story = Story::running(0);
-    story.happens(Event::TerminationRequested);
-    let refused = Event::Done(LibvirtCall::Destroy, Err("no".into()));
+    story.happens(LauncherEvent::TerminationRequested);
+    let refused = LauncherEvent::Done(LibvirtCall::Destroy, Err("no".into()));
     assert_eq!(story.happens(refused), [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
     // libvirt hangs.
     let mut story = Story::running(0);
-    story.happens(Event::TerminationRequested);
+    story.happens(LauncherEvent::TerminationRequested);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     // Even that has no effect.
     story.wakes();
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn a_question_in_flight_does_not_delay_destroying() {
     let mut story = Story::running(10);
-    assert_eq!(story.happens(Event::TerminationRequested), [STATE]);
+    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [STATE]);
     // virsh hangs. The second press is due, but no call can be made.
     assert_eq!(story.wakes(), []);
-    assert_eq!(story.wakes(), [Action::Abandon, DESTROY]);
+    assert_eq!(story.wakes(), [LauncherAction::Abandon, DESTROY]);
     assert_eq!(story.now.as_secs(), 8);
 }
 
 #[test]
 fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::TerminationRequested), [Action::KillLibvirtd]);
+    assert_eq!(
+        story.happens(LauncherEvent::TerminationRequested),
+        [LauncherAction::KillLibvirtd]
+    );
     assert_eq!(story.outcome(), None, "libvirtd could still start the guest");
-    story.happens(Event::LibvirtdEnded("was killed by SIGKILL".into()));
-    assert_eq!(story.outcome(), Some(Outcome::NotStarted));
+    story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
+    assert_eq!(story.outcome(), Some(GuestOutcome::NotStarted));
 }
 
 #[test]
 fn guest_that_starts_during_the_stop_is_ended() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(Event::TerminationRequested), [Action::KillLibvirtd]);
-    story.happens(Event::QemuStarted(QEMU));
-    let ended = Event::LibvirtdEnded("was killed by SIGKILL".into());
+    assert_eq!(
+        story.happens(LauncherEvent::TerminationRequested),
+        [LauncherAction::KillLibvirtd]
+    );
+    story.happens(LauncherEvent::QemuStarted(QEMU));
+    let ended = LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into());
     assert_eq!(story.happens(ended), [signal(Signal::SIGTERM)]);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn pod_terminated_at_once_starts_nothing() {
     let mut story = Story::new(30);
-    assert_eq!(story.happens(Event::TerminationRequested), []);
-    assert_eq!(story.outcome(), Some(Outcome::NotStarted));
+    assert_eq!(story.happens(LauncherEvent::TerminationRequested), []);
+    assert_eq!(story.outcome(), Some(GuestOutcome::NotStarted));
 }
 
 #[test]
 fn libvirtd_is_started_again_and_the_guest_goes_on() {
     let mut story = Story::running(30);
-    assert_eq!(story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into())), []);
-    assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+    assert_eq!(
+        story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into())),
+        []
+    );
+    assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
     assert_eq!(story.now.as_millis(), 200);
-    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
-    assert_eq!(story.reports(DomainState::Running), []);
+    assert_eq!(story.happens(LauncherEvent::LibvirtdListens), [STATE]);
+    assert_eq!(story.reports(VirshDomainState::Running), []);
     assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
 }
 
 #[test]
 fn end_of_a_guest_while_libvirtd_is_dead_is_read_later() {
     let mut story = Story::running(30);
-    story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
+    story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
     assert_eq!(
-        story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         []
     );
-    assert_eq!(story.wakes(), [Action::StartLibvirtd]);
-    assert_eq!(story.happens(Event::LibvirtdListens), [STATE]);
+    assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
+    assert_eq!(story.happens(LauncherEvent::LibvirtdListens), [STATE]);
     story.reports(off(OffReason::Unknown));
-    assert_eq!(story.outcome(), Some(Outcome::Crashed));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Crashed));
 }
 
 #[test]
@@ -512,10 +560,10 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
     let mut pauses = Vec::new();
     let mut steps = Vec::new();
     for failure in 1..=FAILURES {
-        steps = story.happens(Event::LibvirtdEnded("ended with exit code 1".into()));
+        steps = story.happens(LauncherEvent::LibvirtdEnded("ended with exit code 1".into()));
         if failure < FAILURES {
             let before = story.now;
-            assert_eq!(story.wakes(), [Action::StartLibvirtd]);
+            assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
             pauses.push((story.now - before).as_millis());
         }
     }
@@ -523,9 +571,9 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
     // SIGTERM first, so that QEMU can flush its buffers.
     assert_eq!(steps, [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
     let (outcome, message) = story.ending.expect("it has ended");
-    assert_eq!(outcome, Outcome::Failed);
+    assert_eq!(outcome, GuestOutcome::Failed);
     assert!(
         message.contains("8 times in a row; at last it ended with exit code 1"),
         "{message}"
@@ -535,14 +583,18 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
 #[test]
 fn a_libvirtd_that_never_lived_fails_the_pod() {
     let mut story = Story::new(30);
-    story.happens(Event::Time);
+    story.happens(LauncherEvent::Time);
     for _ in 1..FAILURES {
-        story.happens(Event::LibvirtdEnded("could not be started: no such file".into()));
+        story.happens(LauncherEvent::LibvirtdEnded(
+            "could not be started: no such file".into(),
+        ));
         story.wakes();
     }
     assert_eq!(story.outcome(), None);
-    story.happens(Event::LibvirtdEnded("could not be started: no such file".into()));
-    assert_eq!(story.outcome(), Some(Outcome::Failed));
+    story.happens(LauncherEvent::LibvirtdEnded(
+        "could not be started: no such file".into(),
+    ));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
 }
 
 #[test]
@@ -550,10 +602,10 @@ fn failures_long_apart_are_not_counted_together() {
     let mut story = Story::running(30);
     for _ in 0..3 * FAILURES {
         story.now += Duration::from_secs(300);
-        story.happens(Event::LibvirtdEnded("was killed by SIGSEGV".into()));
-        assert_eq!(story.wakes(), [Action::StartLibvirtd]);
-        story.happens(Event::LibvirtdListens);
-        story.reports(DomainState::Running);
+        story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
+        assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
+        story.happens(LauncherEvent::LibvirtdListens);
+        story.reports(VirshDomainState::Running);
     }
     assert_eq!(story.outcome(), None);
 }
@@ -561,41 +613,44 @@ fn failures_long_apart_are_not_counted_together() {
 #[test]
 fn unresponsive_libvirtd_is_killed() {
     let mut story = Story::new(30);
-    story.happens(Event::Time);
-    assert_eq!(story.happens(Event::LibvirtdListens), [Action::Learn, STATE]);
-    assert_eq!(story.happens(Event::StateReported(Err("refused".into()))), []);
+    story.happens(LauncherEvent::Time);
+    assert_eq!(
+        story.happens(LauncherEvent::LibvirtdListens),
+        [LauncherAction::Learn, STATE]
+    );
+    assert_eq!(story.happens(LauncherEvent::StateReported(Err("refused".into()))), []);
     assert_eq!(story.wakes(), [STATE], "it may only have been too early");
-    assert_eq!(story.wakes(), [Action::KillLibvirtd]);
+    assert_eq!(story.wakes(), [LauncherAction::KillLibvirtd]);
     assert_eq!(story.now.as_secs(), 60);
 }
 
 #[test]
 fn libvirtd_may_die_while_it_destroys_the_guest() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(Event::TerminationRequested), [DESTROY]);
-    let ended = Event::LibvirtdEnded("was killed by SIGSEGV".into());
-    assert_eq!(story.happens(ended), [Action::Abandon, signal(Signal::SIGTERM)]);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
-    assert_eq!(story.outcome(), Some(Outcome::Destroyed));
+    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [DESTROY]);
+    let ended = LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into());
+    assert_eq!(story.happens(ended), [LauncherAction::Abandon, signal(Signal::SIGTERM)]);
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn nothing_is_done_after_the_end() {
     let mut story = Story::running(30);
-    story.happens(Event::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     for event in [
-        Event::Time,
-        Event::TerminationRequested,
-        Event::LibvirtdEnded("ended".into()),
-        Event::StateRemoved,
+        LauncherEvent::Time,
+        LauncherEvent::TerminationRequested,
+        LauncherEvent::LibvirtdEnded("ended".into()),
+        LauncherEvent::StateRemoved,
     ] {
         assert_eq!(story.happens(event), []);
     }
     assert_eq!(story.lifecycle.wake(), None);
 }
 
-fn any_event() -> impl Strategy<Value = Event> {
+fn any_event() -> impl Strategy<Value = LauncherEvent> {
     let reason = prop_oneof![
         Just(OffReason::Unknown),
         Just(OffReason::Shutdown),
@@ -603,31 +658,31 @@ fn any_event() -> impl Strategy<Value = Event> {
         Just(OffReason::Migrated)
     ];
     let state = prop_oneof![
-        Just(DomainState::Running),
-        Just(DomainState::Paused),
-        Just(DomainState::Absent),
-        reason.prop_map(DomainState::Off)
+        Just(VirshDomainState::Running),
+        Just(VirshDomainState::Paused),
+        Just(VirshDomainState::Absent),
+        reason.prop_map(VirshDomainState::Off)
     ];
     let result = prop_oneof![Just(Ok(())), Just(Err("no".to_owned()))];
     prop_oneof![
-        Just(Event::Time),
-        result.clone().prop_map(Event::Prepared),
-        Just(Event::LibvirtdListens),
-        Just(Event::LibvirtdEnded("ended".into())),
-        Just(Event::QemuStarted(QEMU)),
-        Just(Event::QemuEnded(QEMU, ProcessEnd::Exited(0))),
-        Just(Event::Unhealthy("failed".into())),
-        Just(Event::Leaves),
-        Just(Event::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
-        Just(Event::QemuEnded(PROBE, ProcessEnd::Exited(0))),
-        Just(Event::StateRemoved),
-        Just(Event::LogWritten),
-        state.prop_map(|state| Event::StateReported(Ok(state))),
-        Just(Event::StateReported(Err("no".into()))),
+        Just(LauncherEvent::Time),
+        result.clone().prop_map(LauncherEvent::Prepared),
+        Just(LauncherEvent::LibvirtdListens),
+        Just(LauncherEvent::LibvirtdEnded("ended".into())),
+        Just(LauncherEvent::QemuStarted(QEMU)),
+        Just(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+        Just(LauncherEvent::Unhealthy("failed".into())),
+        Just(LauncherEvent::Leaves),
+        Just(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        Just(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+        Just(LauncherEvent::StateRemoved),
+        Just(LauncherEvent::LogWritten),
+        state.prop_map(|state| LauncherEvent::StateReported(Ok(state))),
+        Just(LauncherEvent::StateReported(Err("no".into()))),
         result
             .clone()
-            .prop_map(|result| Event::Done(LibvirtCall::Destroy, result)),
-        result.prop_map(|result| Event::Done(LibvirtCall::Settled, result)),
+            .prop_map(|result| LauncherEvent::Done(LibvirtCall::Destroy, result)),
+        result.prop_map(|result| LauncherEvent::Done(LibvirtCall::Settled, result)),
     ]
 }
 
@@ -640,14 +695,14 @@ proptest! {
     ) {
         let mut story = Story::new(grace);
         story.settles = false;
-        story.happens(Event::Time);
+        story.happens(LauncherEvent::Time);
         for (event, pause) in before {
             story.now += Duration::from_millis(pause);
             story.happens(event);
         }
         let requested_at = story.now;
         let given_up = requested_at + Grace::divide(grace).give_up;
-        story.happens(Event::TerminationRequested);
+        story.happens(LauncherEvent::TerminationRequested);
         let mut after = after.into_iter();
         // No further events follow, except that the kernel ends a killed libvirtd.
         for _ in 0..500 {
@@ -662,10 +717,10 @@ proptest! {
             } else if let Some(wake) = wake {
                 prop_assert!(wake >= story.now, "it wants to be called in the past");
                 story.now = wake;
-                let done = story.happens(Event::Time);
+                let done = story.happens(LauncherEvent::Time);
                 prop_assert!(!done.is_empty() || story.lifecycle.wake() != Some(wake), "it spins");
             } else {
-                story.happens(Event::LibvirtdEnded("was killed by SIGKILL".into()));
+                story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
             }
         }
         prop_assert!(story.ending.is_some(), "it never ends: {:?}", story.lifecycle);
@@ -677,14 +732,14 @@ proptest! {
         let mut story = Story::new(30);
         story.settles = false;
         let mut in_progress = false;
-        let mut check = |done: &[Action], call_ended: bool| {
+        let mut check = |done: &[LauncherAction], call_ended: bool| {
             if call_ended {
                 in_progress = false;
             }
             for action in done {
                 match action {
-                    Action::Abandon => in_progress = false,
-                    Action::Call(_) => {
+                    LauncherAction::Abandon => in_progress = false,
+                    LauncherAction::Call(_) => {
                         if in_progress {
                             return false;
                         }
@@ -698,14 +753,14 @@ proptest! {
         for (at, (event, pause)) in events.into_iter().enumerate() {
             story.now += Duration::from_millis(pause);
             if at == stop {
-                let done = story.happens(Event::TerminationRequested);
+                let done = story.happens(LauncherEvent::TerminationRequested);
                 prop_assert!(check(&done, false));
             }
             // Only responses to the call in progress are generated.
             let ends_call = match (&event, story.lifecycle.pending) {
-                (Event::StateReported(_), pending) if pending != Some(LibvirtCall::State) => continue,
-                (Event::Done(call, _), pending) if pending != Some(*call) => continue,
-                (Event::StateReported(_) | Event::Done(..), _) => true,
+                (LauncherEvent::StateReported(_), pending) if pending != Some(LibvirtCall::State) => continue,
+                (LauncherEvent::Done(call, _), pending) if pending != Some(*call) => continue,
+                (LauncherEvent::StateReported(_) | LauncherEvent::Done(..), _) => true,
                 _ => false,
             };
             let done = story.happens(event);

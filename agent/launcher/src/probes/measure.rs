@@ -45,7 +45,7 @@ pub(super) fn measure(action: &ProbeAction, guest: Option<IpAddr>, timeout: Dura
             path,
             headers,
         } => {
-            let request = Request {
+            let request = HttpRequest {
                 tls: *tls,
                 host: host.as_deref(),
                 port: *port,
@@ -102,7 +102,7 @@ fn tcp(
 }
 
 /// An HTTP request.
-struct Request<'a> {
+struct HttpRequest<'a> {
     tls: bool,
     host: Option<&'a str>,
     port: u16,
@@ -110,7 +110,7 @@ struct Request<'a> {
     headers: &'a [(String, String)],
 }
 
-impl Request<'_> {
+impl HttpRequest<'_> {
     /// Sends the request and returns the status of the response.
     fn send(&self, guest: Option<IpAddr>, mut time_limit: TimeLimit) -> io::Result<u16> {
         let address = address(self.host, self.port, guest)?;

@@ -15,14 +15,14 @@ use crate::guest_activity::GuestActivity;
 
 /// The purpose of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProbeKind {
     /// The guest is stopped when the probe fails.
     Liveness,
     /// Services do not route traffic to the guest while the probe fails.
     Readiness,
 }
 
-impl Kind {
+impl ProbeKind {
     /// Returns whether to probe a guest with this activity. A paused guest cannot respond. During a migration it may
     /// be throttled to any degree, which is no reason to stop it, but its readiness still matters.
     fn may_probe(self, activity: GuestActivity) -> bool {
@@ -34,7 +34,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ProbeKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Liveness => "liveness",
@@ -45,7 +45,7 @@ impl fmt::Display for Kind {
 
 /// A changed result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ProbeVerdict {
     /// The probe succeeds.
     Succeeds,
     /// The probe fails.
@@ -57,7 +57,7 @@ pub(crate) enum Verdict {
     },
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ProbeVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Succeeds => f.write_str("succeeds"),
@@ -70,7 +70,7 @@ impl fmt::Display for Verdict {
 /// A probe and its state. Times are relative to the launcher's start.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    kind: Kind,
+    kind: ProbeKind,
     probe: GuestProbe,
     activity: GuestActivity,
     /// When the next probe is due; `None` until the guest runs here.
@@ -85,7 +85,7 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Creates the schedule for a guest that has not been seen yet.
-    pub(crate) fn new(kind: Kind, probe: GuestProbe) -> Self {
+    pub(crate) fn new(kind: ProbeKind, probe: GuestProbe) -> Self {
         Self {
             kind,
             probe,
@@ -100,7 +100,7 @@ impl Schedule {
     }
 
     /// Returns the purpose of the probe.
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ProbeKind {
         self.kind
     }
 
@@ -133,7 +133,7 @@ impl Schedule {
 
     /// Records the result of the running probe; `None` if the probe could not be carried out. Returns the verdict if
     /// it has changed.
-    pub(crate) fn result(&mut self, result: Option<Result<(), String>>) -> Option<Verdict> {
+    pub(crate) fn result(&mut self, result: Option<Result<(), String>>) -> Option<ProbeVerdict> {
         self.probing = false;
         if std::mem::take(&mut self.void) {
             return None;
@@ -145,7 +145,7 @@ impl Schedule {
                 let changes = self.successes >= self.probe.success_threshold && self.verdict != Some(true);
                 changes.then(|| {
                     self.verdict = Some(true);
-                    Verdict::Succeeds
+                    ProbeVerdict::Succeeds
                 })
             }
             Err(why) => {
@@ -154,7 +154,7 @@ impl Schedule {
                 let changes = self.failures >= self.probe.failure_threshold && self.verdict != Some(false);
                 changes.then(|| {
                     self.verdict = Some(false);
-                    Verdict::Fails {
+                    ProbeVerdict::Fails {
                         times: self.failures,
                         why,
                     }
@@ -176,7 +176,7 @@ mod tests {
 
     use super::{GuestActivity::*, *};
 
-    fn schedule(kind: Kind) -> Schedule {
+    fn schedule(kind: ProbeKind) -> Schedule {
         Schedule::new(
             kind,
             GuestProbe {
@@ -198,13 +198,13 @@ mod tests {
         Some(Err("refused".into()))
     }
 
-    fn fails(times: u32) -> Option<Verdict> {
+    fn fails(times: u32) -> Option<ProbeVerdict> {
         let why = "refused".into();
-        Some(Verdict::Fails { times, why })
+        Some(ProbeVerdict::Fails { times, why })
     }
 
     /// Carries out the next probe with this result.
-    fn next(schedule: &mut Schedule, result: Option<Result<(), String>>) -> Option<Verdict> {
+    fn next(schedule: &mut Schedule, result: Option<Result<(), String>>) -> Option<ProbeVerdict> {
         let now = schedule.wake().expect("one is due");
         assert!(schedule.begins(now));
         assert_eq!(schedule.wake(), None, "one at a time");
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn probe_waits_for_guest_then_delay_then_period() {
-        for kind in [Kind::Liveness, Kind::Readiness] {
+        for kind in [ProbeKind::Liveness, ProbeKind::Readiness] {
             let mut schedule = schedule(kind);
             // The target of a migration, for its whole duration.
             for activity in [Absent, Still, Leaving] {
@@ -232,14 +232,14 @@ mod tests {
 
     #[test]
     fn verdict_changes_at_threshold_in_a_row() {
-        let mut schedule = schedule(Kind::Readiness);
+        let mut schedule = schedule(ProbeKind::Readiness);
         schedule.observe(Running, at(0));
         let ok = || Some(Ok(()));
         for (result, verdict) in [
             (ok(), None),
             (refused(), None),
             (ok(), None),
-            (ok(), Some(Verdict::Succeeds)),
+            (ok(), Some(ProbeVerdict::Succeeds)),
             (ok(), None),
             (refused(), None),
             (refused(), None),
@@ -248,7 +248,7 @@ mod tests {
             (refused(), fails(3)),
             (refused(), None),
             (ok(), None),
-            (ok(), Some(Verdict::Succeeds)),
+            (ok(), Some(ProbeVerdict::Succeeds)),
         ] {
             assert_eq!(next(&mut schedule, result), verdict);
         }
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn guest_never_ready_reports_the_cause() {
-        let mut schedule = schedule(Kind::Readiness);
+        let mut schedule = schedule(ProbeKind::Readiness);
         schedule.observe(Running, at(0));
         assert_eq!(next(&mut schedule, refused()), None);
         assert_eq!(next(&mut schedule, refused()), None);
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn failure_of_paused_guest_is_void_and_ends_the_run() {
-        let mut schedule = schedule(Kind::Liveness);
+        let mut schedule = schedule(ProbeKind::Liveness);
         schedule.observe(Running, at(0));
         assert_eq!(next(&mut schedule, refused()), None);
         assert_eq!(next(&mut schedule, refused()), None);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn moving_guest_is_probed_for_readiness_only() {
-        for (kind, probed) in [(Kind::Liveness, false), (Kind::Readiness, true)] {
+        for (kind, probed) in [(ProbeKind::Liveness, false), (ProbeKind::Readiness, true)] {
             let mut schedule = schedule(kind);
             schedule.observe(Running, at(0));
             assert!(schedule.begins(at(20)));

@@ -24,7 +24,7 @@ use nix::{
 /// Maximum length of one part of a wait.
 const PART: Duration = Duration::from_millis(100);
 /// Minimum length of a part: the precision of `poll(2)`.
-const LEAST: Duration = Duration::from_millis(1);
+const MIN_COUNTED_TIME: Duration = Duration::from_millis(1);
 
 /// The remaining time.
 #[derive(Debug)]
@@ -56,12 +56,14 @@ impl TimeLimit {
     /// Like [`Self::wait`], but calls `wait` for each part. It returns whether the wait is over.
     fn wait_by(&mut self, mut wait: impl FnMut(Duration) -> io::Result<bool>) -> io::Result<()> {
         while !self.left.is_zero() {
-            let part = self.left.clamp(LEAST, PART);
+            let part = self.left.clamp(MIN_COUNTED_TIME, PART);
             let begun = Instant::now();
             let ready = wait(part)?;
             let counts = begun.elapsed().min(part);
             // A part interrupted by a signal counts for its actual duration, and for at least `LEAST`.
-            self.left = self.left.saturating_sub(if ready { counts } else { counts.max(LEAST) });
+            self.left = self
+                .left
+                .saturating_sub(if ready { counts } else { counts.max(MIN_COUNTED_TIME) });
             if ready {
                 return Ok(());
             }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drydock_api::launcher::{Ending, Guest, GuestDisk, GuestProbes, Ready};
+use drydock_api::launcher::{Ending, GuestProbes, LauncherDisk, PodGuest, Ready};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, User, chown, geteuid},
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use super::guest::{Manners, disk};
 
 /// Time limit for every wait; a test that waits longer has failed.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TEST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A launcher and its folders.
 pub(crate) struct Sandbox {
@@ -81,14 +81,14 @@ impl Sandbox {
         for (name, text) in known {
             fs::write(folder.join(name), text).unwrap();
         }
-        let guest = Guest {
+        let guest = PodGuest {
             domain: "default_vm1".into(),
             host_uuid: fs::read_to_string("/proc/sys/kernel/random/uuid")
                 .unwrap()
                 .trim()
                 .into(),
             grace_period_seconds,
-            disks: vec![GuestDisk {
+            disks: vec![LauncherDisk {
                 name: "root".into(),
                 source: drydock_api::launcher::DiskSource::ContainerDisk { path: None, size: None },
             }],
@@ -135,7 +135,7 @@ impl Sandbox {
 
     /// Waits for a line that contains this text, skipping earlier lines.
     pub(crate) fn expect(&mut self, text: &str) -> String {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TEST_TIMEOUT;
         loop {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => {
@@ -247,7 +247,7 @@ impl Sandbox {
 
     /// Waits until the launcher exits, and returns the guest's ending and the exit code.
     pub(crate) fn ended(&mut self) -> (Ending, i32) {
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TEST_TIMEOUT) {
             self.seen.push(line);
         }
         let code = self.launcher.wait().unwrap().code().expect("it ends by itself");

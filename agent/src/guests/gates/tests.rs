@@ -42,7 +42,7 @@ fn pod(version: u64, gate: Option<bool>) -> Pod {
 fn gates(shown: Pod) -> (Gates, ApiServer) {
     let (client, server) = api_server();
     (
-        Gates::new(client, LauncherPods::filled([shown]), Metrics::default()),
+        Gates::new(client, LauncherPods::filled([shown]), AgentMetrics::default()),
         server,
     )
 }

@@ -16,14 +16,14 @@ use drydock_core::{
 };
 use drydock_host::{
     domain::{CallError, DomainHandle},
-    pod_folder::{FolderError, PodSecret, Watched},
+    pod_folder::{FolderError, PodSecret, WatchedPath},
 };
 use drydock_runtime::{Backoff, Severity, chain, clock};
 use futures::future::select_all;
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{GuestTask, Known, publish_event};
+use super::{ConnectedGuest, GuestTask, publish_event};
 
 /// Delay before a failed attempt to set credentials is repeated: first and maximum. For example, the guest's user may
 /// not exist yet.
@@ -65,7 +65,7 @@ impl Credentials {
     ///
     /// # Errors
     /// If the kubelet's folder cannot be watched.
-    pub(super) fn watch(&self) -> Result<Vec<Watched>, FolderError> {
+    pub(super) fn watch(&self) -> Result<Vec<WatchedPath>, FolderError> {
         self.secrets.iter().map(|(_, secret)| secret.watch()).collect()
     }
 
@@ -144,7 +144,7 @@ impl Credentials {
 
 impl GuestTask {
     /// Sets the credentials if the guest does not have them as far as known, and publishes the result.
-    pub(super) async fn synchronize_credentials(&self, handle: &DomainHandle, known: &mut Known) {
+    pub(super) async fn synchronize_credentials(&self, handle: &DomainHandle, known: &mut ConnectedGuest) {
         // The clone of the whole instance is only needed where there are credentials.
         if known.credentials.secrets.is_empty() {
             return;
@@ -187,7 +187,7 @@ async fn set_all(handle: &DomainHandle, spec: &VirtualMachineInstanceSpec, secre
 }
 
 /// Waits until a Secret may have changed; for ever if there is none.
-pub(super) async fn changed(watched: &[Watched]) {
+pub(super) async fn changed(watched: &[WatchedPath]) {
     if watched.is_empty() {
         return std::future::pending().await;
     }
@@ -199,7 +199,7 @@ pub(super) async fn changed(watched: &[Watched]) {
 mod tests {
     use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-    use drydock_host::{domain::Start, fake::guest::FakeLibvirt, libvirt::LibvirtError};
+    use drydock_host::{domain::InitialState, fake::fake_guest::FakeLibvirt, libvirt::LibvirtError};
     use serde_json::{Value, json};
 
     use super::*;
@@ -247,7 +247,7 @@ mod tests {
     async fn running(libvirt: &FakeLibvirt) -> DomainHandle {
         let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
         handle.define("<domain/>").await.unwrap();
-        handle.create(Start::Running).await.unwrap();
+        handle.create(InitialState::Running).await.unwrap();
         libvirt.connect_agent();
         handle
     }

@@ -4,7 +4,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use drydock_api::{
     kubevirt::VirtualMachineInstanceStatus,
-    node_api::{Refusal, RefusalReason},
+    node_api::{NodeApiRefusal, RefusalReason},
 };
 use drydock_core::{
     access_credentials,
@@ -16,7 +16,7 @@ use drydock_runtime::{Key, Severity, chain, clock};
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::{GuestTask, Known, publish_event, report};
+use super::{ConnectedGuest, GuestTask, publish_event, status_report};
 use crate::guests::commands::{FileSystems, failed};
 
 /// Pause before a thaw that has failed is tried again.
@@ -32,7 +32,7 @@ impl GuestTask {
         &mut self,
         handle: &DomainHandle,
         requested: FileSystems,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), NodeApiRefusal> {
         match requested {
             FileSystems::Freeze(thaw_after) => self.freeze(handle, thaw_after).await,
             FileSystems::Thaw => self.thaw(handle).await,
@@ -41,7 +41,7 @@ impl GuestTask {
 
     /// Freezes the file systems, and thaws them again if that fails. File systems that are already frozen are left
     /// unchanged, as in KubeVirt.
-    async fn freeze(&mut self, handle: &DomainHandle, thaw_after: Option<NonZeroU32>) -> Result<(), Refusal> {
+    async fn freeze(&mut self, handle: &DomainHandle, thaw_after: Option<NonZeroU32>) -> Result<(), NodeApiRefusal> {
         if self.instance().status.as_ref().is_some_and(freeze::is_frozen) {
             return Ok(());
         }
@@ -62,13 +62,13 @@ impl GuestTask {
         Err(failed(&error))
     }
 
-    async fn thaw(&mut self, handle: &DomainHandle) -> Result<(), Refusal> {
+    async fn thaw(&mut self, handle: &DomainHandle) -> Result<(), NodeApiRefusal> {
         handle.thaw().await.map_err(|error| failed(&error))?;
         self.record(freeze::clear).await
     }
 
     /// Returns when the file systems are to be thawed, if they are frozen for a limited time.
-    pub(super) fn thaw_due(&self, known: &Known) -> Option<clock::Instant> {
+    pub(super) fn thaw_due(&self, known: &ConnectedGuest) -> Option<clock::Instant> {
         let seen = self.seen.borrow();
         let written = self.written.as_ref().and_then(|instance| instance.status.as_ref());
         // The clone of the whole instance is only needed while there is something to thaw.
@@ -83,7 +83,7 @@ impl GuestTask {
     }
 
     /// Thaws file systems whose freeze has expired.
-    pub(super) async fn thaw_at_last(&mut self, handle: &DomainHandle, known: &mut Known) {
+    pub(super) async fn thaw_at_last(&mut self, handle: &DomainHandle, known: &mut ConnectedGuest) {
         let (instance, first) = (self.instance(), known.thaw_again.is_none());
         match self.thaw(handle).await {
             Ok(()) => {
@@ -112,7 +112,7 @@ impl GuestTask {
 
     /// Reads from the guest agent whether it has the commands that KubeVirt requires and, if the file systems are recorded
     /// as frozen, whether they still are.
-    pub(super) async fn inquire(&self, handle: &DomainHandle, known: &mut Known) -> Option<bool> {
+    pub(super) async fn inquire(&self, handle: &DomainHandle, known: &mut ConnectedGuest) -> Option<bool> {
         let instance = self.instance();
         let frozen = instance.status.as_ref().is_some_and(freeze::is_frozen);
         let mut replies = Replies::default();
@@ -127,7 +127,7 @@ impl GuestTask {
     }
 
     /// Writes the agent's part of the status, changed by `change`.
-    async fn record(&mut self, change: impl Fn(&mut VirtualMachineInstanceStatus)) -> Result<(), Refusal> {
+    async fn record(&mut self, change: impl Fn(&mut VirtualMachineInstanceStatus)) -> Result<(), NodeApiRefusal> {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -136,7 +136,7 @@ impl GuestTask {
             let mut wanted = own_part(&before, clock::now());
             change(&mut wanted);
             self.shared.metrics.wrote("instance");
-            match report::status(&self.shared.client, &instance, &wanted).await {
+            match status_report::status(&self.shared.client, &instance, &wanted).await {
                 Ok(instance) => {
                     self.written = Some(instance);
                     return Ok(());
@@ -147,7 +147,7 @@ impl GuestTask {
                 }
                 Err(error) => {
                     let message = format!("the state of the file systems was not recorded: {}", chain(&error));
-                    return Err(Refusal::new(RefusalReason::Failed, message));
+                    return Err(NodeApiRefusal::new(RefusalReason::Failed, message));
                 }
             }
         }

@@ -10,26 +10,26 @@ use drydock_core::{
     domain::domain_name,
     guest::{
         self,
-        node_deleted::{self, Guest, Step},
+        node_deleted::{self, DeletionStep, GuestEndState},
     },
-    instance::ending::Ended,
+    instance::ending::EndedGuest,
     launcher_pod::grace_period,
 };
 use drydock_host::{
-    domain::{CallError, Deadlines, DomainEvents, DomainHandle, ShutOffReason, ShutdownBy, State},
+    domain::{CallDeadlines, CallError, DomainEvents, DomainHandle, DomainState, ShutOffReason, ShutdownBy},
     pod_folder::{FolderError, PodFolder},
 };
 use drydock_runtime::{Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{GuestTask, READY_BYTES, Then, Trouble};
-use crate::{folder_watch::FolderWatch, guests::report::publish_event};
+use super::{GuestTask, GuestTaskError, READY_BYTES, Then};
+use crate::{folder_watch::FolderWatch, guests::status_report::publish_event};
 
 impl GuestTask {
     /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when the deletion
     /// of the Node was confirmed.
-    pub(super) async fn end_with_node(&mut self, pod_uid: &str, since: clock::Instant) -> Result<Then, Trouble> {
+    pub(super) async fn end_with_node(&mut self, pod_uid: &str, since: clock::Instant) -> Result<Then, GuestTaskError> {
         let instance = self.instance();
         if is_reported(&instance, pod_uid) {
             return Ok(Then::OnChange);
@@ -48,7 +48,7 @@ impl GuestTask {
         let namespace = instance.namespace().unwrap_or_default();
         let name = domain_name(&namespace, &instance.name_any());
         let connected = tokio::select! {
-            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, Deadlines::default()) => connected,
+            connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, CallDeadlines::default()) => connected,
             gone = folder_is_gone(&kubelet, pod_uid) => {
                 gone?;
                 self.report_end(pod_uid, None).await;
@@ -61,14 +61,14 @@ impl GuestTask {
         let mut pressed = None;
         loop {
             let passed = clock::Instant::now().saturating_duration_since(since);
-            let step = node_deleted::step(&node_deleted::Observed {
+            let step = node_deleted::step(&node_deleted::ObservedDeletion {
                 guest: guest(&handle).await?,
                 passed,
                 grace: grace_period(&instance.spec),
                 pressed,
             });
             let wake = match step {
-                Step::Report => {
+                DeletionStep::Report => {
                     info!(
                         vmi,
                         node = self.shared.node,
@@ -77,7 +77,7 @@ impl GuestTask {
                     self.report_end(pod_uid, None).await;
                     return Ok(Then::OnChange);
                 }
-                Step::PressPowerButton => {
+                DeletionStep::PressPowerButton => {
                     if pressed.is_none() {
                         self.announce(&instance, &vmi);
                     }
@@ -85,11 +85,11 @@ impl GuestTask {
                     press_power_button(&handle, &vmi).await;
                     continue;
                 }
-                Step::Destroy => {
+                DeletionStep::Destroy => {
                     destroy(&handle, &vmi, &self.shared.node).await?;
                     continue;
                 }
-                Step::Wait(until) => until.map(|until| since + until),
+                DeletionStep::Wait(until) => until.map(|until| since + until),
             };
             if let Some(then) = self.change(&mut events, wake).await {
                 return Ok(then);
@@ -112,7 +112,7 @@ impl GuestTask {
     }
 
     /// Reports that a pod has no guest any more and gets none, and how its guest ended, if that is known.
-    pub(super) async fn report_end(&mut self, pod_uid: &str, ending: Option<&Ended>) {
+    pub(super) async fn report_end(&mut self, pod_uid: &str, ending: Option<&EndedGuest>) {
         let instance = self.instance();
         let before = instance.status.clone().unwrap_or_default();
         let wanted = guest::with_ended_pod(&before, pod_uid, ending, clock::now());
@@ -145,21 +145,21 @@ async fn destroy(handle: &DomainHandle, vmi: &str, node: &str) -> Result<(), Cal
 }
 
 /// Returns the state of the guest according to libvirt.
-async fn guest(handle: &DomainHandle) -> Result<Guest, CallError> {
+async fn guest(handle: &DomainHandle) -> Result<GuestEndState, CallError> {
     let state = match handle.state().await {
         Ok(state) => state,
-        Err(CallError::NoDomain) => return Ok(Guest::Over),
+        Err(CallError::NoDomain) => return Ok(GuestEndState::Over),
         Err(error) => return Err(error),
     };
     Ok(match state {
-        State::ShutOff(ShutOffReason::Migrated) => Guest::Left,
-        State::ShutOff(_) => Guest::Over,
+        DomainState::ShutOff(ShutOffReason::Migrated) => GuestEndState::Left,
+        DomainState::ShutOff(_) => GuestEndState::Over,
         state => match (handle.job().await, state) {
-            (Err(CallError::NoDomain), _) => Guest::Over,
+            (Err(CallError::NoDomain), _) => GuestEndState::Over,
             (Err(error), _) => return Err(error),
-            (Ok(Some(_)), _) => Guest::Leaving,
-            (Ok(None), State::Running(_) | State::Blocked) => Guest::Running,
-            (Ok(None), _) => Guest::Still,
+            (Ok(Some(_)), _) => GuestEndState::Leaving,
+            (Ok(None), DomainState::Running(_) | DomainState::Blocked) => GuestEndState::Running,
+            (Ok(None), _) => GuestEndState::Still,
         },
     })
 }
@@ -178,11 +178,11 @@ fn is_empty(instance: &VirtualMachineInstance, kubelet: &Path, pod_uid: &str) ->
 }
 
 /// Waits until the kubelet has removed a pod's folder.
-pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), Trouble> {
+pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), GuestTaskError> {
     let pods = kubelet.join("pods");
-    let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(Trouble::Watch)?;
+    let mut watch = FolderWatch::new(&pods, [pod_uid]).map_err(GuestTaskError::Watch)?;
     while pods.join(pod_uid).exists() {
-        watch.next().await.map_err(Trouble::Watch)?;
+        watch.next().await.map_err(GuestTaskError::Watch)?;
     }
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use std::{fs, path::PathBuf, sync::Arc};
 
-use drydock_api::launcher::Outcome;
+use drydock_api::launcher::GuestOutcome;
 use drydock_core::mask::MaskedModels;
 use drydock_host::{
     domain::StoppedDetail,
-    fake::{guest::FakeLibvirt, tcg_node},
+    fake::{fake_guest::FakeLibvirt, tcg_node},
     libvirt::LibvirtError,
 };
 use drydock_runtime::{
@@ -28,7 +28,7 @@ const GATE: &str = "/api/v1/namespaces/shop/pods/virt-launcher-web/status";
 struct Around {
     server: ApiServer,
     libvirt: FakeLibvirt,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<VmiState>,
     stored: Value,
 }
 
@@ -87,7 +87,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
     let stored = instance(status);
     let pod: Pod = serde_json::from_value(pod()).unwrap();
     let host = Host::of(&tcg_node(), &[].into(), &MaskedModels::default()).unwrap();
-    let (seen, receiver) = watch::channel(Seen {
+    let (seen, receiver) = watch::channel(VmiState {
         instance: Arc::new(serde_json::from_value(stored.clone()).unwrap()),
         pod_uid: Some(POD.into()),
         pod: Some(Arc::new(pod.clone())),
@@ -95,7 +95,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
         host: Arc::new(host),
         node_deleted: None,
     });
-    let shared = Shared::fake(client, for_events, pod, kubelet.clone(), &Process::new());
+    let shared = TaskContext::fake(client, for_events, pod, kubelet.clone(), &Process::new());
     let (requests, received) = mpsc::channel(1);
     Fixture {
         task: GuestTask::new(shared, receiver, received),
@@ -112,7 +112,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
 
 impl Fixture {
     /// Follows the guest over a new connection until `test` has ended. Returns how following ended, if it did before.
-    async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<Then, Trouble>> {
+    async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<Then, GuestTaskError>> {
         let (handle, events) = self.around.libvirt.connect(DOMAIN).await.unwrap();
         let folder = PodFolder::new(&self.kubelet, POD, RUN_VOLUME).unwrap();
         let ready = Ready::default();
@@ -210,7 +210,7 @@ async fn started() -> FakeLibvirt {
     let libvirt = FakeLibvirt::default();
     let (handle, _events) = libvirt.connect(DOMAIN).await.unwrap();
     handle.define("<domain/>").await.unwrap();
-    handle.create(Start::Running).await.unwrap();
+    handle.create(InitialState::Running).await.unwrap();
     libvirt
 }
 
@@ -393,7 +393,7 @@ async fn guest_outlives_its_libvirtd() {
 
 #[tokio::test]
 async fn another_pod_or_a_deleted_node_ends_the_connection() {
-    let changes: [fn(&mut Seen); 3] = [
+    let changes: [fn(&mut VmiState); 3] = [
         |seen| seen.pod_uid = Some("0b".into()),
         |seen| seen.pod = None,
         |seen| seen.node_deleted = Some(clock::Instant::now()),
@@ -415,8 +415,8 @@ async fn another_pod_or_a_deleted_node_ends_the_connection() {
 
 #[tokio::test]
 async fn end_in_a_pod_that_is_gone_is_reported_as_its_launcher_did() {
-    let ended = Ended {
-        outcome: Some(Outcome::Shutdown),
+    let ended = EndedGuest {
+        outcome: Some(GuestOutcome::Shutdown),
         message: "the guest shut down".into(),
         evicted: true,
         by_kubelet: false,
@@ -517,10 +517,10 @@ async fn credentials_are_not_retried_without_a_domain() {
         }}],
     }))
     .unwrap();
-    let mut known = Known {
+    let mut known = ConnectedGuest {
         agent: Some(GuestAgent::default()),
         credentials: Credentials::of(&fixture.kubelet, POD, &spec).unwrap(),
-        ..Known::default()
+        ..ConnectedGuest::default()
     };
     // The Secret is not mounted.
     fixture.task.synchronize_credentials(&handle, &mut known).await;
@@ -548,7 +548,7 @@ async fn refusal_by_libvirt_is_reported_until_the_guest_starts() {
         .start(&handle, &instance, &Ready::default())
         .await
         .unwrap_err();
-    assert!(matches!(trouble, Trouble::Call(_)), "{trouble:?}");
+    assert!(matches!(trouble, GuestTaskError::Call(_)), "{trouble:?}");
     let ((), status) = tokio::join!(fixture.task.report_trouble(&trouble, true), fixture.around.report());
     let ready = &status["conditions"][0];
     assert_eq!((&ready["type"], &ready["status"]), (&json!("Ready"), &json!("False")));

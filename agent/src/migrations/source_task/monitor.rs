@@ -7,16 +7,16 @@ use drydock_api::kubevirt::{
     migration::{MigrationMode, MigrationSource},
 };
 use drydock_core::migration::{
-    convergence::{Act, Action, Limits, Monitor, Sample, Written, worth_writing},
-    record::Record,
+    convergence::{Act, ConvergenceAction, ConvergenceLimits, Monitor, Sample, WrittenProgress, worth_writing},
+    record::MigrationRecord,
     source::SourceDomain,
 };
-use drydock_host::domain::{CallError, DomainHandle, JobInfo, PausedReason, State};
+use drydock_host::domain::{CallError, DomainHandle, DomainState, JobInfo, PausedReason};
 use drydock_runtime::{Key, Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{Failure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
+use super::{SourceFailure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
 use crate::migrations::{
     progress::{measured, sample},
     seen,
@@ -30,7 +30,7 @@ pub(super) async fn limit_downtime(handle: &DomainHandle, downtime: Duration) {
 }
 
 /// Returns a monitor that knows the downtime limit in force.
-async fn monitor_of(handle: &DomainHandle, limits: Limits) -> Monitor {
+async fn monitor_of(handle: &DomainHandle, limits: ConvergenceLimits) -> Monitor {
     let monitor = Monitor::new(limits);
     match handle.max_downtime().await {
         Ok(limit) => monitor.with_downtime(Duration::from_millis(limit)),
@@ -43,8 +43,8 @@ async fn monitor_of(handle: &DomainHandle, limits: Limits) -> Monitor {
 
 /// Returns whether a guest that an agent has paused so that it can move is in this state. While an outgoing migration
 /// runs, libvirt reports any pause as one for the migration.
-fn is_paused_by_agent(state: State) -> bool {
-    matches!(state, State::Paused(PausedReason::User | PausedReason::Migration))
+fn is_paused_by_agent(state: DomainState) -> bool {
+    matches!(state, DomainState::Paused(PausedReason::User | PausedReason::Migration))
 }
 
 impl SourceTask {
@@ -53,7 +53,7 @@ impl SourceTask {
         &mut self,
         handle: &DomainHandle,
         migration: &VirtualMachineInstanceMigration,
-        state: State,
+        state: DomainState,
         info: Option<&JobInfo>,
     ) {
         let Some(info) = info.filter(|info| info.data.total > 0) else {
@@ -69,13 +69,13 @@ impl SourceTask {
         let configuration = configuration(status.migration_state.as_ref());
         let to_move = is_paused_to_move(migration);
         let stood_before = seen::source_domain(&Ok(state)) == SourceDomain::Paused && !to_move;
-        let sample = sample(info, to_move && is_paused_by_agent(state), self.switched);
+        let sample = sample(info, to_move && is_paused_by_agent(state), self.in_post_copy);
         if self.monitor.is_none()
-            && let Ok(limits) = Limits::new(&configuration, sample.data_total)
+            && let Ok(limits) = ConvergenceLimits::new(&configuration, sample.data_total)
         {
             // A guest that was paused before, such as by its user, dirties no memory, and would be resumed after a
             // pause or a switch for the migration.
-            let limits = Limits {
+            let limits = ConvergenceLimits {
                 post_copy: self.may_be_switched(migration) && !stood_before,
                 workload_disruption: limits.workload_disruption && !stood_before,
                 ..limits
@@ -97,7 +97,7 @@ impl SourceTask {
         &mut self,
         handle: &DomainHandle,
         migration: &VirtualMachineInstanceMigration,
-        action: &Action,
+        action: &ConvergenceAction,
     ) {
         info!(
             migration = %Key::of(migration), migration_uid = migration.metadata.uid,
@@ -120,10 +120,10 @@ impl SourceTask {
                 Err(_) => Ok(()),
             },
             // After the switch, the migration could no longer be given up.
-            Act::StartPostCopy if Record::of(migration).is_given_up() => Ok(()),
+            Act::StartPostCopy if MigrationRecord::of(migration).is_given_up() => Ok(()),
             Act::StartPostCopy => handle.start_post_copy().await,
             Act::Abort => {
-                self.failure = Some(Failure {
+                self.failure = Some(SourceFailure {
                     reason: action.reason,
                     message: action.sentence.clone(),
                 });
@@ -141,7 +141,7 @@ impl SourceTask {
     /// Writes the progress to the object, unless it has hardly changed.
     async fn report_progress(&mut self, sample: &Sample) {
         let Some(monitor) = &self.monitor else { return };
-        let written = Written {
+        let written = WrittenProgress {
             at: clock::now(),
             mode: sample.mode(),
             progress: monitor.progress(sample, clock::now()),

@@ -6,14 +6,14 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     conditions::whole_seconds,
-    migration::{convergence::is_given_up_for, record::Record, source::Call, unsent},
+    migration::{convergence::is_given_up_for, record::MigrationRecord, source::MigrateCall, unsent},
 };
-use drydock_host::domain::{DomainHandle, PausedReason, State};
+use drydock_host::domain::{DomainHandle, DomainState, PausedReason};
 use drydock_runtime::{Key, Severity, clock};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{Failure, SourceTask, Trouble, is_paused_to_move, status_patch};
+use super::{SideError, SourceFailure, SourceTask, is_paused_to_move, status_patch};
 use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
@@ -23,11 +23,11 @@ impl SourceTask {
         state: SourceState,
         migration: &VirtualMachineInstanceMigration,
         handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SideError> {
         let before = migration.source().cloned().unwrap_or_default();
         let uid = migration.uid().unwrap_or_default();
         // Of a migration that is over, an agent may write only how its side ended.
-        let is_over = Record::of(migration).is_over();
+        let is_over = MigrationRecord::of(migration).is_over();
         let keep_paused = self.keep_paused.filter(|_| !is_over);
         let mut side = MigrationSource {
             state: Some(state),
@@ -43,7 +43,7 @@ impl SourceTask {
                 side.start_timestamp = Some(whole_seconds(clock::now()).0);
                 side.mode = Some(MigrationMode::PreCopy);
                 // Set even if the write fails without a response: libvirt has not been called.
-                self.call = Call::Due;
+                self.call = MigrateCall::Due;
             }
             SourceState::Stayed => {
                 self.resume_if_paused_to_move(migration, handle).await?;
@@ -54,7 +54,7 @@ impl SourceTask {
                 side.reason = Some(reason);
                 side.message = Some(message);
             }
-            SourceState::Released if self.switched && !is_over => side.mode = Some(MigrationMode::PostCopy),
+            SourceState::Released if self.in_post_copy && !is_over => side.mode = Some(MigrationMode::PostCopy),
             SourceState::Halted
             | SourceState::Released
             | SourceState::Stopped
@@ -87,9 +87,9 @@ impl SourceTask {
         &self,
         migration: &VirtualMachineInstanceMigration,
         handle: Option<&DomainHandle>,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), SideError> {
         if let Some(handle) = handle.filter(|_| is_paused_to_move(migration))
-            && matches!(handle.state().await?, State::Paused(PausedReason::User))
+            && matches!(handle.state().await?, DomainState::Paused(PausedReason::User))
         {
             handle.resume().await?;
         }
@@ -110,9 +110,9 @@ impl SourceTask {
             migration = %Key::of(migration), migration_uid = migration.metadata.uid,
             "session of a stuck migration closed"
         );
-        if !Record::of(migration).is_given_up() {
+        if !MigrationRecord::of(migration).is_given_up() {
             let reason = unsent::NOTHING_SENT;
-            self.failure = Some(Failure { reason, message });
+            self.failure = Some(SourceFailure { reason, message });
         }
     }
 
@@ -121,7 +121,7 @@ impl SourceTask {
         migration: &VirtualMachineInstanceMigration,
         before: Option<SourceState>,
     ) -> (&'static str, String) {
-        let record = Record::of(migration);
+        let record = MigrationRecord::of(migration);
         // The target's report that its guest was ended may have come back as an abort meanwhile.
         if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
             return (own.reason, own.message.clone());

@@ -2,8 +2,8 @@
 
 use drydock_core::migration::hand_over::Proof;
 use drydock_host::{
-    domain::{Amount, JobInfo, JobOperation, Start},
-    fake::migration::migration_job,
+    domain::{InitialState, JobAmount, JobInfo, JobOperation},
+    fake::fake_migration::migration_job,
 };
 use serde_json::{Value, json};
 
@@ -11,17 +11,17 @@ use super::{
     super::fixture::{Around, DOMAIN, Fixture, fixture},
     *,
 };
-use crate::tunnel::local::{Reply, SessionState};
+use crate::tunnel::local::{ReplyProgress, SessionState};
 
 /// The task of the source, connected to the libvirt in which its guest runs.
-struct Source {
+struct SourceFixture {
     task: SourceTask,
-    guest: Guest,
+    guest: GuestConnection,
     fixture: Fixture,
 }
 
 /// A source whose target has reported that it is prepared.
-async fn source(status: &Value, read_status: bool) -> Source {
+async fn source(status: &Value, read_status: bool) -> SourceFixture {
     let fixture = fixture(status, Role::Source).await;
     let task = SourceTask::new(
         fixture.shared.clone(),
@@ -31,10 +31,10 @@ async fn source(status: &Value, read_status: bool) -> Source {
     );
     let (handle, events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
     handle.define("<domain/>").await.unwrap();
-    handle.create(Start::Running).await.unwrap();
-    Source {
+    handle.create(InitialState::Running).await.unwrap();
+    SourceFixture {
         task,
-        guest: Guest { handle, events },
+        guest: GuestConnection { handle, events },
         fixture,
     }
 }
@@ -43,16 +43,16 @@ fn prepared() -> Value {
     json!({"target": {"state": "Prepared", "fingerprint": "0b".repeat(32), "address": "10.0.0.2:8444"}})
 }
 
-impl Source {
+impl SourceFixture {
     /// Reconciles once, while `served` responds to its requests.
-    async fn reconcile<T>(&mut self, served: impl AsyncFnOnce(&mut Around) -> T) -> (Result<(), Trouble>, T) {
+    async fn reconcile<T>(&mut self, served: impl AsyncFnOnce(&mut Around) -> T) -> (Result<(), SideError>, T) {
         let around = &mut self.fixture.around;
         let (result, served) = tokio::join!(self.task.reconcile(Some(&mut self.guest)), served(around));
         (result.map(drop), served)
     }
 
     /// Reconciles once; the task writes nothing.
-    async fn reconcile_without_writes(&mut self) -> Result<(), Trouble> {
+    async fn reconcile_without_writes(&mut self) -> Result<(), SideError> {
         let server = &mut self.fixture.around.server;
         tokio::select! {
             biased;
@@ -158,7 +158,7 @@ async fn libvirt_is_called_only_after_the_report_is_stored() {
         let (result, ()) = source
             .reconcile(async |around| around.write().await.refuse(code, reason))
             .await;
-        assert!(matches!(result, Err(Trouble::Api(_))), "{code}");
+        assert!(matches!(result, Err(SideError::Api(_))), "{code}");
         assert!(source.fixture.around.libvirt.migrations().is_empty(), "{code}");
         source.begin().await;
         assert_eq!(source.fixture.around.libvirt.migrations().len(), 1, "{code}");
@@ -196,20 +196,24 @@ async fn guest_is_released_only_after_the_reply_was_consumed() {
     source.take_in().await;
     source.reconcile_without_writes().await.unwrap();
     assert!(!source.calls().contains(&"release"), "{:?}", source.calls());
-    source.change_session(|session| session.reply = Reply::Consumed).await;
+    source
+        .change_session(|session| session.reply = ReplyProgress::Consumed)
+        .await;
     let (result, report) = source.reconcile(async |around| around.report("source").await).await;
     result.unwrap();
     assert_eq!(report["state"], "Released");
 }
 
 /// A source whose guest has left, and whose tunnel has released it to the target.
-async fn released_source() -> Source {
+async fn released_source() -> SourceFixture {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     source.fixture.around.libvirt.guest_leaves();
-    source.fixture.around.libvirt.guest_has_left();
+    source.fixture.around.libvirt.guest_migrated_away();
     source.take_in().await;
-    source.change_session(|session| session.reply = Reply::Consumed).await;
+    source
+        .change_session(|session| session.reply = ReplyProgress::Consumed)
+        .await;
     source
 }
 
@@ -233,11 +237,11 @@ async fn source_does_not_wait_for_a_late_acknowledgement() {
 }
 
 #[tokio::test]
-async fn guest_that_has_left_is_released_and_reported_stopped() {
+async fn migrated_guest_is_released_and_reported_stopped() {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     source.fixture.around.libvirt.guest_leaves();
-    source.fixture.around.libvirt.guest_has_left();
+    source.fixture.around.libvirt.guest_migrated_away();
     source.take_in().await;
     source.task.left_since = clock::Instant::now().checked_sub(TARGET_IS_LATE_AFTER);
     let (result, report) = source.reconcile(async |around| around.report("source").await).await;
@@ -277,7 +281,10 @@ async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
         report["message"].as_str().unwrap().contains("unable to connect"),
         "{report}"
     );
-    assert!(matches!(source.fixture.around.libvirt.state(), Some(State::Running(_))));
+    assert!(matches!(
+        source.fixture.around.libvirt.state(),
+        Some(DomainState::Running(_))
+    ));
 }
 
 /// A prepared target, and limits that pause the guest after this number of seconds.
@@ -320,7 +327,7 @@ async fn guest_that_its_user_paused_is_not_paused_to_move() {
     assert!(!source.fixture.around.libvirt.calls().contains(&"resume"));
     assert_eq!(
         source.fixture.around.libvirt.state(),
-        Some(State::Paused(PausedReason::User))
+        Some(DomainState::Paused(PausedReason::User))
     );
 }
 
@@ -335,7 +342,7 @@ async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
     }
     assert_eq!(
         source.fixture.around.libvirt.state(),
-        Some(State::Paused(PausedReason::Migration))
+        Some(DomainState::Paused(PausedReason::Migration))
     );
     let calls = source.fixture.around.libvirt.calls();
     let count = |name| calls.iter().filter(|call| **call == name).count();
@@ -362,7 +369,7 @@ async fn last_report_of_a_failed_migration_has_only_its_end() {
 /// The job of a guest in this pass over its memory.
 fn in_pass(iteration: u64) -> JobInfo {
     JobInfo {
-        data: Amount {
+        data: JobAmount {
             total: 2 << 20,
             processed: 1 << 20,
             remaining: 1 << 20,

@@ -9,14 +9,14 @@ use super::{
 };
 
 /// The task of the target, connected to the libvirt of its pod.
-struct Target {
+struct TargetFixture {
     task: TargetTask,
     handle: DomainHandle,
     _events: DomainEvents,
     fixture: Fixture,
 }
 
-async fn target(status: &Value, read_status: bool) -> Target {
+async fn target(status: &Value, read_status: bool) -> TargetFixture {
     let fixture = fixture(status, Role::Target).await;
     let task = TargetTask::new(
         fixture.shared.clone(),
@@ -25,7 +25,7 @@ async fn target(status: &Value, read_status: bool) -> Target {
         read_status,
     );
     let (handle, events) = fixture.around.libvirt.connect(DOMAIN).await.unwrap();
-    Target {
+    TargetFixture {
         task,
         handle,
         _events: events,
@@ -33,16 +33,16 @@ async fn target(status: &Value, read_status: bool) -> Target {
     }
 }
 
-impl Target {
+impl TargetFixture {
     /// Reconciles once, while `served` responds to its requests.
-    async fn reconcile<T>(&mut self, served: impl AsyncFnOnce(&mut Around) -> T) -> (Result<(), Trouble>, T) {
+    async fn reconcile<T>(&mut self, served: impl AsyncFnOnce(&mut Around) -> T) -> (Result<(), SideError>, T) {
         let around = &mut self.fixture.around;
         let (result, served) = tokio::join!(self.task.reconcile(Some(&self.handle)), served(around));
         (result.map(drop), served)
     }
 
     /// Reconciles once; the task writes nothing.
-    async fn reconcile_without_writes(&mut self) -> Result<(), Trouble> {
+    async fn reconcile_without_writes(&mut self) -> Result<(), SideError> {
         let server = &mut self.fixture.around.server;
         tokio::select! {
             biased;
@@ -105,7 +105,7 @@ async fn failed_report_is_repeated_as_it_was() {
         let (result, ()) = target
             .reconcile(async |around| around.write().await.refuse(code, reason))
             .await;
-        assert!(matches!(result, Err(Trouble::Api(_))), "{code}");
+        assert!(matches!(result, Err(SideError::Api(_))), "{code}");
         let (result, report) = target.reconcile(async |around| around.report("target").await).await;
         result.unwrap();
         assert_eq!(report["state"], "Prepared", "{code}");
@@ -140,7 +140,7 @@ async fn tunnel_that_refuses_is_called_again() {
     let mut target = target(&json!({}), false).await;
     target.fixture.around.tunnel.refuse(true);
     let refused = target.reconcile_without_writes().await;
-    assert!(matches!(refused, Err(Trouble::Tunnel(_))), "{refused:?}");
+    assert!(matches!(refused, Err(SideError::Tunnel(_))), "{refused:?}");
     target.fixture.around.tunnel.refuse(false);
     let (result, report) = target.reconcile(async |around| around.report("target").await).await;
     result.unwrap();

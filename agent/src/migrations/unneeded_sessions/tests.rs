@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{
     super::{
-        Migrations,
+        LocalMigrations,
         fixture::{DOMAIN, Fixture, UID, fixture},
     },
     *,
@@ -48,11 +48,11 @@ fn settled() -> Value {
 type HostSender = watch::Sender<Option<Arc<Host>>>;
 
 /// The migrations of a node whose watches show the migration of the fixture, or none.
-fn migrations(fixture: &Fixture, is_shown: bool, process: &Process) -> (Migrations, HostSender) {
+fn migrations(fixture: &Fixture, is_shown: bool, process: &Process) -> (LocalMigrations, HostSender) {
     let shown = is_shown.then(|| fixture.around.stored());
     let host = fixture.receiver.borrow().host.clone();
     let (host, receiver) = watch::channel(Some(host));
-    let migrations = Migrations::new(
+    let migrations = LocalMigrations::new(
         fixture.shared.clone(),
         MigrationWatches::filled(shown, []),
         fixture.tunnels.clone(),

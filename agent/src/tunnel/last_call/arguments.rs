@@ -9,7 +9,7 @@ const MOST_PARAMETERS: u32 = 64;
 
 /// Flags of a last call, and whether the call ends a migration that has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct LastCallFlags {
     /// Offset of the low 32 bits of the flags in the body.
     pub(super) flags_at: usize,
     /// The low 32 bits of the flags.
@@ -20,8 +20,8 @@ pub(super) struct Decision {
 
 /// Returns the decision in the body of a call of `procedure`, one of [`super::LAST_CALLS`]; `None` if the arguments
 /// do not match that procedure.
-pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<Decision> {
-    let mut arguments = Arguments { body, at: 0 };
+pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<LastCallFlags> {
+    let mut arguments = ArgumentReader { body, at: 0 };
     match procedure {
         // remote_domain_migrate_finish3_params_args
         306 => {
@@ -49,19 +49,19 @@ pub(super) fn decision(procedure: u32, body: &[u8]) -> Option<Decision> {
     let flags_at = arguments.at;
     let flags = arguments.word()?;
     let cancelled = arguments.word()? != 0;
-    (arguments.at == body.len()).then_some(Decision {
+    (arguments.at == body.len()).then_some(LastCallFlags {
         flags_at,
         flags,
         cancelled,
     })
 }
 
-struct Arguments<'a> {
+struct ArgumentReader<'a> {
     body: &'a [u8],
     at: usize,
 }
 
-impl Arguments<'_> {
+impl ArgumentReader<'_> {
     fn skip(&mut self, bytes: usize) -> Option<()> {
         self.at = self.at.checked_add(bytes).filter(|at| *at <= self.body.len())?;
         Some(())

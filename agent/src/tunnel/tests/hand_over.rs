@@ -7,11 +7,11 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::world::{DOMAIN, Network, World};
+use super::world::{DOMAIN, Network, TunnelWorld};
 use crate::tunnel::{
     client::TunnelError,
     last_call::GuestLeft,
-    local::{Reply, SessionState},
+    local::{ReplyProgress, SessionState},
 };
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000002";
@@ -36,7 +36,7 @@ fn last_call_with(flags: [u8; 4]) -> Vec<u8> {
 }
 
 /// Connects two libvirts through the tunnels.
-async fn libvirts(world: &World) -> (UnixStream, UnixStream) {
+async fn libvirts(world: &TunnelWorld) -> (UnixStream, UnixStream) {
     let (listener, _socket) = world.target.pod().listen(LIBVIRT_SOCKET);
     let ours = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
     (ours, listener.accept().await.unwrap().0)
@@ -51,7 +51,7 @@ async fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: &[u8]) {
 
 #[tokio::test]
 async fn guest_is_released_only_once_the_source_read_the_reply() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let guest = world.guest();
     let (mut source, mut target) = libvirts(&world).await;
@@ -64,7 +64,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
     target.write_all(&reply).await.unwrap();
     let state = world
         .source
-        .until(MIGRATION, |state| state.reply == Reply::Forwarded)
+        .until(MIGRATION, |state| state.reply == ReplyProgress::Forwarded)
         .await;
     assert_eq!((state.released, state.acknowledged), (None, false));
     // All but the last byte.
@@ -75,7 +75,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
     let state = world.source.until(MIGRATION, |state| state.acknowledged).await;
     assert_eq!(
         (state.reply, state.released),
-        (Reply::Consumed, Some(Proof::ReplyConsumed))
+        (ReplyProgress::Consumed, Some(Proof::ReplyConsumed))
     );
     let state = world.target.until(MIGRATION, |state| state.resumed).await;
     assert_eq!(state.released, Some(Proof::ReplyConsumed));
@@ -84,7 +84,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
 
 #[tokio::test]
 async fn guest_with_post_copy_waits_at_its_target_until_switched() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     assert!(world.source.state(MIGRATION).unwrap().holds_last_call);
     assert!(!world.target.state(MIGRATION).unwrap().holds_last_call);
@@ -120,7 +120,7 @@ fn unknown_last_calls() -> [Vec<u8>; 4] {
 #[tokio::test]
 async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
     for call in unknown_last_calls() {
-        let world = World::new().await;
+        let world = TunnelWorld::new().await;
         world.pair(MIGRATION, None).await;
         let (mut source, mut target) = libvirts(&world).await;
         let before = message(303, 0, 11, 0, &[3; 100]);
@@ -133,7 +133,7 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
         let state = world.source.until(MIGRATION, |state| state.ended.is_some()).await;
         assert_eq!(state.ended.as_deref(), Some("LibvirtCallUnsupported"));
         assert!(state.trouble.unwrap().contains("source's libvirt"));
-        assert_eq!((state.reply, state.released), (Reply::None, None));
+        assert_eq!((state.reply, state.released), (ReplyProgress::None, None));
         assert_eq!(world.source.metrics.not_understood.get(), 1);
         let state = world.target.until(MIGRATION, |state| state.ended.is_some()).await;
         assert_eq!((state.ended.as_deref(), state.released), (Some("PeerClosed"), None));
@@ -144,7 +144,7 @@ async fn unknown_last_call_ends_the_session_and_reaches_no_target() {
 
 #[tokio::test]
 async fn unknown_call_passes_once_the_guest_has_been_switched() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (mut source, mut target) = libvirts(&world).await;
     let [call, ..] = unknown_last_calls();
@@ -163,7 +163,7 @@ async fn unknown_call_passes_once_the_guest_has_been_switched() {
 
 #[tokio::test]
 async fn missed_last_call_keeps_later_guests_from_being_switched() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (mut source, mut target) = libvirts(&world).await;
     pass(&mut source, &mut target, &message(303, 0, 11, 0, &[3; 100])).await;
@@ -179,7 +179,7 @@ async fn missed_last_call_keeps_later_guests_from_being_switched() {
 
 #[tokio::test]
 async fn source_that_ends_before_the_reply_proves_nothing() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
@@ -188,7 +188,7 @@ async fn source_that_ends_before_the_reply_proves_nothing() {
     target.write_all(&reply).await.unwrap();
     world
         .source
-        .until(MIGRATION, |state| state.reply == Reply::Forwarded)
+        .until(MIGRATION, |state| state.reply == ReplyProgress::Forwarded)
         .await;
     // The kernel discards the data that it had not read.
     drop(source);
@@ -196,7 +196,7 @@ async fn source_that_ends_before_the_reply_proves_nothing() {
     // The state after a later call shows that nothing came of it.
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
     let state = world.source.state(MIGRATION).unwrap();
-    assert_eq!((state.reply, state.released), (Reply::Forwarded, None));
+    assert_eq!((state.reply, state.released), (ReplyProgress::Forwarded, None));
     assert_eq!(world.guest().resumed(), 0);
     assert!(!world.target.state(MIGRATION).unwrap().resumed);
     // Its agent may still find another proof.
@@ -209,7 +209,7 @@ async fn source_that_ends_before_the_reply_proves_nothing() {
 
 #[tokio::test]
 async fn a_reply_that_is_lost_on_the_way_proves_nothing() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (mut source, mut target) = libvirts(&world).await;
     let (call, reply) = last_call();
@@ -222,12 +222,12 @@ async fn a_reply_that_is_lost_on_the_way_proves_nothing() {
     assert_eq!(received, reply[..reply.len() - 1]);
     world.source.client.keep_paused(MIGRATION, true).await.unwrap();
     let state = world.source.state(MIGRATION).unwrap();
-    assert_eq!((state.reply, state.released), (Reply::None, None));
+    assert_eq!((state.reply, state.released), (ReplyProgress::None, None));
 }
 
 #[tokio::test]
 async fn a_guest_that_was_paused_stays_paused() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     world.guest().becomes(GuestHere::Complete);
     for keep_paused in [true, false, true] {
@@ -245,7 +245,7 @@ async fn a_guest_that_was_paused_stays_paused() {
 
 #[tokio::test]
 async fn a_release_waits_for_the_whole_guest() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     let guest = world.guest();
     guest.failures.store(2, Ordering::SeqCst);
     world.pair(MIGRATION, None).await;
@@ -272,7 +272,7 @@ async fn a_release_waits_for_the_whole_guest() {
 
 #[tokio::test]
 async fn guest_that_the_agent_resumed_first_is_no_trouble() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     let guest = world.guest();
     guest.agent_is_faster.store(true, Ordering::SeqCst);
     guest.becomes(GuestHere::Complete);
@@ -288,7 +288,7 @@ async fn guest_that_the_agent_resumed_first_is_no_trouble() {
 /// Cuts the network after various numbers of bytes, thus within, before and after each message.
 #[tokio::test]
 async fn a_hand_over_survives_a_cut_at_any_place() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     let (mut cases, mut cut) = (Vec::new(), 0_usize);
     for number in 0..90_u64 {
         let migration = format!("5eed0000-0000-4000-8000-1{number:011}");
@@ -301,7 +301,7 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
         let target = world.target.client.prepare(spec).await.unwrap();
         let spec = world.source.spec(&migration, crate::tunnel::local::Role::Source);
         let source = world.source.client.prepare(spec).await.unwrap();
-        let of = |fingerprint, address| crate::tunnel::local::Peer { fingerprint, address };
+        let of = |fingerprint, address| crate::tunnel::local::TunnelPeer { fingerprint, address };
         world
             .target
             .client
@@ -328,7 +328,7 @@ async fn a_hand_over_survives_a_cut_at_any_place() {
 }
 
 /// Waits for the end of hand-overs. Returns how many of them needed another connection.
-async fn finish(world: &World, cases: Vec<(String, Network, super::world::FakeGuest)>) -> usize {
+async fn finish(world: &TunnelWorld, cases: Vec<(String, Network, super::world::FakeGuest)>) -> usize {
     let mut cut = 0;
     for (migration, network, guest) in cases {
         world.source.until(&migration, |state| state.acknowledged).await;
@@ -343,7 +343,7 @@ async fn finish(world: &World, cases: Vec<(String, Network, super::world::FakeGu
 
 #[tokio::test]
 async fn only_a_source_is_released() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     for refused in [
         world.target.client.release(MIGRATION, Proof::SourceGone).await,

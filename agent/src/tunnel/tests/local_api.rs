@@ -3,16 +3,16 @@ use futures::{SinkExt, StreamExt};
 use tokio::net::UnixStream;
 use tokio_util::codec::{Framed, LinesCodec};
 
-use super::world::{Node, World, noise, write};
+use super::world::{Node, TunnelWorld, noise, write};
 use crate::tunnel::{
     client::{TunnelClient, TunnelError},
-    local::{Peer, Role, ServerMessage, SessionSpec},
+    local::{Role, ServerMessage, SessionSpec, TunnelPeer},
 };
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000004";
 
-fn peer(fingerprint: &str, address: Option<&str>) -> Peer {
-    Peer {
+fn peer(fingerprint: &str, address: Option<&str>) -> TunnelPeer {
+    TunnelPeer {
         fingerprint: fingerprint.to_owned(),
         address: address.map(str::to_owned),
     }
@@ -194,7 +194,7 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
 
 #[tokio::test]
 async fn draining_tunnel_takes_no_session_and_ends_with_its_last() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let node = &world.source;
     node.process.stop();
@@ -226,7 +226,7 @@ async fn draining_tunnel_takes_no_session_and_ends_with_its_last() {
 
 #[tokio::test]
 async fn session_closed_by_the_peer_does_not_keep_the_tunnel() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     world.source.until(MIGRATION, |state| state.connected).await;
     world.target.client.close(MIGRATION).await.unwrap();

@@ -9,19 +9,19 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::world::{Node, World, frames};
+use super::world::{Node, TunnelWorld, frames};
 use crate::tunnel::{
-    identity::{Identity, server_name},
-    local::{Peer, Role},
-    refusal::StreamRefusal,
-    stream_header::Stream,
+    identity::{SessionIdentity, server_name},
+    local::{Role, TunnelPeer},
+    stream_header::StreamContent,
+    tunnel_refusal::StreamRefusal,
 };
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000003";
 
 /// A client that knows a session's address, and may have the right key.
 struct Caller {
-    identity: Identity,
+    identity: SessionIdentity,
     target: String,
 }
 
@@ -29,7 +29,7 @@ impl Caller {
     /// Creates the peer of the target's session if `known`; otherwise the session gets another peer.
     async fn new(node: &Node, known: bool) -> Self {
         let caller = Self::unpaired(node).await;
-        let other = Identity::new(MIGRATION).unwrap();
+        let other = SessionIdentity::new(MIGRATION).unwrap();
         let peer = if known { &caller.identity } else { &other };
         pair(node, peer).await;
         caller
@@ -39,7 +39,7 @@ impl Caller {
     async fn unpaired(node: &Node) -> Self {
         let target = node.client.prepare(node.spec(MIGRATION, Role::Target)).await.unwrap();
         Self {
-            identity: Identity::new(MIGRATION).unwrap(),
+            identity: SessionIdentity::new(MIGRATION).unwrap(),
             target: target.fingerprint,
         }
     }
@@ -59,8 +59,8 @@ impl Caller {
 }
 
 /// Sets the peer of the target's session.
-async fn pair(node: &Node, peer: &Identity) {
-    let peer = Peer {
+async fn pair(node: &Node, peer: &SessionIdentity) {
+    let peer = TunnelPeer {
         fingerprint: peer.fingerprint().to_string(),
         address: None,
     };
@@ -82,7 +82,7 @@ async fn counted(node: &Node, refusal: StreamRefusal, times: u64) {
 
 /// Checks that the caller's session still works.
 async fn still_good(node: &Node, caller: &Caller) {
-    responds(&mut caller.open(node, Stream::Control.header()).await).await;
+    responds(&mut caller.open(node, StreamContent::Control.header()).await).await;
 }
 
 /// Checks that the other end of a control channel responds.
@@ -111,7 +111,7 @@ async fn who_shows_another_certificate_is_refused() {
     let stranger = Caller::new(&node, false).await;
     // The client has finished its part before the server refuses.
     if let Ok(mut stream) = stranger.connect(&node, MIGRATION).await {
-        let _ = stream.write_all(&Stream::Control.header()).await;
+        let _ = stream.write_all(&StreamContent::Control.header()).await;
         let _ = stream
             .write_all(b"{\"release\":{\"proof\":\"SourceGone\",\"keepPaused\":false}}\n")
             .await;
@@ -124,7 +124,7 @@ async fn who_shows_another_certificate_is_refused() {
 
 #[tokio::test]
 async fn source_unknown_to_its_target_reports_it() {
-    let World { source, target } = World::new().await;
+    let TunnelWorld { source, target } = TunnelWorld::new().await;
     let prepared = target
         .client
         .prepare(target.spec(MIGRATION, Role::Target))
@@ -135,12 +135,12 @@ async fn source_unknown_to_its_target_reports_it() {
         .prepare(source.spec(MIGRATION, Role::Source))
         .await
         .unwrap();
-    let other = Peer {
-        fingerprint: Identity::new(MIGRATION).unwrap().fingerprint().to_string(),
+    let other = TunnelPeer {
+        fingerprint: SessionIdentity::new(MIGRATION).unwrap().fingerprint().to_string(),
         address: None,
     };
     target.client.pair(MIGRATION, other).await.unwrap();
-    let peer = Peer {
+    let peer = TunnelPeer {
         fingerprint: prepared.fingerprint,
         address: Some(prepared.address),
     };
@@ -156,7 +156,7 @@ async fn a_client_accepts_its_server_only() {
     let node = Node::new().await;
     let mut caller = Caller::new(&node, true).await;
     still_good(&node, &caller).await;
-    caller.target = Identity::new(MIGRATION).unwrap().fingerprint().to_string();
+    caller.target = SessionIdentity::new(MIGRATION).unwrap().fingerprint().to_string();
     let error = caller.connect(&node, MIGRATION).await.unwrap_err();
     assert!(error.to_string().contains("certificate"), "{error}");
 }
@@ -177,7 +177,7 @@ async fn source_that_dials_before_pairing_waits() {
     };
     let (connected, ()) = tokio::join!(connecting, pairing);
     let mut stream = connected.unwrap();
-    stream.write_all(&Stream::Control.header()).await.unwrap();
+    stream.write_all(&StreamContent::Control.header()).await.unwrap();
     responds(&mut stream).await;
 }
 
@@ -259,10 +259,10 @@ async fn garbage_harms_nobody() {
     until_refused(&mut stream).await;
     counted(&node, StreamRefusal::ClosedEarly, 1).await;
     // A line that never ends, and lines that are not understood.
-    let mut stream = caller.open(&node, Stream::Control.header()).await;
+    let mut stream = caller.open(&node, StreamContent::Control.header()).await;
     let _ = stream.write_all(&[b'{'; 10_000]).await;
     until_refused(&mut stream).await;
-    let mut stream = caller.open(&node, Stream::Control.header()).await;
+    let mut stream = caller.open(&node, StreamContent::Control.header()).await;
     let lines = b"what?\n{\"release\":{}}\n{\"release\":{\"proof\":\"Hearsay\",\"keepPaused\":false}}\n{\"ping\":{}}\n";
     stream.write_all(lines).await.unwrap();
     // Each gets a response, so that a side of a later version does not wait for ever.
@@ -279,9 +279,9 @@ async fn who_is_slow_is_refused() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(500))).await;
     let caller = Caller::new(&node, true).await;
     // One connection sends nothing at all, another stops during or after the handshake.
-    let mut silent = TcpStream::connect(node.address).await.unwrap();
+    let mut unresponsive = TcpStream::connect(node.address).await.unwrap();
     let slow = caller.connect(&node, MIGRATION).await;
-    until_refused(&mut silent).await;
+    until_refused(&mut unresponsive).await;
     if let Ok(mut slow) = slow {
         until_refused(&mut slow).await;
     }
@@ -291,13 +291,13 @@ async fn who_is_slow_is_refused() {
 #[tokio::test]
 async fn too_many_silent_connections_are_refused() {
     let node = Node::with(|port| port.with_limits(2, 2, Duration::from_secs(3600))).await;
-    let mut silent = Vec::new();
+    let mut unresponsive = Vec::new();
     for _ in 0..5 {
-        silent.push(TcpStream::connect(node.address).await.unwrap());
+        unresponsive.push(TcpStream::connect(node.address).await.unwrap());
     }
     counted(&node, StreamRefusal::TooManyConnections, 3).await;
     let caller = Caller::new(&node, true).await;
-    drop(silent);
+    drop(unresponsive);
     counted(&node, StreamRefusal::HandshakeFailed, 2).await;
     still_good(&node, &caller).await;
 }
@@ -305,11 +305,11 @@ async fn too_many_silent_connections_are_refused() {
 #[tokio::test]
 async fn an_address_that_floods_the_port_keeps_no_other_out() {
     let node = Node::with(|port| port.with_limits(100, 2, Duration::from_secs(3600))).await;
-    let mut silent = Vec::new();
+    let mut unresponsive = Vec::new();
     for _ in 0..5 {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
-        silent.push(socket.connect(node.address).await.unwrap());
+        unresponsive.push(socket.connect(node.address).await.unwrap());
     }
     counted(&node, StreamRefusal::TooManyConnections, 3).await;
     let caller = Caller::new(&node, true).await;
@@ -318,7 +318,7 @@ async fn an_address_that_floods_the_port_keeps_no_other_out() {
 
 #[tokio::test]
 async fn there_is_one_libvirt_stream_at_a_time() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (listener, _socket) = world.target.pod().listen(LIBVIRT_SOCKET);
     let mut first = world.source.pod().connect(MIGRATION_LIBVIRT_SOCKET).await;
@@ -334,9 +334,9 @@ async fn a_target_takes_one_libvirt_stream_whatever_its_source_does() {
     let node = Node::new().await;
     let caller = Caller::new(&node, true).await;
     let (listener, _socket) = node.pod().listen(LIBVIRT_SOCKET);
-    let mut first = caller.open(&node, Stream::Libvirt.header()).await;
+    let mut first = caller.open(&node, StreamContent::Libvirt.header()).await;
     let (mut theirs, _) = listener.accept().await.unwrap();
-    until_refused(&mut caller.open(&node, Stream::Libvirt.header()).await).await;
+    until_refused(&mut caller.open(&node, StreamContent::Libvirt.header()).await).await;
     counted(&node, StreamRefusal::StreamTaken, 1).await;
     first.write_all(b"x").await.unwrap();
     first.flush().await.unwrap();
@@ -345,7 +345,7 @@ async fn a_target_takes_one_libvirt_stream_whatever_its_source_does() {
 
 #[tokio::test]
 async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let mut stream = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
     assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
@@ -357,9 +357,9 @@ async fn a_stream_that_nothing_in_the_pod_takes_is_refused() {
 async fn the_newest_control_channel_counts() {
     let node = Node::new().await;
     let caller = Arc::new(Caller::new(&node, true).await);
-    let mut first = caller.open(&node, Stream::Control.header()).await;
+    let mut first = caller.open(&node, StreamContent::Control.header()).await;
     node.until(MIGRATION, |state| state.connected).await;
-    let mut second = caller.open(&node, Stream::Control.header()).await;
+    let mut second = caller.open(&node, StreamContent::Control.header()).await;
     until_refused(&mut first).await;
     node.guests.of(super::world::DOMAIN).becomes(GuestHere::Complete);
     let release = format!(
@@ -389,7 +389,7 @@ async fn protocol_is_the_first_common_to_both_sides() {
         assert_eq!(connected.is_ok(), accepted, "{offered:?}");
         if let Ok(mut stream) = connected {
             assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"drydock-migration/1"[..]));
-            stream.write_all(&Stream::Control.header()).await.unwrap();
+            stream.write_all(&StreamContent::Control.header()).await.unwrap();
             responds(&mut stream).await;
         }
     }
@@ -399,7 +399,7 @@ async fn protocol_is_the_first_common_to_both_sides() {
 async fn tunnels_know_the_version_of_each_other() {
     let node = Node::new().await;
     let caller = Caller::new(&node, true).await;
-    let mut control = caller.open(&node, Stream::Control.header()).await;
+    let mut control = caller.open(&node, StreamContent::Control.header()).await;
     for (ping, version) in [
         (&b"{\"ping\":{}}\n"[..], 1),
         (b"{\"ping\":{\"version\":7,\"more\":true}}\n", 7),
@@ -407,7 +407,7 @@ async fn tunnels_know_the_version_of_each_other() {
         control.write_all(ping).await.unwrap();
         node.until(MIGRATION, |state| state.peer_version == Some(version)).await;
     }
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     for side in [&world.source, &world.target] {
         side.until(MIGRATION, |state| state.peer_version == Some(2)).await;

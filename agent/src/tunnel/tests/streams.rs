@@ -6,7 +6,7 @@ use tokio::{
     net::UnixStream,
 };
 
-use super::world::{World, frames, noise};
+use super::world::{TunnelWorld, frames, noise};
 
 const MIGRATION: &str = "5eed0000-0000-4000-8000-000000000001";
 
@@ -39,7 +39,7 @@ async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8
 
 #[tokio::test]
 async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (source, target) = (world.source.pod(), world.target.pod());
     let mut carried = 0;
@@ -78,7 +78,7 @@ async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
 
 #[tokio::test]
 async fn several_disks_go_at_once() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (source, target) = (world.source.pod(), world.target.pod());
     let (listener, _socket) = target.listen(MIGRATION_DISKS_SOCKET);
@@ -99,7 +99,7 @@ async fn several_disks_go_at_once() {
 
 #[tokio::test]
 async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
     let ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;
@@ -125,7 +125,7 @@ async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
 
 #[tokio::test]
 async fn a_stream_ends_with_its_session_on_both_sides() {
-    let world = World::new().await;
+    let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
     let mut ours = world.source.pod().connect(MIGRATION_MEMORY_SOCKET).await;

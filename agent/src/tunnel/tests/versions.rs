@@ -1,12 +1,12 @@
 use std::fmt::Debug;
 
-use drydock_core::migration::hand_over::{Proof, Release, TakenOver};
+use drydock_core::migration::hand_over::{GuestRelease, Proof, TakenOver};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::json;
 
 use crate::tunnel::{
     control::Message,
-    local::{Call, CallResult, Reply, Request, Role, ServerMessage},
+    local::{CallResult, ReplyProgress, Role, ServerMessage, TunnelCall, TunnelRequest},
 };
 
 /// Checks that each line still parses, and is still written the same way, except for values to which `adds` applies.
@@ -25,7 +25,7 @@ fn lines_of_the_previous_release_are_read() {
     let messages = read(include_str!("../../../testdata/a233b06/control.jsonl"), |message| {
         matches!(message, Message::Ping { .. } | Message::Pong { .. })
     });
-    let release = |proof, keep_paused| Message::Release(Release { proof, keep_paused });
+    let release = |proof, keep_paused| Message::Release(GuestRelease { proof, keep_paused });
     let expected = [
         Message::Ping { version: 1 },
         Message::Pong { version: 1 },
@@ -37,12 +37,14 @@ fn lines_of_the_previous_release_are_read() {
         Message::Closed {},
     ];
     assert_eq!(messages, expected);
-    let calls: Vec<Request> = read(include_str!("../../../testdata/a233b06/calls.jsonl"), |_| false);
+    let calls: Vec<TunnelRequest> = read(include_str!("../../../testdata/a233b06/calls.jsonl"), |_| false);
     assert_eq!(calls.len(), 7);
     let messages: Vec<ServerMessage> = read(include_str!("../../../testdata/a233b06/answers.jsonl"), |_| false);
     let unknown = |message: &ServerMessage| match message {
         ServerMessage::Sessions(sessions) => sessions.iter().any(|session| {
-            session.role == Role::Unknown || session.reply == Reply::Unknown || session.released == Some(Proof::Unknown)
+            session.role == Role::Unknown
+                || session.reply == ReplyProgress::Unknown
+                || session.released == Some(Proof::Unknown)
         }),
         ServerMessage::Response { result, .. } => *result == CallResult::Unknown,
     };
@@ -68,7 +70,7 @@ fn unknown<T: Debug + PartialEq + DeserializeOwned>(expected: &T) {
 #[test]
 fn values_of_a_later_version_are_unknown() {
     unknown(&Role::Unknown);
-    unknown(&Reply::Unknown);
+    unknown(&ReplyProgress::Unknown);
     unknown(&Proof::Unknown);
     unknown(&TakenOver::Unknown);
     for (line, key) in [
@@ -102,5 +104,5 @@ fn values_of_a_later_version_are_unknown() {
         }
     );
     // An unknown call is refused instead, with the reason.
-    assert!(serde_json::from_value::<Call>(json!({"hibernate": {}})).is_err());
+    assert!(serde_json::from_value::<TunnelCall>(json!({"hibernate": {}})).is_err());
 }

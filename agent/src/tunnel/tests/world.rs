@@ -34,13 +34,13 @@ use tokio::{
 
 use crate::tunnel::{
     client::TunnelClient,
-    guests::{Guests, IncomingGuest},
+    guest_access::{GuestAccess, IncomingGuest},
     last_call::GuestLeft,
-    listener::Port,
-    local::{Peer, Role, SessionSpec, SessionState},
+    listener::PortState,
+    local::{Role, SessionSpec, SessionState, TunnelPeer},
     metrics::TunnelMetrics,
     server,
-    sessions::{Sessions, Setting},
+    sessions::{Setting, TunnelSessions},
 };
 
 pub(super) const DOMAIN: &str = "default_guest";
@@ -48,15 +48,15 @@ const POD: &str = "0a0a0a0a-0000-4000-8000-000000000000";
 
 /// A folder that is removed when dropped.
 #[derive(Debug)]
-pub(super) struct Folder(pub(super) PathBuf);
+pub(super) struct TestFolder(pub(super) PathBuf);
 
-impl Folder {
+impl TestFolder {
     pub(super) fn new() -> Self {
         Self(nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-tunnel-XXXXXX")).unwrap())
     }
 }
 
-impl Drop for Folder {
+impl Drop for TestFolder {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
@@ -162,7 +162,7 @@ impl FakeGuests {
     }
 }
 
-impl Guests for FakeGuests {
+impl GuestAccess for FakeGuests {
     fn incoming(&self, _: &PodFolder, domain: &str) -> Box<dyn IncomingGuest> {
         let guest = self.of(domain);
         let state = guest.state.subscribe();
@@ -187,7 +187,7 @@ pub(super) struct Node {
     pub(super) guests: FakeGuests,
     pub(super) metrics: TunnelMetrics,
     pub(super) address: SocketAddr,
-    pub(super) folder: Arc<Folder>,
+    pub(super) folder: Arc<TestFolder>,
     pub(super) owner: u32,
 }
 
@@ -197,15 +197,15 @@ impl Node {
     }
 
     /// Creates a node whose port is modified by `limit`.
-    pub(super) async fn with(limit: impl FnOnce(Port) -> Port) -> Self {
+    pub(super) async fn with(limit: impl FnOnce(PortState) -> PortState) -> Self {
         drydock_runtime::install_crypto();
-        let folder = Arc::new(Folder::new());
+        let folder = Arc::new(TestFolder::new());
         fs::create_dir(folder.0.join("pods")).unwrap();
         Self::on(folder, "own", limit).await
     }
 
     /// Creates another tunnel on the same node.
-    pub(super) async fn on(folder: Arc<Folder>, name: &str, limit: impl FnOnce(Port) -> Port) -> Self {
+    pub(super) async fn on(folder: Arc<TestFolder>, name: &str, limit: impl FnOnce(PortState) -> PortState) -> Self {
         let owner = fs::metadata(&folder.0).unwrap().uid();
         let process = Process::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -218,8 +218,8 @@ impl Node {
             guests: Arc::new(guests.clone()),
             metrics: metrics.clone(),
         };
-        let sessions = Sessions::new(setting, &process);
-        let port = limit(Port::new(&sessions, &process));
+        let sessions = TunnelSessions::new(setting, &process);
+        let port = limit(PortState::new(&sessions, &process));
         process.spawn("port", port.accept(listener));
         let sockets = folder.0.join("tunnels");
         server::serve(&sessions, &sockets, name, &process).unwrap();
@@ -310,12 +310,12 @@ impl Pod {
 
 /// Two nodes between which a guest can move.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct TunnelWorld {
     pub(super) source: Node,
     pub(super) target: Node,
 }
 
-impl World {
+impl TunnelWorld {
     pub(super) async fn new() -> Self {
         Self {
             source: Node::new().await,
@@ -337,12 +337,12 @@ impl World {
             .prepare(self.source.spec(migration, Role::Source))
             .await
             .unwrap();
-        let peer = Peer {
+        let peer = TunnelPeer {
             fingerprint: source.fingerprint,
             address: None,
         };
         self.target.client.pair(migration, peer).await.unwrap();
-        let peer = Peer {
+        let peer = TunnelPeer {
             fingerprint: target.fingerprint,
             address: Some(address.map_or(target.address, |address| address.to_string())),
         };

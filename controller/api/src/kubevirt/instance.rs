@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     credentials::AccessCredential,
-    domain::Domain,
+    domain_spec::Domain,
     status::{Phase, VirtualMachineInstanceStatus},
     volumes::{Network, Volume},
 };

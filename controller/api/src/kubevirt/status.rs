@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, migration::MigrationState};
-use crate::launcher::{DiskFormat, Outcome};
+use crate::launcher::{DiskFormat, GuestOutcome};
 
 pub use super::guest_cpu::GuestCpu;
 
@@ -402,7 +402,7 @@ pub struct PodEnding {
     pub pod_uid: String,
     /// How the guest ended: `Shutdown`, `Crashed`, `Destroyed`, `Migrated`, `Failed` or `NotStarted`.
     #[schemars(with = "String")]
-    pub outcome: Outcome,
+    pub outcome: GuestOutcome,
     /// The launcher's message.
     #[serde(default)]
     pub message: String,

@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, FromArgMatches, Parser};
 
-use crate::connection::Connection;
+use crate::connection::ConnectionOptions;
 
 /// What the last word of a command line can be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Wanted {
 
 /// What is to be completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct CompletionRequest {
     /// What it can be.
     pub(super) wanted: Wanted,
     /// How it begins.
@@ -74,7 +74,7 @@ pub(super) struct Question {
     options: Vec<String>,
 }
 
-impl Question {
+impl CompletionRequest {
     /// Returns the candidates as lines: of those from the cluster, or else of the words, those that begin as the last word does.
     pub(super) fn matching(&self, found: Vec<String>) -> Vec<String> {
         let words = match &self.wanted {
@@ -100,21 +100,22 @@ impl Question {
     }
 
     /// Returns how the API server is reached, as the command line has it so far.
-    pub(super) fn connection(&self) -> Connection {
+    pub(super) fn connection(&self) -> ConnectionOptions {
         #[derive(Parser)]
-        struct Options {
+        struct CommandFlags {
             #[command(flatten)]
-            connection: Connection,
+            connection: ConnectionOptions,
         }
-        let command = <Options as clap::CommandFactory>::command().ignore_errors(true);
+        let command = <CommandFlags as clap::CommandFactory>::command().ignore_errors(true);
         let words = std::iter::once("kubectl-drydock".to_owned()).chain(self.options.iter().cloned());
         let matches = command.get_matches_from(words);
-        Options::from_arg_matches(&matches).map_or_else(|_| Connection::default(), |options| options.connection)
+        CommandFlags::from_arg_matches(&matches)
+            .map_or_else(|_| ConnectionOptions::default(), |options| options.connection)
     }
 }
 
 /// Returns what the last of the words can be. The words do not have the program's name.
-pub(super) fn question(root: &Command, words: &[String]) -> Question {
+pub(super) fn question(root: &Command, words: &[String]) -> CompletionRequest {
     let (last, before) = words
         .split_last()
         .map_or(("", &[][..]), |(last, before)| (last.as_str(), before));
@@ -144,7 +145,7 @@ pub(super) fn question(root: &Command, words: &[String]) -> Question {
             given.push(word.clone());
         }
     }
-    let mut question = Question {
+    let mut question = CompletionRequest {
         wanted: Wanted::Nothing,
         begin: last.to_owned(),
         before: String::new(),
@@ -222,11 +223,11 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
-    use crate::arguments::Arguments;
+    use crate::arguments::PluginArgs;
 
-    fn question_of(line: &str) -> Question {
+    fn question_of(line: &str) -> CompletionRequest {
         let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        question(&Arguments::command(), &words)
+        question(&PluginArgs::command(), &words)
     }
 
     #[test]

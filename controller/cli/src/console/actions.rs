@@ -14,16 +14,16 @@ use kube::{Api, api::DeleteParams};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{Shared, error};
+use super::{ConsoleContext, error};
 use crate::{
-    arguments::Start as Options,
-    failure::{Exit, Failure},
-    maintenance,
+    arguments::StartMaintenance as Options,
+    failure::{CommandError, Exit},
+    maintenance_command,
 };
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Start {
+pub(super) struct StartForm {
     /// Names of nodes, with spaces in between.
     nodes: String,
     #[serde(default)]
@@ -37,7 +37,7 @@ pub(super) struct Start {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Stop {
+pub(super) struct StopForm {
     node: String,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Cancel {
 /// Why nothing is written by a console that only reads.
 pub(super) const READ_ONLY: &str = "this console was started with --read-only";
 
-pub(super) async fn start(State(shared): State<Arc<Shared>>, Json(start): Json<Start>) -> Response {
+pub(super) async fn start(State(shared): State<Arc<ConsoleContext>>, Json(start): Json<StartForm>) -> Response {
     if shared.read_only {
         return error(StatusCode::FORBIDDEN, READ_ONLY);
     }
@@ -68,7 +68,7 @@ pub(super) async fn start(State(shared): State<Arc<Shared>>, Json(start): Json<S
     // All of them are tried before the first is started.
     for dry_run in [true, false] {
         for node in &options.nodes {
-            if let Err(failure) = maintenance::create(&shared.client, node, &options, dry_run).await {
+            if let Err(failure) = maintenance_command::create(&shared.client, node, &options, dry_run).await {
                 return refused(&failure);
             }
         }
@@ -77,11 +77,11 @@ pub(super) async fn start(State(shared): State<Arc<Shared>>, Json(start): Json<S
     Json(json!({"done": message})).into_response()
 }
 
-pub(super) async fn stop(State(shared): State<Arc<Shared>>, Json(stop): Json<Stop>) -> Response {
+pub(super) async fn stop(State(shared): State<Arc<ConsoleContext>>, Json(stop): Json<StopForm>) -> Response {
     if shared.read_only {
         return error(StatusCode::FORBIDDEN, READ_ONLY);
     }
-    match maintenance::delete(&shared.client, &stop.node).await {
+    match maintenance_command::delete(&shared.client, &stop.node).await {
         Ok(()) => {
             Json(json!({"done": format!("Maintenance of {} stopped. Nothing moves back.", stop.node)})).into_response()
         }
@@ -89,7 +89,7 @@ pub(super) async fn stop(State(shared): State<Arc<Shared>>, Json(stop): Json<Sto
     }
 }
 
-pub(super) async fn cancel(State(shared): State<Arc<Shared>>, Json(cancel): Json<Cancel>) -> Response {
+pub(super) async fn cancel(State(shared): State<Arc<ConsoleContext>>, Json(cancel): Json<Cancel>) -> Response {
     if shared.read_only {
         return error(StatusCode::FORBIDDEN, READ_ONLY);
     }
@@ -97,12 +97,12 @@ pub(super) async fn cancel(State(shared): State<Arc<Shared>>, Json(cancel): Json
     let api = Api::<VirtualMachineInstanceMigration>::namespaced(shared.client.clone(), &namespace);
     match api.delete(&name, &DeleteParams::default()).await {
         Ok(_) => Json(json!({"done": format!("Migration {namespace}/{name} is being canceled.")})).into_response(),
-        Err(error) => refused(&Failure::Request(error)),
+        Err(error) => refused(&CommandError::Request(error)),
     }
 }
 
 /// Returns what a failure is for the browser, in the words of the API server.
-fn refused(failure: &Failure) -> Response {
+fn refused(failure: &CommandError) -> Response {
     let status = match failure.exit() {
         Exit::NotAllowed => StatusCode::FORBIDDEN,
         Exit::NotReached => StatusCode::BAD_GATEWAY,

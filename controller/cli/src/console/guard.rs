@@ -35,7 +35,7 @@ use axum::http::{
 };
 use thiserror::Error;
 
-use super::sessions::Sessions;
+use super::sessions::ConsoleSessions;
 
 /// Header with the key of the session. A request of another site cannot have it without a preflight, which is refused.
 pub(super) const SESSION: &str = "x-drydock-session";
@@ -46,7 +46,7 @@ const OWN_MACHINE: [&str; 2] = ["localhost", "127.0.0.1"];
 
 /// Why a request is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(super) enum Refusal {
+pub(super) enum GuardRefusal {
     #[error("this console has another name: use the link that it has printed")]
     OtherHost,
     #[error("the console does not serve this host; its option --host names those that it serves")]
@@ -63,7 +63,7 @@ pub(super) enum Refusal {
     NoHeader,
 }
 
-impl Refusal {
+impl GuardRefusal {
     pub(super) fn status(self) -> StatusCode {
         match self {
             Self::OtherHost | Self::UnknownHost => StatusCode::MISDIRECTED_REQUEST,
@@ -83,14 +83,14 @@ pub(super) fn admit(
     path: &str,
     headers: &HeaderMap,
     port: u16,
-    sessions: &Sessions,
-) -> Result<(), Refusal> {
+    sessions: &ConsoleSessions,
+) -> Result<(), GuardRefusal> {
     let host = host(headers).filter(|host| OWN_MACHINE.iter().any(|own| *host == format!("{own}:{port}")));
-    let host = host.ok_or(Refusal::OtherHost)?;
+    let host = host.ok_or(GuardRefusal::OtherHost)?;
     same_site(method, headers, false, |origin| origin == format!("http://{host}"))?;
     let needs_session = path.starts_with("/api/") && path != EXCHANGE;
     if needs_session && !text(headers, SESSION).is_some_and(|key| sessions.knows(key)) {
-        return Err(Refusal::NoSession);
+        return Err(GuardRefusal::NoSession);
     }
     Ok(())
 }
@@ -150,15 +150,20 @@ fn without_port(host: &str) -> &str {
 ///
 /// # Errors
 /// If it is not served.
-pub(super) fn admit_in_cluster(method: &Method, path: &str, headers: &HeaderMap, hosts: &Hosts) -> Result<(), Refusal> {
+pub(super) fn admit_in_cluster(
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+    hosts: &Hosts,
+) -> Result<(), GuardRefusal> {
     let host = host(headers)
         .filter(|host| hosts.serve(host))
-        .ok_or(Refusal::UnknownHost)?;
+        .ok_or(GuardRefusal::UnknownHost)?;
     let is_api = path.starts_with("/api/");
     let navigates = method == Method::GET && !is_api && text(headers, "sec-fetch-mode") == Some("navigate");
     same_site(method, headers, navigates, |origin| hosts.is_origin(origin, &host))?;
     if is_api && !headers.contains_key(SESSION) {
-        return Err(Refusal::NoHeader);
+        return Err(GuardRefusal::NoHeader);
     }
     Ok(())
 }
@@ -169,19 +174,19 @@ fn same_site(
     headers: &HeaderMap,
     navigates: bool,
     is_own: impl Fn(&str) -> bool,
-) -> Result<(), Refusal> {
+) -> Result<(), GuardRefusal> {
     if method != Method::GET && method != Method::POST {
-        return Err(Refusal::Method);
+        return Err(GuardRefusal::Method);
     }
     let site = text(headers, "sec-fetch-site");
     if !navigates && site.is_some_and(|site| site != "same-origin" && site != "none") {
-        return Err(Refusal::OtherSite);
+        return Err(GuardRefusal::OtherSite);
     }
     if text(headers, ORIGIN.as_str()).is_some_and(|origin| !is_own(origin)) {
-        return Err(Refusal::OtherSite);
+        return Err(GuardRefusal::OtherSite);
     }
     if method == Method::POST && text(headers, CONTENT_TYPE.as_str()) != Some("application/json") {
-        return Err(Refusal::ContentType);
+        return Err(GuardRefusal::ContentType);
     }
     Ok(())
 }
@@ -202,11 +207,11 @@ mod tests {
     use super::*;
 
     /// Method, path and headers of a request, and the decision on it.
-    type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<Refusal>);
+    type Case<'a> = (&'a Method, &'a str, &'a [(&'static str, &'a str)], Option<GuardRefusal>);
 
     /// Returns the decision on a request to port 7000 with these headers.
-    fn decide(method: &Method, path: &str, headers: &[(&'static str, &str)]) -> Option<Refusal> {
-        let sessions = Sessions::default();
+    fn decide(method: &Method, path: &str, headers: &[(&'static str, &str)]) -> Option<GuardRefusal> {
+        let sessions = ConsoleSessions::default();
         let link = sessions.link().unwrap();
         let session = sessions.exchange(&link).unwrap();
         let mut map = HeaderMap::new();
@@ -219,6 +224,8 @@ mod tests {
 
     #[test]
     fn request_is_decided_on_by_its_headers() {
+        use GuardRefusal as Refused;
+
         const HOST: (&str, &str) = ("host", "127.0.0.1:7000");
         const JSON: (&str, &str) = ("content-type", "application/json");
         const SESSION: (&str, &str) = ("x-drydock-session", "SESSION");
@@ -226,15 +233,15 @@ mod tests {
         let cases: [Case<'_>; 22] = [
             (get, "/", &[HOST], None),
             (get, "/nodes", &[("host", "localhost:7000")], None),
-            (get, "/", &[], Some(Refusal::OtherHost)),
-            (get, "/", &[("host", "127.0.0.1")], Some(Refusal::OtherHost)),
-            (get, "/", &[("host", "evil.example:7000")], Some(Refusal::OtherHost)),
-            (get, "/", &[("host", "127.0.0.1:7001")], Some(Refusal::OtherHost)),
+            (get, "/", &[], Some(Refused::OtherHost)),
+            (get, "/", &[("host", "127.0.0.1")], Some(Refused::OtherHost)),
+            (get, "/", &[("host", "evil.example:7000")], Some(Refused::OtherHost)),
+            (get, "/", &[("host", "127.0.0.1:7001")], Some(Refused::OtherHost)),
             (
                 get,
                 "/",
                 &[HOST, ("host", "evil.example:7000")],
-                Some(Refusal::OtherHost),
+                Some(Refused::OtherHost),
             ),
             (get, "/", &[HOST, ("sec-fetch-site", "none")], None),
             (get, "/", &[HOST, ("sec-fetch-site", "same-origin")], None),
@@ -242,43 +249,43 @@ mod tests {
                 get,
                 "/",
                 &[HOST, ("sec-fetch-site", "same-site")],
-                Some(Refusal::OtherSite),
+                Some(Refused::OtherSite),
             ),
             (
                 get,
                 "/",
                 &[HOST, ("sec-fetch-site", "cross-site")],
-                Some(Refusal::OtherSite),
+                Some(Refused::OtherSite),
             ),
-            (&Method::OPTIONS, "/api/live", &[HOST, SESSION], Some(Refusal::Method)),
-            (&Method::PUT, "/api/live", &[HOST, SESSION], Some(Refusal::Method)),
-            (get, "/api/live", &[HOST], Some(Refusal::NoSession)),
+            (&Method::OPTIONS, "/api/live", &[HOST, SESSION], Some(Refused::Method)),
+            (&Method::PUT, "/api/live", &[HOST, SESSION], Some(Refused::Method)),
+            (get, "/api/live", &[HOST], Some(Refused::NoSession)),
             (
                 get,
                 "/api/live",
                 &[HOST, ("x-drydock-session", "guess")],
-                Some(Refusal::NoSession),
+                Some(Refused::NoSession),
             ),
             (get, "/api/live", &[HOST, SESSION], None),
             (post, "/api/session", &[HOST, JSON], None),
-            (post, "/api/start", &[HOST, SESSION], Some(Refusal::ContentType)),
+            (post, "/api/start", &[HOST, SESSION], Some(Refused::ContentType)),
             (
                 post,
                 "/api/start",
                 &[HOST, SESSION, ("content-type", "text/plain")],
-                Some(Refusal::ContentType),
+                Some(Refused::ContentType),
             ),
             (
                 post,
                 "/api/start",
                 &[HOST, SESSION, JSON, ("origin", "http://evil.example")],
-                Some(Refusal::OtherSite),
+                Some(Refused::OtherSite),
             ),
             (
                 post,
                 "/api/start",
                 &[HOST, SESSION, JSON, ("origin", "null")],
-                Some(Refusal::OtherSite),
+                Some(Refused::OtherSite),
             ),
             (
                 post,
@@ -317,7 +324,12 @@ mod tests {
             (get, "/", &[HOST], None),
             (get, "/", &[("host", "CONSOLE.example.org:443")], None),
             (get, "/", &[("host", "fixed.example.org:8443")], None),
-            (get, "/", &[("host", "fixed.example.org")], Some(Refusal::UnknownHost)),
+            (
+                get,
+                "/",
+                &[("host", "fixed.example.org")],
+                Some(GuardRefusal::UnknownHost),
+            ),
             (get, "/", &[("host", "drydock-console.drydock.svc")], None),
             (
                 get,
@@ -330,26 +342,26 @@ mod tests {
                 get,
                 "/",
                 &[("host", "drydock-console.other.svc")],
-                Some(Refusal::UnknownHost),
+                Some(GuardRefusal::UnknownHost),
             ),
             (get, "/", &[("host", "localhost:8443")], None),
             (get, "/", &[("host", "127.0.0.1:1")], None),
-            (get, "/", &[("host", "10.0.0.7:8443")], Some(Refusal::UnknownHost)),
-            (get, "/", &[("host", "evil.example")], Some(Refusal::UnknownHost)),
+            (get, "/", &[("host", "10.0.0.7:8443")], Some(GuardRefusal::UnknownHost)),
+            (get, "/", &[("host", "evil.example")], Some(GuardRefusal::UnknownHost)),
             (
                 get,
                 "/",
                 &[("host", "console.example.org.evil.example")],
-                Some(Refusal::UnknownHost),
+                Some(GuardRefusal::UnknownHost),
             ),
             (
                 get,
                 "/",
                 &[("host", "evil.example:localhost")],
-                Some(Refusal::UnknownHost),
+                Some(GuardRefusal::UnknownHost),
             ),
-            (get, "/", &[HOST, HOST], Some(Refusal::UnknownHost)),
-            (get, "/", &[], Some(Refusal::UnknownHost)),
+            (get, "/", &[HOST, HOST], Some(GuardRefusal::UnknownHost)),
+            (get, "/", &[], Some(GuardRefusal::UnknownHost)),
         ]);
     }
 
@@ -361,35 +373,35 @@ mod tests {
         check_in_cluster(&[
             // A link, or the sign-in of a proxy; nothing but the document.
             (get, "/nodes", &[HOST, CROSS, NAVIGATES], None),
-            (get, "/nodes", &[HOST, CROSS], Some(Refusal::OtherSite)),
+            (get, "/nodes", &[HOST, CROSS], Some(GuardRefusal::OtherSite)),
             (
                 get,
                 "/api/live",
                 &[HOST, OWN, CROSS, NAVIGATES],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
             (
                 post,
                 "/nodes",
                 &[HOST, JSON, CROSS, NAVIGATES],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
             (
                 get,
                 "/api/live",
                 &[HOST, OWN, ("sec-fetch-site", "same-site")],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
-            (get, "/api/live", &[HOST], Some(Refusal::NoHeader)),
+            (get, "/api/live", &[HOST], Some(GuardRefusal::NoHeader)),
             // A token alone is not enough: a proxy adds it.
             (
                 get,
                 "/api/live",
                 &[HOST, ("authorization", "Bearer a")],
-                Some(Refusal::NoHeader),
+                Some(GuardRefusal::NoHeader),
             ),
             (get, "/api/live", &[HOST, OWN], None),
-            (&Method::OPTIONS, "/api/start", &[HOST, OWN], Some(Refusal::Method)),
+            (&Method::OPTIONS, "/api/start", &[HOST, OWN], Some(GuardRefusal::Method)),
         ]);
     }
 
@@ -398,12 +410,12 @@ mod tests {
         let post = &Method::POST;
         let origin = |value| ("origin", value);
         check_in_cluster(&[
-            (post, "/api/start", &[HOST, JSON], Some(Refusal::NoHeader)),
+            (post, "/api/start", &[HOST, JSON], Some(GuardRefusal::NoHeader)),
             (
                 post,
                 "/api/start",
                 &[HOST, OWN, ("content-type", "text/plain")],
-                Some(Refusal::ContentType),
+                Some(GuardRefusal::ContentType),
             ),
             (
                 post,
@@ -415,19 +427,19 @@ mod tests {
                 post,
                 "/api/start",
                 &[HOST, OWN, JSON, origin("http://console.example.org")],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
             (
                 post,
                 "/api/start",
                 &[HOST, OWN, JSON, origin("https://console.example.org:444")],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
             (
                 post,
                 "/api/start",
                 &[HOST, OWN, JSON, origin("null")],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
             // The proxy has replaced the host.
             (
@@ -445,7 +457,7 @@ mod tests {
                 post,
                 "/api/start",
                 &[("host", "localhost:8443"), OWN, JSON, origin("https://localhost:9000")],
-                Some(Refusal::OtherSite),
+                Some(GuardRefusal::OtherSite),
             ),
         ]);
     }

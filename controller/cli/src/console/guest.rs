@@ -1,9 +1,9 @@
 //! Consoles and displays of guests that are open in a browser.
 //!
 //! ```text
-//!  page of a guest (/api/live) ─opens─▶ Guests ─▶ Guest ◀─task─▶ Socket ◀─▶ API server ◀─▶ guest
+//!  page of a guest (/api/live) ─opens─▶ OpenGuests ─▶ OpenGuest ◀─task─▶ GuestSocket ◀─▶ API server ◀─▶ guest
 //!     rows of its console, its state ◀── changes ──┤
-//!  /api/guest/input (keys, text, pointer) ────────▶├─▶ Terminal: bytes ─▶ screen ─▶ rows of HTML
+//!  /api/guest/input (keys, text, pointer) ────────▶├─▶ TerminalScreen: bytes ─▶ screen ─▶ rows of HTML
 //!  /api/guest/frame (what of a display changed) ◀──┘└▶ Rfb: bytes ─▶ Framebuffer ─▶ rectangles of pixels
 //! ```
 //!
@@ -11,8 +11,8 @@
 //! that a guest sends; it gets HTML, in which everything is escaped, or pixels.
 
 mod framebuffer;
+mod guest_requests;
 mod keys;
-mod requests;
 mod rfb;
 mod socket;
 mod terminal;
@@ -35,14 +35,14 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::view::Device;
+use super::view::GuestDevice;
 use framebuffer::Budget;
-use keys::Key;
+use keys::KeyPress;
 use rfb::Rfb;
-use socket::{Event, Refused, Socket};
-use terminal::Terminal;
+use socket::{GuestSocket, HandshakeError, SocketEvent};
+use terminal::TerminalScreen;
 
-pub(super) use requests::{FRAME, INPUT, frame, input};
+pub(super) use guest_requests::{FRAME, INPUT, frame, input};
 pub(super) use terminal::{COLUMNS, ROWS};
 
 /// Close code of a websocket after which the client may connect again: the guest has moved, or was restarted, or the
@@ -59,7 +59,7 @@ const MOST_INPUT: usize = 64 << 10;
 
 /// The state of the connection to a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Status {
+pub(super) enum StreamStatus {
     /// The websocket is being opened.
     Connecting,
     /// It is open. If it replaces a closed connection, contains the reason why that was closed.
@@ -79,7 +79,7 @@ pub(super) enum Status {
 pub(super) struct Shown {
     /// Under which input and frames are requested.
     pub(super) id: u64,
-    pub(super) status: Status,
+    pub(super) status: StreamStatus,
     pub(super) picture: Picture,
 }
 
@@ -95,9 +95,9 @@ pub(super) enum Picture {
 /// Something that the user does with a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "kind", rename_all = "camelCase", deny_unknown_fields)]
-pub(super) enum Input {
+pub(super) enum UserInput {
     /// A key is pressed or released.
-    Key(Key),
+    Key(KeyPress),
     /// A text is pasted.
     Text { text: String },
     /// The pointer moves, or its buttons do: as in `MouseEvent.buttons`.
@@ -110,20 +110,20 @@ pub(super) enum Input {
     Release,
 }
 
-enum Screen {
+enum StreamScreen {
     /// With the bytes that are to be sent.
-    Terminal(Box<Terminal>, Vec<u8>),
+    Terminal(Box<TerminalScreen>, Vec<u8>),
     Display(Rfb),
 }
 
-struct State {
-    status: Status,
-    screen: Screen,
+struct ViewState {
+    status: StreamStatus,
+    screen: StreamScreen,
 }
 
 /// The console or the display of a guest.
-pub(super) struct Guest {
-    state: Mutex<State>,
+pub(super) struct OpenGuest {
+    state: Mutex<ViewState>,
     /// Grows with each change of what a page shows.
     changes: watch::Sender<u64>,
     /// There is something to be sent.
@@ -133,18 +133,18 @@ pub(super) struct Guest {
 }
 
 /// All that are open.
-pub(super) struct Guests {
+pub(super) struct OpenGuests {
     process: Process,
     next: AtomicU64,
-    open: Mutex<HashMap<u64, Arc<Guest>>>,
+    open: Mutex<HashMap<u64, Arc<OpenGuest>>>,
     budget: Budget,
 }
 
 /// One that is open, until this is dropped.
 pub(super) struct Opened {
     id: u64,
-    guest: Arc<Guest>,
-    guests: Arc<Guests>,
+    guest: Arc<OpenGuest>,
+    guests: Arc<OpenGuests>,
     cancelled: CancellationToken,
 }
 
@@ -152,7 +152,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Guests {
+impl OpenGuests {
     /// Returns none, of a process that runs their tasks.
     pub(super) fn new(process: &Process) -> Arc<Self> {
         Arc::new(Self {
@@ -164,25 +164,36 @@ impl Guests {
     }
 
     /// Returns the one with this identity, if it is open.
-    pub(super) fn find(&self, id: u64) -> Option<Arc<Guest>> {
+    pub(super) fn find(&self, id: u64) -> Option<Arc<OpenGuest>> {
         lock(&self.open).get(&id).cloned()
     }
 
     /// Opens the console or the display of a guest. A console is taken from whoever has it, by the API's rules.
-    pub(super) fn open(self: &Arc<Self>, client: &Client, (namespace, name): (&str, &str), device: Device) -> Opened {
+    pub(super) fn open(
+        self: &Arc<Self>,
+        client: &Client,
+        (namespace, name): (&str, &str),
+        device: GuestDevice,
+    ) -> Opened {
         let (screen, status) = match device {
-            Device::Display { .. } => (Screen::Display(Rfb::new(self.budget.clone())), Status::Connecting),
-            Device::Console => match Terminal::new() {
-                Ok(terminal) => (Screen::Terminal(Box::new(terminal), Vec::new()), Status::Connecting),
+            GuestDevice::Display { .. } => (
+                StreamScreen::Display(Rfb::new(self.budget.clone())),
+                StreamStatus::Connecting,
+            ),
+            GuestDevice::Console => match TerminalScreen::new() {
+                Ok(terminal) => (
+                    StreamScreen::Terminal(Box::new(terminal), Vec::new()),
+                    StreamStatus::Connecting,
+                ),
                 // A constant size is never refused; the page would show it.
                 Err(error) => (
-                    Screen::Display(Rfb::new(self.budget.clone())),
-                    Status::Ended(error.to_string()),
+                    StreamScreen::Display(Rfb::new(self.budget.clone())),
+                    StreamStatus::Ended(error.to_string()),
                 ),
             },
         };
-        let guest = Arc::new(Guest {
-            state: Mutex::new(State { status, screen }),
+        let guest = Arc::new(OpenGuest {
+            state: Mutex::new(ViewState { status, screen }),
             changes: watch::Sender::new(0),
             output: Notify::new(),
             frames: Notify::new(),
@@ -193,7 +204,7 @@ impl Guests {
         let (task, token, client) = (guest.clone(), cancelled.clone(), client.clone());
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
         self.process.spawn("console or display of a guest", async move {
-            let connect = || Socket::open(&client, &namespace, &name, device);
+            let connect = || GuestSocket::open(&client, &namespace, &name, device);
             token.run_until_cancelled(task.run(connect)).await;
         });
         Opened {
@@ -218,8 +229,8 @@ impl Opened {
             id: self.id,
             status: state.status.clone(),
             picture: match &state.screen {
-                Screen::Terminal(terminal, _) => Picture::Rows(terminal.rows()),
-                Screen::Display(rfb) => Picture::Size(rfb.size()),
+                StreamScreen::Terminal(terminal, _) => Picture::Rows(terminal.rows()),
+                StreamScreen::Display(rfb) => Picture::Size(rfb.size()),
             },
         }
     }
@@ -233,12 +244,12 @@ impl Drop for Opened {
     }
 }
 
-impl Guest {
+impl OpenGuest {
     /// Connects, and connects again as long as that makes sense.
     async fn run<Connect, Future>(&self, connect: Connect)
     where
         Connect: Fn() -> Future,
-        Future: std::future::Future<Output = Result<Socket, Refused>>,
+        Future: std::future::Future<Output = Result<GuestSocket, HandshakeError>>,
     {
         // Why the last one was closed, and since when there is none.
         let mut closed: Option<(String, Instant)> = None;
@@ -248,16 +259,18 @@ impl Guest {
                 Ok(socket) => {
                     let reason = closed.take().map(|(reason, _)| reason);
                     match self.relay(socket, reason).await {
-                        Status::Reconnecting(reason) => {
-                            self.set(Status::Reconnecting(reason.clone()));
+                        StreamStatus::Reconnecting(reason) => {
+                            self.set(StreamStatus::Reconnecting(reason.clone()));
                             closed = Some((reason, Instant::now()));
                         }
                         end => return self.set(end),
                     }
                 }
-                Err(Refused::Status { code: 403, message }) => return self.set(Status::Ended(message)),
-                Err(Refused::Status { message, .. }) if message.contains(IN_USE) => return self.set(Status::InUse),
-                Err(refused) if is_late => return self.set(Status::Ended(chain(&refused).to_string())),
+                Err(HandshakeError::Status { code: 403, message }) => return self.set(StreamStatus::Ended(message)),
+                Err(HandshakeError::Status { message, .. }) if message.contains(IN_USE) => {
+                    return self.set(StreamStatus::InUse);
+                }
+                Err(refused) if is_late => return self.set(StreamStatus::Ended(chain(&refused).to_string())),
                 Err(_) => {}
             }
             sleep(ATTEMPT).await;
@@ -265,11 +278,11 @@ impl Guest {
     }
 
     /// Forwards bytes until the connection ends, and returns its state then.
-    async fn relay(&self, mut socket: Socket, reason: Option<String>) -> Status {
-        if let Screen::Display(rfb) = &mut lock(&self.state).screen {
+    async fn relay(&self, mut socket: GuestSocket, reason: Option<String>) -> StreamStatus {
+        if let StreamScreen::Display(rfb) = &mut lock(&self.state).screen {
             rfb.restart();
         }
-        self.set(Status::Connected(reason));
+        self.set(StreamStatus::Connected(reason));
         loop {
             let output = self.take_output();
             if !output.is_empty() {
@@ -281,20 +294,20 @@ impl Guest {
                 () = self.output.notified() => continue,
             };
             match event {
-                Event::Data(bytes) => {
+                SocketEvent::Data(bytes) => {
                     if let Err(error) = self.read(&bytes) {
-                        return Status::Ended(error);
+                        return StreamStatus::Ended(error);
                     }
                 }
-                Event::Closed { code: AGAIN, reason } => return Status::Reconnecting(reason),
-                Event::Closed { reason, .. } if reason.is_empty() => return Status::Lost,
-                Event::Closed { reason, .. } => return Status::Ended(reason),
-                Event::Lost => return Status::Lost,
+                SocketEvent::Closed { code: AGAIN, reason } => return StreamStatus::Reconnecting(reason),
+                SocketEvent::Closed { reason, .. } if reason.is_empty() => return StreamStatus::Lost,
+                SocketEvent::Closed { reason, .. } => return StreamStatus::Ended(reason),
+                SocketEvent::Lost => return StreamStatus::Lost,
             }
         }
     }
 
-    fn set(&self, status: Status) {
+    fn set(&self, status: StreamStatus) {
         lock(&self.state).status = status;
         self.changed();
     }
@@ -307,13 +320,13 @@ impl Guest {
     fn read(&self, bytes: &[u8]) -> Result<(), String> {
         let mut state = lock(&self.state);
         match &mut state.screen {
-            Screen::Terminal(terminal, output) => {
+            StreamScreen::Terminal(terminal, output) => {
                 let replies = terminal.feed(bytes);
                 append(output, &replies);
                 drop(state);
                 self.changed();
             }
-            Screen::Display(rfb) => {
+            StreamScreen::Display(rfb) => {
                 let before = rfb.size();
                 rfb.feed(bytes).map_err(|error| error.to_string())?;
                 let is_other = rfb.size() != before;
@@ -332,8 +345,8 @@ impl Guest {
 
     fn take_output(&self) -> Vec<u8> {
         match &mut lock(&self.state).screen {
-            Screen::Terminal(_, output) => std::mem::take(output),
-            Screen::Display(rfb) => {
+            StreamScreen::Terminal(_, output) => std::mem::take(output),
+            StreamScreen::Display(rfb) => {
                 rfb.request();
                 rfb.take_output()
             }
@@ -341,25 +354,28 @@ impl Guest {
     }
 
     /// Passes on what the user does, in its order. Nothing reaches a guest that is not connected.
-    pub(super) fn input(&self, inputs: Vec<Input>) {
+    pub(super) fn input(&self, inputs: Vec<UserInput>) {
         let mut state = lock(&self.state);
-        if !matches!(state.status, Status::Connected(_)) {
+        if !matches!(state.status, StreamStatus::Connected(_)) {
             return;
         }
         for input in inputs {
             match &mut state.screen {
-                Screen::Terminal(terminal, output) => match input {
-                    Input::Key(key) => append(output, &keys::bytes(&key, terminal.has_application_keys())),
-                    Input::Text { text } => append(output, &keys::pasted(&text)),
-                    Input::Pointer { .. } | Input::Wheel { .. } | Input::CtrlAltDelete | Input::Release => {}
+                StreamScreen::Terminal(terminal, output) => match input {
+                    UserInput::Key(key) => append(output, &keys::bytes(&key, terminal.has_application_keys())),
+                    UserInput::Text { text } => append(output, &keys::pasted(&text)),
+                    UserInput::Pointer { .. }
+                    | UserInput::Wheel { .. }
+                    | UserInput::CtrlAltDelete
+                    | UserInput::Release => {}
                 },
-                Screen::Display(rfb) => match input {
-                    Input::Key(key) => rfb.key(&key),
-                    Input::Text { text } => rfb.text(&text),
-                    Input::Pointer { x, y, buttons } => rfb.pointer(x, y, buttons),
-                    Input::Wheel { x, y, up } => rfb.wheel(x, y, up),
-                    Input::CtrlAltDelete => rfb.chord(&keys::CTRL_ALT_DELETE),
-                    Input::Release => rfb.release(),
+                StreamScreen::Display(rfb) => match input {
+                    UserInput::Key(key) => rfb.key(&key),
+                    UserInput::Text { text } => rfb.text(&text),
+                    UserInput::Pointer { x, y, buttons } => rfb.pointer(x, y, buttons),
+                    UserInput::Wheel { x, y, up } => rfb.wheel(x, y, up),
+                    UserInput::CtrlAltDelete => rfb.chord(&keys::CTRL_ALT_DELETE),
+                    UserInput::Release => rfb.release(),
                 },
             }
         }
@@ -374,7 +390,7 @@ impl Guest {
         loop {
             // Before the look, so that no change in between is missed.
             let notified = self.frames.notified();
-            if let Screen::Display(rfb) = &mut lock(&self.state).screen {
+            if let StreamScreen::Display(rfb) = &mut lock(&self.state).screen {
                 let frame = rfb.frame().filter(|frame| (frame.width, frame.height) == size)?;
                 let taken = frame.take();
                 if !taken.is_empty() {

@@ -44,7 +44,7 @@ use axum::{
     routing::any,
 };
 use drydock_runtime::{
-    Admin, CancellationToken, LogHandle, Process, Readiness, Start, Threads, chain, metrics,
+    Admin, CancellationToken, LogHandle, Process, Readiness, StartParameters, Threads, chain, metrics,
     tls_port::{self, ServedCertificate, TlsPort},
 };
 use futures::StreamExt as _;
@@ -58,9 +58,9 @@ use super::{
     harden,
     settings::Listening,
 };
-use crate::cluster::Cluster;
+use crate::cluster::ClusterContext;
 use token::Token;
-use users::{Denied, Limits, Metrics, Users};
+use users::{Denied, UserLimits, UserMetrics, Users};
 
 /// Requests are taken for so long after the order to stop: endpoints leave Services within a second or two.
 const LEAVE: Duration = Duration::from_secs(4);
@@ -70,13 +70,13 @@ const COMPONENT: &str = "drydock-console";
 
 /// Serves the console until the process has to stop.
 pub(crate) fn run(options: Listening) -> ExitCode {
-    let start = Start {
+    let start = StartParameters {
         component: COMPONENT,
         version: env!("CARGO_PKG_VERSION"),
         threads: Threads::Many(2),
         log_format: options.log_format,
         log_level: options.log_level.clone(),
-        drain: Start::DRAIN,
+        drain: StartParameters::DRAIN,
     };
     start.run(|process, logs| wire(options, process, logs))
 }
@@ -87,7 +87,7 @@ async fn wire(
     logs: LogHandle,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut registry = metrics::registry(COMPONENT, env!("CARGO_PKG_VERSION"));
-    let counted = Metrics::register(&mut registry);
+    let counted = UserMetrics::register(&mut registry);
     let handshake_failures = Counter::default();
     registry.register(
         "drydock_console_handshake_failures",
@@ -138,16 +138,16 @@ struct Front {
 
 impl Front {
     /// Knows no user yet. All pages end when `closing` is cancelled.
-    fn new(options: &Listening, metrics: Metrics, process: Process, closing: CancellationToken) -> Arc<Self> {
-        let cluster = Cluster {
+    fn new(options: &Listening, metrics: UserMetrics, process: Process, closing: CancellationToken) -> Arc<Self> {
+        let cluster = ClusterContext {
             context: options.cluster_name.clone(),
             server: options.server.url.to_string(),
             user: String::new(),
             careful: options.careful.is_match(&options.cluster_name),
         };
-        let limits = Limits {
+        let limits = UserLimits {
             users: options.max_users,
-            ..Limits::default()
+            ..UserLimits::default()
         };
         Arc::new(Self {
             hosts: Hosts::new(&options.hosts, &options.namespace),

@@ -6,7 +6,7 @@ use drydock_runtime::{
     chain,
     clock::{self, Instant},
 };
-use drydock_view::check::Report;
+use drydock_view::check::CheckReport;
 use futures::{Stream, stream};
 use tokio::{
     sync::watch,
@@ -17,9 +17,9 @@ use super::{
     Active, actions,
     guest::Opened,
     page::{Page, difference, whole},
-    pages::{self, Context, guest::Circumstances, render},
+    pages::{self, PageContext, guest_page::GuestPageContext, render},
     rights::Rights,
-    view::{Path, View},
+    view::{ConsoleView, ViewPath},
 };
 use crate::check;
 
@@ -37,9 +37,9 @@ const ANNOUNCE: Duration = Duration::from_secs(10);
 const REVIEW: Duration = Duration::from_secs(30);
 
 /// A page that is open.
-struct Open {
+struct OpenPage {
     active: Active,
-    path: Path,
+    path: ViewPath,
     changes: watch::Receiver<u64>,
     shown: Option<Page>,
     seq: u64,
@@ -48,24 +48,24 @@ struct Open {
     announced: Option<(String, Instant)>,
     rights: Rights,
     reviewed: Option<Instant>,
-    report: Option<Result<Report, String>>,
+    report: Option<Result<CheckReport, String>>,
     /// The console or the display of the page's guest, once it was opened.
     guest: Option<(Opened, watch::Receiver<u64>)>,
     /// The page without what the guest shows.
     base: Option<Page>,
-    circumstances: Circumstances,
+    circumstances: GuestPageContext,
     /// When the page was made last, and whether it has to be made again.
     made: Instant,
     is_due: bool,
 }
 
 /// Returns the lines for a page.
-pub(super) fn lines(active: Active, path: Path) -> impl Stream<Item = Result<String, Infallible>> {
-    let circumstances = Circumstances {
+pub(super) fn lines(active: Active, path: ViewPath) -> impl Stream<Item = Result<String, Infallible>> {
+    let circumstances = GuestPageContext {
         read_only: active.0.read_only,
         runs: true,
     };
-    let open = Open {
+    let open = OpenPage {
         circumstances,
         made: Instant::now(),
         is_due: false,
@@ -98,7 +98,7 @@ async fn changed(guest: &mut Option<(Opened, watch::Receiver<u64>)>) {
     std::future::pending::<()>().await;
 }
 
-impl Open {
+impl OpenPage {
     /// Returns the next line.
     async fn next(&mut self) -> String {
         let is_stale = self.wait().await;
@@ -154,26 +154,26 @@ impl Open {
     /// Makes the page, and opens its guest if that has not been done and can be.
     async fn make(&mut self) -> Page {
         self.review().await;
-        if self.path.view == View::Check && self.report.is_none() {
+        if self.path.view == ConsoleView::Check && self.report.is_none() {
             let found = check::report(&self.active.0.client, clock::now()).await;
             self.report = Some(found.map_err(|failure| chain(&failure).to_string()));
         }
         let (page, runs, is_available) = self.with_context(|context| {
             let page = render(&self.path, context);
             match &self.path.view {
-                View::Guest {
+                ConsoleView::Guest {
                     namespace,
                     name,
                     device,
                 } => {
-                    let why = pages::guest::unavailable(namespace, name, *device, context);
-                    (page, pages::guest::runs(namespace, name, context), why.is_none())
+                    let why = pages::guest_page::unavailable(namespace, name, *device, context);
+                    (page, pages::guest_page::runs(namespace, name, context), why.is_none())
                 }
                 _ => (page, false, false),
             }
         });
         (self.circumstances.runs, self.is_due, self.made) = (runs, false, Instant::now());
-        if let View::Guest {
+        if let ConsoleView::Guest {
             namespace,
             name,
             device,
@@ -191,11 +191,11 @@ impl Open {
 
     /// Keeps a page of a guest, and appends what the guest shows.
     fn with_guest(&mut self, mut page: Page) -> Page {
-        if let View::Guest { .. } = &self.path.view {
+        if let ConsoleView::Guest { .. } = &self.path.view {
             self.base = Some(page.clone());
             if let Some((opened, changes)) = &mut self.guest {
                 changes.mark_unchanged();
-                pages::guest::show(&mut page, &self.path.view, &opened.shown(), self.circumstances);
+                pages::guest_page::show(&mut page, &self.path.view, &opened.shown(), self.circumstances);
             }
         }
         page
@@ -211,11 +211,11 @@ impl Open {
         }
     }
 
-    fn with_context<T>(&self, with: impl FnOnce(&Context<'_>) -> T) -> T {
+    fn with_context<T>(&self, with: impl FnOnce(&PageContext<'_>) -> T) -> T {
         let shared = &self.active.0;
         let now = clock::now();
         let snapshot = shared.store.snapshot(now);
-        let context = Context {
+        let context = PageContext {
             snapshot: &snapshot,
             now,
             rights: &self.rights,

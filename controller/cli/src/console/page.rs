@@ -10,7 +10,7 @@ use serde::Serialize;
 
 /// An element of a page. Its HTML has one root, with `id` as its identity.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Part {
+pub(super) struct PageElement {
     /// Its identity on the page.
     pub(super) id: String,
     /// The identity of the element that it is in.
@@ -32,7 +32,7 @@ pub(super) const BANNERS: &str = "banners";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Page {
     pub(super) title: String,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<PageElement>,
     /// What screen readers read out when it changes; empty if that is nothing.
     pub(super) announcement: String,
 }
@@ -53,7 +53,7 @@ impl Page {
 
     /// Appends a part to an element of an earlier one, or to the root.
     pub(super) fn push(&mut self, into: &'static str, id: impl Into<String>, html: Markup) {
-        self.parts.push(Part {
+        self.parts.push(PageElement {
             id: id.into(),
             into,
             html: html.into_string(),
@@ -84,7 +84,7 @@ pub(super) struct Update<'a> {
     pub(super) announce: Option<&'a str>,
     /// Parts that are new or have changed, each after the one that it is in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) parts: Vec<&'a Part>,
+    pub(super) parts: Vec<&'a PageElement>,
     /// By element, the identities of the parts in it, in their order, where that has changed. Others in it are gone.
     #[serde(skip_serializing_if = "HashMap::is_empty")]
     pub(super) order: HashMap<&'static str, Vec<&'a str>>,
@@ -111,7 +111,7 @@ pub(super) fn whole(page: &Page, seq: u64) -> Update<'_> {
 
 /// Returns what has changed, which may be nothing.
 pub(super) fn difference<'a>(before: &'a Page, after: &'a Page, seq: u64) -> Update<'a> {
-    let old: HashMap<&str, &Part> = before.parts.iter().map(|part| (part.id.as_str(), part)).collect();
+    let old: HashMap<&str, &PageElement> = before.parts.iter().map(|part| (part.id.as_str(), part)).collect();
     let parts = after.parts.iter();
     let parts = parts.filter(|part| old.get(part.id.as_str()).is_none_or(|old| old != part));
     let ordered_before = ordered(before);

@@ -1,57 +1,57 @@
 //! The pages, as functions of the objects: no request is made here.
 
-mod check;
-pub(super) mod guest;
-mod machine;
-mod migration;
-mod node;
-mod nodes;
+mod check_page;
+pub(super) mod guest_page;
+mod machine_page;
+mod migration_page;
+mod node_page;
+mod nodes_page;
 mod parts;
-mod start;
-mod stop;
+mod start_page;
+mod stop_page;
 
-use drydock_view::{check::Report, snapshot::Snapshot};
+use drydock_view::{check::CheckReport, snapshot::Snapshot};
 use jiff::Timestamp;
 
 use super::{
     page::Page,
     rights::Rights,
-    view::{Path, View},
+    view::{ConsoleView, ViewPath},
 };
 
-pub(super) use crate::cluster::Cluster;
+pub(super) use crate::cluster::ClusterContext;
 
 /// What a page is made of.
-pub(super) struct Context<'a> {
+pub(super) struct PageContext<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) now: Timestamp,
     pub(super) rights: &'a Rights,
     /// Since when the objects may be out of date.
     pub(super) stale_since: Option<Timestamp>,
     /// What was checked, or why it could not be; only a page of it has it.
-    pub(super) report: Option<&'a Result<Report, String>>,
+    pub(super) report: Option<&'a Result<CheckReport, String>>,
     /// The cluster, for people: context, server and user.
-    pub(super) cluster: &'a Cluster,
+    pub(super) cluster: &'a ClusterContext,
 }
 
 /// Returns a page.
-pub(super) fn render(path: &Path, context: &Context<'_>) -> Page {
+pub(super) fn render(path: &ViewPath, context: &PageContext<'_>) -> Page {
     let mut page = match &path.view {
-        View::Nodes => nodes::page(path, context),
-        View::Node(name) => node::page(name, context),
-        View::Machines => machine::list(path, context),
-        View::Machine { namespace, name } => machine::page(namespace, name, context),
-        View::Guest {
+        ConsoleView::Nodes => nodes_page::page(path, context),
+        ConsoleView::Node(name) => node_page::page(name, context),
+        ConsoleView::Machines => machine_page::list(path, context),
+        ConsoleView::Machine { namespace, name } => machine_page::page(namespace, name, context),
+        ConsoleView::Guest {
             namespace,
             name,
             device,
-        } => guest::page(namespace, name, *device, context),
-        View::Check => check::page(context),
-        View::Migrations => migration::list(path, context),
-        View::Migration { namespace, name } => migration::page(namespace, name, context),
-        View::Cancel { namespace, name } => return migration::dialog(namespace, name, context),
-        View::Start(names) => return start::dialog(names, context),
-        View::Stop(name) => return stop::dialog(name, context),
+        } => guest_page::page(namespace, name, *device, context),
+        ConsoleView::Check => check_page::page(context),
+        ConsoleView::Migrations => migration_page::list(path, context),
+        ConsoleView::Migration { namespace, name } => migration_page::page(namespace, name, context),
+        ConsoleView::Cancel { namespace, name } => return migration_page::dialog(namespace, name, context),
+        ConsoleView::Start(names) => return start_page::dialog(names, context),
+        ConsoleView::Stop(name) => return stop_page::dialog(name, context),
     };
     parts::frame(&mut page, context);
     page

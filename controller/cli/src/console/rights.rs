@@ -9,7 +9,7 @@ use crate::read::is_allowed_on;
 
 /// Something that the console does for its user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Action {
+pub(super) enum UserAction {
     /// Starts the maintenance of a node.
     Start,
     /// Ends it.
@@ -25,7 +25,7 @@ pub(super) enum Action {
 /// Group of the consoles and displays of guests.
 const SUBRESOURCES: &str = "subresources.kubevirt.io";
 
-impl Action {
+impl UserAction {
     const ALL: [Self; 5] = [Self::Start, Self::Stop, Self::Cancel, Self::Console, Self::Display];
 
     /// Returns whether it is about the guest of one virtual machine.
@@ -53,17 +53,17 @@ impl Action {
 
 /// What the user may do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rights(BTreeMap<Action, String>);
+pub(super) struct Rights(BTreeMap<UserAction, String>);
 
 impl Rights {
     /// Returns rights that allow nothing, for this reason.
     #[cfg(test)]
     pub(super) fn none(why: &str) -> Self {
-        Self(Action::ALL.map(|action| (action, why.to_owned())).into())
+        Self(UserAction::ALL.map(|action| (action, why.to_owned())).into())
     }
 
     /// Returns why an action is not possible; `None` if it is.
-    pub(super) fn missing(&self, action: Action) -> Option<&str> {
+    pub(super) fn missing(&self, action: UserAction) -> Option<&str> {
         self.0.get(&action).map(String::as_str)
     }
 
@@ -73,8 +73,8 @@ impl Rights {
     /// With `read_only`, which names the reason, the display alone is left: opening a serial console takes it from whoever
     /// has it.
     pub(super) async fn review(client: &Client, machine: Option<(&str, &str)>, read_only: Option<&str>) -> Self {
-        let reviews = Action::ALL.map(|action| async move {
-            if let Some(why) = read_only.filter(|_| action != Action::Display) {
+        let reviews = UserAction::ALL.map(|action| async move {
+            if let Some(why) = read_only.filter(|_| action != UserAction::Display) {
                 return Some((action, why.to_owned()));
             }
             // A page of a guest starts no maintenance, and the others open no guest.

@@ -25,7 +25,7 @@ pub(super) struct NoRandom;
 
 /// Keys that are valid. Only their digests are kept, so the time of a lookup does not reveal how much of a guess is right.
 #[derive(Debug, Default)]
-pub(super) struct Sessions(Mutex<Keys>);
+pub(super) struct ConsoleSessions(Mutex<Keys>);
 
 #[derive(Debug, Default)]
 struct Keys {
@@ -33,7 +33,7 @@ struct Keys {
     sessions: HashSet<Vec<u8>>,
 }
 
-impl Sessions {
+impl ConsoleSessions {
     /// Returns the key of a new link.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn link_opens_one_session() {
-        let sessions = Sessions::default();
+        let sessions = ConsoleSessions::default();
         let link = sessions.link().unwrap();
         assert_eq!(link.len(), 2 * LENGTH);
         let session = sessions.exchange(&link).unwrap();

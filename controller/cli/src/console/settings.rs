@@ -9,7 +9,7 @@ use crate::connection::Server;
 
 /// How the console is served.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
+pub(crate) struct ConsoleOptions {
     /// The port; 0 for any that is free.
     pub(crate) port: u16,
     /// Whether nothing can be started or stopped, or sent to guests.

@@ -19,11 +19,11 @@ use drydock_api::{
     maintenance::{Group, NodeMaintenance},
 };
 use drydock_runtime::{
-    Cache, Change, Listing, Problem, Process, Readiness, Registry, Watch, WatchMetrics, Watches, clock,
+    Cache, CacheChange, ListMode, Process, Readiness, Registry, Watch, WatchMetrics, WatchProblem, WatchStarter, clock,
 };
 use drydock_view::{
     prune,
-    snapshot::{Snapshot, Unread},
+    snapshot::{Snapshot, UnreadKind},
 };
 use jiff::Timestamp;
 use k8s_openapi::api::{
@@ -49,25 +49,25 @@ pub(super) struct Store {
     config_maps: Cache<ConfigMap>,
     hyperconvergeds: Cache<HyperConverged>,
     maintenances: Vec<(Group, Cache<NodeMaintenance>)>,
-    changes: Changes,
+    changes: ChangeCounter,
 }
 
 /// Counts changes, and remembers since when a watch is broken.
 #[derive(Clone)]
-struct Changes {
+struct ChangeCounter {
     count: watch::Sender<u64>,
     /// When the first of the watches that are broken now broke.
     broken_since: Arc<Mutex<Option<Timestamp>>>,
 }
 
-impl Changes {
+impl ChangeCounter {
     fn count(&self) {
         self.count.send_modify(|count| *count += 1);
     }
 
-    fn of<K>(&self, change: &Change<K>) {
-        if let Change::SyncState(state) = change
-            && matches!(state.problem, Some(Problem::Failing(_)))
+    fn of<K>(&self, change: &CacheChange<K>) {
+        if let CacheChange::SyncState(state) = change
+            && matches!(state.problem, Some(WatchProblem::Failing(_)))
         {
             let mut since = self.broken_since.lock().unwrap_or_else(PoisonError::into_inner);
             since.get_or_insert_with(clock::now);
@@ -80,8 +80,8 @@ impl Store {
     /// Starts watching everything.
     pub(super) fn start(client: &Client, process: &Process) -> Self {
         let metrics = WatchMetrics::register(&mut Registry::default());
-        let watches = Watches::new(process, &Readiness::new(), &metrics);
-        let changes = Changes {
+        let watches = WatchStarter::new(process, &Readiness::new(), &metrics);
+        let changes = ChangeCounter {
             count: watch::Sender::new(0),
             broken_since: Arc::default(),
         };
@@ -95,14 +95,16 @@ impl Store {
             hypervisors: starter.all("hypervisors", |watch| watch.prune(strip)),
             pods: starter.all("pods", |watch| {
                 watch
-                    .listing(Listing::Streamed)
+                    .listing(ListMode::Streamed)
                     .fields("status.phase!=Succeeded,status.phase!=Failed")
                     .prune(prune::pod)
             }),
             instances: starter.all("virtualmachineinstances", |watch| {
-                watch.listing(Listing::Streamed).prune(strip)
+                watch.listing(ListMode::Streamed).prune(strip)
             }),
-            machines: starter.all("virtualmachines", |watch| watch.listing(Listing::Streamed).prune(strip)),
+            machines: starter.all("virtualmachines", |watch| {
+                watch.listing(ListMode::Streamed).prune(strip)
+            }),
             migrations: starter.all("virtualmachineinstancemigrations", |watch| watch.prune(strip)),
             budgets: starter.all("poddisruptionbudgets", |watch| watch.prune(strip)),
             claims: starter.all("persistentvolumeclaims", |watch| watch.prune(prune::claim)),
@@ -148,7 +150,7 @@ impl Store {
         let failing = self
             .sync_states()
             .iter()
-            .any(|(_, state)| matches!(state.problem, Some(Problem::Failing(_))));
+            .any(|(_, state)| matches!(state.problem, Some(WatchProblem::Failing(_))));
         let mut since = self.changes.broken_since.lock().unwrap_or_else(PoisonError::into_inner);
         if !failing {
             *since = None;
@@ -161,14 +163,14 @@ impl Store {
         let unread = self.sync_states().into_iter().filter_map(|(resource, state)| {
             let why = match state.problem? {
                 // There is no such object.
-                Problem::KindMissing => return None,
-                Problem::Forbidden => "forbidden".to_owned(),
+                WatchProblem::KindMissing => return None,
+                WatchProblem::Forbidden => "forbidden".to_owned(),
                 // What was read before is shown, as out of date.
-                Problem::Failing(_) if state.synced => return None,
-                Problem::Failing(why) => why,
+                WatchProblem::Failing(_) if state.synced => return None,
+                WatchProblem::Failing(why) => why,
             };
             let resource = resource.to_owned();
-            Some(Unread { resource, why })
+            Some(UnreadKind { resource, why })
         });
         let maintenances = self
             .maintenances
@@ -215,8 +217,8 @@ impl Store {
 /// Starts watches that count their changes.
 struct Starter<'a> {
     client: &'a Client,
-    watches: &'a Watches,
-    changes: &'a Changes,
+    watches: &'a WatchStarter,
+    changes: &'a ChangeCounter,
 }
 
 impl Starter<'_> {

@@ -12,27 +12,27 @@ fn console(read_only: bool) -> (Arc<Local>, Process) {
     drydock_runtime::install_crypto();
     let client = Client::try_from(Config::new("http://127.0.0.1:9".parse().unwrap())).unwrap();
     let process = Process::new();
-    let cluster = Cluster {
+    let cluster = ClusterContext {
         careful: true,
-        ..Cluster::default()
+        ..ClusterContext::default()
     };
     let local = Local {
-        shared: Shared::start(&client, cluster, read_only, &process),
-        sessions: Sessions::default(),
+        shared: ConsoleContext::start(&client, cluster, read_only, &process),
+        sessions: ConsoleSessions::default(),
         port: PORT,
     };
     (Arc::new(local), process)
 }
 
 /// A request to the console.
-struct Call<'a> {
+struct ConsoleCall<'a> {
     method: &'a str,
     path: &'a str,
     session: Option<&'a str>,
     body: Value,
 }
 
-async fn send(local: &Arc<Local>, request: Call<'_>) -> (Response, Value) {
+async fn send(local: &Arc<Local>, request: ConsoleCall<'_>) -> (Response, Value) {
     let mut built = Request::builder()
         .method(request.method)
         .uri(request.path)
@@ -49,8 +49,8 @@ async fn send(local: &Arc<Local>, request: Call<'_>) -> (Response, Value) {
     (Response::from_parts(parts, Body::empty()), value)
 }
 
-fn reading(path: &str) -> Call<'_> {
-    Call {
+fn reading(path: &str) -> ConsoleCall<'_> {
+    ConsoleCall {
         method: "GET",
         path,
         session: None,
@@ -58,8 +58,8 @@ fn reading(path: &str) -> Call<'_> {
     }
 }
 
-fn writing<'a>(path: &'a str, session: Option<&'a str>, body: Value) -> Call<'a> {
-    Call {
+fn writing<'a>(path: &'a str, session: Option<&'a str>, body: Value) -> ConsoleCall<'a> {
+    ConsoleCall {
         method: "POST",
         path,
         session,
@@ -127,7 +127,7 @@ async fn session_opens_no_other_route() {
         "/api/live/../v1/nodes",
         "/apis/apps/v1/deployments",
     ] {
-        let request = Call {
+        let request = ConsoleCall {
             session: Some(&session),
             ..reading(path)
         };
@@ -196,21 +196,23 @@ async fn guest_is_reached_with_a_session_while_it_is_open() {
         assert_eq!(response.status(), expected, "{body}");
     }
     for (session, expected) in [(None, 403), (Some(session.as_str()), 404)] {
-        let request = Call {
+        let request = ConsoleCall {
             session,
             ..reading(frame)
         };
         assert_eq!(send(&local, request).await.0.status(), expected);
     }
     // The API server is not there, so it ends at once; but it is open.
-    let opened = shared
-        .guests
-        .open(&shared.client, ("shop", "web"), view::Device::Display { take: false });
+    let opened = shared.guests.open(
+        &shared.client,
+        ("shop", "web"),
+        view::GuestDevice::Display { take: false },
+    );
     let id = opened.shown().id;
     let input = json!({"guest": id.to_string(), "inputs": [key]});
     let (response, _) = send(&local, writing("/api/guest/input", Some(&session), input.clone())).await;
     assert_eq!(response.status(), 200);
-    let request = Call {
+    let request = ConsoleCall {
         session: Some(&session),
         ..reading("/api/guest/frame?guest=1&width=4&height=2")
     };

@@ -7,7 +7,7 @@ pub(super) const ROWS: usize = 100;
 
 /// What of a guest is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Device {
+pub(super) enum GuestDevice {
     /// The first serial port. KubeVirt gives it to the client that comes last.
     Console,
     /// The first display.
@@ -19,7 +19,7 @@ pub(super) enum Device {
 
 /// What is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum ConsoleView {
     /// All nodes.
     Nodes,
     /// A node.
@@ -40,7 +40,7 @@ pub(super) enum View {
         /// Its name.
         name: String,
         /// Which of both.
-        device: Device,
+        device: GuestDevice,
     },
     /// All migrations that the cluster still has.
     Migrations,
@@ -68,15 +68,15 @@ pub(super) enum View {
 
 /// A view with what is selected of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Path {
-    pub(super) view: View,
+pub(super) struct ViewPath {
+    pub(super) view: ConsoleView,
     /// Rows without this text are left out.
     pub(super) filter: String,
     /// The page of rows, from 0.
     pub(super) page: usize,
 }
 
-impl View {
+impl ConsoleView {
     /// Returns the namespace and the name of the virtual machine that is shown.
     pub(super) fn machine(&self) -> Option<(&str, &str)> {
         match self {
@@ -97,7 +97,7 @@ impl View {
     }
 }
 
-impl Path {
+impl ViewPath {
     /// Returns what a path with its query shows; `None` if there is no such page.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
@@ -105,37 +105,37 @@ impl Path {
         let segments = segments.collect::<Option<Vec<String>>>()?;
         let names: Vec<&str> = segments.iter().map(String::as_str).collect();
         let view = match names.as_slice() {
-            [""] | ["nodes"] => View::Nodes,
-            ["nodes", name] => View::Node((*name).to_owned()),
-            ["virtual-machines"] => View::Machines,
-            ["virtual-machines", namespace, name] => View::Machine {
+            [""] | ["nodes"] => ConsoleView::Nodes,
+            ["nodes", name] => ConsoleView::Node((*name).to_owned()),
+            ["virtual-machines"] => ConsoleView::Machines,
+            ["virtual-machines", namespace, name] => ConsoleView::Machine {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
             },
-            ["virtual-machines", namespace, name, device @ ..] => View::Guest {
+            ["virtual-machines", namespace, name, device @ ..] => ConsoleView::Guest {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
                 device: match device {
-                    ["console"] => Device::Console,
-                    ["display"] => Device::Display { take: false },
-                    ["display", "take"] => Device::Display { take: true },
+                    ["console"] => GuestDevice::Console,
+                    ["display"] => GuestDevice::Display { take: false },
+                    ["display", "take"] => GuestDevice::Display { take: true },
                     _ => return None,
                 },
             },
-            ["check"] => View::Check,
-            ["migrations"] => View::Migrations,
-            ["migrations", namespace, name] => View::Migration {
+            ["check"] => ConsoleView::Check,
+            ["migrations"] => ConsoleView::Migrations,
+            ["migrations", namespace, name] => ConsoleView::Migration {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
             },
-            ["cancel", namespace, name] => View::Cancel {
+            ["cancel", namespace, name] => ConsoleView::Cancel {
                 namespace: (*namespace).to_owned(),
                 name: (*name).to_owned(),
             },
             ["start", nodes @ ..] if !nodes.is_empty() => {
-                View::Start(nodes.iter().map(|&node| node.to_owned()).collect())
+                ConsoleView::Start(nodes.iter().map(|&node| node.to_owned()).collect())
             }
-            ["stop", name] => View::Stop((*name).to_owned()),
+            ["stop", name] => ConsoleView::Stop((*name).to_owned()),
             _ => return None,
         };
         let mut parsed = Self {
@@ -170,61 +170,61 @@ mod tests {
 
     #[test]
     fn path_is_a_view_or_nothing() {
-        let machine = View::Machine {
+        let machine = ConsoleView::Machine {
             namespace: "shop".into(),
             name: "web".into(),
         };
-        let migration = View::Migration {
+        let migration = ConsoleView::Migration {
             namespace: "shop".into(),
             name: "m".into(),
         };
-        let guest = |device| View::Guest {
+        let guest = |device| ConsoleView::Guest {
             namespace: "shop".into(),
             name: "web".into(),
             device,
         };
         for (path, expected) in [
-            ("/", Some(View::Nodes)),
-            ("/nodes", Some(View::Nodes)),
-            ("/nodes/", Some(View::Nodes)),
-            ("/nodes/worker-1", Some(View::Node("worker-1".into()))),
-            ("/nodes/a%2Fb", Some(View::Node("a/b".into()))),
-            ("/virtual-machines", Some(View::Machines)),
+            ("/", Some(ConsoleView::Nodes)),
+            ("/nodes", Some(ConsoleView::Nodes)),
+            ("/nodes/", Some(ConsoleView::Nodes)),
+            ("/nodes/worker-1", Some(ConsoleView::Node("worker-1".into()))),
+            ("/nodes/a%2Fb", Some(ConsoleView::Node("a/b".into()))),
+            ("/virtual-machines", Some(ConsoleView::Machines)),
             ("/virtual-machines/shop/web", Some(machine)),
             ("/virtual-machines/shop", None),
-            ("/virtual-machines/shop/web/console", Some(guest(Device::Console))),
+            ("/virtual-machines/shop/web/console", Some(guest(GuestDevice::Console))),
             (
                 "/virtual-machines/shop/web/display",
-                Some(guest(Device::Display { take: false })),
+                Some(guest(GuestDevice::Display { take: false })),
             ),
             (
                 "/virtual-machines/shop/web/display/take",
-                Some(guest(Device::Display { take: true })),
+                Some(guest(GuestDevice::Display { take: true })),
             ),
             ("/virtual-machines/shop/web/console/take", None),
             ("/virtual-machines/shop/web/usbredir", None),
-            ("/check", Some(View::Check)),
-            ("/migrations", Some(View::Migrations)),
+            ("/check", Some(ConsoleView::Check)),
+            ("/migrations", Some(ConsoleView::Migrations)),
             ("/migrations/shop/m", Some(migration)),
             ("/cancel/shop", None),
-            ("/start/a/b", Some(View::Start(vec!["a".into(), "b".into()]))),
+            ("/start/a/b", Some(ConsoleView::Start(vec!["a".into(), "b".into()]))),
             ("/start", None),
-            ("/stop/a", Some(View::Stop("a".into()))),
+            ("/stop/a", Some(ConsoleView::Stop("a".into()))),
             ("/nodes/%ff", None),
             ("/secrets", None),
         ] {
-            assert_eq!(Path::parse(path).map(|path| path.view), expected, "{path}");
+            assert_eq!(ViewPath::parse(path).map(|path| path.view), expected, "{path}");
         }
     }
 
     #[test]
     fn query_selects_rows() {
-        let path = Path::parse("/nodes?q=Work+1&page=3").unwrap();
+        let path = ViewPath::parse("/nodes?q=Work+1&page=3").unwrap();
         assert_eq!((path.filter.as_str(), path.page), ("Work 1", 2));
         assert!(path.shows(["other", "my work 12"]) && !path.shows(["worker-1"]));
-        assert!(Path::parse("/nodes").unwrap().shows([]));
+        assert!(ViewPath::parse("/nodes").unwrap().shows([]));
         for bad in ["/nodes?page=0", "/nodes?page=x", "/nodes?q=%ff"] {
-            assert_eq!(Path::parse(bad), None, "{bad}");
+            assert_eq!(ViewPath::parse(bad), None, "{bad}");
         }
     }
 }

@@ -10,19 +10,19 @@ use drydock_api::{
 use drydock_runtime::chain;
 use drydock_view::{
     drain::{DrainEvent, events},
-    live::{End, NodeCourse},
-    maintenance::pods_left,
+    live::{DrainEnd, NodeCourse},
+    maintenance_summary::pods_left,
 };
 use jiff::Timestamp;
 use kube::ResourceExt;
 use tokio::time::Instant;
 
 use super::watching::Change;
-use crate::failure::{Exit, Failure};
+use crate::failure::{CommandError, Exit};
 
 /// A drain that is followed.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct FollowedDrain {
     /// What is shown of it.
     pub(super) shown: NodeCourse,
     /// How it has ended, once it has.
@@ -36,7 +36,7 @@ pub(super) struct Course {
     migrations: BTreeMap<String, Arc<VirtualMachineInstanceMigration>>,
 }
 
-impl Course {
+impl FollowedDrain {
     pub(super) fn new(node: &str) -> Self {
         Self {
             shown: NodeCourse {
@@ -111,7 +111,7 @@ impl Course {
         let (exit, end, event) = match status.phase.as_deref() {
             Some("Succeeded") => (
                 Exit::Done,
-                End::Empty,
+                DrainEnd::Empty,
                 (
                     "Empty",
                     "MaintenanceSucceeded",
@@ -122,7 +122,7 @@ impl Course {
                 let error = error.unwrap_or_default();
                 (
                     Exit::Error,
-                    End::Failed(error.clone()),
+                    DrainEnd::Failed(error.clone()),
                     ("Open", "MaintenanceFailed", error),
                 )
             }
@@ -160,22 +160,22 @@ impl Course {
                 self.migrations.remove(&key(&migration));
             }
             // Guests are shown without their progress.
-            Change::Silent(..) | Change::Failed(_) => {}
+            Change::Unreachable(..) | Change::Failed(_) => {}
         }
         self.shown.migrations = self.migrations.values().cloned().collect();
     }
 
     /// Records that the drain can no longer be followed.
-    pub(super) fn fail(&mut self, failure: &Failure) {
+    pub(super) fn fail(&mut self, failure: &CommandError) {
         self.exit = Some(failure.exit());
-        self.shown.end = Some(End::Unread(chain(failure).to_string()));
+        self.shown.end = Some(DrainEnd::Unread(chain(failure).to_string()));
     }
 
     fn called_off(&mut self, now: Timestamp) -> Vec<DrainEvent> {
         if self.exit.is_some() {
             return Vec::new();
         }
-        (self.exit, self.shown.end) = (Some(Exit::CalledOff), Some(End::CalledOff));
+        (self.exit, self.shown.end) = (Some(Exit::CalledOff), Some(DrainEnd::CalledOff));
         let message = "the maintenance was canceled by somebody else".into();
         vec![self.event(now, "Open", "MaintenanceStopped", message)]
     }
@@ -228,7 +228,7 @@ mod tests {
                 "worker-1 - Open MaintenanceStopped the maintenance was canceled by somebody else",
             ),
         ] {
-            let mut course = Course::new("worker-1");
+            let mut course = FollowedDrain::new("worker-1");
             let running = object("worker-1", &json!({"phase": "Running"}));
             assert_eq!(course.maintenance(Group::Medik8s, &running, false, now()), []);
             let last = course.maintenance(Group::Medik8s, &object("worker-1", &status), is_gone, now());
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn maintenance_that_is_not_listed_again_was_called_off() {
         let running = || vec![object("worker-1", &json!({"phase": "Running"}))];
-        let mut course = Course::new("worker-1");
+        let mut course = FollowedDrain::new("worker-1");
         course.listed(Group::Medik8s, &running(), now());
         // It is of the other group, of which there never was one.
         course.listed(Group::KubeVirt, &[], now());
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn errors_are_events_once_and_other_nodes_none() {
-        let mut course = Course::new("worker-1");
+        let mut course = FollowedDrain::new("worker-1");
         // One that was being deleted before it was followed is not the one that is followed.
         assert_eq!(
             course.maintenance(Group::Medik8s, &object("worker-1", &json!({})), true, now()),
@@ -278,7 +278,7 @@ mod tests {
             Some(serde_json::from_value(drain).unwrap())
         };
         let most = Duration::from_secs(60);
-        let mut course = Course::new("worker-1");
+        let mut course = FollowedDrain::new("worker-1");
         course.drain(drain(0), now());
         assert_eq!(course.blocked_for(most), None);
         let first = Instant::now();
@@ -297,14 +297,15 @@ mod tests {
                 json!({"metadata": {"name": uid, "uid": uid}, "spec": {"vmiName": "web"}, "status": {"phase": phase}});
             serde_json::from_value(migration).unwrap()
         };
-        let mut course = Course::new("worker-1");
+        let mut course = FollowedDrain::new("worker-1");
         course.take_migrations(Change::Listed(vec![
             migration("a", "Succeeded"),
             migration("b", "Running"),
         ]));
         course.take_migrations(Change::Changed(migration("c", "Scheduling")));
-        let names =
-            |course: &Course| -> Vec<String> { course.shown.migrations.iter().map(|one| one.name_any()).collect() };
+        let names = |course: &FollowedDrain| -> Vec<String> {
+            course.shown.migrations.iter().map(|one| one.name_any()).collect()
+        };
         assert_eq!(names(&course), ["b", "c"]);
         course.take_migrations(Change::Changed(migration("b", "Failed")));
         course.take_migrations(Change::Gone(migration("c", "Scheduling")));

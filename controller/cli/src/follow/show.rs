@@ -10,8 +10,8 @@ use drydock_view::{
 use jiff::{Timestamp, tz::TimeZone};
 use tokio::time::Instant;
 
-use super::course::Course;
-use crate::{arguments::CourseOutput, failure::Failure, output, screen::Screen};
+use super::course::FollowedDrain;
+use crate::{arguments::CourseOutput, failure::CommandError, output, screen::Screen};
 
 /// Time without a change after which a line shows what a drain waits for.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -74,7 +74,7 @@ impl Show {
     ///
     /// # Errors
     /// If they cannot be written.
-    pub(super) fn changed(&mut self, events: &[DrainEvent], out: &mut dyn Write) -> Result<(), Failure> {
+    pub(super) fn changed(&mut self, events: &[DrainEvent], out: &mut dyn Write) -> Result<(), CommandError> {
         match self {
             Self::Block { next, last, .. } => {
                 let earliest = last.map_or_else(Instant::now, |last| last + DRAW_EVERY);
@@ -91,7 +91,7 @@ impl Show {
     }
 
     /// Reports that the API server is not reached, if nothing is drawn that will show it.
-    pub(super) fn silent(&mut self, cause: &str) {
+    pub(super) fn unreachable(&mut self, cause: &str) {
         if !self.is_block() {
             eprintln!("nothing new for a while: the API server is not reached ({cause}); the drain goes on without it");
         }
@@ -103,11 +103,11 @@ impl Show {
     /// If it cannot be written.
     pub(super) fn refresh(
         &mut self,
-        courses: &[Course],
-        silent_since: Option<Timestamp>,
+        courses: &[FollowedDrain],
+        unreachable_since: Option<Timestamp>,
         goes_on: bool,
         out: &mut dyn Write,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandError> {
         let now = Instant::now();
         if goes_on && now < self.due() {
             return Ok(());
@@ -130,7 +130,7 @@ impl Show {
                         nodes: &nodes,
                         now: clock::now(),
                         zone: &TimeZone::system(),
-                        silent_since,
+                        unreachable_since,
                         goes_on,
                     },
                     canvas,
@@ -144,7 +144,7 @@ impl Show {
 }
 
 /// Prints an event.
-pub(super) fn print(event: &DrainEvent, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
+pub(super) fn print(event: &DrainEvent, json: bool, out: &mut dyn Write) -> Result<(), CommandError> {
     if json {
         output::document(out, "DrainEvent", event)?;
     } else {
@@ -166,7 +166,7 @@ mod tests {
         let mut show = Show::new(CourseOutput::Text, Some(Screen::new(terminal.into(), false)));
         let mut out = Vec::new();
         let began = Instant::now();
-        let courses = [Course::new("worker-1")];
+        let courses = [FollowedDrain::new("worker-1")];
         show.refresh(&courses, None, true, &mut out).unwrap();
         assert!(
             out.starts_with(b"\r\x1b[2Kworker-1  no drain yet\n"),
@@ -190,7 +190,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn silence_is_broken_by_what_a_drain_waits_for() {
         let mut show = Show::new(CourseOutput::Lines, None);
-        let mut course = Course::new("worker-1");
+        let mut course = FollowedDrain::new("worker-1");
         let drain = serde_json::json!({"startedAt": "2026-11-27T14:00:00Z", "total": 3, "left": 3, "moving": 2, "waiting": 0,
             "blocked": 1, "shuttingDown": 0});
         course.drain(

@@ -12,12 +12,12 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::failure::Failure;
+use crate::failure::CommandError;
 
 /// Pause before a watch that the API server has ended is opened again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Time without an API server after which that is reported.
-const SILENT_AFTER: Duration = Duration::from_secs(10);
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// What a watch has seen.
 #[derive(Debug)]
@@ -29,16 +29,16 @@ pub(crate) enum Change<K> {
     /// One is gone.
     Gone(K),
     /// The API server has not been reached since this time, with the error.
-    Silent(Timestamp, String),
+    Unreachable(Timestamp, String),
     /// The API server refuses the watch. Nothing comes after this.
-    Failed(Failure),
+    Failed(CommandError),
 }
 
 impl<K> Change<K> {
     /// Returns since when the API server has not been reached, and why; `None` if it was.
     pub(crate) fn silence(&self) -> Option<(Timestamp, String)> {
         match self {
-            Self::Silent(since, cause) => Some((*since, cause.clone())),
+            Self::Unreachable(since, cause) => Some((*since, cause.clone())),
             _ => None,
         }
     }
@@ -96,7 +96,7 @@ async fn listed<K>(
 where
     K: Resource + Clone + Debug + DeserializeOwned,
 {
-    let (since, report_at) = (clock::now(), Instant::now() + SILENT_AFTER);
+    let (since, report_at) = (clock::now(), Instant::now() + UNREACHABLE_AFTER);
     let (mut reported, mut cause) = (is_first, "the API server does not respond".to_owned());
     loop {
         let mut attempt = pin!(api.list(parameters));
@@ -105,7 +105,7 @@ where
                 result = &mut attempt => break result,
                 () = sleep_until(report_at), if !reported => {
                     reported = true;
-                    send(Change::Silent(since, cause.clone()));
+                    send(Change::Unreachable(since, cause.clone()));
                 }
             }
         };
@@ -117,7 +117,7 @@ where
                 return None;
             }
             Err(error) if is_first || is_refusal(&error) => {
-                send(Change::Failed(Failure::Request(error)));
+                send(Change::Failed(CommandError::Request(error)));
                 return None;
             }
             // The API server may be restarting. The drain goes on meanwhile.
@@ -166,8 +166,8 @@ mod tests {
         request.streams("Hypervisor", &[object], "2");
         assert!(matches!(changes.recv().await, Some(Change::Changed(_))));
         let (hanging, began) = (server.next_request().await, Instant::now());
-        assert!(matches!(changes.recv().await, Some(Change::Silent(..))));
-        assert_eq!(began.elapsed().as_secs(), SILENT_AFTER.as_secs());
+        assert!(matches!(changes.recv().await, Some(Change::Unreachable(..))));
+        assert_eq!(began.elapsed().as_secs(), UNREACHABLE_AFTER.as_secs());
         drop(hanging);
         server.next_request().await.list("3", &[]);
         assert!(matches!(changes.recv().await, Some(Change::Listed(all)) if all.is_empty()));

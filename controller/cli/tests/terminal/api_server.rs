@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 type Objects = Vec<(String, Value)>;
 
 #[derive(Default)]
-struct State {
+struct ServerState {
     objects: Objects,
     /// All changes so far. Their number is the version of the whole.
     changes: Objects,
@@ -27,7 +27,7 @@ struct State {
 
 /// The server, which ends with the test's process.
 pub(crate) struct ApiServer {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<ServerState>>,
     kubeconfig: PathBuf,
 }
 
@@ -38,9 +38,9 @@ impl ApiServer {
     pub(crate) fn start(objects: Objects) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let state = Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(ServerState {
             objects,
-            ..State::default()
+            ..ServerState::default()
         }));
         let shared = state.clone();
         thread::spawn(move || {
@@ -112,7 +112,7 @@ fn selects(query: &str, object: &Value) -> bool {
     })
 }
 
-fn serve(mut stream: TcpStream, state: &Mutex<State>) {
+fn serve(mut stream: TcpStream, state: &Mutex<ServerState>) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
         let mut request = String::new();

@@ -6,7 +6,7 @@
 
 use serde_json::Value;
 
-use super::{At, Refusals};
+use super::{At, RefusalList};
 
 /// Annotations of instances that are refused, unless their value is in `NOTHING`.
 pub const REFUSED: [&str; 7] = [
@@ -28,7 +28,7 @@ pub const REFUSED: [&str; 7] = [
 const NOTHING: [&str; 3] = ["", "false", "[]"];
 
 /// Refuses the unsupported annotations in an instance's metadata, in the instance itself or in a template.
-pub(super) fn check(metadata: Option<&Value>, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(metadata: Option<&Value>, at: &At, refusals: &mut RefusalList) {
     let annotations = metadata.and_then(|metadata| metadata.get("annotations"));
     for key in REFUSED {
         let value = annotations.and_then(|all| all.get(key)).and_then(Value::as_str);

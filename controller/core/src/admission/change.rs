@@ -11,7 +11,7 @@
 
 use serde_json::Value;
 
-use super::{At, Kind, Refusal, Refusals, migration, reserved::CONTROLLER, review};
+use super::{AdmissionRefusal, AdmittedKind, At, RefusalList, migration_requests, reserved::CONTROLLER, review};
 use crate::launcher_pod::GRACE_PERIOD;
 
 /// KubeVirt's messages, which clients know.
@@ -22,24 +22,24 @@ const MIGRATION_SPEC: &str = "update of Migration object's spec is restricted";
 ///
 /// `old` and `new` are whole objects, `user` is the name of the requesting user. An object that is being deleted is
 /// not checked, so an object that was created before a rule existed can still be deleted.
-pub fn review_change(old: &Value, new: &Value, kind: Kind, user: &str) -> Vec<Refusal> {
+pub fn review_change(old: &Value, new: &Value, kind: AdmittedKind, user: &str) -> Vec<AdmissionRefusal> {
     let is_being_deleted = new
         .pointer("/metadata/deletionTimestamp")
         .is_some_and(|time| !time.is_null());
-    let mut refusals = Refusals::default();
-    if kind == Kind::Migration {
+    let mut refusals = RefusalList::default();
+    if kind == AdmittedKind::Migration {
         // A migration that is being deleted stays in flight until it has been cancelled.
-        migration::check_change(old, new, &mut refusals);
+        migration_requests::check_change(old, new, &mut refusals);
     }
     if is_being_deleted || old.get("spec") == new.get("spec") {
         return refusals.into_vec();
     }
     match kind {
-        Kind::Instance if shortens_shutdown(old, new) => {}
+        AdmittedKind::Instance if shortens_shutdown(old, new) => {}
         // The spec of an instance cannot change while the instance runs.
-        Kind::Instance if user != CONTROLLER => refusals.immutable(&At::root("spec"), RESTRICTED),
-        Kind::Migration => refusals.immutable(&At::root("spec"), MIGRATION_SPEC),
-        Kind::Instance | Kind::Machine | Kind::ReplicaSet => return review(new, kind),
+        AdmittedKind::Instance if user != CONTROLLER => refusals.immutable(&At::root("spec"), RESTRICTED),
+        AdmittedKind::Migration => refusals.immutable(&At::root("spec"), MIGRATION_SPEC),
+        AdmittedKind::Instance | AdmittedKind::Machine | AdmittedKind::ReplicaSet => return review(new, kind),
     }
     refusals.into_vec()
 }

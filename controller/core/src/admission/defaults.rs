@@ -16,7 +16,7 @@
 use drydock_api::kubevirt::{
     Amount, VirtualMachineInstanceSpec,
     devices::{Binding, CdRomTarget, Disk, DiskBus, DiskTarget, Interface},
-    domain::{Cpu, Domain},
+    domain_spec::{Cpu, Domain},
     volumes::{Network, PodNetwork},
 };
 use serde_json::Value;
@@ -102,7 +102,7 @@ fn cpu(domain: &mut Domain, configuration: &Configuration, architecture: &str) {
             u32::try_from(milli.div_ceil(1000)).unwrap_or(u32::MAX).max(1)
         });
     let cpu = domain.cpu.get_or_insert_default();
-    let silent = cpu.cores.is_none() && cpu.sockets.is_none() && cpu.threads.is_none();
+    let is_unset = cpu.cores.is_none() && cpu.sockets.is_none() && cpu.threads.is_none();
     let Cpu {
         cores,
         sockets: counted,
@@ -111,7 +111,7 @@ fn cpu(domain: &mut Domain, configuration: &Configuration, architecture: &str) {
         ..
     } = cpu;
     cores.get_or_insert(1);
-    counted.get_or_insert(if silent { sockets } else { 1 });
+    counted.get_or_insert(if is_unset { sockets } else { 1 });
     threads.get_or_insert(1);
     if model.as_ref().is_none_or(String::is_empty) {
         *model = Some(default_model(architecture, configuration).into());

@@ -15,23 +15,23 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    At, Kind, Refusal, Refusals,
+    AdmissionRefusal, AdmittedKind, At, RefusalList,
     hints::{self, Accepted},
     nearest::nearest,
-    shape::Shape,
+    shape::FieldShape,
 };
 
 /// The fields of KubeVirt's API, recorded by `hack/record-kubevirt-fields`.
 pub(super) const RECORDED: &str = include_str!("../../testdata/kubevirt-v1-fields.txt");
 
 /// Fields that KubeVirt's API has gained since that was recorded.
-pub(super) const LATER: [(Kind, &str); 6] = [
-    (Kind::Migration, "spec.priority"),
-    (Kind::Instance, "spec.utilityVolumes[]"),
-    (Kind::Instance, "spec.domain.rebootPolicy"),
-    (Kind::Instance, "spec.domain.launchSecurity.snp"),
-    (Kind::Instance, "spec.domain.launchSecurity.tdx"),
-    (Kind::Instance, "spec.volumes[].containerPath"),
+pub(super) const LATER: [(AdmittedKind, &str); 6] = [
+    (AdmittedKind::Migration, "spec.priority"),
+    (AdmittedKind::Instance, "spec.utilityVolumes[]"),
+    (AdmittedKind::Instance, "spec.domain.rebootPolicy"),
+    (AdmittedKind::Instance, "spec.domain.launchSecurity.snp"),
+    (AdmittedKind::Instance, "spec.domain.launchSecurity.tdx"),
+    (AdmittedKind::Instance, "spec.volumes[].containerPath"),
 ];
 
 /// Fields that only group other fields: each field inside is checked on its own. Any other object has a meaning even
@@ -60,38 +60,38 @@ const SWITCH: &str = "enabled";
 const TEMPLATE: &str = "spec.template.spec";
 
 /// Returns a refusal for every field that is neither implemented nor ignored.
-pub fn refused_fields(raw: &Value, kind: Kind) -> Vec<Refusal> {
-    let mut refusals = Refusals::default();
+pub fn refused_fields(raw: &Value, kind: AdmittedKind) -> Vec<AdmissionRefusal> {
+    let mut refusals = RefusalList::default();
     check(raw, kind, &mut refusals);
     refusals.into_vec()
 }
 
 /// Refuses every field that is neither implemented nor ignored.
-pub(super) fn check(raw: &Value, kind: Kind, refusals: &mut Refusals) {
+pub(super) fn check(raw: &Value, kind: AdmittedKind, refusals: &mut RefusalList) {
     let Some(spec) = raw.get("spec") else { return };
-    let place = Place {
+    let place = FieldPlace {
         at: At::root("spec"),
         kind,
         field: "spec".into(),
     };
-    Walk { kind, refusals }.walk(spec, Shape::of_spec(kind), &place);
+    Walk { kind, refusals }.walk(spec, FieldShape::of_spec(kind), &place);
 }
 
 /// A path in an object, and the matching path in the list of KubeVirt's fields.
-struct Place {
+struct FieldPlace {
     at: At,
-    kind: Kind,
+    kind: AdmittedKind,
     field: String,
 }
 
-impl Place {
+impl FieldPlace {
     fn field(&self, name: &str) -> Self {
         let at = self.at.field(name);
         let field = format!("{}.{name}", self.field);
         match (self.kind, field.as_str()) {
-            (Kind::Machine | Kind::ReplicaSet, TEMPLATE) => Self {
+            (AdmittedKind::Machine | AdmittedKind::ReplicaSet, TEMPLATE) => Self {
                 at,
-                kind: Kind::Instance,
+                kind: AdmittedKind::Instance,
                 field: "spec".into(),
             },
             _ => Self {
@@ -112,14 +112,14 @@ impl Place {
 }
 
 struct Walk<'a> {
-    kind: Kind,
-    refusals: &'a mut Refusals,
+    kind: AdmittedKind,
+    refusals: &'a mut RefusalList,
 }
 
 impl Walk<'_> {
-    fn walk(&mut self, value: &Value, shape: &Shape, place: &Place) {
+    fn walk(&mut self, value: &Value, shape: &FieldShape, place: &FieldPlace) {
         match (shape, value) {
-            (Shape::Fields(fields), Value::Object(object)) => {
+            (FieldShape::Fields(fields), Value::Object(object)) => {
                 for (name, value) in object {
                     match fields.get(name) {
                         Some(shape) => self.walk(value, shape, &place.field(name)),
@@ -127,7 +127,7 @@ impl Walk<'_> {
                     }
                 }
             }
-            (Shape::List(shape), Value::Array(values)) => {
+            (FieldShape::List(shape), Value::Array(values)) => {
                 for (index, value) in values.iter().enumerate() {
                     self.walk(value, shape, &place.index(index));
                 }
@@ -137,7 +137,13 @@ impl Walk<'_> {
         }
     }
 
-    fn not_carried_out(&mut self, name: &str, value: &Value, parent: &Place, beside: &BTreeMap<String, Shape>) {
+    fn not_carried_out(
+        &mut self,
+        name: &str,
+        value: &Value,
+        parent: &FieldPlace,
+        beside: &BTreeMap<String, FieldShape>,
+    ) {
         let place = parent.field(name);
         if let Some(hint) = hints::find(place.kind, &place.field).filter(|_| !name.contains('.')) {
             let shown = match value {
@@ -186,11 +192,11 @@ fn is_switched_off(value: &Value) -> bool {
 }
 
 /// Returns KubeVirt's fields of a kind: each path, with `[]` for lists, with the names of the fields in it.
-fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> {
-    static KNOWN: OnceLock<BTreeMap<Kind, BTreeMap<&'static str, BTreeSet<&'static str>>>> = OnceLock::new();
+fn known(kind: AdmittedKind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> {
+    static KNOWN: OnceLock<BTreeMap<AdmittedKind, BTreeMap<&'static str, BTreeSet<&'static str>>>> = OnceLock::new();
     static NOTHING: BTreeMap<&'static str, BTreeSet<&'static str>> = BTreeMap::new();
     let all = KNOWN.get_or_init(|| {
-        let mut all: BTreeMap<Kind, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
+        let mut all: BTreeMap<AdmittedKind, BTreeMap<&str, BTreeSet<&str>>> = BTreeMap::new();
         for (kind, path) in recorded() {
             let paths = all.entry(kind).or_default();
             // A list is found by its own name, its items by the path with `[]`.
@@ -207,10 +213,10 @@ fn known(kind: Kind) -> &'static BTreeMap<&'static str, BTreeSet<&'static str>> 
 }
 
 /// Yields the kind and path of each of KubeVirt's fields.
-pub(super) fn recorded() -> impl Iterator<Item = (Kind, &'static str)> {
+pub(super) fn recorded() -> impl Iterator<Item = (AdmittedKind, &'static str)> {
     let lines = RECORDED.lines().filter_map(|line| {
         let (kind_name, path) = line.split_once(' ')?;
-        let kind = Kind::ALL.into_iter().find(|kind| kind.as_str() == kind_name)?;
+        let kind = AdmittedKind::ALL.into_iter().find(|kind| kind.as_str() == kind_name)?;
         Some((kind, path))
     });
     lines.chain(LATER)

@@ -4,7 +4,7 @@
 //! something on the host, or it requests what guests have anyway. Where this holds for some values only, only those
 //! are accepted.
 
-use super::Kind;
+use super::AdmittedKind;
 
 /// Which values of a hint are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Accepted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// Kind with the field; fields of an instance also apply to templates.
-    pub kind: Kind,
+    pub kind: AdmittedKind,
     /// Path, with `[]` for lists.
     pub field: &'static str,
     /// Accepted values.
@@ -30,7 +30,7 @@ pub struct Hint {
 
 const fn any(field: &'static str, why: &'static str) -> Hint {
     Hint {
-        kind: Kind::Instance,
+        kind: AdmittedKind::Instance,
         field,
         accepted: Accepted::Any,
         why,
@@ -39,7 +39,7 @@ const fn any(field: &'static str, why: &'static str) -> Hint {
 
 const fn only(value: &'static str, field: &'static str, why: &'static str) -> Hint {
     Hint {
-        kind: Kind::Instance,
+        kind: AdmittedKind::Instance,
         field,
         accepted: Accepted::Only(value),
         why,
@@ -94,7 +94,7 @@ pub const HINTS: [Hint; 19] = [
         "is what happens anyway: the variables are those of a new machine when the guest starts in a new pod",
     ),
     Hint {
-        kind: Kind::Machine,
+        kind: AdmittedKind::Machine,
         field: "spec.updateVolumesStrategy",
         accepted: Accepted::Only("Replacement"),
         why: "is what happens anyway: other volumes are used from the next start on",
@@ -102,6 +102,6 @@ pub const HINTS: [Hint; 19] = [
 ];
 
 /// Returns the hint for a field, by its path with `[]` for lists.
-pub(super) fn find(kind: Kind, field: &str) -> Option<&'static Hint> {
+pub(super) fn find(kind: AdmittedKind, field: &str) -> Option<&'static Hint> {
     HINTS.iter().find(|hint| hint.kind == kind && hint.field == field)
 }

@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    Kind,
+    AdmittedKind,
     defaults::{Named, defaulted},
     review,
 };
@@ -31,23 +31,23 @@ pub struct Judged {
     /// Its name; empty if it has none.
     pub name: String,
     /// What becomes of it.
-    pub verdict: Verdict,
+    pub verdict: AdmissionVerdict,
 }
 
 /// What becomes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum AdmissionVerdict {
     /// It is admitted.
     Admitted,
     /// It is refused.
-    Refused(Vec<Why>),
+    Refused(Vec<RefusalCause>),
     /// It is none of the kinds that Drydock admits.
     NotConsidered,
 }
 
 /// Why an object is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Why {
+pub struct RefusalCause {
     /// Path of the field; empty if the whole object is meant. Indices of lists are left out, so that equal fields can be
     /// counted.
     pub field: String,
@@ -73,45 +73,45 @@ fn judge_object(object: &Value, configuration: &Configuration, architecture: &st
     let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
     let (kind, name) = (text("/kind").to_owned(), text("/metadata/name").to_owned());
     let is_kubevirts = text("/apiVersion").starts_with(GROUP);
-    let known = Kind::ALL.into_iter().find(|known| known.as_str() == kind);
+    let known = AdmittedKind::ALL.into_iter().find(|known| known.as_str() == kind);
     let verdict = match known.filter(|_| is_kubevirts) {
-        None => Verdict::NotConsidered,
+        None => AdmissionVerdict::NotConsidered,
         Some(known) => {
             let named = Named {
                 namespace: "default",
                 name: Some(name.as_str()).filter(|name| !name.is_empty()),
             };
             let filled = match known {
-                Kind::Instance => defaulted(object, named, configuration, architecture),
-                Kind::Machine | Kind::ReplicaSet | Kind::Migration => None,
+                AdmittedKind::Instance => defaulted(object, named, configuration, architecture),
+                AdmittedKind::Machine | AdmittedKind::ReplicaSet | AdmittedKind::Migration => None,
             };
             let why = reasons(filled.as_ref().unwrap_or(object), known);
             if why.is_empty() {
-                Verdict::Admitted
+                AdmissionVerdict::Admitted
             } else {
-                Verdict::Refused(why)
+                AdmissionVerdict::Refused(why)
             }
         }
     };
     Judged { kind, name, verdict }
 }
 
-fn reasons(object: &Value, kind: Kind) -> Vec<Why> {
+fn reasons(object: &Value, kind: AdmittedKind) -> Vec<RefusalCause> {
     let refusals = review(object, kind);
     if !refusals.is_empty() {
-        let why = refusals.into_iter().map(|refusal| Why {
+        let why = refusals.into_iter().map(|refusal| RefusalCause {
             field: without_indices(&refusal.field),
             message: refusal.message,
         });
         return why.collect();
     }
     let read = match kind {
-        Kind::Machine => unreadable::<VirtualMachine>(object),
-        Kind::Instance => unreadable::<VirtualMachineInstance>(object),
-        Kind::ReplicaSet => unreadable::<VirtualMachineInstanceReplicaSet>(object),
-        Kind::Migration => unreadable::<VirtualMachineInstanceMigration>(object),
+        AdmittedKind::Machine => unreadable::<VirtualMachine>(object),
+        AdmittedKind::Instance => unreadable::<VirtualMachineInstance>(object),
+        AdmittedKind::ReplicaSet => unreadable::<VirtualMachineInstanceReplicaSet>(object),
+        AdmittedKind::Migration => unreadable::<VirtualMachineInstanceMigration>(object),
     };
-    let why = read.map(|message| Why {
+    let why = read.map(|message| RefusalCause {
         field: String::new(),
         message,
     });
@@ -151,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    fn verdicts(document: &Value) -> Vec<(String, Verdict)> {
+    fn verdicts(document: &Value) -> Vec<(String, AdmissionVerdict)> {
         let judged = judge(document, &Configuration::default(), "amd64");
         judged.into_iter().map(|object| (object.name, object.verdict)).collect()
     }
@@ -173,12 +173,12 @@ mod tests {
         let found = verdicts(&list);
         let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "d"]);
-        assert_eq!(found[0].1, Verdict::Admitted);
-        let Verdict::Refused(why) = &found[1].1 else {
+        assert_eq!(found[0].1, AdmissionVerdict::Admitted);
+        let AdmissionVerdict::Refused(why) = &found[1].1 else {
             panic!("{found:?}");
         };
         assert_eq!(why[0].field, "spec.domain.devices.gpus");
-        assert_eq!([&found[2].1, &found[3].1], [&Verdict::NotConsidered; 2]);
+        assert_eq!([&found[2].1, &found[3].1], [&AdmissionVerdict::NotConsidered; 2]);
         assert_eq!(verdicts(&Value::Null), []);
     }
 
@@ -186,7 +186,7 @@ mod tests {
     fn value_of_another_type_is_refused() {
         let found = verdicts(&instance("a", &json!({"disks": "none"})));
         assert!(
-            matches!(&found[0].1, Verdict::Refused(why) if !why.is_empty()),
+            matches!(&found[0].1, AdmissionVerdict::Refused(why) if !why.is_empty()),
             "{found:?}"
         );
     }

@@ -11,7 +11,7 @@ pub const MAX_REFUSALS: usize = 50;
 
 /// Machine-readable reason of a refusal. Stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum AdmissionReason {
     /// KubeVirt has this field or value, Drydock does not.
     NotSupported,
     /// There is no such field.
@@ -34,7 +34,7 @@ pub enum Reason {
     WrongState,
 }
 
-impl Reason {
+impl AdmissionReason {
     /// Returns the stable string: the cause as KubeVirt or Kubernetes has it, if they have one.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -54,16 +54,16 @@ impl Reason {
 
 /// One reason for refusing an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct AdmissionRefusal {
     /// Machine-readable reason.
-    pub reason: Reason,
+    pub reason: AdmissionReason,
     /// Path of the field, such as `spec.domain.devices.disks[0].name`.
     pub field: String,
     /// A human-readable sentence that names the field, the value and what is allowed.
     pub message: String,
 }
 
-impl Refusal {
+impl AdmissionRefusal {
     /// Returns the message without the field, which clients prepend (`kubectl`, for example, as `field: cause`).
     pub fn cause(&self) -> &str {
         let rest = self.message.strip_prefix(&self.field);
@@ -74,14 +74,14 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for AdmissionRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
 }
 
 /// Returns all refusals in one message.
-pub fn sentence(refusals: &[Refusal]) -> String {
+pub fn sentence(refusals: &[AdmissionRefusal]) -> String {
     let mut texts: Vec<String> = refusals.iter().take(MAX_REFUSALS).map(ToString::to_string).collect();
     if let Some(more) = refusals.len().checked_sub(MAX_REFUSALS).filter(|more| *more > 0) {
         texts.push(format!("and {more} more"));
@@ -123,11 +123,11 @@ impl fmt::Display for At {
 
 /// Collects refusals.
 #[derive(Debug, Default)]
-pub(super) struct Refusals(Vec<Refusal>);
+pub(super) struct RefusalList(Vec<AdmissionRefusal>);
 
-impl Refusals {
+impl RefusalList {
     /// Returns all collected refusals.
-    pub(super) fn into_vec(self) -> Vec<Refusal> {
+    pub(super) fn into_vec(self) -> Vec<AdmissionRefusal> {
         self.0
     }
 
@@ -144,8 +144,8 @@ impl Refusals {
         })
     }
 
-    fn add(&mut self, reason: Reason, at: &At, message: String) {
-        self.0.push(Refusal {
+    fn add(&mut self, reason: AdmissionReason, at: &At, message: String) {
+        self.0.push(AdmissionRefusal {
             reason,
             field: at.0.clone(),
             message,
@@ -155,14 +155,14 @@ impl Refusals {
     /// Refuses a field that Drydock does not implement.
     pub(super) fn not_supported(&mut self, at: &At) {
         let message = format!("{at} is not supported by Drydock {VERSION}");
-        self.add(Reason::NotSupported, at, message);
+        self.add(AdmissionReason::NotSupported, at, message);
     }
 
     /// Refuses a value that Drydock does not implement.
     pub(super) fn value_not_supported(&mut self, at: &At, value: &str, allowed: &str) {
         let value = cut(value);
         let message = format!("{at}: `{value}` is not supported by Drydock {VERSION}; allowed: {allowed}");
-        self.add(Reason::NotSupported, at, message);
+        self.add(AdmissionReason::NotSupported, at, message);
     }
 
     /// Refuses a field that does not exist; `meant` is the suggested name.
@@ -170,61 +170,61 @@ impl Refusals {
         let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
         let at = At(cut_path(&at.0));
         let message = format!("{at} is not a field of {kind}{meant}");
-        self.add(Reason::UnknownField, &at, message);
+        self.add(AdmissionReason::UnknownField, &at, message);
     }
 
     /// Refuses a value that cannot be parsed.
     pub(super) fn malformed(&mut self, at: &At, why: &str) {
         let message = format!("{at} cannot be read: {why}");
-        self.add(Reason::Malformed, at, message);
+        self.add(AdmissionReason::Malformed, at, message);
     }
 
     /// Refuses a value that is not allowed.
     pub(super) fn not_allowed(&mut self, at: &At, value: impl fmt::Display, allowed: impl fmt::Display) {
         let value = cut(&value.to_string());
         let message = format!("{at}: `{value}` is not allowed; allowed: {allowed}");
-        self.add(Reason::NotAllowed, at, message);
+        self.add(AdmissionReason::NotAllowed, at, message);
     }
 
     /// Refuses an object because a field is missing.
     pub(super) fn required(&mut self, at: &At, why: impl fmt::Display) {
         let message = format!("{at} must be set: {why}");
-        self.add(Reason::Required, at, message);
+        self.add(AdmissionReason::Required, at, message);
     }
 
     /// Refuses a value that is used twice.
     pub(super) fn duplicate(&mut self, at: &At, value: impl fmt::Display, first: &At) {
         let value = cut(&value.to_string());
         let message = format!("{at}: `{value}` is used already by {first}");
-        self.add(Reason::Duplicate, at, message);
+        self.add(AdmissionReason::Duplicate, at, message);
     }
 
     /// Refuses two fields that cannot both be set.
     pub(super) fn conflict(&mut self, at: &At, with: impl fmt::Display) {
         let message = format!("{at} cannot be set together with {with}");
-        self.add(Reason::Conflict, at, message);
+        self.add(AdmissionReason::Conflict, at, message);
     }
 
     /// Refuses a field that only one user may set.
     pub(super) fn reserved(&mut self, at: &At, user: &str) {
         let message = format!("{at} can only be set by {user}; leave it out");
-        self.add(Reason::Reserved, at, message);
+        self.add(AdmissionReason::Reserved, at, message);
     }
 
     /// Refuses values that are valid on their own but not in combination.
     pub(super) fn impossible(&mut self, at: &At, why: &str) {
         let message = format!("{at} cannot be had: {why}");
-        self.add(Reason::NotAllowed, at, message);
+        self.add(AdmissionReason::NotAllowed, at, message);
     }
 
     /// Refuses a change to an immutable field, with KubeVirt's message.
     pub(super) fn immutable(&mut self, at: &At, text: &str) {
-        self.add(Reason::Immutable, at, text.into());
+        self.add(AdmissionReason::Immutable, at, text.into());
     }
 
     /// Refuses a request that an object's state does not allow, with KubeVirt's message.
     pub(super) fn wrong_state(&mut self, at: &At, text: String) {
-        self.add(Reason::WrongState, at, text);
+        self.add(AdmissionReason::WrongState, at, text);
     }
 }
 

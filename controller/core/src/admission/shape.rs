@@ -7,15 +7,15 @@ use std::{collections::BTreeMap, sync::OnceLock};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{JSONSchemaProps, JSONSchemaPropsOrArray};
 
-use super::Kind;
+use super::AdmittedKind;
 
 /// What a place in an object may contain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
+pub(super) enum FieldShape {
     /// An object with these fields.
-    Fields(BTreeMap<String, Shape>),
+    Fields(BTreeMap<String, FieldShape>),
     /// A list of these.
-    List(Box<Shape>),
+    List(Box<FieldShape>),
     /// Any value that the schema allows: numbers, strings, maps with user-defined keys.
     Value,
 }
@@ -23,11 +23,11 @@ pub(super) enum Shape {
 /// Metadata of templates; the API server checks its fields.
 const FREE: &str = "metadata";
 
-impl Shape {
+impl FieldShape {
     /// Returns the shape of a kind's spec; a kind without a definition has no fields.
-    pub(super) fn of_spec(kind: Kind) -> &'static Self {
-        static SPECS: OnceLock<BTreeMap<Kind, Shape>> = OnceLock::new();
-        static NOTHING: Shape = Shape::Fields(BTreeMap::new());
+    pub(super) fn of_spec(kind: AdmittedKind) -> &'static Self {
+        static SPECS: OnceLock<BTreeMap<AdmittedKind, FieldShape>> = OnceLock::new();
+        static NOTHING: FieldShape = FieldShape::Fields(BTreeMap::new());
         SPECS.get_or_init(specs).get(&kind).unwrap_or(&NOTHING)
     }
 
@@ -47,10 +47,10 @@ impl Shape {
     }
 }
 
-fn specs() -> BTreeMap<Kind, Shape> {
+fn specs() -> BTreeMap<AdmittedKind, FieldShape> {
     let mut specs = BTreeMap::new();
     for definition in drydock_api::definitions() {
-        let Some(kind) = Kind::ALL
+        let Some(kind) = AdmittedKind::ALL
             .into_iter()
             .find(|kind| kind.as_str() == definition.spec.names.kind)
         else {
@@ -62,7 +62,7 @@ fn specs() -> BTreeMap<Kind, Shape> {
             .into_iter()
             .find_map(|version| version.schema?.open_api_v3_schema?.properties?.remove("spec"));
         if let Some(spec) = spec {
-            specs.insert(kind, Shape::of(&spec));
+            specs.insert(kind, FieldShape::of(&spec));
         }
     }
     specs

@@ -10,7 +10,7 @@ mod whole_schema;
 
 use serde_json::{Value, json};
 
-use super::{Kind, review, sentence};
+use super::{AdmittedKind, review, sentence};
 
 /// Parses a manifest as users write it.
 fn manifest(yaml: &str) -> Value {
@@ -61,6 +61,6 @@ fn machine(mut instance: Value) -> Value {
     })
 }
 
-fn refusal_text(object: &Value, kind: Kind) -> String {
+fn refusal_text(object: &Value, kind: AdmittedKind) -> String {
     sentence(&review(object, kind))
 }

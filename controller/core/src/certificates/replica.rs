@@ -2,11 +2,11 @@
 
 use jiff::Timestamp;
 
-use super::{Lifetimes, Serving, Trust, trust::settled};
+use super::{Lifetimes, PublishedTrust, Serving, published_trust::settled};
 
 /// What a replica does with the certificate that the Secret offers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct ReplicaChoice {
     /// Serve it from now on.
     pub take: bool,
     /// When to choose again, even if nothing changes.
@@ -22,10 +22,10 @@ pub fn choose(
     now: Timestamp,
     current: Option<&Serving>,
     offered: Option<&Serving>,
-    trust: &Trust,
+    trust: &PublishedTrust,
     lifetimes: &Lifetimes,
-) -> Choice {
-    let keep = |wake: Option<Timestamp>| Choice {
+) -> ReplicaChoice {
+    let keep = |wake: Option<Timestamp>| ReplicaChoice {
         take: false,
         wake: wake.filter(|wake| *wake > now),
     };
@@ -33,7 +33,7 @@ pub fn choose(
         // A certificate that is not valid yet is chosen again once it is.
         return keep(offered.map(|offered| offered.from));
     };
-    let take = Choice { take: true, wake: None };
+    let take = ReplicaChoice { take: true, wake: None };
     let Some(current) = current.filter(|current| current.is_valid(now)) else {
         return take;
     };

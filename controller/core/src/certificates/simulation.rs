@@ -9,12 +9,15 @@ use std::{collections::VecDeque, time::Duration};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-use super::{Authority, Facts, Held, Id, Lifetimes, Place, Serving, ServingChange, Step, Trust, choose, plan};
+use super::{
+    Authority, BundleReader, HeldCertificates, Id, Lifetimes, PublishedTrust, RenewalInput, RenewalStep, Serving,
+    ServingChange, choose, plan,
+};
 use crate::configuration::{Certificates, Lifetime};
 
 /// Events besides the passing of time.
 #[derive(Clone, Copy, Debug)]
-enum Event {
+enum SimulatedEvent {
     /// Nothing.
     Quiet,
     /// A replica restarts and has lost its state.
@@ -34,16 +37,16 @@ enum Event {
     Restore,
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = SimulatedEvent> {
     prop_oneof![
-        20 => Just(Event::Quiet),
-        3 => (0..REPLICAS).prop_map(Event::Restart),
-        3 => (0..REPLICAS).prop_map(Event::Elect),
-        3 => (0usize..3).prop_map(Event::Crash),
-        3 => (0..REPLICAS).prop_map(Event::Blind),
-        2 => (4u64..400, 2u64..400, 0u64..100, 0u64..100).prop_map(|(a, b, c, d)| Event::Configure(a, b, c, d)),
-        1 => Just(Event::Lose),
-        1 => Just(Event::Restore),
+        20 => Just(SimulatedEvent::Quiet),
+        3 => (0..REPLICAS).prop_map(SimulatedEvent::Restart),
+        3 => (0..REPLICAS).prop_map(SimulatedEvent::Elect),
+        3 => (0usize..3).prop_map(SimulatedEvent::Crash),
+        3 => (0..REPLICAS).prop_map(SimulatedEvent::Blind),
+        2 => (4u64..400, 2u64..400, 0u64..100, 0u64..100).prop_map(|(a, b, c, d)| SimulatedEvent::Configure(a, b, c, d)),
+        1 => Just(SimulatedEvent::Lose),
+        1 => Just(SimulatedEvent::Restore),
     ]
 }
 
@@ -52,18 +55,18 @@ const REPLICAS: usize = 3;
 #[derive(Clone, Debug, Default)]
 struct Replica {
     serves: Option<Serving>,
-    trust: Trust,
+    trust: PublishedTrust,
 }
 
-struct World {
+struct CertificateWorld {
     now: Timestamp,
     lifetimes: Lifetimes,
     /// The shortest time that API servers were ever given to see a change. They are always at least that fast, since
     /// their speed does not depend on the configuration.
     settle: Duration,
-    secret: Held,
+    secret: HeldCertificates,
     /// An earlier Secret.
-    copy: Option<Held>,
+    copy: Option<HeldCertificates>,
     bundle: Vec<Authority>,
     /// Bundles that some API server may still use, each with the time at which it was replaced.
     past: VecDeque<(Timestamp, Vec<Authority>)>,
@@ -75,13 +78,13 @@ struct World {
     renewals: u64,
 }
 
-impl World {
+impl CertificateWorld {
     fn new(certificates: &Certificates) -> Self {
         Self {
             now: Timestamp::from_second(1_000_000_000).unwrap(),
             lifetimes: Lifetimes::from(certificates),
             settle: Lifetimes::from(certificates).settle,
-            secret: Held::default(),
+            secret: HeldCertificates::default(),
             copy: None,
             bundle: Vec::new(),
             past: VecDeque::new(),
@@ -105,7 +108,7 @@ impl World {
         if blind != Some(self.leader) {
             for _ in 0..steps {
                 let leader = &self.replicas[self.leader];
-                let facts = Facts {
+                let facts = RenewalInput {
                     held: Some(&self.secret),
                     served: leader.serves.as_ref(),
                     trust: &leader.trust,
@@ -126,7 +129,7 @@ impl World {
             if blind == Some(index) {
                 continue;
             }
-            let place = Place {
+            let place = BundleReader {
                 authorities: self.bundle.clone(),
                 foul: false,
             };
@@ -146,16 +149,16 @@ impl World {
         }
     }
 
-    fn carry_out(&mut self, step: Step) {
+    fn carry_out(&mut self, step: RenewalStep) {
         let from = self.now - SignedDuration::from_hours(1);
         match step {
-            Step::Write {
+            RenewalStep::Write {
                 signer,
                 bundle,
                 serving,
             } => {
                 let known: Vec<Authority> = self.secret.bundle.iter().chain(&self.bundle).cloned().collect();
-                let mut held = Held {
+                let mut held = HeldCertificates {
                     signer: self.secret.signer.clone(),
                     bundle: Vec::new(),
                     serving: self.secret.serving.clone(),
@@ -192,7 +195,7 @@ impl World {
                 assert!(held.bundle.len() <= super::MOST_AUTHORITIES);
                 self.secret = held;
             }
-            Step::Publish { bundle } => {
+            RenewalStep::Publish { bundle } => {
                 let known = self.secret.bundle.clone();
                 let find = |id: Id| {
                     let found = known.iter().find(|authority| authority.id == id);
@@ -258,8 +261,8 @@ fn certificates((ca, server, ca_share, server_share): (u64, u64, u64, u64)) -> C
 }
 
 /// Runs the simulation; returns how many serving certificates were created.
-fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCaseError> {
-    let mut world = World::new(&certificates(first));
+fn simulate(first: (u64, u64, u64, u64), events: &[SimulatedEvent]) -> Result<u64, TestCaseError> {
+    let mut world = CertificateWorld::new(&certificates(first));
     world.round(9, None);
     // Before the first bundle, API servers trust no authority.
     world.past.clear();
@@ -271,30 +274,34 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
         // row, and the Secret is not lost right after a replica has lost its state.
         let hinders = matches!(
             event,
-            Event::Crash(_) | Event::Blind(_) | Event::Elect(_) | Event::Restart(_)
+            SimulatedEvent::Crash(_) | SimulatedEvent::Blind(_) | SimulatedEvent::Elect(_) | SimulatedEvent::Restart(_)
         );
-        let event = if hinders && idle >= 3 { &Event::Quiet } else { event };
+        let event = if hinders && idle >= 3 {
+            &SimulatedEvent::Quiet
+        } else {
+            event
+        };
         idle = if hinders { idle + 1 } else { 0 };
         let (mut steps, mut blind) = (9, None);
         let mut forgets = false;
         match *event {
-            Event::Quiet => {}
-            Event::Restart(replica) => {
+            SimulatedEvent::Quiet => {}
+            SimulatedEvent::Restart(replica) => {
                 world.replicas[replica] = Replica::default();
                 forgets = true;
             }
-            Event::Elect(replica) => world.leader = replica,
-            Event::Crash(after) => steps = after,
-            Event::Blind(replica) => {
+            SimulatedEvent::Elect(replica) => world.leader = replica,
+            SimulatedEvent::Crash(after) => steps = after,
+            SimulatedEvent::Blind(replica) => {
                 // A replica that has not observed anything since its start is not ready, and receives no requests.
                 blind = world.replicas[replica].serves.is_some().then_some(replica);
             }
-            Event::Configure(a, b, c, d) => world.configure(&certificates((a, b, c, d))),
-            Event::Lose if !forgetful && lost == 0 => {
+            SimulatedEvent::Configure(a, b, c, d) => world.configure(&certificates((a, b, c, d))),
+            SimulatedEvent::Lose if !forgetful && lost == 0 => {
                 lost = 30;
                 world.copy = Some(std::mem::take(&mut world.secret));
             }
-            Event::Restore if !forgetful && lost == 0 => {
+            SimulatedEvent::Restore if !forgetful && lost == 0 => {
                 lost = 30;
                 if let Some(mut copy) = world.copy.take() {
                     // A copy that is about to expire, and that the leader cannot recognise as such, would be useless.
@@ -303,7 +310,7 @@ fn simulate(first: (u64, u64, u64, u64), events: &[Event]) -> Result<u64, TestCa
                     world.secret = copy;
                 }
             }
-            Event::Lose | Event::Restore => {}
+            SimulatedEvent::Lose | SimulatedEvent::Restore => {}
         }
         world.round(steps, blind);
         // The Secret is also not lost again and again before another authority has been introduced.
@@ -337,7 +344,7 @@ proptest! {
 
 #[test]
 fn it_is_renewed_again_and_again() {
-    let renewals = simulate((20, 10, 50, 50), &[Event::Quiet; 4000]).unwrap();
+    let renewals = simulate((20, 10, 50, 50), &[SimulatedEvent::Quiet; 4000]).unwrap();
     // 4000 quarters of 1.66 s are 1666 s, in which a certificate of 10 s is renewed every 5.
     assert!((300..400).contains(&renewals), "{renewals}");
 }

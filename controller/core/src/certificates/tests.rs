@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{Authority, Cause, Facts, Held, Id, Lifetimes, Make, Place, Plan, Serving, ServingChange, Step, Trust};
+use super::{
+    Authority, BundleReader, HeldCertificates, Id, Lifetimes, Make, PublishedTrust, RenewalCause, RenewalInput,
+    RenewalPlan, RenewalStep, Serving, ServingChange,
+};
 use super::{choose, plan};
 use crate::configuration::Configuration;
 
@@ -36,8 +39,8 @@ fn leaf(name: &str, authority: &str, until: i64) -> Serving {
     }
 }
 
-fn held(bundle: &[Authority], serving: Serving) -> Held {
-    Held {
+fn held(bundle: &[Authority], serving: Serving) -> HeldCertificates {
+    HeldCertificates {
         signer: bundle.first().cloned(),
         bundle: bundle.to_vec(),
         serving: Some(serving),
@@ -45,12 +48,12 @@ fn held(bundle: &[Authority], serving: Serving) -> Held {
 }
 
 /// Returns the trust of two places that have held these authorities since then.
-fn trust(since: Timestamp, authorities: &[Authority]) -> Trust {
-    let place = Place {
+fn trust(since: Timestamp, authorities: &[Authority]) -> PublishedTrust {
+    let place = BundleReader {
         authorities: authorities.to_vec(),
         foul: false,
     };
-    let mut trust = Trust::default();
+    let mut trust = PublishedTrust::default();
     trust.observe(since, Some(vec![place.clone(), place]));
     trust
 }
@@ -59,8 +62,8 @@ fn defaults() -> Lifetimes {
     Lifetimes::from(&Configuration::default().certificates)
 }
 
-fn planned(now: Timestamp, held: &Held, served: Option<&Serving>, trust: &Trust) -> Plan {
-    let facts = Facts {
+fn planned(now: Timestamp, held: &HeldCertificates, served: Option<&Serving>, trust: &PublishedTrust) -> RenewalPlan {
+    let facts = RenewalInput {
         held: Some(held),
         served,
         trust,
@@ -68,16 +71,16 @@ fn planned(now: Timestamp, held: &Held, served: Option<&Serving>, trust: &Trust)
     plan(now, facts, &defaults())
 }
 
-fn write(signer: Option<Make>, bundle: &[&str], serving: ServingChange) -> Option<Step> {
+fn write(signer: Option<Make>, bundle: &[&str], serving: ServingChange) -> Option<RenewalStep> {
     let bundle = bundle.iter().map(|name| id(name)).collect();
-    Some(Step::Write {
+    Some(RenewalStep::Write {
         signer,
         bundle,
         serving,
     })
 }
 
-fn make(until: i64, cause: Cause) -> Make {
+fn make(until: i64, cause: RenewalCause) -> Make {
     Make {
         until: at(until),
         cause,
@@ -87,28 +90,28 @@ fn make(until: i64, cause: Cause) -> Make {
 #[test]
 fn nothing_is_done_on_a_guess() {
     let known = trust(at(0), &[]);
-    let held = Held::default();
+    let held = HeldCertificates::default();
     for (held, trust) in [
         (None, &known),
-        (Some(&held), &Trust::default()),
-        (None, &Trust::default()),
+        (Some(&held), &PublishedTrust::default()),
+        (None, &PublishedTrust::default()),
     ] {
-        let facts = Facts {
+        let facts = RenewalInput {
             held,
             served: None,
             trust,
         };
-        assert_eq!(plan(at(0), facts, &defaults()), Plan::default());
+        assert_eq!(plan(at(0), facts, &defaults()), RenewalPlan::default());
     }
 }
 
 #[test]
 fn the_first_time_everything_is_made_at_once() {
-    let found = planned(at(0), &Held::default(), None, &trust(at(0), &[]));
+    let found = planned(at(0), &HeldCertificates::default(), None, &trust(at(0), &[]));
     let expected = write(
-        Some(make(48, Cause::Missing)),
+        Some(make(48, RenewalCause::Missing)),
         &[],
-        ServingChange::Sign(make(24, Cause::Missing)),
+        ServingChange::Sign(make(24, RenewalCause::Missing)),
     );
     assert_eq!(found.step, expected);
 }
@@ -118,17 +121,17 @@ fn what_is_well_is_left_alone_until_the_first_renewal() {
     let a = authority("a", 48);
     let held = held(std::slice::from_ref(&a), leaf("1", "a", 24));
     let published = trust(at(0), std::slice::from_ref(&a));
-    let quiet = Plan {
+    let quiet = RenewalPlan {
         step: None,
         wake: Some(at(12)),
     };
     assert_eq!(planned(at(0), &held, held.serving.as_ref(), &published), quiet);
-    let publish = Some(Step::Publish { bundle: vec![id("a")] });
+    let publish = Some(RenewalStep::Publish { bundle: vec![id("a")] });
     assert_eq!(planned(at(0), &held, None, &trust(at(0), &[])).step, publish);
-    let mut foul = Trust::default();
+    let mut foul = PublishedTrust::default();
     foul.observe(
         at(0),
-        Some(vec![Place {
+        Some(vec![BundleReader {
             authorities: vec![a],
             foul: true,
         }]),
@@ -140,9 +143,9 @@ fn what_is_well_is_left_alone_until_the_first_renewal() {
 fn without_webhooks_nothing_is_published_or_awaited() {
     let a = authority("a", 48);
     let held = held(&[authority("b", 72), a], leaf("1", "a", 40));
-    let mut nowhere = Trust::default();
+    let mut nowhere = PublishedTrust::default();
     nowhere.observe(at(24), Some(Vec::new()));
-    let sign = ServingChange::Sign(make(48, Cause::AuthorityReplaced));
+    let sign = ServingChange::Sign(make(48, RenewalCause::AuthorityReplaced));
     assert_eq!(
         planned(at(24), &held, None, &nowhere).step,
         write(None, &["b", "a"], sign)
@@ -154,7 +157,7 @@ fn a_serving_certificate_is_renewed_in_the_middle_of_its_life() {
     let a = authority("a", 48);
     let held = held(std::slice::from_ref(&a), leaf("1", "a", 24));
     let published = trust(at(0), &[a]);
-    let sign = ServingChange::Sign(make(36, Cause::Due));
+    let sign = ServingChange::Sign(make(36, RenewalCause::Due));
     assert_eq!(planned(at(12), &held, None, &published).step, write(None, &["a"], sign));
 }
 
@@ -165,23 +168,23 @@ fn a_new_authority_is_published_and_settled_before_it_signs() {
     let old = trust(at(0), std::slice::from_ref(&a));
     assert_eq!(
         planned(at(24), &before, None, &old).step,
-        write(Some(make(72, Cause::Due)), &["a"], ServingChange::Keep),
+        write(Some(make(72, RenewalCause::Due)), &["a"], ServingChange::Keep),
         "only the authority is made"
     );
     let staged = held(&[b.clone(), a.clone()], leaf("1", "a", 47));
     let bundle = vec![id("b"), id("a")];
     assert_eq!(
         planned(at(24), &staged, None, &old).step,
-        Some(Step::Publish { bundle })
+        Some(RenewalStep::Publish { bundle })
     );
     let both = trust(at(24), &[a.clone(), b.clone()]);
-    let waiting = Plan {
+    let waiting = RenewalPlan {
         step: None,
         wake: Some(seconds(24 * 3600 + 30)),
     };
     assert_eq!(planned(at(24), &staged, None, &both), waiting);
     let promoted = planned(seconds(24 * 3600 + 30), &staged, None, &both).step;
-    let Some(Step::Write {
+    let Some(RenewalStep::Write {
         signer: None,
         serving: ServingChange::Sign(sign),
         ..
@@ -189,25 +192,25 @@ fn a_new_authority_is_published_and_settled_before_it_signs() {
     else {
         panic!("{promoted:?}")
     };
-    assert_eq!(sign.cause, Cause::AuthorityReplaced);
+    assert_eq!(sign.cause, RenewalCause::AuthorityReplaced);
 }
 
 #[test]
 fn one_place_that_lacks_the_authority_holds_it_back() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let staged = held(&[b.clone(), a.clone()], leaf("1", "a", 47));
-    let place = |authorities: &[Authority]| Place {
+    let place = |authorities: &[Authority]| BundleReader {
         authorities: authorities.to_vec(),
         foul: false,
     };
-    let mut half = Trust::default();
+    let mut half = PublishedTrust::default();
     half.observe(
         at(24),
         Some(vec![place(&[a.clone(), b.clone()]), place(std::slice::from_ref(&a))]),
     );
     assert!(!half.covers(&b.id) && half.covers(&a.id));
     let found = planned(at(30), &staged, None, &half).step;
-    assert!(matches!(found, Some(Step::Publish { .. })), "{found:?}");
+    assert!(matches!(found, Some(RenewalStep::Publish { .. })), "{found:?}");
     half.observe(
         at(30),
         Some(vec![place(&[a.clone(), b.clone()]), place(&[b.clone(), a.clone()])]),
@@ -229,7 +232,7 @@ fn an_authority_leaves_once_it_has_expired() {
     assert_eq!(found, planned(at(47), &held, None, &both));
     assert_eq!(found.step, None, "a certificate of it may still be served");
     let found = planned(seconds(48 * 3600 + 30), &held, None, &both).step;
-    let Some(Step::Write { bundle, .. }) = found else {
+    let Some(RenewalStep::Write { bundle, .. }) = found else {
         panic!("{found:?}")
     };
     assert_eq!(bundle, [id("b")]);
@@ -241,24 +244,24 @@ fn a_lost_secret_keeps_what_is_trusted_and_served() {
     let published = trust(at(0), std::slice::from_ref(&a));
     let mine = leaf("1", "a", 24);
     assert_eq!(
-        planned(at(6), &Held::default(), Some(&mine), &published).step,
-        write(Some(make(54, Cause::Missing)), &["a"], ServingChange::Carry)
+        planned(at(6), &HeldCertificates::default(), Some(&mine), &published).step,
+        write(Some(make(54, RenewalCause::Missing)), &["a"], ServingChange::Carry)
     );
     assert_eq!(
-        planned(at(6), &Held::default(), None, &published).step,
+        planned(at(6), &HeldCertificates::default(), None, &published).step,
         write(
-            Some(make(54, Cause::Missing)),
+            Some(make(54, RenewalCause::Missing)),
             &["a"],
-            ServingChange::Sign(make(30, Cause::Missing))
+            ServingChange::Sign(make(30, RenewalCause::Missing))
         ),
         "who has begun just now has nothing to carry"
     );
     let expired = leaf("1", "a", 6);
-    let found = planned(at(6), &Held::default(), Some(&expired), &published).step;
+    let found = planned(at(6), &HeldCertificates::default(), Some(&expired), &published).step;
     assert!(
         matches!(
             found,
-            Some(Step::Write {
+            Some(RenewalStep::Write {
                 serving: ServingChange::Sign(_),
                 ..
             })
@@ -293,7 +296,7 @@ fn shorter_lifetimes_count_at_once() {
     let held = held(&[a], leaf("1", "a", 24 * 90));
     assert_eq!(
         planned(at(0), &held, None, &published).step,
-        write(Some(make(48, Cause::TooLong)), &["a"], ServingChange::Keep)
+        write(Some(make(48, RenewalCause::TooLong)), &["a"], ServingChange::Keep)
     );
     let b = authority("b", 48);
     let mut staged = held.clone();
@@ -301,7 +304,7 @@ fn shorter_lifetimes_count_at_once() {
     staged.bundle.insert(0, b.clone());
     let both = trust(at(0), &staged.bundle);
     let found = planned(at(1), &staged, None, &both).step;
-    let sign = ServingChange::Sign(make(25, Cause::AuthorityReplaced));
+    let sign = ServingChange::Sign(make(25, RenewalCause::AuthorityReplaced));
     assert_eq!(found, write(None, &["b", "a"], sign));
 }
 
@@ -310,12 +313,12 @@ fn a_replica_takes_what_it_needs_and_keeps_what_is_better() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let trusted = trust(at(0), std::slice::from_ref(&a));
     let (old, new, other) = (leaf("1", "a", 24), leaf("2", "a", 36), leaf("3", "b", 60));
-    let takes = |now, current, offered, trust: &Trust| choose(now, current, offered, trust, &defaults()).take;
+    let takes = |now, current, offered, trust: &PublishedTrust| choose(now, current, offered, trust, &defaults()).take;
     assert!(
         takes(at(1), None, Some(&other), &trusted),
         "anything is better than nothing"
     );
-    assert!(takes(at(1), None, Some(&old), &Trust::default()));
+    assert!(takes(at(1), None, Some(&old), &PublishedTrust::default()));
     assert!(
         !takes(at(1), Some(&old), None, &trusted),
         "a Secret that is gone takes nothing away"
@@ -342,7 +345,7 @@ fn a_bundle_does_not_grow_without_end() {
     let mut held = held(&many, leaf("1", "050", 20));
     held.signer = Some(many[7].clone());
     let published = trust(at(0), &many);
-    let Some(Step::Write { bundle, .. }) = planned(at(0), &held, None, &published).step else {
+    let Some(RenewalStep::Write { bundle, .. }) = planned(at(0), &held, None, &published).step else {
         panic!("it has to shrink")
     };
     assert!(bundle.len() < super::MOST_AUTHORITIES);
@@ -360,16 +363,16 @@ fn certificates_that_never_end_break_nothing() {
     let found = planned(at(0), &held(std::slice::from_ref(&forever), serving), None, &published);
     assert_eq!(
         found.step,
-        write(Some(make(48, Cause::TooLong)), &["a"], ServingChange::Keep)
+        write(Some(make(48, RenewalCause::TooLong)), &["a"], ServingChange::Keep)
     );
 }
 
 #[test]
 fn certificates_end_at_whole_seconds() {
     let now = at(0).checked_add(Duration::from_millis(1)).unwrap();
-    let Some(Step::Write {
+    let Some(RenewalStep::Write {
         signer: Some(signer), ..
-    }) = planned(now, &Held::default(), None, &trust(at(0), &[])).step
+    }) = planned(now, &HeldCertificates::default(), None, &trust(at(0), &[])).step
     else {
         panic!("it has to be made")
     };

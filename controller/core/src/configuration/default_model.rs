@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use drydock_api::facts::{NodeFacts, Usable};
 
-use super::{Configuration, Problem};
-use crate::{admission::nearest::nearest, aliases, conditions::Status, default_cpu, obsolete::ObsoleteModels};
+use super::{Configuration, InvalidValue};
+use crate::{admission::nearest::nearest, aliases, conditions::ConditionStatus, default_cpu, obsolete::ObsoleteModels};
 
 /// Path of the field, as a person finds it in the object.
 const FIELD: &str = "spec.defaultCPUModel";
@@ -18,11 +18,11 @@ const SUGGESTED: usize = 3;
 
 /// The condition `DefaultCPUModelOffered` for the configured model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct ModelVerdict {
     /// Whether the model is in force. Otherwise the last good one is.
     pub accepted: bool,
     /// Whether a node offers it.
-    pub status: Status,
+    pub status: ConditionStatus,
     /// CamelCase reason.
     pub reason: &'static str,
     /// Human-readable message.
@@ -31,11 +31,11 @@ pub struct Verdict {
 
 /// The model in force, and the verdict on the configured one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct ModelChoice {
     /// The model of virtual machines that set none; `None`: their architecture's default.
     pub model: Option<String>,
     /// `None` if no model is configured whose existence could be checked.
-    pub verdict: Option<Verdict>,
+    pub verdict: Option<ModelVerdict>,
 }
 
 /// Chooses the model from the configuration, the model in force before (`last_good`) and the facts of all nodes. A
@@ -44,17 +44,17 @@ pub fn choose<'a>(
     configuration: &Configuration,
     last_good: Option<&str>,
     nodes: impl IntoIterator<Item = &'a NodeFacts>,
-) -> Choice {
+) -> ModelChoice {
     let named = configuration.default_cpu_model.as_deref();
     let Some(model) = named.filter(|name| *name != default_cpu::HOST_MODEL && !default_cpu::is_hosts_own(name)) else {
-        return Choice {
+        return ModelChoice {
             model: named.map(Into::into),
             verdict: None,
         };
     };
     let mut verdict = judge(model, configuration, nodes);
     if verdict.accepted {
-        return Choice {
+        return ModelChoice {
             model: Some(model.into()),
             verdict: Some(verdict),
         };
@@ -65,13 +65,17 @@ pub fn choose<'a>(
         Some(good) => format!("; virtual machines that name no model get {good}, as before"),
         None => "; virtual machines that name no model get that of their architecture".into(),
     };
-    Choice {
+    ModelChoice {
         model: last_good.map(Into::into),
         verdict: Some(verdict),
     }
 }
 
-fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterator<Item = &'a NodeFacts>) -> Verdict {
+fn judge<'a>(
+    model: &str,
+    configuration: &Configuration,
+    nodes: impl IntoIterator<Item = &'a NodeFacts>,
+) -> ModelVerdict {
     let obsolete = ObsoleteModels::with(configuration.obsolete_cpu_models.iter().cloned());
     let (mut inspected, mut offering, mut known, mut is_obsolete) = (0, 0, false, obsolete.lists(model));
     let mut names = BTreeSet::new();
@@ -90,19 +94,19 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
         offering += u32::from(usable);
         names.extend(models.iter().map(|model| model.name.as_str()));
     }
-    let refused = |reason, allowed: String| Verdict {
+    let refused = |reason, allowed: String| ModelVerdict {
         accepted: false,
-        status: Status::False,
+        status: ConditionStatus::False,
         reason,
-        message: Problem::new(FIELD, model, allowed).to_string(),
+        message: InvalidValue::new(FIELD, model, allowed).to_string(),
     };
     if is_obsolete {
         return refused("CPUModelObsolete", "a CPU model that is not obsolete".into());
     }
     if inspected == 0 {
-        return Verdict {
+        return ModelVerdict {
             accepted: true,
-            status: Status::Unknown,
+            status: ConditionStatus::Unknown,
             reason: "NoNodes",
             message: format!("no node has reported its CPU models, so it is unknown whether {model} exists"),
         };
@@ -119,9 +123,9 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
         return refused("CPUModelUnknown", allowed);
     }
     let (status, reason) = if offering == 0 {
-        (Status::False, "NoNodeOffersModel")
+        (ConditionStatus::False, "NoNodeOffersModel")
     } else {
-        (Status::True, "NodesOfferModel")
+        (ConditionStatus::True, "NodesOfferModel")
     };
     let message = if offering == 0 {
         format!(
@@ -131,7 +135,7 @@ fn judge<'a>(model: &str, configuration: &Configuration, nodes: impl IntoIterato
     } else {
         format!("{offering} of {inspected} nodes can give guests the CPU model {model}")
     };
-    Verdict {
+    ModelVerdict {
         accepted: true,
         status,
         reason,
@@ -183,7 +187,7 @@ mod tests {
             obsolete_cpu_models: ["Westmere".to_owned()].into(),
             ..Configuration::default()
         };
-        let Choice { model, verdict } = choose(&configuration, last_good, nodes);
+        let ModelChoice { model, verdict } = choose(&configuration, last_good, nodes);
         let verdict = verdict.map_or_else(
             || "no verdict".to_owned(),
             |verdict| format!("{} {}: {}", verdict.status.as_str(), verdict.reason, verdict.message),
@@ -245,6 +249,6 @@ mod tests {
     #[test]
     fn default_model_that_is_not_configured_needs_no_verdict() {
         let choice = choose(&Configuration::default(), Some("Penryn"), &[]);
-        assert_eq!(choice, Choice::default());
+        assert_eq!(choice, ModelChoice::default());
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use drydock_api::{HyperConverged, legacy::CONFIG_MAP};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Reference, Source, choose, hyperconverged, legacy};
+use super::{ConfigurationSource, Reference, choose, hyperconverged, legacy};
 
 /// Returns the configuration objects in force, lowest layer first: at most one of each kind, from the first of
 /// `namespaces` that has one.
@@ -13,7 +13,7 @@ pub fn sources(
     config_maps: &[Arc<ConfigMap>],
     hyperconvergeds: &[Arc<HyperConverged>],
     namespaces: &[String],
-) -> Vec<Source> {
+) -> Vec<ConfigurationSource> {
     let config_maps: Vec<_> = config_maps
         .iter()
         .filter(|object| object.metadata.name.as_deref() == Some(CONFIG_MAP))
@@ -30,7 +30,7 @@ pub fn sources(
     let mut sources = Vec::new();
     if let Some(index) = choose(&references, namespaces).in_force {
         let data = config_maps[index].data.clone().unwrap_or_default();
-        sources.push(Source {
+        sources.push(ConfigurationSource {
             kind: legacy::KIND,
             reference: references[index].clone(),
             parsed: legacy::parse(&data),
@@ -46,7 +46,7 @@ pub fn sources(
         })
         .collect();
     if let Some(index) = choose(&references, namespaces).in_force {
-        sources.push(Source {
+        sources.push(ConfigurationSource {
             kind: hyperconverged::KIND,
             reference: references[index].clone(),
             parsed: hyperconverged::parse(&hyperconvergeds[index].spec),

@@ -53,7 +53,7 @@ impl NotInForce {
 
 /// Which object of one kind is in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct ObjectChoice {
     /// The object in force, as an index into the candidates.
     pub in_force: Option<usize>,
     /// The others, with the reason.
@@ -62,7 +62,7 @@ pub struct Choice {
 
 /// Chooses the object in force: in the first namespace of `namespaces` that has one, the one with the usual name,
 /// else the first by name.
-pub fn choose(objects: &[Reference], namespaces: &[String]) -> Choice {
+pub fn choose(objects: &[Reference], namespaces: &[String]) -> ObjectChoice {
     let rank = |object: &Reference| {
         let namespace = namespaces.iter().position(|namespace| *namespace == object.namespace)?;
         Some((namespace, object.name != USUAL_NAME, object.name.clone()))
@@ -86,7 +86,7 @@ pub fn choose(objects: &[Reference], namespaces: &[String]) -> Choice {
             (index, why)
         })
         .collect();
-    Choice { in_force, others }
+    ObjectChoice { in_force, others }
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ fn config_map(pairs: &[(&str, &str)]) -> Parsed {
     )
 }
 
-fn source(kind: &'static str, parsed: Parsed) -> Source {
-    Source {
+fn source(kind: &'static str, parsed: Parsed) -> ConfigurationSource {
+    ConfigurationSource {
         kind,
         reference: Reference::default(),
         parsed,
@@ -221,7 +221,7 @@ fn valid_values_of_a_refused_object_apply_if_none_was_good() {
     let built_in = Configuration::default();
     let expected = Configuration {
         eviction_strategy: EvictionStrategy::LiveMigrate,
-        migrations: Migrations {
+        migrations: MigrationSettings {
             outbound_per_node: 7,
             ..built_in.migrations
         },

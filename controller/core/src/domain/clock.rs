@@ -1,11 +1,11 @@
 //! The guest's clock and timers.
 
-use drydock_api::kubevirt::domain::{Clock, TickPolicy, Timer};
+use drydock_api::kubevirt::domain_spec::{Clock, TickPolicy, Timer};
 
 use super::{element::Element, problem::DomainProblem};
 
 /// libvirt's properties of a timer.
-struct Kind {
+struct TimerProperties {
     /// Name in manifests.
     name: &'static str,
     /// Name in libvirt.
@@ -17,19 +17,19 @@ struct Kind {
     tracks: bool,
 }
 
-const RTC: Kind = Kind {
+const RTC: TimerProperties = TimerProperties {
     name: "rtc",
     libvirt: "rtc",
     policies: &[TickPolicy::Delay, TickPolicy::Catchup],
     tracks: true,
 };
-const PIT: Kind = Kind {
+const PIT: TimerProperties = TimerProperties {
     name: "pit",
     libvirt: "pit",
     policies: &[TickPolicy::Delay, TickPolicy::Catchup, TickPolicy::Discard],
     tracks: false,
 };
-const HPET: Kind = Kind {
+const HPET: TimerProperties = TimerProperties {
     name: "hpet",
     libvirt: "hpet",
     policies: &[
@@ -40,13 +40,13 @@ const HPET: Kind = Kind {
     ],
     tracks: false,
 };
-const KVM: Kind = Kind {
+const KVM: TimerProperties = TimerProperties {
     name: "kvm",
     libvirt: "kvmclock",
     policies: &[],
     tracks: false,
 };
-const HYPERV: Kind = Kind {
+const HYPERV: TimerProperties = TimerProperties {
     name: "hyperv",
     libvirt: "hypervclock",
     policies: &[],
@@ -87,7 +87,7 @@ pub(super) fn element(clock: Option<&Clock>) -> Result<Element, DomainProblem> {
     Ok(element.children(timers.collect::<Result<Vec<_>, _>>()?))
 }
 
-fn timer_element(kind: &Kind, timer: &Timer) -> Result<Element, DomainProblem> {
+fn timer_element(kind: &TimerProperties, timer: &Timer) -> Result<Element, DomainProblem> {
     let refuse = |setting: String| {
         Err(DomainProblem::BadTimer {
             timer: kind.name,
@@ -110,5 +110,8 @@ fn timer_element(kind: &Kind, timer: &Timer) -> Result<Element, DomainProblem> {
     }
     Ok(element
         .with_some("tickpolicy", timer.tick_policy.map(TickPolicy::as_str))
-        .with_some("track", timer.track.map(drydock_api::kubevirt::domain::Track::as_str)))
+        .with_some(
+            "track",
+            timer.track.map(drydock_api::kubevirt::domain_spec::Track::as_str),
+        ))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drydock_api::{
     facts::VirtType,
     kubevirt::{
-        domain::{Cpu, FeaturePolicy, Resources},
+        domain_spec::{Cpu, FeaturePolicy, Resources},
         instance::VirtualMachineInstanceSpec,
     },
 };
@@ -21,13 +21,13 @@ const MOST: u64 = 255;
 
 /// Sockets, cores per socket and threads per core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Topology {
+pub(super) struct GuestTopology {
     sockets: u32,
     cores: u32,
     threads: u32,
 }
 
-impl Topology {
+impl GuestTopology {
     /// Reads the topology from the spec; unset parts are 1. If none of the three is set, there is one socket per CPU
     /// of the limit, else of the request, as in KubeVirt.
     pub(super) fn of(spec: &VirtualMachineInstanceSpec) -> Self {
@@ -112,7 +112,7 @@ impl Mask<'_> {
 /// host's own CPU; libvirt refuses that where QEMU has no such switch.
 pub(super) fn element(
     spec: &VirtualMachineInstanceSpec,
-    topology: Topology,
+    topology: GuestTopology,
     virt_type: VirtType,
     migratable: bool,
     mask: Mask<'_>,

@@ -14,7 +14,7 @@ use super::{
     all_disks::all_disks,
     boot::BootOrder,
     element::Element,
-    pci::{self, Places},
+    pci::{self, PciSlots},
     problem::DomainProblem,
 };
 
@@ -36,13 +36,13 @@ pub struct DiskTargetName {
     pub read_only: bool,
 }
 
-/// Returns the names of the guest's disks, in the order of [`all`].
+/// Returns the names of the guest's disks, in the order of [`all_disks`].
 pub fn disk_targets(spec: &VirtualMachineInstanceSpec) -> Vec<DiskTargetName> {
     let (mut virtio, mut others) = (0, 0);
     all_disks(spec)
         .iter()
         .map(|disk| {
-            let shape = Shape::of(spec, disk);
+            let shape = DiskShape::of(spec, disk);
             let (prefix, next) = match shape.bus {
                 DiskBus::Virtio => ("vd", &mut virtio),
                 DiskBus::Sata | DiskBus::Scsi => ("sd", &mut others),
@@ -65,13 +65,13 @@ pub fn disk_alias(volume: &str) -> String {
 
 /// How a disk appears to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+struct DiskShape {
     bus: DiskBus,
     cd_rom: bool,
     read_only: bool,
 }
 
-impl Shape {
+impl DiskShape {
     fn of(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Self {
         if let Some(target) = &disk.cdrom {
             return Self {
@@ -101,7 +101,7 @@ pub(super) fn elements(
     spec: &VirtualMachineInstanceSpec,
     prepared: &[PreparedDisk],
     order: &BootOrder,
-    places: &mut Places,
+    places: &mut PciSlots,
 ) -> Result<Vec<Element>, DomainProblem> {
     let (mut disks, mut names) = (Vec::new(), BTreeSet::new());
     let (mut on_sata, mut on_scsi) = (0, 0);
@@ -151,11 +151,11 @@ pub(super) fn elements(
 }
 
 /// Returns how a disk appears to the guest, or an error if that is impossible.
-fn checked(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Result<Shape, DomainProblem> {
+fn checked(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Result<DiskShape, DomainProblem> {
     if disk.disk.is_some() && disk.cdrom.is_some() {
         return Err(DomainProblem::AmbiguousDisk(disk.name.clone()));
     }
-    let shape = Shape::of(spec, disk);
+    let shape = DiskShape::of(spec, disk);
     match shape.bus {
         DiskBus::Virtio if shape.cd_rom => Err(DomainProblem::BadCdRomBus(disk.name.clone())),
         DiskBus::Sata if shape.read_only && !shape.cd_rom => Err(DomainProblem::ReadOnlySataDisk(disk.name.clone())),
@@ -170,7 +170,7 @@ fn checked(spec: &VirtualMachineInstanceSpec, disk: &Disk) -> Result<Shape, Doma
 fn source_elements(
     spec: &VirtualMachineInstanceSpec,
     disk: &Disk,
-    shape: Shape,
+    shape: DiskShape,
     prepared: &PreparedDisk,
 ) -> Result<Element, DomainProblem> {
     let block = prepared
@@ -248,7 +248,7 @@ fn serial(disk: &Disk) -> Result<Option<Element>, DomainProblem> {
 }
 
 /// Returns the SATA controllers, the first of which is part of the chip set, and the SCSI controller.
-fn controllers(on_sata: usize, on_scsi: usize, places: &mut Places) -> Result<Vec<Element>, DomainProblem> {
+fn controllers(on_sata: usize, on_scsi: usize, places: &mut PciSlots) -> Result<Vec<Element>, DomainProblem> {
     let controller = |type_: &str, index: usize| {
         Element::new("controller")
             .with("type", type_)

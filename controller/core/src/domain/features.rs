@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use drydock_api::{
     facts::VirtType,
     kubevirt::{
-        domain::{Clock, Domain, Timer},
+        domain_spec::{Clock, Domain, Timer},
         features::{FeatureHyperv, FeatureState, Features},
     },
 };

@@ -4,7 +4,7 @@
 //! lifetime of the pod, as in KubeVirt; QEMU migrates them with the guest's memory.
 
 use drydock_api::{
-    kubevirt::domain::{Domain, Efi},
+    kubevirt::domain_spec::{Domain, Efi},
     launcher::DISKS_FOLDER,
 };
 

@@ -4,7 +4,7 @@ use drydock_api::kubevirt::devices::{Devices, Input, InputBus};
 
 use super::{
     element::Element,
-    pci::{self, Places},
+    pci::{self, PciSlots},
     problem::DomainProblem,
 };
 
@@ -33,7 +33,7 @@ pub(super) fn usb_controller(devices: &Devices) -> Element {
 }
 
 /// Returns the devices.
-pub(super) fn elements(devices: &Devices, places: &mut Places) -> Result<Vec<Element>, DomainProblem> {
+pub(super) fn elements(devices: &Devices, places: &mut PciSlots) -> Result<Vec<Element>, DomainProblem> {
     let mut next_usb_port = 1;
     let mut is_first_virtio = true;
     let tablet = |bus: &'static str, address: Element| {

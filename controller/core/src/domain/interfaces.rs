@@ -28,7 +28,7 @@ use drydock_api::{
 
 use crate::launcher_pod::probes;
 
-use super::{DomainInput, boot::BootOrder, element::Element, identity, pci::Places, problem::DomainProblem};
+use super::{DomainInput, boot::BootOrder, element::Element, identity, pci::PciSlots, problem::DomainProblem};
 
 /// TCP ports that are open where an interface lists none: first and last of each range. The well-known ports, and the
 /// ports that servers commonly use beyond them.
@@ -58,7 +58,7 @@ fn all(spec: &VirtualMachineInstanceSpec) -> Cow<'_, [Interface]> {
 pub(super) fn elements(
     input: &DomainInput<'_>,
     order: &BootOrder,
-    places: &mut Places,
+    places: &mut PciSlots,
 ) -> Result<Vec<Element>, DomainProblem> {
     let probed: Vec<u16> = probes::ports(input.spec).collect();
     all(input.spec)

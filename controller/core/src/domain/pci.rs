@@ -112,7 +112,7 @@ impl Address {
 
 /// The next free place for each kind of device without a reserved place.
 #[derive(Clone, Debug)]
-pub(super) struct Places {
+pub(super) struct PciSlots {
     next_port: u8,
     first_interface_free: bool,
     next_sata: u8,
@@ -120,7 +120,7 @@ pub(super) struct Places {
     end_of_cards: u8,
 }
 
-impl Places {
+impl PciSlots {
     /// Returns the initial state: all places are free but those of the sound card and the watchdog, if the guest has them.
     pub(super) fn new(devices: &Devices) -> Self {
         let end_of_cards = match (&devices.sound, &devices.watchdog) {

@@ -12,14 +12,14 @@ use drydock_api::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{Cluster, Guest, guest::memory, order::rank, state::Why};
+use super::{DrainInput, DrainedGuest, guest_steps::memory, order::rank, state::EvacuationCause};
 use crate::{
     conditions::whole_seconds,
-    configuration::Migrations,
+    configuration::MigrationSettings,
     migration::{
         purpose::EVACUATION,
-        queue::{Reason, order},
-        record::Record,
+        queue::{WaitReason, order},
+        record::MigrationRecord,
     },
 };
 
@@ -39,7 +39,7 @@ const MIN_SPREAD: f64 = 0.01;
 
 /// Speed of all measured migrations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rate {
+pub struct DrainRate {
     /// Number of migrations.
     pub count: u32,
     /// Their total duration.
@@ -56,7 +56,7 @@ pub struct Rate {
     leads: u32,
 }
 
-impl Rate {
+impl DrainRate {
     /// Adds a succeeded migration of a guest with this much memory, in bytes. One without its times is left out.
     pub fn add_migration(&mut self, migration: &VirtualMachineInstanceMigration, bytes: u64) {
         let status = migration.status.as_ref();
@@ -146,7 +146,7 @@ struct Lanes(Vec<Duration>);
 
 impl Lanes {
     /// Creates free lanes for this number of guests of one node.
-    fn new(limits: &Migrations, guests: usize) -> Self {
+    fn new(limits: &MigrationSettings, guests: usize) -> Self {
         let lanes = limits.outbound_per_node.min(limits.per_cluster).max(1);
         let lanes = usize::try_from(lanes).unwrap_or(usize::MAX).min(guests.max(1));
         Self(vec![Duration::ZERO; lanes])
@@ -167,7 +167,9 @@ impl Lanes {
 fn is_predictable(guest: &RemainingGuest) -> bool {
     match guest.state {
         RemainingState::Moving => true,
-        RemainingState::Waiting => guest.reason == Why::Migration.reason() || Reason::is_one(&guest.reason),
+        RemainingState::Waiting => {
+            guest.reason == EvacuationCause::Migration.reason() || WaitReason::is_one(&guest.reason)
+        }
         RemainingState::Blocked | RemainingState::ShuttingDown | RemainingState::Unknown => false,
     }
 }
@@ -175,19 +177,19 @@ fn is_predictable(guest: &RemainingGuest) -> bool {
 /// Returns when the last of these guests will have moved in the order in which they go, always after `now`. `None` if
 /// nothing was measured yet, or if the departure of any guest cannot be estimated, for example because it moves for longer
 /// than expected.
-pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) -> Option<Time> {
+pub(super) fn end(left: &[(&DrainedGuest<'_>, RemainingGuest)], cluster: &DrainInput<'_>) -> Option<Time> {
     let rate = cluster.rate?;
     if !left.iter().all(|(_, guest)| is_predictable(guest)) {
         return None;
     }
     let mut lanes = Lanes::new(cluster.limits, left.len());
     let mut longest = Duration::ZERO;
-    let mut ordered: Vec<(&Guest<'_>, Leaving)> = left
+    let mut ordered: Vec<(&DrainedGuest<'_>, EstimateInput)> = left
         .iter()
-        .map(|(guest, _)| (*guest, Leaving::of(guest.instance, guest.migrations.clone())))
+        .map(|(guest, _)| (*guest, EstimateInput::of(guest.instance, guest.migrations.clone())))
         .collect();
     ordered.sort_by_cached_key(|(guest, leaving)| (leaving.rank(), leaving.migration.is_none().then(|| rank(guest))));
-    let all: Vec<Leaving> = ordered.into_iter().map(|(_, leaving)| leaving).collect();
+    let all: Vec<EstimateInput> = ordered.into_iter().map(|(_, leaving)| leaving).collect();
     for leaving in &all {
         let expected = leaving.bytes.and_then(|bytes| rate.expected(bytes))?;
         let takes = match leaving.moves_since() {
@@ -209,7 +211,7 @@ pub(super) fn end(left: &[(&Guest<'_>, RemainingGuest)], cluster: &Cluster<'_>) 
 
 /// Returns how long it takes until the first of these guests moves: its target pod has to start. Those of the others start
 /// while it moves.
-fn until_first_moves(leaving: &[Leaving], rate: Rate, now: Timestamp) -> Duration {
+fn until_first_moves(leaving: &[EstimateInput], rate: DrainRate, now: Timestamp) -> Duration {
     if leaving.iter().any(|guest| guest.moves_since().is_some()) {
         return Duration::ZERO;
     }
@@ -223,20 +225,20 @@ fn until_first_moves(leaving: &[Leaving], rate: Rate, now: Timestamp) -> Duratio
 
 /// A guest that is to leave its node: input for the estimate of when one of them has left.
 #[derive(Clone, Debug)]
-pub struct Leaving {
+pub struct EstimateInput {
     /// Its memory in bytes; `None`: assumed average.
     pub bytes: Option<u64>,
     /// Its unfinished migration, if it has one.
     pub migration: Option<Arc<VirtualMachineInstanceMigration>>,
 }
 
-impl Leaving {
+impl EstimateInput {
     /// Creates the entry for a guest with these migrations.
     pub fn of(instance: &VirtualMachineInstance, migrations: Vec<Arc<VirtualMachineInstanceMigration>>) -> Self {
         let mut migrations = migrations.into_iter();
         Self {
             bytes: Some(memory(instance)),
-            migration: migrations.find(|migration| !Record::of(migration).is_over()),
+            migration: migrations.find(|migration| !MigrationRecord::of(migration).is_over()),
         }
     }
 
@@ -274,19 +276,19 @@ impl Leaving {
 /// Returns how long it takes until a guest has left its node, which `others` leave, too. `None` if nothing was measured
 /// yet, or if it takes longer than expected. Others without a migration go after it.
 pub fn time_left(
-    own: &Leaving,
-    others: &[Leaving],
-    rate: Option<Rate>,
-    limits: &Migrations,
+    own: &EstimateInput,
+    others: &[EstimateInput],
+    rate: Option<DrainRate>,
+    limits: &MigrationSettings,
     now: Timestamp,
 ) -> Option<Duration> {
     let rate = rate?;
-    let left = |guest: &Leaving| {
+    let left = |guest: &EstimateInput| {
         let expected = guest.bytes.map_or_else(|| rate.mean(), |bytes| rate.expected(bytes))?;
         let since = guest.moves_since().unwrap_or(now);
         Some(expected.saturating_sub(now.duration_since(since).unsigned_abs()))
     };
-    let mut before: Vec<&Leaving> = others.iter().filter(|other| other.rank() < own.rank()).collect();
+    let mut before: Vec<&EstimateInput> = others.iter().filter(|other| other.rank() < own.rank()).collect();
     before.sort_by_key(|one| one.rank());
     let mut lanes = Lanes::new(limits, before.len() + 1);
     for other in before {
@@ -329,7 +331,7 @@ mod tests {
     }
 
     /// A guest with a GiB of memory, whose migration has this position and has moved for `since` seconds, if at all.
-    fn leaving(order: u32, since: Option<i64>) -> Leaving {
+    fn leaving(order: u32, since: Option<i64>) -> EstimateInput {
         let began = since.map(|seconds| (now() - jiff::SignedDuration::from_secs(seconds)).to_string());
         let migration = json!({
             "metadata": {
@@ -339,7 +341,7 @@ mod tests {
             "spec": {"vmiName": format!("g{order}")},
             "status": {"phase": "Running", "migrationState": began.map(|began| json!({"startTimestamp": began}))},
         });
-        Leaving {
+        EstimateInput {
             bytes: Some(1 << 30),
             migration: Some(Arc::new(serde_json::from_value(migration).unwrap())),
         }
@@ -348,7 +350,7 @@ mod tests {
     #[test]
     fn duration_depends_on_size_as_measured() {
         let expected = |measured: &[(u64, u64)], gibibytes: u64| {
-            let mut rate = Rate::default();
+            let mut rate = DrainRate::default();
             for (seconds, size) in measured {
                 rate.add(Duration::from_secs(*seconds), size << 30);
             }
@@ -397,7 +399,7 @@ mod tests {
             }))
             .unwrap()
         };
-        let mut rate = Rate::default();
+        let mut rate = DrainRate::default();
         for migration in [
             succeeded(0, 0, 2, 2, 2),
             succeeded(0, 1, 3, 4, 4),
@@ -422,10 +424,10 @@ mod tests {
             .end_timestamp = None;
         rate.add_migration(&unfinished, 1 << 30);
         assert_eq!((rate.count, rate.mean()), (5, Some(Duration::from_secs(10))));
-        let waits = |leaving: &[Leaving], now: &str| {
+        let waits = |leaving: &[EstimateInput], now: &str| {
             until_first_moves(leaving, rate, format!("2026-01-01T00:{now}Z").parse().unwrap()).as_secs()
         };
-        let none = Leaving {
+        let none = EstimateInput {
             bytes: None,
             migration: None,
         };
@@ -442,14 +444,14 @@ mod tests {
 
     #[test]
     fn a_guest_waits_for_those_that_go_before_it() {
-        let mut rate = Rate::default();
+        let mut rate = DrainRate::default();
         rate.add(Duration::from_secs(10), 1 << 30);
         let limits = Configuration::default().migrations;
-        let without_migration = Leaving {
+        let without_migration = EstimateInput {
             bytes: Some(1 << 30),
             migration: None,
         };
-        let seconds = |own: &Leaving, others: &[Leaving]| {
+        let seconds = |own: &EstimateInput, others: &[EstimateInput]| {
             time_left(own, others, Some(rate), &limits, now()).map(|left| left.as_secs())
         };
         // Two at a time, ten seconds each.
@@ -496,10 +498,10 @@ mod tests {
         // Only the other guest's migration is known, so its size is assumed to be average.
         rate.add(Duration::from_secs(30), 3 << 30);
         let other = leaving(0, None).migration.unwrap();
-        assert!(Leaving::by(Arc::clone(&other), "b").is_none());
+        assert!(EstimateInput::by(Arc::clone(&other), "b").is_none());
         let others = [
-            Leaving::by(Arc::clone(&other), "a").unwrap(),
-            Leaving::by(other, "a").unwrap(),
+            EstimateInput::by(Arc::clone(&other), "a").unwrap(),
+            EstimateInput::by(other, "a").unwrap(),
         ];
         let left = time_left(&leaving(1, None), &others, Some(rate), &limits, now());
         assert_eq!(left.map(|left| left.as_secs()), Some(20 + 15));

@@ -13,33 +13,34 @@ use drydock_api::kubevirt::{
 };
 use jiff::Timestamp;
 
-use super::{Cluster, DrainingNode, Guest, Step, guest::memory};
+use super::{DrainInput, DrainStep, DrainedGuest, DrainingNode, guest_steps::memory};
 use crate::{
-    eviction::mark,
-    migration::{queue::TARGET_POD_OVERCOMMIT, record::Record},
+    eviction::evacuation_request,
+    migration::{queue::TARGET_POD_OVERCOMMIT, record::MigrationRecord},
 };
 
 /// A guest that may go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     node: &'a str,
-    guest: &'a Guest<'a>,
+    guest: &'a DrainedGuest<'a>,
 }
 
 impl<'a> Candidate<'a> {
-    pub(super) fn of(node: &'a DrainingNode<'a>, guest: &'a Guest<'a>) -> Self {
+    pub(super) fn of(node: &'a DrainingNode<'a>, guest: &'a DrainedGuest<'a>) -> Self {
         Self { node: node.name, guest }
     }
 
     /// Returns the step that creates the guest's migration.
-    pub(super) fn step(&self, order: usize) -> Step {
+    pub(super) fn step(&self, order: usize) -> DrainStep {
         let metadata = &self.guest.instance.metadata;
         let annotations = metadata.annotations.as_ref();
         let source = annotations.and_then(|annotations| annotations.get(EVICTION_SOURCE));
         // The descheduler only rebalances. No user waits for that.
         let is_tidying = source.is_some_and(|source| source == DESCHEDULER)
-            && mark::evacuation(self.guest.instance).is_some_and(|mark| mark.requested_by == DrainRequest::Eviction);
-        Step::Migrate {
+            && evacuation_request::evacuation(self.guest.instance)
+                .is_some_and(|mark| mark.requested_by == DrainRequest::Eviction);
+        DrainStep::Migrate {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             node: self.node.into(),
@@ -54,8 +55,8 @@ impl<'a> Candidate<'a> {
 }
 
 /// Returns the sort key of a guest without a migration; lower ones go first. Dirtied memory has to be copied again.
-pub(super) fn rank(guest: &Guest<'_>) -> impl Ord + use<> {
-    let requested_at = mark::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at);
+pub(super) fn rank(guest: &DrainedGuest<'_>) -> impl Ord + use<> {
+    let requested_at = evacuation_request::evacuation(guest.instance).map_or(Timestamp::MAX, |mark| mark.requested_at);
     (
         memory(guest.instance).saturating_add(dirty_rate(guest).saturating_mul(10)),
         requested_at,
@@ -64,7 +65,7 @@ pub(super) fn rank(guest: &Guest<'_>) -> impl Ord + use<> {
 }
 
 /// Returns a guest's dirty rate in bytes per second, as measured by its last migration; 0 if unknown.
-fn dirty_rate(guest: &Guest<'_>) -> u64 {
+fn dirty_rate(guest: &DrainedGuest<'_>) -> u64 {
     let measured = guest.migrations.iter().filter_map(|migration| {
         let progress = migration.status.as_ref()?.source.as_ref()?.progress.as_ref()?;
         Some((migration.metadata.creation_timestamp.clone(), progress.dirty_rate?))
@@ -73,7 +74,7 @@ fn dirty_rate(guest: &Guest<'_>) -> u64 {
 }
 
 /// Returns the guests that get a migration now, in order.
-pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>) -> Vec<Candidate<'a>> {
+pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &DrainInput<'_>) -> Vec<Candidate<'a>> {
     candidates.sort_by_cached_key(|candidate| rank(candidate.guest));
     let window = |limit: u32| {
         usize::try_from(limit)
@@ -100,9 +101,9 @@ pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &Cluster<'_>
     candidates
 }
 
-fn is_moving(guest: &Guest<'_>) -> bool {
+fn is_moving(guest: &DrainedGuest<'_>) -> bool {
     guest
         .migrations
         .iter()
-        .any(|migration| !Record::of(migration).is_over())
+        .any(|migration| !MigrationRecord::of(migration).is_over())
 }

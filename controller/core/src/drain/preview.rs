@@ -9,13 +9,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 
 use super::{
-    Cluster, DrainingNode, Guest, estimate,
-    guest::{Situation, state, stays},
-    state::State,
+    DrainInput, DrainedGuest, DrainingNode, estimate,
+    guest_steps::{Situation, state, stays},
+    state::EvacuationState,
 };
 use crate::{
-    conditions::Status,
-    eviction::{is_finished, mark, wants_mark},
+    conditions::ConditionStatus,
+    eviction::{evacuation_request, is_finished, wants_mark},
     vm_conditions::find,
 };
 
@@ -48,8 +48,8 @@ pub struct Forecast<'a> {
 }
 
 /// Returns what would happen to the guests of a node if it were drained now.
-pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &Cluster<'_>) -> Forecast<'a> {
-    let left: Vec<(&Guest<'a>, RemainingGuest)> = node
+pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &DrainInput<'_>) -> Forecast<'a> {
+    let left: Vec<(&DrainedGuest<'a>, RemainingGuest)> = node
         .guests
         .iter()
         .filter(|guest| !is_finished(guest.instance))
@@ -70,7 +70,7 @@ pub fn forecast<'a>(node: &DrainingNode<'a>, cluster: &Cluster<'_>) -> Forecast<
 }
 
 /// Returns the same as lines for people: one about all guests, one about the end, and one for each guest.
-pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
+pub fn preview(node: &DrainingNode<'_>, cluster: &DrainInput<'_>) -> Vec<String> {
     let Forecast { guests: left, end } = forecast(node, cluster);
     if left.is_empty() {
         return vec![format!("no virtual machine is on {}", node.name)];
@@ -115,15 +115,15 @@ pub fn preview(node: &DrainingNode<'_>, cluster: &Cluster<'_>) -> Vec<String> {
 fn targets(instance: &VirtualMachineInstance) -> Option<&str> {
     let conditions = &instance.status.as_ref()?.conditions;
     find(conditions, types::MIGRATION_TARGET_AVAILABLE)
-        .filter(|condition| condition.status == Status::True.as_str())?
+        .filter(|condition| condition.status == ConditionStatus::True.as_str())?
         .message
         .as_deref()
 }
 
 /// Returns the situation of a guest right after its node's drain was requested.
-fn would_be(guest: &Guest<'_>, cluster: &Cluster<'_>) -> Situation {
-    let state: State = if wants_mark(guest.instance, guest.strategy, guest.made, cluster.now) {
-        let new = mark::new(DrainRequest::Maintenance, cluster.now);
+fn would_be(guest: &DrainedGuest<'_>, cluster: &DrainInput<'_>) -> Situation {
+    let state: EvacuationState = if wants_mark(guest.instance, guest.strategy, guest.made, cluster.now) {
+        let new = evacuation_request::new(DrainRequest::Maintenance, cluster.now);
         state(guest, &new, cluster.attempts, cluster.now).0
     } else {
         stays(guest)

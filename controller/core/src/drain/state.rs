@@ -4,7 +4,7 @@ use crate::vm_conditions::POD_TERMINATING;
 
 /// State of a guest that is to leave its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum EvacuationState {
     /// It is to leave, and is not marked yet.
     ToBeMarked,
     /// Nothing prevents its migration, and no migration exists.
@@ -12,16 +12,16 @@ pub enum State {
     /// It is being migrated.
     Moving(String),
     /// It waits.
-    Waiting(Why, String),
+    Waiting(EvacuationCause, String),
     /// It stays until a user intervenes.
-    Blocked(Why, String),
+    Blocked(EvacuationCause, String),
     /// It is being shut down, or will be once it is evicted.
-    ShuttingDown(Why, String),
+    ShuttingDown(EvacuationCause, String),
 }
 
 /// Why a guest is still on a node that is being drained.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum EvacuationCause {
     /// The migration of the virtual machine is next, or running.
     Migration,
     /// The migration waits; the reason is that of its own condition `Waiting`.
@@ -54,7 +54,7 @@ pub enum Why {
     Restart,
 }
 
-impl Why {
+impl EvacuationCause {
     /// Returns the stable reason.
     pub fn reason(&self) -> &str {
         match self {

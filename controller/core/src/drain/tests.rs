@@ -16,9 +16,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    Cluster, DrainingNode, Guest, NodeMarks, Plan, Refused, Step, estimate::Rate, must_be_left, node::Drained, plan,
+    DrainInput, DrainRefusal, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, estimate::DrainRate,
+    must_be_left, node_conditions::Drained, plan,
 };
-use crate::{configuration::Configuration, migration::deadlines::Attempts, placement::Outlook};
+use crate::{configuration::Configuration, migration::deadlines::Attempts, placement::DepartureOutlook};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -72,14 +73,14 @@ fn guest(
     instance: &VirtualMachineInstance,
     strategy: EvictionStrategy,
     migrations: Vec<Arc<VirtualMachineInstanceMigration>>,
-) -> Guest<'_> {
-    Guest {
+) -> DrainedGuest<'_> {
+    DrainedGuest {
         instance,
         strategy,
         made: Some(seconds_ago(600)),
         migrations,
         refused: None,
-        outlook: Outlook::Unknown,
+        outlook: DepartureOutlook::Unknown,
         circumstances: None,
         held_by: None,
     }
@@ -101,7 +102,7 @@ const OPEN: NodeMarks = NodeMarks {
     in_maintenance: false,
 };
 
-fn node<'a>(marks: NodeMarks, guests: Vec<Guest<'a>>) -> DrainingNode<'a> {
+fn node<'a>(marks: NodeMarks, guests: Vec<DrainedGuest<'a>>) -> DrainingNode<'a> {
     DrainingNode {
         name: "a",
         marks,
@@ -112,8 +113,8 @@ fn node<'a>(marks: NodeMarks, guests: Vec<Guest<'a>>) -> DrainingNode<'a> {
     }
 }
 
-fn planned(nodes: &[DrainingNode<'_>]) -> Plan {
-    plan(&Cluster {
+fn planned(nodes: &[DrainingNode<'_>]) -> NodeDrainPlan {
+    plan(&DrainInput {
         now: now(),
         nodes,
         limits: &Configuration::default().migrations,
@@ -123,11 +124,11 @@ fn planned(nodes: &[DrainingNode<'_>]) -> Plan {
 }
 
 /// The plan for one guest on one node.
-fn of_one(marks: NodeMarks, guest: Guest<'_>) -> Plan {
+fn of_one(marks: NodeMarks, guest: DrainedGuest<'_>) -> NodeDrainPlan {
     planned(&[node(marks, vec![guest])])
 }
 
-fn reported(plan: &Plan) -> Vec<(RemainingState, String)> {
+fn reported(plan: &NodeDrainPlan) -> Vec<(RemainingState, String)> {
     let drain = plan.reports[0].drain.as_ref();
     let remaining = drain.map(|drain| drain.remaining.as_slice()).unwrap_or_default();
     remaining
@@ -215,7 +216,7 @@ fn taint_marks_movable_guests_and_reports_the_rest() {
         assert_eq!(reported(&plan), [(expected.0, expected.1.to_owned())], "{strategy:?}");
         let is_marked = matches!(
             plan.steps.as_slice(),
-            [Step::Mark { evacuation, .. }] if evacuation.requested_by == DrainRequest::Taint
+            [DrainStep::Mark { evacuation, .. }] if evacuation.requested_by == DrainRequest::Taint
         );
         assert_eq!(is_marked, marked, "{strategy:?}: {:?}", plan.steps);
         assert!(plan.reports[0].in_progress);
@@ -226,7 +227,7 @@ fn taint_marks_movable_guests_and_reports_the_rest() {
 fn what_is_marked_gets_a_migration_once() {
     let web = marked("web", "Cordon");
     let plan = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()));
-    let expected = Step::Migrate {
+    let expected = DrainStep::Migrate {
         namespace: "n".into(),
         name: "web".into(),
         node: "a".into(),
@@ -258,7 +259,7 @@ fn what_is_marked_gets_a_migration_once() {
 #[test]
 fn guest_whose_pod_is_deleted_gets_no_migration() {
     // It is shut down because no node could take it, and its agent no longer reports its CPU.
-    for outlook in [Outlook::Unknown, Outlook::Fits("b".into())] {
+    for outlook in [DepartureOutlook::Unknown, DepartureOutlook::Fits("b".into())] {
         let ends = instance("web", |web| {
             mark(web, "Cordon", now());
             let ready = json!({"type": "Ready", "status": "False", "reason": "PodTerminating"});
@@ -287,7 +288,7 @@ fn the_descheduler_is_in_no_hurry() {
             ..OPEN
         };
         let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
-        assert!(matches!(&plan.steps[..], [Step::Migrate { priority, .. }] if *priority == expected));
+        assert!(matches!(&plan.steps[..], [DrainStep::Migrate { priority, .. }] if *priority == expected));
     }
 }
 
@@ -341,12 +342,12 @@ fn marks_are_removed_with_their_requester() {
         let web = marked("web", by);
         let queued = migration("1", "Scheduling", |_| {});
         let plan = of_one(marks, guest(&web, LiveMigrate, vec![queued]));
-        let unmarked = plan.steps.iter().any(|step| matches!(step, Step::Unmark { .. }));
-        let called_off = plan
+        let unmarked = plan.steps.iter().any(|step| matches!(step, DrainStep::Unmark { .. }));
+        let cancelled = plan
             .steps
             .iter()
-            .any(|step| matches!(step, Step::Cancel { uid, .. } if uid == "1"));
-        assert_eq!((!unmarked, !called_off), (stays, stays), "{by} {marks:?}");
+            .any(|step| matches!(step, DrainStep::Cancel { uid, .. } if uid == "1"));
+        assert_eq!((!unmarked, !cancelled), (stays, stays), "{by} {marks:?}");
     }
 }
 
@@ -359,18 +360,18 @@ fn guest_marked_by_the_node_alone_gets_a_whole_mark() {
     ] {
         let web = instance("web", |web| web["status"]["evacuationNodeName"] = json!("a"));
         let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
-        let [Step::Mark { node, evacuation, .. }] = plan.steps.as_slice() else {
+        let [DrainStep::Mark { node, evacuation, .. }] = plan.steps.as_slice() else {
             panic!("{:?}", plan.steps);
         };
         assert_eq!(
             (node.as_str(), evacuation),
-            ("a", &crate::eviction::mark::new(by, now()))
+            ("a", &crate::eviction::evacuation_request::new(by, now()))
         );
         assert_eq!(reported(&plan), [(RemainingState::Waiting, "Migration".to_owned())]);
-        let whole = crate::eviction::mark::marked(&web, "a", evacuation);
+        let whole = crate::eviction::evacuation_request::marked(&web, "a", evacuation);
         let plan = of_one(marks, guest(&whole, LiveMigrate, Vec::new()));
         assert!(
-            matches!(plan.steps.as_slice(), [Step::Migrate { .. }]),
+            matches!(plan.steps.as_slice(), [DrainStep::Migrate { .. }]),
             "{:?}",
             plan.steps
         );
@@ -389,7 +390,7 @@ fn what_has_begun_to_move_is_not_called_off() {
     });
     let plan = of_one(OPEN, guest(&web, LiveMigrate, vec![begun, with_migration]));
     assert!(
-        matches!(plan.steps.as_slice(), [Step::Unmark { .. }]),
+        matches!(plan.steps.as_slice(), [DrainStep::Unmark { .. }]),
         "{:?}",
         plan.steps
     );
@@ -404,7 +405,7 @@ fn a_marked_guest_that_has_ended_is_no_longer_there() {
         });
         let plan = planned(&[node(OPEN, vec![guest(&ended, LiveMigrate, Vec::new())])]);
         assert!(
-            matches!(plan.steps.as_slice(), [Step::Unmark { .. }]),
+            matches!(plan.steps.as_slice(), [DrainStep::Unmark { .. }]),
             "{phase}: {:?}",
             plan.steps
         );
@@ -421,7 +422,7 @@ fn a_mark_for_a_node_that_the_guest_has_left_goes() {
     let mut there = node(OPEN, vec![guest(&moved, LiveMigrate, Vec::new())]);
     there.name = "b";
     let plan = planned(&[there]);
-    assert!(matches!(plan.steps.as_slice(), [Step::Unmark { .. }]));
+    assert!(matches!(plan.steps.as_slice(), [DrainStep::Unmark { .. }]));
     assert_eq!(plan.reports[0].drain, None);
 }
 
@@ -436,7 +437,7 @@ fn a_lone_eviction_belongs_to_a_cordon_that_is_seen_soon() {
         let web = instance("web", |instance| mark(instance, "Eviction", seconds_ago(age)));
         let plan = of_one(marks, guest(&web, LiveMigrate, Vec::new()));
         let by = plan.steps.iter().find_map(|step| match step {
-            Step::Mark { evacuation, .. } => Some(evacuation.requested_by),
+            DrainStep::Mark { evacuation, .. } => Some(evacuation.requested_by),
             _ => None,
         });
         assert_eq!(by, becomes, "{age} {marks:?}");
@@ -461,7 +462,7 @@ fn failures_are_counted_once_and_back_off_to_a_limit() {
             vec![failed("1", 40), failed("2", 10), failed("0", 90)],
         ),
     );
-    let [Step::Mark { evacuation, .. }] = plan.steps.as_slice() else {
+    let [DrainStep::Mark { evacuation, .. }] = plan.steps.as_slice() else {
         panic!("{:?}", plan.steps);
     };
     assert_eq!(
@@ -506,7 +507,7 @@ fn failure_of_an_attempt_counts_whatever_its_time() {
         let plan = of_one(CORDONED, guest(instance, LiveMigrate, migrations.to_vec()));
         let steps = plan.steps.iter();
         let mut marks = steps.filter_map(|step| match step {
-            Step::Mark { evacuation, .. } => Some(evacuation.clone()),
+            DrainStep::Mark { evacuation, .. } => Some(evacuation.clone()),
             _ => None,
         });
         let mut after = instance.clone();
@@ -516,10 +517,11 @@ fn failure_of_an_attempt_counts_whatever_its_time() {
         Some((after, failures))
     };
     let name_of_next = |instance: &VirtualMachineInstance| {
-        let evacuation = crate::eviction::mark::evacuation(instance);
-        super::guest::migration_name(instance, evacuation, 0)
+        let evacuation = crate::eviction::evacuation_request::evacuation(instance);
+        super::guest_steps::migration_name(instance, evacuation, 0)
     };
-    // The mark is 60 s old. An earlier one had a migration that failed later than the first of this one, by its clock.
+    // The evacuation request is 60 s old. An earlier one had a migration that failed later than the first of this one, by
+    // its clock.
     let web = marked("web", "Cordon");
     let earlier = failed("9", "m-9", 61);
     assert_eq!(counted(&web, std::slice::from_ref(&earlier)), None);
@@ -544,27 +546,27 @@ fn change_of_what_decides_ends_a_back_off_once() {
             }
         })
     };
-    let planned = |instance: &VirtualMachineInstance,
-                   migrations: &[Arc<VirtualMachineInstanceMigration>],
-                   now: &str| {
-        let has_failed = crate::eviction::mark::evacuation(instance).is_some_and(|mark| mark.last_failure.is_some());
-        let plan = of_one(
-            CORDONED,
-            Guest {
-                circumstances: has_failed.then(|| now.to_owned()),
-                ..guest(instance, LiveMigrate, migrations.to_vec())
-            },
-        );
-        let mut after = instance.clone();
-        for step in &plan.steps {
-            if let Step::Mark { evacuation, .. } = step {
-                after.status.as_mut().unwrap().evacuation = Some(evacuation.clone());
+    let planned =
+        |instance: &VirtualMachineInstance, migrations: &[Arc<VirtualMachineInstanceMigration>], now: &str| {
+            let has_failed = crate::eviction::evacuation_request::evacuation(instance)
+                .is_some_and(|mark| mark.last_failure.is_some());
+            let plan = of_one(
+                CORDONED,
+                DrainedGuest {
+                    circumstances: has_failed.then(|| now.to_owned()),
+                    ..guest(instance, LiveMigrate, migrations.to_vec())
+                },
+            );
+            let mut after = instance.clone();
+            for step in &plan.steps {
+                if let DrainStep::Mark { evacuation, .. } = step {
+                    after.status.as_mut().unwrap().evacuation = Some(evacuation.clone());
+                }
             }
-        }
-        let goes = plan.steps.iter().any(|step| matches!(step, Step::Migrate { .. }));
-        let message = plan.reports[0].drain.clone().unwrap().remaining[0].message.clone();
-        (after, goes, message)
-    };
+            let goes = plan.steps.iter().any(|step| matches!(step, DrainStep::Migrate { .. }));
+            let message = plan.reports[0].drain.clone().unwrap().remaining[0].message.clone();
+            (after, goes, message)
+        };
     // The circumstances recorded for the attempt. Then, for each reconcile: the circumstances, and whether a migration
     // is created.
     type Round = (&'static str, bool);
@@ -621,7 +623,7 @@ fn small_guests_go_first_and_no_more_than_can_go_soon() {
     };
     let instances: Vec<_> = (0..20).map(|index| sized(&format!("big{index:02}"), "8Gi")).collect();
     let small = sized("small", "64Mi");
-    let mut guests: Vec<Guest<'_>> = instances
+    let mut guests: Vec<DrainedGuest<'_>> = instances
         .iter()
         .map(|instance| guest(instance, LiveMigrate, Vec::new()))
         .collect();
@@ -631,7 +633,7 @@ fn small_guests_go_first_and_no_more_than_can_go_soon() {
         .steps
         .iter()
         .map(|step| match step {
-            Step::Migrate { name, .. } => name.as_str(),
+            DrainStep::Migrate { name, .. } => name.as_str(),
             other => panic!("{other:?}"),
         })
         .collect();
@@ -695,7 +697,7 @@ fn node_reports_a_drain_that_lasts() {
 #[test]
 fn an_estimate_comes_with_the_first_measurement() {
     let guests: Vec<_> = (0..4).map(|index| marked(&format!("g{index}"), "Cordon")).collect();
-    let mut rate = Rate::default();
+    let mut rate = DrainRate::default();
     rate.add(std::time::Duration::from_secs(10), 1 << 30);
     let nodes = [node(
         CORDONED,
@@ -706,7 +708,7 @@ fn an_estimate_comes_with_the_first_measurement() {
     )];
     let limits = Configuration::default().migrations;
     let shown = |rate| {
-        let plan = plan(&Cluster {
+        let plan = plan(&DrainInput {
             now: now(),
             nodes: &nodes,
             limits: &limits,
@@ -728,7 +730,7 @@ fn estimate_follows_the_order_in_which_guests_go() {
         instance
     };
     // One second and five for each GiB.
-    let mut rate = Rate::default();
+    let mut rate = DrainRate::default();
     for gibibytes in 1..5 {
         rate.add(std::time::Duration::from_secs(1 + 5 * gibibytes), gibibytes << 30);
     }
@@ -746,7 +748,7 @@ fn estimate_follows_the_order_in_which_guests_go() {
             .map(|(name, size)| of_size(name, size));
         let guests: Vec<_> = guests.collect();
         let all = guests.iter().map(|instance| guest(instance, LiveMigrate, Vec::new()));
-        let plan = plan(&Cluster {
+        let plan = plan(&DrainInput {
             now: now(),
             nodes: &[node(CORDONED, all.collect())],
             limits: &Configuration::default().migrations,
@@ -768,13 +770,13 @@ fn estimate_follows_the_order_in_which_guests_go() {
 #[test]
 fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
     let web = marked("web", "Cordon");
-    let mut rate = Rate::default();
+    let mut rate = DrainRate::default();
     rate.add(std::time::Duration::from_secs(10), 1 << 30);
     for (elapsed, left) in [(0, Some(10)), (4, Some(6)), (10, None), (60, None)] {
         let moving = migration("1", "Running", |migration| {
             migration["status"]["migrationState"] = json!({"startTimestamp": seconds_ago(elapsed).to_string()});
         });
-        let plan = plan(&Cluster {
+        let plan = plan(&DrainInput {
             now: now(),
             nodes: &[node(CORDONED, vec![guest(&web, LiveMigrate, vec![moving])])],
             limits: &Configuration::default().migrations,
@@ -847,28 +849,28 @@ fn with_target_available(status: &str) -> VirtualMachineInstance {
 #[test]
 fn outlook_of_a_guest_decides_whether_it_goes() {
     let (yes, no) = (with_target_available("True"), with_target_available("False"));
-    let crowded = || Outlook::Crowded("beside others".into());
-    let nowhere = || Outlook::Nowhere("anyway".into());
-    let fits = || Outlook::Fits("b".into());
+    let crowded = || DepartureOutlook::Crowded("beside others".into());
+    let nowhere = || DepartureOutlook::Nowhere("anyway".into());
+    let fits = || DepartureOutlook::Fits("b".into());
     let mut falls_back = yes.clone();
     falls_back.metadata.annotations = Some([("drydock.dev/evacuation-fallback".into(), "restart".into())].into());
     for (instance, strategy, outlook, expected) in [
         (
             &yes,
             LiveMigrate,
-            Outlook::Unknown,
+            DepartureOutlook::Unknown,
             (RemainingState::Waiting, "Migration", 1),
         ),
         (
             &no,
             LiveMigrate,
-            Outlook::Unknown,
+            DepartureOutlook::Unknown,
             (RemainingState::Blocked, "by its condition", 0),
         ),
         (
             &no,
             LiveMigrateIfPossible,
-            Outlook::Unknown,
+            DepartureOutlook::Unknown,
             (RemainingState::ShuttingDown, "by its condition; it is", 0),
         ),
         // The current evaluation takes precedence over the condition.
@@ -903,7 +905,7 @@ fn outlook_of_a_guest_decides_whether_it_goes() {
         let what = format!("{strategy:?} {outlook:?}");
         let plan = of_one(
             CORDONED,
-            Guest {
+            DrainedGuest {
                 outlook,
                 ..guest(instance, strategy, Vec::new())
             },
@@ -980,7 +982,7 @@ fn guests_that_are_to_be_migrated_compete_for_room() {
         let found = found.map(|found| (found.has_migration, found.failures));
         assert_eq!(found, expected, "{what}");
     }
-    let refused = Guest {
+    let refused = DrainedGuest {
         refused: refused(5),
         ..guest(&web, LiveMigrate, Vec::new())
     };
@@ -998,9 +1000,9 @@ fn preview_lists_moves_and_blockers() {
         instance["status"]["conditions"][0] = json!({"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable", "message": "disk x"});
     });
     let limits = Configuration::default().migrations;
-    let preview = |guests: Vec<Guest<'_>>| {
+    let preview = |guests: Vec<DrainedGuest<'_>>| {
         let nodes = [node(OPEN, guests)];
-        let cluster = Cluster {
+        let cluster = DrainInput {
             now: now(),
             nodes: &nodes,
             limits: &limits,
@@ -1069,7 +1071,7 @@ fn every_guest_of_a_cordoned_node_is_accounted_for() {
         ),
         (
             "held by a budget of others",
-            Guest {
+            DrainedGuest {
                 held_by: Some("web-pdb".into()),
                 ..guest(&plain, Nothing, vec![])
             },
@@ -1077,7 +1079,7 @@ fn every_guest_of_a_cordoned_node_is_accounted_for() {
         ),
         (
             "moves, whatever a budget of others allows",
-            Guest {
+            DrainedGuest {
                 held_by: Some("web-pdb".into()),
                 ..guest(&web, LiveMigrate, moving())
             },
@@ -1137,8 +1139,8 @@ fn refused_target_pod_blocks_a_drain_until_it_is_made() {
     }
 }
 
-fn refused(seconds: i64) -> Option<Refused> {
-    Some(Refused {
+fn refused(seconds: i64) -> Option<DrainRefusal> {
+    Some(DrainRefusal {
         message: "exceeded quota: moves".into(),
         again_at: seconds_ago(-seconds),
     })
@@ -1157,10 +1159,10 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
         ("its migration", TAINTED, &marked, true),
         ("that its mark is taken away", OPEN, &no_longer, false),
     ] {
-        let planned_with = |refused: Option<Refused>| {
+        let planned_with = |refused: Option<DrainRefusal>| {
             of_one(
                 marks,
-                Guest {
+                DrainedGuest {
                     refused,
                     ..guest(instance, LiveMigrate, vec![])
                 },
@@ -1187,7 +1189,7 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
         }
     }
     // It is moving anyway, so an earlier refusal does not matter.
-    let moving = Guest {
+    let moving = DrainedGuest {
         refused: refused(5),
         ..guest(&stale, LiveMigrate, vec![migration("1", "Pending", |_| {})])
     };
@@ -1200,7 +1202,7 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
 fn a_guest_whose_migration_is_refused_takes_no_other_ones_place() {
     let all: Vec<_> = (0..20).map(|index| marked(&format!("g{index:02}"), "Taint")).collect();
     let names = |refuse: usize| {
-        let guests = all.iter().enumerate().map(|(index, instance)| Guest {
+        let guests = all.iter().enumerate().map(|(index, instance)| DrainedGuest {
             refused: refused(5).filter(|_| index < refuse),
             ..guest(instance, LiveMigrate, vec![])
         });
@@ -1241,7 +1243,7 @@ proptest! {
             (made, strategies[*strategy], migrations)
         }).collect();
         let held = guests.iter().map(|(.., held)| held.then(|| "pdb".to_owned()));
-        let guests: Vec<_> = all.iter().zip(held).map(|((instance, strategy, migrations), held_by)| Guest {
+        let guests: Vec<_> = all.iter().zip(held).map(|((instance, strategy, migrations), held_by)| DrainedGuest {
             held_by,
             ..guest(instance, *strategy, migrations.clone())
         }).collect();
@@ -1257,9 +1259,9 @@ proptest! {
         before.estimated_end = shown.map(|seconds| Time(seconds_ago(seconds)));
         let mut node = node(marks, guests);
         node.before = Some(&before);
-        let mut rate = Rate::default();
+        let mut rate = DrainRate::default();
         rate.add(std::time::Duration::from_millis(10_500), 1 << 30);
-        let plan = plan(&Cluster {
+        let plan = plan(&DrainInput {
             now: now(),
             nodes: &[node],
             limits: &Configuration::default().migrations,
@@ -1319,23 +1321,23 @@ proptest! {
             }
             for step in plan.steps {
                 match step {
-                    Step::Mark { name, node, evacuation, .. } => {
+                    DrainStep::Mark { name, node, evacuation, .. } => {
                         let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
-                        *instance = crate::eviction::mark::marked(instance, &node, &evacuation);
+                        *instance = crate::eviction::evacuation_request::marked(instance, &node, &evacuation);
                     }
-                    Step::Unmark { name, .. } => {
+                    DrainStep::Unmark { name, .. } => {
                         let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
                         let status = instance.status.as_mut().unwrap();
                         status.evacuation_node_name = None;
                         status.evacuation = None;
                     }
-                    Step::Migrate { name, .. } => {
+                    DrainStep::Migrate { name, .. } => {
                         let (instance, _, migrations) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
                         prop_assert!(instance.status.as_ref().unwrap().evacuation_node_name.is_some());
                         prop_assert!(migrations.iter().all(|migration| migration.status.as_ref().unwrap().phase.unwrap().is_final()));
                         migrations.push(migration("new", "Pending", |_| {}));
                     }
-                    Step::Cancel { .. } => {}
+                    DrainStep::Cancel { .. } => {}
                 }
             }
         }

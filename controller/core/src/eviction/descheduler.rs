@@ -23,7 +23,7 @@ use drydock_api::{
 };
 use k8s_openapi::api::core::v1::Pod;
 
-use super::mark;
+use super::evacuation_request;
 
 /// Annotates a new launcher pod for the descheduler. `strategy` is the one in force for its VMI.
 pub fn annotate(pod: &mut Pod, strategy: EvictionStrategy) {
@@ -39,7 +39,7 @@ pub fn change(instance: &VirtualMachineInstance, pod: &Pod, migrating: bool) -> 
     let annotation = |key: &str| instance.metadata.annotations.as_ref()?.get(key);
     let by_descheduler = annotation(EVICTION_SOURCE).is_some_and(|source| source == DESCHEDULER);
     let here = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-    let leaves = here.is_some() && mark::of(instance) == here;
+    let leaves = here.is_some() && evacuation_request::of(instance) == here;
     let of_pod = pod.metadata.annotations.as_ref();
     let value = of_pod.and_then(|annotations| annotations.get(EVICTION_IN_PROGRESS));
     match value {

@@ -4,7 +4,7 @@
 //! ```text
 //!  marked to leave ──┐
 //!  no target since ──┴─▶ the later of both + SETTLED ─▶ its eviction is allowed, and its PDB is deleted
-//!      └─ a target appears, it moves, or its mark is removed ─▶ it stays protected
+//!      └─ a target appears, it moves, or its evacuation request is removed ─▶ it stays protected
 //! ```
 //!
 //! `MigrationTargetAvailable` is false only if no node has room for the guest alone. So other guests of the same drain
@@ -19,8 +19,8 @@ use drydock_api::{
 };
 use jiff::Timestamp;
 
-use super::{Migratable, mark, may_restart};
-use crate::{conditions::Status, vm_conditions::find};
+use super::{Migratable, evacuation_request, may_restart};
+use crate::{conditions::ConditionStatus, vm_conditions::find};
 
 /// How long a guest must have been without a possible target node before it is shut down instead: three attempts of
 /// `kubectl drain`, which retries every 5 s.
@@ -35,9 +35,9 @@ pub fn shut_down_from(instance: &VirtualMachineInstance, strategy: EvictionStrat
     }
     let status = instance.status.as_ref()?;
     let here = status.node_name.as_deref()?;
-    let mark = mark::evacuation(instance).filter(|_| mark::of(instance) == Some(here))?;
+    let mark = evacuation_request::evacuation(instance).filter(|_| evacuation_request::of(instance) == Some(here))?;
     let condition = find(&status.conditions, MIGRATION_TARGET_AVAILABLE)
-        .filter(|condition| condition.status == Status::False.as_str())
+        .filter(|condition| condition.status == ConditionStatus::False.as_str())
         .filter(|condition| condition.reason.as_deref() != Some(NOT_KNOWN))?;
     let state = status.migration_state.as_ref();
     let is_moving = state.is_some_and(|state| !state.has_ended());

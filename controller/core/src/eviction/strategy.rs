@@ -98,10 +98,10 @@ mod tests {
     /// The cluster's default was `LiveMigrate` when the VMI was created, and is `LiveMigrateIfPossible` now.
     #[test]
     fn strategy_of_a_machines_instance_follows_its_template() {
-        let silent = machine(&json!({"domain": {"devices": {}}}));
+        let unset = machine(&json!({"domain": {"devices": {}}}));
         let named = machine(&json!({"domain": {"devices": {}}, "evictionStrategy": "LiveMigrate"}));
         let changed = machine(&json!({"domain": {"devices": {}}, "hostname": "other"}));
-        let mut foreign = silent.clone();
+        let mut foreign = unset.clone();
         foreign.metadata.uid = Some("another".into());
         let old = |machine: &VirtualMachine| {
             let mut instance = instance_of(machine);
@@ -109,21 +109,21 @@ mod tests {
             instance
         };
         for (what, instance, machine, wanted) in [
-            ("filled in", old(&silent), Some(&silent), LiveMigrateIfPossible),
+            ("filled in", old(&unset), Some(&unset), LiveMigrateIfPossible),
             (
                 "not filled in",
-                instance_of(&silent),
-                Some(&silent),
+                instance_of(&unset),
+                Some(&unset),
                 LiveMigrateIfPossible,
             ),
             ("named", instance_of(&named), Some(&named), LiveMigrate),
-            ("changed since", old(&silent), Some(&changed), LiveMigrate),
-            ("named then", old(&named), Some(&silent), LiveMigrate),
-            ("of another machine", old(&silent), Some(&foreign), LiveMigrate),
-            ("of an unknown machine", old(&silent), None, LiveMigrate),
+            ("changed since", old(&unset), Some(&changed), LiveMigrate),
+            ("named then", old(&named), Some(&unset), LiveMigrate),
+            ("of another machine", old(&unset), Some(&foreign), LiveMigrate),
+            ("of an unknown machine", old(&unset), None, LiveMigrate),
             (
-                "silent, of an unknown machine",
-                instance_of(&silent),
+                "unresponsive, of an unknown machine",
+                instance_of(&unset),
                 None,
                 LiveMigrateIfPossible,
             ),

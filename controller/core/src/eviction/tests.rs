@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{
     Allowed::{AsShown, ForGood},
     EvictionDecision::{self, Allow, Mark, Refuse},
-    EvictionInput, GRACE, Known,
-    Refusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
-    budget, budgets, decide, mark,
+    EvictionInput,
+    EvictionRefusal::{self, InProgress, InstanceUnknown, NotMigratable, TargetPod},
+    GRACE, Lookup, decide, evacuation_request, own_pdb, pdbs,
 };
 
 fn made() -> Timestamp {
@@ -61,7 +61,7 @@ fn instance(migratable: Option<&str>, change: Value) -> VirtualMachineInstance {
 
 fn input<'a>(
     pod: &'a Pod,
-    instance: Known<&'a VirtualMachineInstance>,
+    instance: Lookup<&'a VirtualMachineInstance>,
     strategy: EvictionStrategy,
 ) -> EvictionInput<'a> {
     EvictionInput {
@@ -93,7 +93,7 @@ fn each_eviction_strategy_decides_as_in_its_table() {
             (None, late, &unknown_late),
         ] {
             let instance = instance(migratable, json!({}));
-            let mut input = input(&plain, Known::There(&instance), strategy);
+            let mut input = input(&plain, Lookup::There(&instance), strategy);
             input.now = now;
             assert_eq!(decide(&input), *expected, "{strategy:?} {migratable:?} at {now}");
         }
@@ -106,12 +106,12 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
     let plain = pod(json!({}));
     for (migratable, expected) in [(Some("False"), Allow(AsShown)), (Some("True"), Mark)] {
         let instance = instance(migratable, annotated.clone());
-        assert_eq!(decide(&input(&plain, Known::There(&instance), LiveMigrate)), expected);
+        assert_eq!(decide(&input(&plain, Lookup::There(&instance), LiveMigrate)), expected);
     }
     let other = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "other"}}});
     let instance = instance(Some("False"), other);
     assert_eq!(
-        decide(&input(&plain, Known::There(&instance), LiveMigrate)),
+        decide(&input(&plain, Lookup::There(&instance), LiveMigrate)),
         Refuse(NotMigratable)
     );
 }
@@ -119,32 +119,36 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
 #[test]
 fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
     let there = instance(Some("True"), json!({}));
-    let cases: [(Value, Known<&VirtualMachineInstance>, EvictionDecision); 9] = [
+    let cases: [(Value, Lookup<&VirtualMachineInstance>, EvictionDecision); 9] = [
         (
             json!({"metadata": {"labels": {"kubevirt.io": "other"}}}),
-            Known::There(&there),
+            Lookup::There(&there),
             Allow(ForGood),
         ),
         (
             json!({"status": {"phase": "Succeeded"}}),
-            Known::There(&there),
+            Lookup::There(&there),
             Allow(ForGood),
         ),
-        (json!({"status": {"phase": "Failed"}}), Known::Unknown, Allow(ForGood)),
+        (json!({"status": {"phase": "Failed"}}), Lookup::Unknown, Allow(ForGood)),
         (
             json!({"metadata": {"deletionTimestamp": made().to_string()}}),
-            Known::There(&there),
+            Lookup::There(&there),
             Allow(ForGood),
         ),
-        (json!({}), Known::Absent, Allow(ForGood)),
-        (json!({}), Known::Unknown, Refuse(InstanceUnknown)),
-        (json!({"spec": {"nodeName": "b"}}), Known::There(&there), Allow(AsShown)),
+        (json!({}), Lookup::Absent, Allow(ForGood)),
+        (json!({}), Lookup::Unknown, Refuse(InstanceUnknown)),
         (
-            json!({"spec": {"nodeName": null}}),
-            Known::There(&there),
+            json!({"spec": {"nodeName": "b"}}),
+            Lookup::There(&there),
             Allow(AsShown),
         ),
-        (json!({}), Known::There(&there), Mark),
+        (
+            json!({"spec": {"nodeName": null}}),
+            Lookup::There(&there),
+            Allow(AsShown),
+        ),
+        (json!({}), Lookup::There(&there), Mark),
     ];
     for (change, instance, expected) in cases {
         let pod = pod(change.clone());
@@ -156,7 +160,7 @@ fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
     ] {
         let over = instance(Some("True"), over);
         assert_eq!(
-            decide(&input(&pod(json!({})), Known::There(&over), LiveMigrate)),
+            decide(&input(&pod(json!({})), Lookup::There(&over), LiveMigrate)),
             Allow(ForGood)
         );
     }
@@ -167,19 +171,19 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
     let moving = instance(Some("True"), json!({"status": {"evacuationNodeName": "a"}}));
     let source = pod(json!({}));
     assert_eq!(
-        decide(&input(&source, Known::There(&moving), LiveMigrate)),
+        decide(&input(&source, Lookup::There(&moving), LiveMigrate)),
         Refuse(InProgress)
     );
     let target = pod(json!({"spec": {"nodeName": "b"}}));
-    let mut input = input(&target, Known::There(&moving), LiveMigrate);
+    let mut input = input(&target, Lookup::There(&moving), LiveMigrate);
     input.is_target = true;
     assert_eq!(decide(&input), Refuse(TargetPod));
-    // A mark for a node that the VMI has already left does not apply to its current node.
+    // An evacuation request for a node that the VMI has already left does not apply to its current node.
     let again = instance(
         Some("True"),
         json!({"status": {"nodeName": "b", "evacuationNodeName": "a"}}),
     );
-    input.instance = Known::There(&again);
+    input.instance = Lookup::There(&again);
     input.is_target = false;
     assert_eq!(decide(&input), Mark);
 }
@@ -206,7 +210,7 @@ fn pod_is_not_released_by_a_state_older_than_its_guest() {
         (shown("b", own, true), Allow(ForGood)),
         (shown("a", own, true), Mark),
     ] {
-        let input = input(&here, Known::There(&instance), LiveMigrate);
+        let input = input(&here, Lookup::There(&instance), LiveMigrate);
         assert_eq!(decide(&input), expected, "{:?}", instance.status);
         // Until its end is visible, a migration may still bring the guest.
         let arriving = EvictionInput {
@@ -221,13 +225,13 @@ fn pod_is_not_released_by_a_state_older_than_its_guest() {
 
 #[test]
 fn the_texts_are_those_that_drainers_compare() {
-    let text = |refusal: Refusal| refusal.text("n", "web", "why");
+    let text = |refusal: EvictionRefusal| refusal.text("n", "web", "why");
     assert_eq!(
         text(InProgress),
         r#"Evacuation in progress: Eviction triggered evacuation of VMI "n/web""#
     );
     assert_eq!(
-        text(Refusal::Triggered),
+        text(EvictionRefusal::Triggered),
         r#"Eviction triggered evacuation of VMI "n/web""#
     );
     assert_eq!(
@@ -237,10 +241,13 @@ fn the_texts_are_those_that_drainers_compare() {
     assert_eq!(text(TargetPod), "Eviction request for target Pod");
     assert_eq!(text(InstanceUnknown), "kubevirt failed getting the vmi: why");
     assert_eq!(
-        text(Refusal::NotMarked),
+        text(EvictionRefusal::NotMarked),
         "kubevirt failed marking the vmi for eviction: why"
     );
-    assert_eq!(text(Refusal::Unreadable), "failed to parse the eviction object: why");
+    assert_eq!(
+        text(EvictionRefusal::Unreadable),
+        "failed to parse the eviction object: why"
+    );
 }
 
 #[test]
@@ -251,46 +258,49 @@ fn mark_records_its_requester() {
         (true, true, false, DrainRequest::Taint),
         (true, true, true, DrainRequest::Maintenance),
     ] {
-        assert_eq!(mark::requester(cordoned, tainted, maintenance), expected);
+        assert_eq!(evacuation_request::requester(cordoned, tainted, maintenance), expected);
     }
     let plain = instance(Some("True"), json!({}));
-    let evacuation = mark::new(DrainRequest::Cordon, made());
-    let status = mark::status(&plain, "a", &evacuation, made());
+    let evacuation = evacuation_request::new(DrainRequest::Cordon, made());
+    let status = evacuation_request::status(&plain, "a", &evacuation, made());
     assert_eq!(status["evacuationNodeName"], "a");
     assert_eq!(status["evacuation"]["requestedBy"], "Cordon");
     assert_eq!(status["conditions"][0]["message"], "VMI is marked for eviction");
-    let marked = mark::marked(&plain, "a", &evacuation);
-    assert_eq!(mark::evacuation(&marked), Some(&evacuation));
-    assert_eq!(mark::evacuation(&plain), None);
+    let marked = evacuation_request::marked(&plain, "a", &evacuation);
+    assert_eq!(evacuation_request::evacuation(&marked), Some(&evacuation));
+    assert_eq!(evacuation_request::evacuation(&plain), None);
 }
 
 #[test]
-fn a_budget_selects_its_own_pod_and_no_other() {
+fn pdb_selects_only_its_own_pod() {
     let own = pod(json!({}));
-    let made = budget::of(&own).unwrap();
-    assert!(budget::is_ours(&made));
-    assert!(budget::selects(&made, &own));
-    assert!(!budget::selects(
+    let made = own_pdb::of(&own).unwrap();
+    assert!(own_pdb::is_ours(&made));
+    assert!(own_pdb::selects(&made, &own));
+    assert!(!own_pdb::selects(
         &made,
         &pod(json!({"metadata": {"labels": {"drydock.dev/launcher": "l2"}}}))
     ));
-    assert!(!budget::selects(&made, &pod(json!({"metadata": {"namespace": "m"}}))));
+    assert!(!own_pdb::selects(&made, &pod(json!({"metadata": {"namespace": "m"}}))));
     assert_eq!(made.metadata.name.as_deref(), Some("virt-launcher-web-1"));
     // The PDB is deleted with that pod, and not with another pod of the same name.
-    assert!(budget::goes_with(&made, &own));
-    assert!(!budget::goes_with(&made, &pod(json!({"metadata": {"uid": "another"}}))));
-    assert_eq!(budget::instance_of(&made), Some("web"));
-    assert!(budget::of(&pod(json!({"metadata": {"uid": null}}))).is_none());
+    assert!(own_pdb::goes_with(&made, &own));
+    assert!(!own_pdb::goes_with(
+        &made,
+        &pod(json!({"metadata": {"uid": "another"}}))
+    ));
+    assert_eq!(own_pdb::instance_of(&made), Some("web"));
+    assert!(own_pdb::of(&pod(json!({"metadata": {"uid": null}}))).is_none());
     let foreign: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "n"},
         "spec": {"maxUnavailable": 1, "selector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}},
     }))
     .unwrap();
-    assert!(budget::selects(&foreign, &own) && !budget::is_ours(&foreign));
+    assert!(own_pdb::selects(&foreign, &own) && !own_pdb::is_ours(&foreign));
 }
 
 #[test]
-fn budget_exists_while_an_eviction_would_move_the_guest() {
+fn pdb_exists_while_an_eviction_would_move_the_guest() {
     let late = made() + SignedDuration::from_mins(10);
     for (strategy, migratable, now, expected) in [
         (Nothing, Some("True"), made(), false),
@@ -303,12 +313,12 @@ fn budget_exists_while_an_eviction_would_move_the_guest() {
         (External, Some("False"), late, true),
     ] {
         let instance = instance(migratable, json!({}));
-        let protected = budget::is_protected(&instance, strategy, &pod(json!({})), now);
+        let protected = own_pdb::is_protected(&instance, strategy, &pod(json!({})), now);
         assert_eq!(protected, expected, "{strategy:?} {migratable:?}");
     }
     let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
     let falls_back = instance(Some("False"), annotated);
-    assert!(!budget::is_protected(&falls_back, LiveMigrate, &pod(json!({})), late));
+    assert!(!own_pdb::is_protected(&falls_back, LiveMigrate, &pod(json!({})), late));
 }
 
 /// A marked VMI that may be migrated and that no other node can take since second 20.
@@ -399,25 +409,25 @@ fn guest_without_a_target_is_shut_down_where_possible_only() {
         ),
     ] {
         let instance = nowhere(change);
-        let mut input = input(&plain, Known::There(&instance), strategy);
+        let mut input = input(&plain, Lookup::There(&instance), strategy);
         input.now = made() + SignedDuration::from_secs(second);
         assert_eq!(decide(&input), expected, "{what}");
-        let protected = budget::is_protected(&instance, strategy, &plain, input.now);
+        let protected = own_pdb::is_protected(&instance, strategy, &plain, input.now);
         assert_eq!(protected, expected != Allow(AsShown), "its budget: {what}");
     }
 }
 
 #[test]
-fn budget_of_a_guest_without_a_target_goes_at_its_time() {
+fn pdb_of_a_guest_without_target_is_deleted_in_time() {
     let instance = nowhere(json!({}));
     let own = std::sync::Arc::new(pod(json!({})));
-    let guarded = [budgets::Guarded {
-        own: budget::of(&own).map(std::sync::Arc::new),
+    let guarded = [pdbs::PodPdbs {
+        own: own_pdb::of(&own).map(std::sync::Arc::new),
         foreign: None,
         pod: own,
     }];
     let planned = |second| {
-        budgets::plan(&budgets::Observed {
+        pdbs::plan(&pdbs::ObservedPdbs {
             now: made() + SignedDuration::from_secs(second),
             instance: &instance,
             strategy: LiveMigrateIfPossible,

@@ -38,7 +38,7 @@ const _: () = {
     let ended = SHUTDOWN_WITHIN.as_secs() + DESTROYED_WITHIN.as_secs() + MARGIN.as_secs();
     assert!(
         ended <= STALE_AFTER.as_secs() - RENEW_EVERY.as_secs(),
-        "a guest may run on when its agent counts as silent"
+        "a guest may run on when its agent counts as unresponsive"
     );
     assert!(
         ended <= POD_GC_QUARANTINE.as_secs(),
@@ -48,7 +48,7 @@ const _: () = {
 
 /// State of a guest with respect to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Guest {
+pub enum GuestEndState {
     /// It has never run in this pod, or has ended.
     Over,
     /// Its migration reports that it continues on another node.
@@ -63,9 +63,9 @@ pub enum Guest {
 
 /// The agent's observations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Observed {
+pub struct ObservedDeletion {
     /// The guest.
-    pub guest: Guest,
+    pub guest: GuestEndState,
     /// Time since the deletion of the Node was confirmed.
     pub passed: Duration,
     /// Grace period of its pod.
@@ -76,7 +76,7 @@ pub struct Observed {
 
 /// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum DeletionStep {
     /// Report its end.
     Report,
     /// Press its power button.
@@ -88,17 +88,19 @@ pub enum Step {
 }
 
 /// Returns the next action for a guest whose Node was deleted.
-pub fn step(observed: &Observed) -> Step {
+pub fn step(observed: &ObservedDeletion) -> DeletionStep {
     let end = SHUTDOWN_WITHIN.min(observed.grace);
     match observed.guest {
-        Guest::Over => Step::Report,
-        Guest::Left => Step::Wait(None),
-        Guest::Running | Guest::Leaving | Guest::Still if observed.passed >= end => Step::Destroy,
+        GuestEndState::Over => DeletionStep::Report,
+        GuestEndState::Left => DeletionStep::Wait(None),
+        GuestEndState::Running | GuestEndState::Leaving | GuestEndState::Still if observed.passed >= end => {
+            DeletionStep::Destroy
+        }
         // A leaving guest is on its way to a node where it may run; a paused one does not react to the button.
-        Guest::Leaving | Guest::Still => Step::Wait(Some(end)),
-        Guest::Running => match observed.pressed.map(|pressed| pressed + PRESS_AGAIN) {
-            Some(again) if observed.passed < again => Step::Wait(Some(again.min(end))),
-            _ => Step::PressPowerButton,
+        GuestEndState::Leaving | GuestEndState::Still => DeletionStep::Wait(Some(end)),
+        GuestEndState::Running => match observed.pressed.map(|pressed| pressed + PRESS_AGAIN) {
+            Some(again) if observed.passed < again => DeletionStep::Wait(Some(again.min(end))),
+            _ => DeletionStep::PressPowerButton,
         },
     }
 }
@@ -112,28 +114,64 @@ mod tests {
         let s = Duration::from_secs;
         let long = s(180);
         for (guest, passed, grace, pressed, wanted) in [
-            (Guest::Running, s(0), long, None, Step::PressPowerButton),
-            (Guest::Running, s(1), long, Some(s(0)), Step::Wait(Some(s(5)))),
-            (Guest::Running, s(5), long, Some(s(0)), Step::PressPowerButton),
+            (GuestEndState::Running, s(0), long, None, DeletionStep::PressPowerButton),
             (
-                Guest::Running,
+                GuestEndState::Running,
+                s(1),
+                long,
+                Some(s(0)),
+                DeletionStep::Wait(Some(s(5))),
+            ),
+            (
+                GuestEndState::Running,
+                s(5),
+                long,
+                Some(s(0)),
+                DeletionStep::PressPowerButton,
+            ),
+            (
+                GuestEndState::Running,
                 s(11),
                 long,
                 Some(s(10)),
-                Step::Wait(Some(SHUTDOWN_WITHIN)),
+                DeletionStep::Wait(Some(SHUTDOWN_WITHIN)),
             ),
-            (Guest::Running, SHUTDOWN_WITHIN, long, Some(s(10)), Step::Destroy),
-            (Guest::Running, s(3), s(3), Some(s(0)), Step::Destroy),
-            (Guest::Running, s(0), s(0), None, Step::Destroy),
-            (Guest::Leaving, s(0), long, None, Step::Wait(Some(SHUTDOWN_WITHIN))),
-            (Guest::Leaving, SHUTDOWN_WITHIN, long, None, Step::Destroy),
-            (Guest::Still, s(2), long, Some(s(0)), Step::Wait(Some(SHUTDOWN_WITHIN))),
-            (Guest::Still, s(600), long, None, Step::Destroy),
-            (Guest::Left, s(600), long, None, Step::Wait(None)),
-            (Guest::Over, s(0), long, None, Step::Report),
-            (Guest::Over, s(600), s(0), Some(s(0)), Step::Report),
+            (
+                GuestEndState::Running,
+                SHUTDOWN_WITHIN,
+                long,
+                Some(s(10)),
+                DeletionStep::Destroy,
+            ),
+            (GuestEndState::Running, s(3), s(3), Some(s(0)), DeletionStep::Destroy),
+            (GuestEndState::Running, s(0), s(0), None, DeletionStep::Destroy),
+            (
+                GuestEndState::Leaving,
+                s(0),
+                long,
+                None,
+                DeletionStep::Wait(Some(SHUTDOWN_WITHIN)),
+            ),
+            (
+                GuestEndState::Leaving,
+                SHUTDOWN_WITHIN,
+                long,
+                None,
+                DeletionStep::Destroy,
+            ),
+            (
+                GuestEndState::Still,
+                s(2),
+                long,
+                Some(s(0)),
+                DeletionStep::Wait(Some(SHUTDOWN_WITHIN)),
+            ),
+            (GuestEndState::Still, s(600), long, None, DeletionStep::Destroy),
+            (GuestEndState::Left, s(600), long, None, DeletionStep::Wait(None)),
+            (GuestEndState::Over, s(0), long, None, DeletionStep::Report),
+            (GuestEndState::Over, s(600), s(0), Some(s(0)), DeletionStep::Report),
         ] {
-            let observed = Observed {
+            let observed = ObservedDeletion {
                 guest,
                 passed,
                 grace,

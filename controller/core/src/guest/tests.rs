@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use drydock_api::launcher::{BackingImage, DiskFormat, Outcome, PreparedDisk};
+use drydock_api::launcher::{BackingImage, DiskFormat, GuestOutcome, PreparedDisk};
 use serde_json::{Value, json};
 
 use super::*;
@@ -39,8 +39,8 @@ fn pod() -> Pod {
     .unwrap()
 }
 
-fn domain(state: GuestState) -> Domain {
-    Domain {
+fn domain(state: GuestState) -> ReportedDomain {
+    ReportedDomain {
         state,
         cpu: None,
         machine: Some("pc-q35-10.0".into()),
@@ -76,9 +76,9 @@ fn ready() -> Ready {
 struct Case {
     instance: VirtualMachineInstance,
     pod: Pod,
-    domain: Domain,
+    domain: ReportedDomain,
     ready: Ready,
-    readiness: Option<Readiness>,
+    readiness: Option<GuestReadiness>,
 }
 
 impl Case {
@@ -93,7 +93,7 @@ impl Case {
     }
 
     fn report(&self) -> VirtualMachineInstanceStatus {
-        report(&Observed {
+        report(&ObservedGuest {
             now: NOW.parse().unwrap(),
             instance: &self.instance,
             pod: &self.pod,
@@ -189,8 +189,8 @@ fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
 fn report_of_a_launcher_is_kept_after_its_pod_is_gone() {
     let mut case = Case::new(&plain(), GuestState::Off);
     let first = case.report();
-    let mut ended = Ended {
-        outcome: Some(Outcome::Shutdown),
+    let mut ended = EndedGuest {
+        outcome: Some(GuestOutcome::Shutdown),
         message: "the guest shut down".into(),
         evicted: true,
         by_kubelet: false,
@@ -199,7 +199,7 @@ fn report_of_a_launcher_is_kept_after_its_pod_is_gone() {
     let ending = wanted.drydock.as_ref().unwrap().ending.clone().unwrap();
     assert_eq!(
         (ending.pod_uid.as_str(), ending.outcome, ending.evicted),
-        ("p", Outcome::Shutdown, true)
+        ("p", GuestOutcome::Shutdown, true)
     );
     assert!(differs(&first, &wanted));
     case.instance.status = Some(wanted.clone());
@@ -231,7 +231,7 @@ fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
 
 #[test]
 fn readiness_by_launcher_decides_ready_and_gate() {
-    let result = |ready: bool, message: &str| Readiness {
+    let result = |ready: bool, message: &str| GuestReadiness {
         ready,
         message: message.into(),
     };

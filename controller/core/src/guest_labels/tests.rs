@@ -46,8 +46,8 @@ fn labels(launchers: &[&str]) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn seen(pods: Option<&[Arc<Pod>]>, waiting: Waiting) -> Guests<'_> {
-    Guests {
+fn seen(pods: Option<&[Arc<Pod>]>, waiting: PendingLabels) -> LabelledPods<'_> {
+    LabelledPods {
         node: NODE,
         pods,
         waiting,
@@ -56,7 +56,7 @@ fn seen(pods: Option<&[Arc<Pod>]>, waiting: Waiting) -> Guests<'_> {
 
 /// Returns the names that are added and those that are removed when all changes are due.
 fn changed(pods: Option<&[Arc<Pod>]>, launchers: &[&str]) -> (Vec<String>, Vec<String>) {
-    let plan = plan(&seen(pods, Waiting::default()), &labels(launchers), true, at(0));
+    let plan = plan(&seen(pods, PendingLabels::default()), &labels(launchers), true, at(0));
     let named = |added: bool| {
         let keys = plan.changes.iter().filter(|(_, value)| value.is_some() == added);
         keys.map(|(key, _)| key.strip_prefix(GUEST).unwrap().to_owned())
@@ -115,8 +115,12 @@ fn bound_pods_have_a_label_until_they_are_final() {
         );
         assert_eq!(changed(Some(&pods), before), expected, "{what}");
     }
-    let unknown = plan(&seen(None, Waiting::default()), &labels(&["x"]), true, at(0));
-    assert_eq!(unknown, Plan::default(), "a cache that is not synced shows nothing");
+    let unknown = plan(&seen(None, PendingLabels::default()), &labels(&["x"]), true, at(0));
+    assert_eq!(
+        unknown,
+        LabelPlan::default(),
+        "a cache that is not synced shows nothing"
+    );
 }
 
 #[test]
@@ -124,7 +128,7 @@ fn a_changed_value_is_put_right() {
     let mut tampered = labels(&[]);
     tampered.insert(key("x"), "false".into());
     let pods = [pod("x", Some(NODE), "Running")];
-    let plan = plan(&seen(Some(&pods), Waiting::default()), &tampered, true, at(0));
+    let plan = plan(&seen(Some(&pods), PendingLabels::default()), &tampered, true, at(0));
     assert_eq!(plan.changes, BTreeMap::from([(key("x"), Some("true".into()))]));
 }
 
@@ -133,7 +137,7 @@ fn pods_bound_within_a_second_share_one_write() {
     let node = labels(&[]);
     let [x, y, z] = ["x", "y", "z"].map(|name| pod(name, Some(NODE), "Pending"));
     let first = plan(
-        &seen(Some(std::slice::from_ref(&x)), Waiting::default()),
+        &seen(Some(std::slice::from_ref(&x)), PendingLabels::default()),
         &node,
         false,
         at(0),
@@ -158,13 +162,13 @@ fn pods_bound_within_a_second_share_one_write() {
         false,
         at(2),
     );
-    assert_eq!(written, Plan::default(), "nothing waits any more");
+    assert_eq!(written, LabelPlan::default(), "nothing waits any more");
 }
 
 #[test]
 fn a_label_that_is_left_goes_late_or_with_the_next_write() {
     let node = labels(&["x"]);
-    let left = plan(&seen(Some(&[]), Waiting::default()), &node, false, at(0));
+    let left = plan(&seen(Some(&[]), PendingLabels::default()), &node, false, at(0));
     assert_eq!((left.changes.len(), left.wake), (0, Some(at(60))));
     let removed = BTreeMap::from([(key("x"), None)]);
     let late = plan(&seen(Some(&[]), left.waiting), &node, false, at(60));
@@ -194,10 +198,10 @@ proptest! {
         let before: Vec<&str> = before.iter().map(String::as_str).collect();
         let mut node = labels(&before);
         let foreign = labels(&[]);
-        let first = plan(&seen(Some(&pods), Waiting::default()), &node, false, at(0));
+        let first = plan(&seen(Some(&pods), PendingLabels::default()), &node, false, at(0));
         let next = plan(&seen(Some(&pods), first.waiting), &node, false, at(now));
-        prop_assert_eq!(next.wake.is_some(), next.changes.is_empty() && next.waiting != Waiting::default());
-        let all = plan(&seen(Some(&pods), Waiting::default()), &node, true, at(0));
+        prop_assert_eq!(next.wake.is_some(), next.changes.is_empty() && next.waiting != PendingLabels::default());
+        let all = plan(&seen(Some(&pods), PendingLabels::default()), &node, true, at(0));
         for (key, value) in all.changes {
             prop_assert!(key.starts_with(GUEST));
             match value {
@@ -210,13 +214,13 @@ proptest! {
             prop_assert!(!here || node.contains_key(&guest_label(&pod.metadata.labels.as_ref().unwrap()[LAUNCHER])));
         }
         prop_assert!(foreign.iter().all(|(key, value)| node.get(key) == Some(value)));
-        prop_assert_eq!(plan(&seen(Some(&pods), Waiting::default()), &node, true, at(0)), Plan::default());
+        prop_assert_eq!(plan(&seen(Some(&pods), PendingLabels::default()), &node, true, at(0)), LabelPlan::default());
     }
 }
 
 #[test]
 fn clock_set_back_begins_the_wait_anew() {
-    let waiting = Waiting {
+    let waiting = PendingLabels {
         missing: Some(at(3600)),
         left: Some(at(3600)),
     };

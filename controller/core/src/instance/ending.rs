@@ -21,7 +21,7 @@
 
 use drydock_api::{
     kubevirt::Phase,
-    launcher::{CONTAINER, Ending, Outcome},
+    launcher::{CONTAINER, Ending, GuestOutcome},
 };
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
 
@@ -37,9 +37,9 @@ const POD_GC: &str = "DeletionByPodGC";
 
 /// The end of a guest in a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ended {
+pub struct EndedGuest {
     /// The launcher's report, if it could write one.
-    pub outcome: Option<Outcome>,
+    pub outcome: Option<GuestOutcome>,
     /// Human-readable message.
     pub message: String,
     /// Whether the cluster has ended the guest: its pod was evicted, preempted or deleted, or its node was shut down.
@@ -48,16 +48,15 @@ pub struct Ended {
     pub by_kubelet: bool,
 }
 
-impl Ended {
+impl EndedGuest {
     /// Returns the virtual machine's final phase; `None` if its guest continued on another node, or if a launcher of
     /// a later version has reported an outcome that only that version's controller understands.
     pub fn phase(&self) -> Option<Phase> {
         match self.outcome {
-            Some(Outcome::Migrated | Outcome::Unknown) => None,
-            Some(Outcome::Shutdown) => Some(Phase::Succeeded),
-            Some(Outcome::Crashed | Outcome::Destroyed | Outcome::Failed | Outcome::NotStarted) | None => {
-                Some(Phase::Failed)
-            }
+            Some(GuestOutcome::Migrated | GuestOutcome::Unknown) => None,
+            Some(GuestOutcome::Shutdown) => Some(Phase::Succeeded),
+            Some(GuestOutcome::Crashed | GuestOutcome::Destroyed | GuestOutcome::Failed | GuestOutcome::NotStarted)
+            | None => Some(Phase::Failed),
         }
     }
 
@@ -67,13 +66,13 @@ impl Ended {
             (true, _) if self.by_kubelet => EVICTED_BY_KUBELET,
             (true, _) => EVICTED,
             (false, Some(outcome)) => match outcome {
-                Outcome::Shutdown => "GuestShutdown",
-                Outcome::Crashed => "GuestCrashed",
-                Outcome::Destroyed => "GuestDestroyed",
-                Outcome::Migrated => "GuestMigrated",
-                Outcome::Failed => "LauncherFailed",
-                Outcome::NotStarted => "GuestNotStarted",
-                Outcome::Unknown => "Unknown",
+                GuestOutcome::Shutdown => "GuestShutdown",
+                GuestOutcome::Crashed => "GuestCrashed",
+                GuestOutcome::Destroyed => "GuestDestroyed",
+                GuestOutcome::Migrated => "GuestMigrated",
+                GuestOutcome::Failed => "LauncherFailed",
+                GuestOutcome::NotStarted => "GuestNotStarted",
+                GuestOutcome::Unknown => "Unknown",
             },
             (false, None) => "LauncherLost",
         }
@@ -81,7 +80,7 @@ impl Ended {
 }
 
 /// Returns how the guest of a pod ended; `None` while its container may still run.
-pub fn ended(pod: &Pod) -> Option<Ended> {
+pub fn ended(pod: &Pod) -> Option<EndedGuest> {
     let status = pod.status.as_ref();
     let container = status
         .and_then(|status| status.container_statuses.as_ref())
@@ -117,8 +116,8 @@ pub fn ended(pod: &Pod) -> Option<Ended> {
                 .any(|condition| condition.reason.as_deref() == Some(POD_GC))
         });
     let refused = matches!(phase, Some("Failed" | "Succeeded")) && never_ran && !by_pod_gc;
-    refused.then(|| Ended {
-        outcome: Some(Outcome::NotStarted),
+    refused.then(|| EndedGuest {
+        outcome: Some(GuestOutcome::NotStarted),
         message: if kubelet.is_empty() {
             "its pod ended before its container started".into()
         } else {
@@ -170,7 +169,7 @@ fn had_to_go(pod: &Pod) -> bool {
 }
 
 /// Returns the end that a terminated container reports. `disrupted` and `had_to_go` describe its pod.
-fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> Ended {
+fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: bool) -> EndedGuest {
     let text = terminated.message.as_deref().unwrap_or_default();
     if let Ok(Ending {
         outcome,
@@ -179,11 +178,11 @@ fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: b
     }) = serde_json::from_str(text.trim())
     {
         let evicted = match (requested, outcome) {
-            (Some(requested), Outcome::Shutdown) => requested,
+            (Some(requested), GuestOutcome::Shutdown) => requested,
             (Some(requested), _) => requested || disrupted,
             (None, _) => had_to_go,
         };
-        return Ended {
+        return EndedGuest {
             outcome: Some(outcome),
             message,
             evicted,
@@ -193,7 +192,7 @@ fn reported(terminated: &ContainerStateTerminated, disrupted: bool, had_to_go: b
     let reason = terminated.reason.as_deref().unwrap_or("no reason");
     let code = terminated.exit_code;
     let detail: String = text.chars().take(200).collect();
-    Ended {
+    EndedGuest {
         outcome: None,
         message: format!("the launcher ended without a report on its guest ({reason}, exit code {code}) {detail}")
             .trim_end()
@@ -265,7 +264,7 @@ mod tests {
     fn a_pod_that_its_kubelet_refused_never_ran() {
         let refused = pod(&json!({"phase": "Failed", "reason": "OutOfmemory", "message": "Pod was rejected"}));
         let ended = ended(&refused).unwrap();
-        assert_eq!(ended.outcome, Some(Outcome::NotStarted));
+        assert_eq!(ended.outcome, Some(GuestOutcome::NotStarted));
         assert_eq!(ended.message, "OutOfmemory: Pod was rejected");
     }
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::vm_conditions::find;
 
 const NOW: &str = "2026-01-01T00:00:00Z";
-const SILENT: NodeState = NodeState::NotReady { since: None };
+const UNRESPONSIVE: NodeState = NodeState::NotReady { since: None };
 
 /// Returns an instance with this status, and with a finalizer unless it has no status yet.
 fn instance(status: &Value) -> VirtualMachineInstance {
@@ -57,15 +57,15 @@ fn up() -> Value {
 }
 
 /// Returns the usual observations of an instance: all of its pods, on a ready node.
-fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Observed<'a> {
-    Observed {
+fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> ObservedInstance<'a> {
+    ObservedInstance {
         now: NOW.parse().unwrap(),
         instance,
         pods,
         confirmed: true,
         node: NodeState::Ready,
         other_nodes: &[],
-        silent: false,
+        unresponsive: false,
         moving: Moving::default(),
         claims: &[],
         misfit: None,
@@ -77,19 +77,19 @@ fn seen<'a>(instance: &'a VirtualMachineInstance, pods: &'a [Arc<Pod>]) -> Obser
     }
 }
 
-fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, node: NodeState) -> Plan {
-    plan(&Observed {
+fn at(instance: &VirtualMachineInstance, pods: &[Arc<Pod>], confirmed: bool, node: NodeState) -> InstancePlan {
+    plan(&ObservedInstance {
         confirmed,
         node,
         ..seen(instance, pods)
     })
 }
 
-fn phase(plan: &Plan) -> Option<Phase> {
+fn phase(plan: &InstancePlan) -> Option<Phase> {
     plan.status.as_ref().and_then(|status| status.phase)
 }
 
-fn reason(plan: &Plan) -> &str {
+fn reason(plan: &InstancePlan) -> &str {
     plan.status
         .as_ref()
         .and_then(|status| status.reason.as_deref())
@@ -101,14 +101,14 @@ fn a_new_instance_gets_its_finalizer_and_then_its_pod() {
     let new = instance(&Value::Null);
     assert!(at(&new, &[], false, NodeState::Unknown).confirm, "a cache may be late");
     let plan = at(&new, &[], true, NodeState::Unknown);
-    assert_eq!(plan.steps, [Step::AddFinalizer, Step::CreatePod]);
+    assert_eq!(plan.steps, [InstanceStep::AddFinalizer, InstanceStep::CreatePod]);
     assert_eq!(phase(&plan), Some(Phase::Pending));
 }
 
 #[test]
 fn failed_pod_creation_is_reported() {
     let new = instance(&json!({"phase": "Pending"}));
-    let plan = plan(&Observed {
+    let plan = plan(&ObservedInstance {
         node: NodeState::Unknown,
         failed_create: Some("exceeded quota: pods"),
         ..seen(&new, &[])
@@ -136,7 +136,7 @@ fn phase_is_scheduling_until_the_container_runs_once() {
         let status = plan.status.unwrap();
         assert_eq!(status.node_name.as_deref(), node);
         assert_eq!(status.active_pods.get("p").map(String::as_str), node);
-        let label = plan.steps.iter().any(|step| matches!(step, Step::Label(_)));
+        let label = plan.steps.iter().any(|step| matches!(step, InstanceStep::Label(_)));
         assert_eq!(label, node.is_some());
     }
 }
@@ -150,12 +150,12 @@ fn scheduling_and_image_problems_are_reported() {
     .unwrap();
     let instance = instance(&json!({"phase": "Scheduling"}));
     let pods = [Arc::new(unschedulable)];
-    let mut observed = Observed {
+    let mut observed = ObservedInstance {
         confirmed: false,
         node: NodeState::Unknown,
         ..seen(&instance, &pods)
     };
-    let message = |observed: &Observed<'_>| {
+    let message = |observed: &ObservedInstance<'_>| {
         let conditions = plan(observed).status.unwrap().conditions;
         let found = conditions
             .into_iter()
@@ -222,7 +222,7 @@ fn what_keeps_a_guest_from_running_is_its_reason() {
         ("Scheduled", vec![pod("p", Some("a"), &running())], None, ""),
     ] {
         let instance = instance(&json!({"phase": before, "reason": "Unschedulable"}));
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             failed_create,
             ..seen(&instance, &pods)
         });
@@ -249,7 +249,7 @@ fn a_missing_secret_is_reported_until_the_container_starts() {
         let instance = instance(&json!({"phase": "Scheduling", "nodeName": "a"}));
         let pods = [pod("p", Some("a"), &state)];
         let unmounted = [(of.to_owned(), missing.to_owned())];
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             unmounted: &unmounted,
             ..seen(&instance, &pods)
         });
@@ -278,10 +278,10 @@ fn a_missing_secret_is_reported_until_the_container_starts() {
 fn a_running_instance_is_left_alone() {
     let instance = instance(&up());
     let plan = at(&instance, &[pod("p", Some("a"), &running())], false, NodeState::Ready);
-    assert_eq!(plan, Plan::default());
+    assert_eq!(plan, InstancePlan::default());
     // Not even a dead node changes that: the pod may still run there.
-    let plan = at(&instance, &[pod("p", Some("a"), &running())], false, SILENT);
-    assert_eq!(plan, Plan::default());
+    let plan = at(&instance, &[pod("p", Some("a"), &running())], false, UNRESPONSIVE);
+    assert_eq!(plan, InstancePlan::default());
 }
 
 #[test]
@@ -322,11 +322,11 @@ fn a_pod_that_vanished_proves_nothing() {
     assert!(at(&instance, &[], false, NodeState::Ready).confirm);
     assert_eq!(
         at(&instance, &[], true, NodeState::Ready),
-        Plan::default(),
+        InstancePlan::default(),
         "the node's agent will report it"
     );
-    for silent in [SILENT, NodeState::Unknown] {
-        let plan = at(&instance, &[], true, silent);
+    for unresponsive in [UNRESPONSIVE, NodeState::Unknown] {
+        let plan = at(&instance, &[], true, unresponsive);
         assert_eq!(phase(&plan), None);
         let conditions = &plan.status.as_ref().unwrap().conditions;
         assert_eq!(conditions[0].type_, "FencingRequired");
@@ -372,7 +372,7 @@ fn launchers_report_decides_though_its_pod_is_gone() {
 
 #[test]
 fn deleted_node_proves_nothing_while_its_agent_may_live() {
-    assert_eq!(NodeState::of_deleted(AgentSign::Silent), NodeState::Gone);
+    assert_eq!(NodeState::of_deleted(AgentSign::Unresponsive), NodeState::Gone);
     assert_eq!(NodeState::of_deleted(AgentSign::MayLive), NodeState::Deleted);
     let here = |pods: &[Arc<Pod>], status: &Value| at(&instance(status), pods, true, NodeState::Deleted);
     let alive = [pod("p", Some("a"), &running())];
@@ -447,12 +447,12 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
     let ours = ready("False", NOW, Some("NodeNotReady"));
     let again = ready("True", "2026-01-01T00:00:01Z", None);
     let paused = ready("False", "2025-12-31T23:59:00Z", Some("GuestNotRunning"));
-    let ready_condition = |condition: &Value, node: NodeState, pods: &[Arc<Pod>], silent: bool| {
+    let ready_condition = |condition: &Value, node: NodeState, pods: &[Arc<Pod>], unresponsive: bool| {
         let mut status = up();
         status["conditions"] = json!([condition]);
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             node,
-            silent,
+            unresponsive,
             ..seen(&instance(&status), pods)
         });
         let conditions = plan.status.map(|status| status.conditions).unwrap_or_default();
@@ -472,7 +472,7 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
         ),
         (&again, noticed, None, "its agent lives"),
         (&before, NodeState::Ready, None, "the node is ready"),
-        (&before, SILENT, None, "nobody knows since when"),
+        (&before, UNRESPONSIVE, None, "nobody knows since when"),
         (&before, NodeState::Unknown, None, "nothing is known of the node"),
         (&paused, noticed, None, "it was not reported as ready"),
     ] {
@@ -481,7 +481,7 @@ fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
     assert_eq!(
         ready_condition(&before, noticed, &pods, false),
         None,
-        "only its kubelet is silent"
+        "only its kubelet is unresponsive"
     );
     // Also if the pod was force-deleted.
     assert_eq!(ready_with(&before, noticed, &[]), Some(ours.clone()));
@@ -544,8 +544,8 @@ fn a_shutdown_can_be_made_shorter_and_not_longer() {
             pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
             pod.metadata.deletion_grace_period_seconds = deleted_with;
         }
-        let expected: Vec<Step> = step
-            .map(|grace| Step::DeletePod {
+        let expected: Vec<InstanceStep> = step
+            .map(|grace| InstanceStep::DeletePod {
                 name: "virt-launcher-p".into(),
                 uid: "p".into(),
                 grace,
@@ -561,7 +561,7 @@ fn a_shutdown_can_be_made_shorter_and_not_longer() {
 fn deletion_waits_for_the_guest_to_end() {
     let instance = deleted(instance(&up()));
     let living = pod("p", Some("a"), &running());
-    let delete = Step::DeletePod {
+    let delete = InstanceStep::DeletePod {
         name: "virt-launcher-p".into(),
         uid: "p".into(),
         grace: None,
@@ -579,13 +579,16 @@ fn deletion_waits_for_the_guest_to_end() {
         false,
         NodeState::Ready,
     );
-    assert_eq!(over.steps, [Step::RemoveFinalizer]);
+    assert_eq!(over.steps, [InstanceStep::RemoveFinalizer]);
     assert_eq!(
         at(&instance, &[living], false, NodeState::Gone).steps,
-        [Step::RemoveFinalizer]
+        [InstanceStep::RemoveFinalizer]
     );
-    assert_eq!(at(&instance, &[], true, SILENT).steps, [], "it may still run");
-    assert_eq!(at(&instance, &[], true, NodeState::Gone).steps, [Step::RemoveFinalizer]);
+    assert_eq!(at(&instance, &[], true, UNRESPONSIVE).steps, [], "it may still run");
+    assert_eq!(
+        at(&instance, &[], true, NodeState::Gone).steps,
+        [InstanceStep::RemoveFinalizer]
+    );
 }
 
 #[test]
@@ -613,7 +616,7 @@ fn an_instance_deleted_before_it_had_a_pod_goes_at_once() {
     assert!(at(&instance, &[], false, NodeState::Unknown).confirm);
     assert_eq!(
         at(&instance, &[], true, NodeState::Unknown).steps,
-        [Step::RemoveFinalizer]
+        [InstanceStep::RemoveFinalizer]
     );
 }
 
@@ -634,7 +637,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
     assert!(
         !at(&instance, &[], true, NodeState::Unknown)
             .steps
-            .contains(&Step::CreatePod)
+            .contains(&InstanceStep::CreatePod)
     );
 }
 
@@ -643,7 +646,7 @@ fn a_final_phase_stays_and_its_living_pods_are_deleted() {
 fn a_plan_that_was_carried_out_is_empty() {
     for status in [json!({"phase": "Pending"}), json!({"phase": "Scheduling"}), up()] {
         for state in [Value::Null, running(), ended_with("Shutdown"), ended_with("Crashed")] {
-            for node in [NodeState::Ready, SILENT, NodeState::Gone, NodeState::Deleted] {
+            for node in [NodeState::Ready, UNRESPONSIVE, NodeState::Gone, NodeState::Deleted] {
                 let mut instance = instance(&status);
                 let pods = [pod("p", Some("a"), &state)];
                 for _ in 0..2 {
@@ -708,7 +711,7 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
             "status": {"phase": "Failed", side: {"node": "b", "podUID": pod, "state": reported_state}},
         }))
         .unwrap();
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             moving: Moving {
                 migrations: &[Arc::new(migration)],
                 ..Moving::default()
@@ -716,7 +719,7 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
             ..seen(&instance, &pods)
         });
         assert_eq!(
-            plan.steps.contains(&Step::RemoveFinalizer),
+            plan.steps.contains(&InstanceStep::RemoveFinalizer),
             goes,
             "{side} {pod} {reported_state}"
         );
@@ -733,7 +736,7 @@ fn migration_mode_is_reported_before_its_migration_has_it() {
     let mode_by = |status: &Value, moving| {
         let instance = instance(status);
         let pods = [pod("p", Some("a"), &running()), pod("q", Some("b"), &running())];
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             moving,
             ..seen(&instance, &pods)
         });
@@ -764,8 +767,8 @@ fn migration_mode_is_reported_before_its_migration_has_it() {
 fn a_mark_is_written_over_together_with_where_the_guest_is() {
     let mark = |node: &str| {
         let (mut status, now) = (up(), NOW.parse().unwrap());
-        let requester = mark::new(DrainRequest::Cordon, now);
-        let mark = mark::status(&instance(&status), node, &requester, now);
+        let requester = evacuation_request::new(DrainRequest::Cordon, now);
+        let mark = evacuation_request::status(&instance(&status), node, &requester, now);
         let fields = status.as_object_mut().unwrap();
         fields.extend(mark.as_object().unwrap().clone());
         instance(&status)
@@ -777,7 +780,7 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
         ("a", Moving::default(), false),
     ] {
         let instance = mark(marked);
-        let observed = Observed {
+        let observed = ObservedInstance {
             moving,
             ..seen(&instance, &pods)
         };
@@ -802,8 +805,14 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
         status.evacuation_node_name = wanted.evacuation_node_name;
         status.node_name = wanted.node_name;
         status.active_pods = wanted.active_pods;
-        assert_eq!((mark::of(&arrived), mark::evacuation(&arrived)), (None, None));
-        let again = plan(&Observed {
+        assert_eq!(
+            (
+                evacuation_request::of(&arrived),
+                evacuation_request::evacuation(&arrived)
+            ),
+            (None, None)
+        );
+        let again = plan(&ObservedInstance {
             instance: &arrived,
             ..observed
         });
@@ -813,7 +822,7 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
             reason: "TargetsFound".into(),
             message: "one could".into(),
         };
-        let more = plan(&Observed {
+        let more = plan(&ObservedInstance {
             instance: &arrived,
             targets: Some(&targets),
             ..observed
@@ -833,7 +842,7 @@ fn an_instance_is_where_its_migration_has_brought_it() {
         pod("p", Some("a"), &ended_with("Migrated")),
         pod("q", Some("b"), &running()),
     ];
-    let observed = |moving| Observed {
+    let observed = |moving| ObservedInstance {
         confirmed: false,
         moving,
         ..seen(&instance, &pods)
@@ -842,7 +851,7 @@ fn an_instance_is_where_its_migration_has_brought_it() {
     let status = plan_moved.status.unwrap();
     assert_eq!((status.node_name.as_deref(), status.phase), (Some("b"), None));
     assert_eq!(status.active_pods, BTreeMap::from([("q".to_owned(), "b".to_owned())]));
-    assert!(plan_moved.steps.contains(&Step::Label("b".into())));
+    assert!(plan_moved.steps.contains(&InstanceStep::Label("b".into())));
     // A guest that has left has not ended, even while its new node is unknown.
     let unresponsive = plan(&observed(Moving::default()));
     assert_eq!(phase(&unresponsive), None);
@@ -868,7 +877,7 @@ fn pod_that_its_guest_has_left_is_not_active() {
         }))
         .unwrap();
         let migrations = [Arc::new(migration)];
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             moving: Moving {
                 moved_to,
                 migrations: &migrations,
@@ -898,7 +907,7 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
     ];
     for pods in [[&left, &never, &here], [&here, &never, &left], [&never, &here, &left]] {
         let pods = pods.map(Arc::clone);
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedInstance {
             moving: Moving {
                 under_way: false,
                 ..moved()
@@ -907,7 +916,10 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
         });
         assert_eq!(phase(&plan), None, "{pods:?}");
         assert!(
-            !plan.steps.iter().any(|step| matches!(step, Step::DeletePod { .. })),
+            !plan
+                .steps
+                .iter()
+                .any(|step| matches!(step, InstanceStep::DeletePod { .. })),
             "{plan:?}"
         );
     }
@@ -930,7 +942,7 @@ fn leftover_of_a_failed_attempt_is_not_a_later_guests_end() {
         }))
         .unwrap();
         let moved = instance(&status);
-        let plan = super::plan(&Observed {
+        let plan = super::plan(&ObservedInstance {
             moving: Moving {
                 state: Some(&state),
                 ..Moving::default()
@@ -946,7 +958,7 @@ fn guest_end_is_not_reported_before_migration_is_over() {
     let instance = instance(&up());
     let pods = [pod("p", Some("a"), &ended_with("Crashed"))];
     let at = |under_way| {
-        plan(&Observed {
+        plan(&ObservedInstance {
             moving: Moving {
                 under_way,
                 ..Moving::default()
@@ -966,13 +978,13 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
     let pods = [pod("p", Some("a"), &ended_with("Shutdown"))];
     let at = |state| {
         let nodes = [("b".to_owned(), state)];
-        plan(&Observed {
+        plan(&ObservedInstance {
             other_nodes: &nodes,
             ..seen(&instance, &pods)
         })
     };
-    assert!(!at(SILENT).steps.contains(&Step::RemoveFinalizer));
-    assert!(at(NodeState::Gone).steps.contains(&Step::RemoveFinalizer));
+    assert!(!at(UNRESPONSIVE).steps.contains(&InstanceStep::RemoveFinalizer));
+    assert!(at(NodeState::Gone).steps.contains(&InstanceStep::RemoveFinalizer));
 }
 
 #[test]
@@ -987,25 +999,25 @@ fn running_guest_is_queried_for_the_image_of_its_tag() {
             serde_json::from_value(json!([{"name": "root", "containerDisk": {"image": "r.example/a:1"}}])).unwrap();
         instance
     };
-    let witnesses = |instance: &VirtualMachineInstance, pod: Arc<Pod>| {
+    let probes = |instance: &VirtualMachineInstance, pod: Arc<Pod>| {
         let steps = at(instance, &[pod], true, NodeState::Ready).steps;
         let names = steps.into_iter().filter_map(|step| match step {
-            Step::ProbeImages { name, uid, containers } => Some((name, uid, containers.len())),
+            InstanceStep::ProbeImages { name, uid, containers } => Some((name, uid, containers.len())),
             _ => None,
         });
         names.collect::<Vec<_>>()
     };
     let here = || pod("p", Some("a"), &running());
     let expected = ("virt-launcher-p".to_owned(), "p".to_owned(), 1);
-    assert_eq!(witnesses(&with_image("Running", Value::Null), here()), [expected]);
-    assert_eq!(witnesses(&with_image("Scheduled", Value::Null), here()), []);
+    assert_eq!(probes(&with_image("Running", Value::Null), here()), [expected]);
+    assert_eq!(probes(&with_image("Scheduled", Value::Null), here()), []);
     assert_eq!(
-        witnesses(&with_image("Running", json!("r.example/a@sha256:1")), here()),
+        probes(&with_image("Running", json!("r.example/a@sha256:1")), here()),
         []
     );
-    assert_eq!(witnesses(&deleted(with_image("Running", Value::Null)), here()), []);
+    assert_eq!(probes(&deleted(with_image("Running", Value::Null)), here()), []);
     let ended = pod("p", Some("a"), &ended_with("shutdown"));
-    assert_eq!(witnesses(&with_image("Running", Value::Null), ended), []);
+    assert_eq!(probes(&with_image("Running", Value::Null), ended), []);
 }
 
 #[test]
@@ -1052,12 +1064,12 @@ fn a_pod_without_a_node_follows_the_configuration() {
     ] {
         let pods = [Arc::new(pod)];
         let replaces = |instance: &VirtualMachineInstance| {
-            let steps = plan(&Observed {
+            let steps = plan(&ObservedInstance {
                 requirements_digest: wanted,
                 ..seen(instance, &pods)
             })
             .steps;
-            let replaced = Step::ReplacePod {
+            let replaced = InstanceStep::ReplacePod {
                 name: "virt-launcher-p".into(),
                 uid: "p".into(),
                 resource_version: Some("7".into()),
@@ -1078,7 +1090,7 @@ fn a_pod_that_was_replaced_is_made_anew() {
     let instance = instance(&json!({"phase": "Scheduling"}));
     assert!(at(&instance, &[], false, NodeState::Unknown).confirm);
     let plan = at(&instance, &[], true, NodeState::Unknown);
-    assert_eq!(plan.steps, [Step::CreatePod]);
+    assert_eq!(plan.steps, [InstanceStep::CreatePod]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Observed, Step, uid};
+use super::{InstanceStep, ObservedInstance, uid};
 use crate::{
     launcher_pod::{REQUIREMENTS_DIGEST, made_for},
     pod_state::is_final,
@@ -17,13 +17,13 @@ use crate::{
 /// Replaces the pods whose requirements differ from those of a new pod. Digests are compared, which are computed from
 /// instance and configuration alone, so that fields filled in by the API server or an admission webhook make no
 /// difference.
-pub(super) fn replace_obsolete(observed: &Observed<'_>) -> Vec<Step> {
+pub(super) fn replace_obsolete(observed: &ObservedInstance<'_>) -> Vec<InstanceStep> {
     let Some(wanted) = observed.requirements_digest else {
         return Vec::new();
     };
     let obsolete = observed.pods.iter().filter(|pod| is_obsolete(pod, wanted));
     obsolete
-        .map(|pod| Step::ReplacePod {
+        .map(|pod| InstanceStep::ReplacePod {
             name: pod.metadata.name.clone().unwrap_or_default(),
             uid: uid(pod),
             resource_version: pod.metadata.resource_version.clone(),

@@ -2,12 +2,12 @@
 //! image.
 //!
 //! Kubernetes reports the image of a *container*, but not of an image volume. So a container of the containerDisk's
-//! own image runs once, for a moment, beside a guest that has started: an ephemeral container (a witness) that
+//! own image runs once, for a moment, beside a guest that has started: an ephemeral container (an image digest probe) that
 //! nothing waits for. It proves that its image's disk is the very file that the guest has, and the kubelet reports
 //! that container's image.
 //!
 //! ```text
-//! containerDisk tag ─▶ image volume ─▶ guest's disk ◀── same file? ── witness ◀─ container image ◀─ tag
+//! containerDisk tag ─▶ image volume ─▶ guest's disk ◀── same file? ── probe ◀─ container image ◀─ tag
 //!                                                                      │              │
 //!                                    status.images[].imageId ◀── yes ──┴── imageID ◀──┘ kubelet
 //!                                              │
@@ -28,13 +28,14 @@ use drydock_api::{
 use k8s_openapi::api::core::v1::{ContainerStatus, EphemeralContainer, Pod};
 
 use super::{
-    made_for, security,
-    volumes::{image_volumes, launcher_volume, mount},
+    made_for,
+    pod_volumes::{image_volumes, launcher_volume, mount},
+    security,
 };
 use crate::migration::deadlines::TARGET_POD_NOT_READY;
 
-/// Name prefix of witnesses.
-const WITNESS: &str = "image-witness-";
+/// Name prefix of image digest probes.
+const PROBE_PREFIX: &str = "image-digest-probe-";
 /// The default registry, and the default folder there: containerd's and Docker's rule
 /// (`github.com/distribution/reference`).
 const DEFAULT_REGISTRY: &str = "docker.io";
@@ -129,7 +130,7 @@ fn references<'a>(spec: &VirtualMachineInstanceSpec, pod: &'a Pod) -> Vec<(Strin
     images.map(|(volume, name)| (volume, named(&name))).collect()
 }
 
-/// Returns the witnesses that a pod lacks: one for each containerDisk of its guest with an unknown image. None if the
+/// Returns the image digest probes that a pod lacks: one for each containerDisk of its guest with an unknown image. None if the
 /// pod already has any, and none for a pod that the guest has migrated to, since its disk may contain more than the
 /// image.
 pub fn wanted_image_probes(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<EphemeralContainer> {
@@ -142,7 +143,8 @@ pub fn wanted_image_probes(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<
     let runs_here = status.is_some_and(|drydock| {
         !drydock.images.is_empty() && drydock.pod_uid.is_some() && drydock.pod_uid == pod.metadata.uid
     });
-    if made_for(pod).is_some() || !runs_here || present.iter().any(|container| container.name.starts_with(WITNESS)) {
+    if made_for(pod).is_some() || !runs_here || present.iter().any(|container| container.name.starts_with(PROBE_PREFIX))
+    {
         return Vec::new();
     }
     let images = status.map_or(&[][..], |drydock| &drydock.images);
@@ -155,12 +157,18 @@ pub fn wanted_image_probes(instance: &VirtualMachineInstance, pod: &Pod) -> Vec<
         })
         .filter_map(|(number, (volume, disk))| {
             let (_, name) = names.iter().find(|(of, _)| *of == volume.name)?;
-            Some(witness(number, &launcher, name, volume, disk))
+            Some(digest_probe(number, &launcher, name, volume, disk))
         })
         .collect()
 }
 
-fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &ContainerDisk) -> EphemeralContainer {
+fn digest_probe(
+    number: usize,
+    launcher: &str,
+    name: &str,
+    volume: &Volume,
+    disk: &ContainerDisk,
+) -> EphemeralContainer {
     let root = format!("{IMAGES_FOLDER}/{}", volume.name);
     // The image of a disk has no programs or libraries of its own.
     let mut command = vec![
@@ -173,9 +181,9 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
     ];
     command.extend(disk.path.clone());
     EphemeralContainer {
-        name: format!("{WITNESS}{number}"),
+        name: format!("{PROBE_PREFIX}{number}"),
         image: Some(disk.image.clone()),
-        // Even if the tag has been moved since: the witness is about the image that this node has.
+        // Even if the tag has been moved since: the probe is about the image that this node has.
         image_pull_policy: Some("IfNotPresent".into()),
         command: Some(command),
         security_context: Some(security::container()),
@@ -188,7 +196,7 @@ fn witness(number: usize, launcher: &str, name: &str, volume: &Volume, disk: &Co
 }
 
 /// Returns the known image IDs of a pod's volumes, by the guest's volume names: references with a digest, and the IDs
-/// that the pod's witnesses have proved.
+/// that the pod's probes have proved.
 pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<String, String> {
     let named = references(spec, pod).into_iter();
     let mut ids: BTreeMap<_, _> = named
@@ -201,7 +209,7 @@ pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<Strin
         .and_then(|status| status.ephemeral_container_statuses.as_deref());
     for container in containers.unwrap_or_default() {
         let mut all = statuses.unwrap_or_default().iter();
-        let status = all.find(|status| status.name == container.name && status.name.starts_with(WITNESS));
+        let status = all.find(|status| status.name == container.name && status.name.starts_with(PROBE_PREFIX));
         let mut mounts = container.volume_mounts.iter().flatten();
         let volume = mounts.find_map(|mount| mount.mount_path.strip_prefix(IMAGES_FOLDER)?.strip_prefix('/'));
         if let (Some(volume), Some(id)) = (volume, status.and_then(proved)) {
@@ -211,7 +219,7 @@ pub fn image_ids(spec: &VirtualMachineInstanceSpec, pod: &Pod) -> BTreeMap<Strin
     ids
 }
 
-/// Returns the image ID of a witness that has found the guest's own disk in its image.
+/// Returns the image ID of a probe that has found the guest's own disk in its image.
 fn proved(status: &ContainerStatus) -> Option<String> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     (ended.exit_code == 0 && !status.image_id.is_empty()).then(|| status.image_id.clone())

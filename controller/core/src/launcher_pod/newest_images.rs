@@ -26,9 +26,9 @@ use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
 
 use super::{
     PodInput,
+    pod_volumes::{launcher_volume, mount},
     pull_policy::{can_run, is_wanted},
     resources, security,
-    volumes::{launcher_volume, mount},
 };
 
 /// Name prefix of these containers.

@@ -37,17 +37,17 @@ pub struct Hindrance {
 
 /// State of a pod that is starting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pending {
+pub struct StartingPod {
     /// What prevents it from running, if anything does.
     pub hindrance: Option<Hindrance>,
     /// When the pod has to be checked again although it has not changed.
     pub wake: Option<Timestamp>,
     /// Whether only the pod's events contain the cause: the newest warning among them is to be passed to
-    /// [`Pending::explained`].
+    /// [`StartingPod::explained`].
     pub wants_events: bool,
 }
 
-impl Pending {
+impl StartingPod {
     /// Returns the state with the newest warning among the pod's events, if there is one.
     #[must_use]
     pub fn explained(mut self, warning: Option<Hindrance>) -> Self {
@@ -78,17 +78,17 @@ impl Hindrance {
 }
 
 /// Returns what prevents a pod from running; nothing for a pod that has ended, is being deleted, or starts normally.
-pub fn pending(pod: &Pod, now: Timestamp) -> Pending {
+pub fn pending(pod: &Pod, now: Timestamp) -> StartingPod {
     if ended(pod).is_some() || pod.metadata.deletion_timestamp.is_some() {
-        return Pending::default();
+        return StartingPod::default();
     }
     if pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none()) {
         return unscheduled(pod, now);
     }
     if let Some(hindrance) = containers(pod).find_map(failing) {
-        return Pending {
+        return StartingPod {
             hindrance: Some(hindrance),
-            ..Pending::default()
+            ..StartingPod::default()
         };
     }
     unprepared(pod, now)
@@ -130,22 +130,22 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<&'a PodCondition> {
 }
 
 /// Returns the state of a pod without a node.
-fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
+fn unscheduled(pod: &Pod, now: Timestamp) -> StartingPod {
     if let Some(condition) = condition(pod, "PodScheduled").filter(|condition| condition.status == "False") {
         let reason = condition.reason.clone().unwrap_or_else(|| "Unschedulable".into());
         let message = condition.message.clone().unwrap_or_default();
-        return Pending {
+        return StartingPod {
             hindrance: Some(Hindrance::of_scheduling(reason, message)),
-            ..Pending::default()
+            ..StartingPod::default()
         };
     }
     let Some(due) = after(created_at(pod), UNSCHEDULED_AFTER) else {
-        return Pending::default();
+        return StartingPod::default();
     };
     if now < due {
-        return Pending {
+        return StartingPod {
             wake: Some(due),
-            ..Pending::default()
+            ..StartingPod::default()
         };
     }
     let scheduler = pod.spec.as_ref().and_then(|spec| spec.scheduler_name.as_deref());
@@ -154,31 +154,31 @@ fn unscheduled(pod: &Pod, now: Timestamp) -> Pending {
         UNSCHEDULED_AFTER.as_secs(),
         scheduler.unwrap_or("default-scheduler")
     );
-    Pending {
+    StartingPod {
         hindrance: Some(Hindrance::of_scheduling(NOT_SCHEDULED, message)),
-        ..Pending::default()
+        ..StartingPod::default()
     }
 }
 
 /// Returns the state of a pod on a node whose volumes and network the kubelet has not prepared yet.
-fn unprepared(pod: &Pod, now: Timestamp) -> Pending {
+fn unprepared(pod: &Pod, now: Timestamp) -> StartingPod {
     let waits = condition(pod, "PodReadyToStartContainers").is_some_and(|condition| condition.status == "False");
     let bound = condition(pod, "PodScheduled").and_then(|condition| condition.last_transition_time.as_ref());
     let since = bound.map(|time| time.0).or(created_at(pod));
     let Some(due) = after(since, UNPREPARED_AFTER).filter(|_| waits) else {
-        return Pending::default();
+        return StartingPod::default();
     };
     if now < due {
-        return Pending {
+        return StartingPod {
             wake: Some(due),
-            ..Pending::default()
+            ..StartingPod::default()
         };
     }
     let message = format!(
         "the kubelet has not prepared the pod's volumes and network within {} s",
         UNPREPARED_AFTER.as_secs()
     );
-    Pending {
+    StartingPod {
         hindrance: Some(Hindrance::new("PodNotReadyToStart", message)),
         wake: now.checked_add(EVENTS_EVERY).ok(),
         wants_events: true,
@@ -433,7 +433,7 @@ mod tests {
             &json!({"phase": "Failed", "reason": "UnexpectedAdmissionError"}),
         );
         for pod in [leaving, failed] {
-            assert_eq!(pending(&pod, Timestamp::MAX), Pending::default());
+            assert_eq!(pending(&pod, Timestamp::MAX), StartingPod::default());
         }
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::{api::core::v1::ResourceRequirements, apimachinery::pkg::api::r
 
 use crate::{
     domain::{TRANSLATION_CACHE, guest_memory},
-    placement::room::Requests,
+    placement::room::ResourceAmounts,
     quantity,
 };
 
@@ -109,8 +109,8 @@ impl Demand {
 }
 
 /// Returns all resource requests of an instance's pod.
-pub fn requests(spec: &VirtualMachineInstanceSpec, emulation: bool) -> Requests {
-    Requests::of(&of(spec, emulation))
+pub fn requests(spec: &VirtualMachineInstanceSpec, emulation: bool) -> ResourceAmounts {
+    ResourceAmounts::of(&of(spec, emulation))
 }
 
 /// Returns the manifest's CPU request in thousandths of a CPU, but at least `least`.

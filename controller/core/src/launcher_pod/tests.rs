@@ -1,6 +1,6 @@
 //! The parts of a manifest that affect the pod.
 
-use drydock_api::launcher::{CloudInitText, DiskSource, Guest, GuestProbe, ProbeAction};
+use drydock_api::launcher::{CloudInitText, DiskSource, GuestProbe, PodGuest, ProbeAction};
 use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ fn container(pod: &Pod) -> &Container {
     &pod.spec.as_ref().unwrap().containers[0]
 }
 
-fn guest(pod: &Pod) -> Guest {
+fn guest(pod: &Pod) -> PodGuest {
     let env = container(pod).env.as_ref().unwrap();
     serde_json::from_str(env[0].value.as_ref().unwrap()).unwrap()
 }
@@ -147,8 +147,8 @@ fn other<'a>(
 }
 
 /// Returns a migration while those nodes are being drained.
-fn moving(leaving: &[String]) -> MigrationTarget<'_> {
-    MigrationTarget {
+fn moving(leaving: &[String]) -> TargetPodInput<'_> {
+    TargetPodInput {
         uid: "m-1",
         name: "move",
         rejected: 0,

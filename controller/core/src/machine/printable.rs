@@ -91,7 +91,7 @@ impl Printable {
 
 /// Input for the printable status, besides the instance.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct PrintableInput {
     /// Whether the machine is being deleted.
     pub(super) deleting: bool,
     /// State of the instance with the machine's name.
@@ -107,7 +107,7 @@ pub(super) struct Seen {
 }
 
 /// Returns the status of a machine, given its own instance.
-pub(super) fn printable(seen: &Seen, own: Option<&VirtualMachineInstance>) -> Printable {
+pub(super) fn printable(seen: &PrintableInput, own: Option<&VirtualMachineInstance>) -> Printable {
     match (seen.standing, own) {
         _ if seen.deleting => Printable::Terminating,
         _ if seen.backing_off => Printable::CrashLoopBackOff,

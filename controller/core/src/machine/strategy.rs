@@ -74,18 +74,18 @@ impl RequestedChanges {
 
 /// What to do with the instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum InstanceDecision {
     /// Leave it alone.
     Rest,
     /// Create it.
     Start,
     /// Delete it.
-    End(Why),
+    End(DeletionReason),
 }
 
 /// Why an instance is deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
+pub enum DeletionReason {
     /// The machine is to be halted.
     Halted,
     /// A user requested it.
@@ -98,7 +98,7 @@ pub enum Why {
     MachineDeleted,
 }
 
-impl Why {
+impl DeletionReason {
     /// Returns the text that follows "deleted the instance: ".
     pub fn as_str(self) -> &'static str {
         match self {
@@ -112,21 +112,26 @@ impl Why {
 }
 
 /// Decides what to do with the instance. `is_new`: this run strategy was not in force before.
-pub fn decide(strategy: RunStrategy, standing: Standing, requested: &RequestedChanges, is_new: bool) -> Decision {
+pub fn decide(
+    strategy: RunStrategy,
+    standing: Standing,
+    requested: &RequestedChanges,
+    is_new: bool,
+) -> InstanceDecision {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     match standing {
-        Standing::Foreign | Standing::Leaving => Decision::Rest,
-        Standing::Live | Standing::Final { .. } if strategy == Halted => Decision::End(Why::Halted),
-        Standing::Live if requested.stop => Decision::End(Why::StopRequested),
-        Standing::Live => Decision::Rest,
+        Standing::Foreign | Standing::Leaving => InstanceDecision::Rest,
+        Standing::Live | Standing::Final { .. } if strategy == Halted => InstanceDecision::End(DeletionReason::Halted),
+        Standing::Live if requested.stop => InstanceDecision::End(DeletionReason::StopRequested),
+        Standing::Live => InstanceDecision::Rest,
         Standing::Final { failed, evicted } => match strategy {
-            Always => Decision::End(Why::RunAgain),
-            RerunOnFailure if (failed || evicted) && !requested.stop => Decision::End(Why::RunAgain),
-            RerunOnFailure => Decision::End(Why::Finished),
+            Always => InstanceDecision::End(DeletionReason::RunAgain),
+            RerunOnFailure if (failed || evicted) && !requested.stop => InstanceDecision::End(DeletionReason::RunAgain),
+            RerunOnFailure => InstanceDecision::End(DeletionReason::Finished),
             // The next start is a new one, without the previous instance.
-            Manual if requested.stop || requested.start => Decision::End(Why::StopRequested),
-            Once if requested.stop => Decision::End(Why::StopRequested),
-            Manual | Once | Halted => Decision::Rest,
+            Manual if requested.stop || requested.start => InstanceDecision::End(DeletionReason::StopRequested),
+            Once if requested.stop => InstanceDecision::End(DeletionReason::StopRequested),
+            Manual | Once | Halted => InstanceDecision::Rest,
         },
         Standing::Absent => {
             let runs = match strategy {
@@ -135,7 +140,11 @@ pub fn decide(strategy: RunStrategy, standing: Standing, requested: &RequestedCh
                 Manual => requested.start,
                 Halted => false,
             };
-            if runs { Decision::Start } else { Decision::Rest }
+            if runs {
+                InstanceDecision::Start
+            } else {
+                InstanceDecision::Rest
+            }
         }
     }
 }

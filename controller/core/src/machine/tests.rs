@@ -11,7 +11,10 @@ use serde_json::json;
 
 use crate::instance::ending::ended;
 
-use super::{Decision, Deletion, Observed, Plan, Standing, Why, instance_of::instance_of, plan, printable::Printable};
+use super::{
+    DeletionReason, InstanceDecision, InstanceDeletion, MachinePlan, ObservedMachine, Standing,
+    instance_of::instance_of, plan, printable::Printable,
+};
 
 mod printable;
 mod properties;
@@ -73,8 +76,8 @@ fn foreign(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> Plan {
-    plan(&Observed {
+fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) -> MachinePlan {
+    plan(&ObservedMachine {
         now: now(),
         machine,
         instance,
@@ -85,15 +88,27 @@ fn planned(machine: &VirtualMachine, instance: Option<&VirtualMachineInstance>) 
 }
 
 /// Returns the name of a plan's action on the instance.
-fn deed(plan: &Plan) -> &'static str {
+fn deed(plan: &MachinePlan) -> &'static str {
     let starts_again = plan.status.as_ref().is_some_and(|status| {
         let requests = &status.state_change_requests;
         requests.iter().any(|request| request.action == StateChange::Start)
     });
     match (&plan.delete, &plan.create) {
         (Some(_), Some(_)) => "both",
-        (Some(Deletion { why: Why::RunAgain, .. }), None) if starts_again => "end, then start by request",
-        (Some(Deletion { why: Why::RunAgain, .. }), None) => "end, to run again",
+        (
+            Some(InstanceDeletion {
+                why: DeletionReason::RunAgain,
+                ..
+            }),
+            None,
+        ) if starts_again => "end, then start by request",
+        (
+            Some(InstanceDeletion {
+                why: DeletionReason::RunAgain,
+                ..
+            }),
+            None,
+        ) => "end, to run again",
         (Some(_), None) => "end",
         (None, Some(_)) => "start",
         (None, None) if plan.wake.is_some() => "wait",
@@ -347,7 +362,7 @@ fn request_for_an_unseen_instance_is_confirmed_first() {
     machine.status.as_mut().unwrap().state_change_requests = vec![request(StateChange::Stop, Some("i2"))];
     let present = instance(&machine, "i1", Phase::Running);
     for seen in [None, Some(&present)] {
-        let mut observed = Observed {
+        let mut observed = ObservedMachine {
             now: now(),
             machine: &machine,
             instance: seen,
@@ -358,9 +373,9 @@ fn request_for_an_unseen_instance_is_confirmed_first() {
         let first = plan(&observed);
         assert_eq!(
             first,
-            Plan {
+            MachinePlan {
                 confirm: true,
-                ..Plan::default()
+                ..MachinePlan::default()
             }
         );
         observed.confirmed = true;
@@ -465,16 +480,16 @@ fn a_machine_that_is_deleted_goes_after_its_instance() {
     let first = planned(&machine, Some(&running));
     assert_eq!(
         first.delete,
-        Some(Deletion {
+        Some(InstanceDeletion {
             uid: "i1".into(),
-            why: Why::MachineDeleted
+            why: DeletionReason::MachineDeleted
         })
     );
     assert_eq!(first.status.unwrap().printable_status.as_deref(), Some("Terminating"));
     assert!(!first.remove_finalizer);
     let second = planned(&machine, Some(&leaving(running.clone())));
     assert!(!second.remove_finalizer && second.delete.is_none() && second.create.is_none());
-    let unsure = plan(&Observed {
+    let unsure = plan(&ObservedMachine {
         now: now(),
         machine: &machine,
         instance: None,
@@ -513,7 +528,7 @@ fn an_instance_that_never_ran_delays_the_next() {
         let failures = status.start_failure.clone().unwrap();
         assert_eq!(failures.consecutive_fail_count, count);
         waits.push(failures.retry_after_timestamp.unwrap());
-        let due = plan(&Observed {
+        let due = plan(&ObservedMachine {
             now: waiting.wake.unwrap(),
             machine: &machine,
             instance: None,
@@ -591,7 +606,7 @@ fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
 #[test]
 fn refused_instance_is_reported_until_retried() {
     let mut machine = machine(RunStrategy::Always);
-    let refused = plan(&Observed {
+    let refused = plan(&ObservedMachine {
         now: now(),
         machine: &machine,
         instance: None,
@@ -619,7 +634,7 @@ fn refused_instance_is_reported_until_retried() {
 
 #[test]
 fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
-    let reason = |plan: Plan| plan.status.and_then(|status| status.reason);
+    let reason = |plan: MachinePlan| plan.status.and_then(|status| status.reason);
     let mut machine = machine(RunStrategy::Always);
     let mut failed = instance(&machine, "i1", Phase::Failed);
     failed.status.get_or_insert_default().reason = Some("GuestNotStarted".into());
@@ -640,7 +655,7 @@ fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
         reason(planned(&machine, Some(&instance(&machine, "i2", Phase::Running)))),
         None
     );
-    let refused = plan(&Observed {
+    let refused = plan(&ObservedMachine {
         now: now(),
         machine: &machine,
         instance: None,
@@ -663,7 +678,7 @@ fn an_unfinished_machine_gets_its_finalizer_first() {
             &super::RequestedChanges::default(),
             false
         ),
-        Decision::Start
+        InstanceDecision::Start
     );
     assert_eq!(Printable::ALL.len(), 16);
 }

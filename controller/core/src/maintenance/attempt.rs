@@ -17,12 +17,12 @@ pub enum EvictionResult {
     Accepted,
     /// The pod no longer exists, or another one has its name.
     Gone,
-    /// A disruption budget forbids the eviction.
-    Budget(String),
+    /// A PDB forbids the eviction.
+    BlockedByPdb(String),
     /// An admission webhook (or the API server's own load) defers it.
     Deferred(String),
-    /// Several budgets match the pod; Kubernetes does not evict such a pod.
-    SeveralBudgets(String),
+    /// Several PDBs match the pod; Kubernetes does not evict such a pod.
+    SeveralPdbs(String),
     /// The namespace is being deleted, and the pod with it.
     NamespaceTerminating(String),
     /// Any other error, including a missing response.
@@ -43,11 +43,11 @@ impl EvictionResult {
         match code {
             // A UID precondition failed: the name belongs to another pod by now.
             404 | 409 => Self::Gone,
-            429 if has("DisruptionBudget") => Self::Budget(text),
+            429 if has("DisruptionBudget") => Self::BlockedByPdb(text),
             429 => Self::Deferred(text),
             403 if has("NamespaceTerminating") => Self::NamespaceTerminating(text),
             // https://github.com/kubernetes/kubernetes/issues/75957
-            500 if message.contains("more than one PodDisruptionBudget") => Self::SeveralBudgets(text),
+            500 if message.contains("more than one PodDisruptionBudget") => Self::SeveralPdbs(text),
             _ => Self::Failed(text),
         }
     }
@@ -56,9 +56,9 @@ impl EvictionResult {
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Accepted | Self::Gone => None,
-            Self::Budget(text)
+            Self::BlockedByPdb(text)
             | Self::Deferred(text)
-            | Self::SeveralBudgets(text)
+            | Self::SeveralPdbs(text)
             | Self::NamespaceTerminating(text)
             | Self::Failed(text) => Some(text),
         }
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn each_refusal_is_understood() {
-        let budget = [(
+        let pdb = [(
             "DisruptionBudget",
             "The disruption budget blk needs 1 healthy pods and has 1 currently",
         )];
@@ -110,8 +110,8 @@ mod tests {
             (
                 429,
                 "Cannot evict pod as it would violate the pod's disruption budget.",
-                &budget[..],
-                "Budget",
+                &pdb[..],
+                "BlockedByPdb",
             ),
             (
                 429,
@@ -142,14 +142,14 @@ mod tests {
                 500,
                 "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
                 &[],
-                "SeveralBudgets",
+                "SeveralPdbs",
             ),
             (500, "internal error", &[], "Failed"),
         ] {
             let result = EvictionResult::of_refusal(code, message, causes);
             assert!(format!("{result:?}").starts_with(kind), "{code} {message}: {result:?}");
         }
-        let result = EvictionResult::of_refusal(429, "Cannot evict pod.", &budget);
+        let result = EvictionResult::of_refusal(429, "Cannot evict pod.", &pdb);
         assert!(result.text().unwrap().contains("needs 1 healthy pods"), "{result:?}");
         assert!(
             EvictionResult::of_refusal(500, &"x".repeat(5000), &[])
@@ -166,7 +166,7 @@ mod tests {
         let at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut attempt = Attempt {
             at,
-            result: Some(EvictionResult::Budget("no".into())),
+            result: Some(EvictionResult::BlockedByPdb("no".into())),
             in_flight: false,
             unblocked: false,
         };
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn eviction_is_retried_at_once_after_the_clock_is_set_back() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        for result in [EvictionResult::Budget("no".into()), EvictionResult::Accepted] {
+        for result in [EvictionResult::BlockedByPdb("no".into()), EvictionResult::Accepted] {
             let attempt = Attempt {
                 at: now + SignedDuration::from_hours(1),
                 result: Some(result),

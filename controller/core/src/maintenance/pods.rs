@@ -20,7 +20,7 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
 use super::{
     attempt::{Attempt, EvictionResult},
-    budgets,
+    pod_pdbs,
 };
 use crate::pod_state::is_final;
 
@@ -32,16 +32,16 @@ pub const LATE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Known state for pods, besides the pods themselves.
 #[derive(Clone, Copy)]
-pub struct Known<'a> {
+pub struct PodContext<'a> {
     /// Returns whether the API server confirms that no DaemonSet of this namespace and name exists.
     pub daemon_set_is_gone: &'a dyn Fn(&str, &str) -> bool,
     /// All PDBs, at least those of the pods' namespaces.
-    pub budgets: &'a [Arc<PodDisruptionBudget>],
+    pub pdbs: &'a [Arc<PodDisruptionBudget>],
 }
 
 /// Whether a pod has to leave, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PodVerdict {
     /// It has to leave.
     Leaves,
     /// A DaemonSet would recreate it.
@@ -52,7 +52,7 @@ pub enum Verdict {
 
 /// Why a pod has not left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum StayReason {
     /// The eviction of the pod is in progress.
     Evicting,
     /// The pod is terminating, within its grace period.
@@ -66,16 +66,16 @@ pub enum Reason {
     /// The pod has ended, and a finalizer keeps the object.
     HeldByFinalizers,
     /// A PodDisruptionBudget blocks the eviction.
-    BlockedByBudget,
+    BlockedByPdb,
     /// The eviction failed.
     EvictionFailed,
     /// Several PodDisruptionBudgets match the pod, so Kubernetes never evicts it.
-    SeveralBudgets,
+    SeveralPdbs,
     /// The pod is being deleted, and its node does not report whether it has ended.
     NodeUnreachable,
 }
 
-impl Reason {
+impl StayReason {
     /// All reasons, from the least to the most severe.
     pub const ALL: [Self; 10] = [
         Self::Evicting,
@@ -84,9 +84,9 @@ impl Reason {
         Self::EvictionDeferred,
         Self::TerminationOverdue,
         Self::HeldByFinalizers,
-        Self::BlockedByBudget,
+        Self::BlockedByPdb,
         Self::EvictionFailed,
-        Self::SeveralBudgets,
+        Self::SeveralPdbs,
         Self::NodeUnreachable,
     ];
 
@@ -99,9 +99,9 @@ impl Reason {
             Self::EvictionDeferred => "EvictionDeferred",
             Self::TerminationOverdue => "TerminationOverdue",
             Self::HeldByFinalizers => "HeldByFinalizers",
-            Self::BlockedByBudget => "BlockedByBudget",
+            Self::BlockedByPdb => "BlockedByBudget",
             Self::EvictionFailed => "EvictionFailed",
-            Self::SeveralBudgets => "SeveralBudgets",
+            Self::SeveralPdbs => "SeveralBudgets",
             Self::NodeUnreachable => "NodeUnreachable",
         }
     }
@@ -109,7 +109,7 @@ impl Reason {
 
 /// A pod to be evicted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Target {
+pub struct EvictionTarget {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -122,13 +122,13 @@ pub struct Target {
 
 /// A pod that has not left.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Pending {
+pub struct RemainingPod {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
     pub name: String,
     /// Why it has not left.
-    pub reason: Reason,
+    pub reason: StayReason,
     /// The last message of the API server.
     pub last_message: Option<String>,
     /// What blocks the eviction.
@@ -137,21 +137,24 @@ pub struct Pending {
     pub leaves_by: Option<Timestamp>,
 }
 
-impl Pending {
+impl RemainingPod {
     /// Returns what is wrong, in kubectl's wording; `None` if the pod is leaving as expected.
     pub fn error(&self) -> Option<String> {
         let (name, namespace) = (&self.name, &self.namespace);
         let waited =
             |why: &str| format!("error when waiting for pod {name:?} in namespace {namespace:?} to terminate: {why}");
         match self.reason {
-            Reason::Evicting | Reason::Terminating | Reason::NamespaceTerminating => None,
-            Reason::EvictionDeferred | Reason::BlockedByBudget | Reason::EvictionFailed | Reason::SeveralBudgets => {
+            StayReason::Evicting | StayReason::Terminating | StayReason::NamespaceTerminating => None,
+            StayReason::EvictionDeferred
+            | StayReason::BlockedByPdb
+            | StayReason::EvictionFailed
+            | StayReason::SeveralPdbs => {
                 let message = self.last_message.as_deref().unwrap_or_default();
                 Some(format!("error when evicting pods/{name:?} -n {namespace:?}: {message}"))
             }
-            Reason::TerminationOverdue => Some(waited("its time to end is over")),
-            Reason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
-            Reason::NodeUnreachable => Some(waited(
+            StayReason::TerminationOverdue => Some(waited("its time to end is over")),
+            StayReason::HeldByFinalizers => Some(waited("a finalizer keeps it")),
+            StayReason::NodeUnreachable => Some(waited(
                 "the node does not respond, so it is unknown whether it has ended; taint the node \
                  node.kubernetes.io/out-of-service or delete it once it is certainly off",
             )),
@@ -161,30 +164,30 @@ impl Pending {
 
 /// The pods of a node, and the actions for them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Drain {
+pub struct PodDrain {
     /// Number of pods.
     pub total: usize,
     /// Pods that have not left, by namespace and name.
-    pub pending: Vec<Pending>,
+    pub pending: Vec<RemainingPod>,
     /// Pods to evict now.
-    pub evict: Vec<Target>,
+    pub evict: Vec<EvictionTarget>,
     /// When to reconcile again.
     pub wake: Option<Timestamp>,
 }
 
 /// Returns whether a pod has to leave. `daemon_set_is_gone` is called for pods of DaemonSets only.
-pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> Verdict {
+pub fn verdict(pod: &Pod, daemon_set_is_gone: &dyn Fn(&str, &str) -> bool) -> PodVerdict {
     if let Some((namespace, name)) = daemon_set(pod) {
         // Pods of a deleted DaemonSet would not be recreated, and finished pods do not run.
         if !is_final(pod) && !daemon_set_is_gone(namespace, name) {
-            return Verdict::DaemonSet;
+            return PodVerdict::DaemonSet;
         }
     }
     let annotations = pod.metadata.annotations.as_ref();
     if annotations.is_some_and(|annotations| annotations.contains_key(MIRROR)) {
-        return Verdict::Mirror;
+        return PodVerdict::Mirror;
     }
-    Verdict::Leaves
+    PodVerdict::Leaves
 }
 
 /// Returns the namespace and name of the DaemonSet that controls a pod.
@@ -197,24 +200,24 @@ pub fn daemon_set(pod: &Pod) -> Option<(&str, &str)> {
 /// Returns the actions for the pods of a node.
 pub fn drain(
     pods: &[Arc<Pod>],
-    known: &Known<'_>,
+    known: &PodContext<'_>,
     attempts: &dyn Fn(&str) -> Option<Attempt>,
     unreachable: bool,
     grace_period_seconds: Option<i64>,
     now: Timestamp,
-) -> Drain {
-    let mut drain = Drain {
+) -> PodDrain {
+    let mut drain = PodDrain {
         total: pods.len(),
-        ..Drain::default()
+        ..PodDrain::default()
     };
     for pod in pods {
-        if verdict(pod, known.daemon_set_is_gone) != Verdict::Leaves {
+        if verdict(pod, known.daemon_set_is_gone) != PodVerdict::Leaves {
             continue;
         }
         let attempt = attempts(pod.metadata.uid.as_deref().unwrap_or_default());
         let (pending, due) = judge(pod, known, attempt.as_ref(), unreachable, now);
         match due {
-            Due::Evict => drain.evict.push(Target {
+            Due::Evict => drain.evict.push(EvictionTarget {
                 namespace: pending.namespace.clone(),
                 name: pending.name.clone(),
                 uid: pod.metadata.uid.clone().unwrap_or_default(),
@@ -225,7 +228,7 @@ pub fn drain(
         }
         drain.pending.push(pending);
     }
-    let place = |pending: &Pending| (pending.namespace.clone(), pending.name.clone());
+    let place = |pending: &RemainingPod| (pending.namespace.clone(), pending.name.clone());
     drain.pending.sort_by_key(place);
     drain.evict.sort();
     drain
@@ -238,11 +241,17 @@ enum Due {
     Wait,
 }
 
-fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: bool, now: Timestamp) -> (Pending, Due) {
-    let mut pending = Pending {
+fn judge(
+    pod: &Pod,
+    known: &PodContext<'_>,
+    attempt: Option<&Attempt>,
+    unreachable: bool,
+    now: Timestamp,
+) -> (RemainingPod, Due) {
+    let mut pending = RemainingPod {
         namespace: pod.metadata.namespace.clone().unwrap_or_default(),
         name: pod.metadata.name.clone().unwrap_or_default(),
-        reason: Reason::Evicting,
+        reason: StayReason::Evicting,
         last_message: None,
         blocker: None,
         leaves_by: None,
@@ -257,19 +266,19 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
         // The kubelet sets the grace period to 0 once the pod has ended.
         let is_let_go = pod.metadata.deletion_grace_period_seconds == Some(0);
         let due = if is_held && is_let_go {
-            pending.reason = Reason::HeldByFinalizers;
+            pending.reason = StayReason::HeldByFinalizers;
             Due::Wait
         } else if unreachable {
-            pending.reason = Reason::NodeUnreachable;
+            pending.reason = StayReason::NodeUnreachable;
             Due::Wait
         } else if now < late {
-            (pending.reason, pending.leaves_by) = (Reason::Terminating, Some(ends.0));
+            (pending.reason, pending.leaves_by) = (StayReason::Terminating, Some(ends.0));
             Due::WakeAt(late)
         } else if is_held {
-            pending.reason = Reason::HeldByFinalizers;
+            pending.reason = StayReason::HeldByFinalizers;
             Due::Wait
         } else {
-            pending.reason = Reason::TerminationOverdue;
+            pending.reason = StayReason::TerminationOverdue;
             Due::Wait
         };
         return (pending, due);
@@ -279,16 +288,16 @@ fn judge(pod: &Pod, known: &Known<'_>, attempt: Option<&Attempt>, unreachable: b
     };
     if let Some(result) = &attempt.result {
         pending.reason = match result {
-            EvictionResult::Accepted | EvictionResult::Gone => Reason::Evicting,
-            EvictionResult::Budget(_) => Reason::BlockedByBudget,
-            EvictionResult::Deferred(_) => Reason::EvictionDeferred,
-            EvictionResult::SeveralBudgets(_) => Reason::SeveralBudgets,
-            EvictionResult::NamespaceTerminating(_) => Reason::NamespaceTerminating,
-            EvictionResult::Failed(_) => Reason::EvictionFailed,
+            EvictionResult::Accepted | EvictionResult::Gone => StayReason::Evicting,
+            EvictionResult::BlockedByPdb(_) => StayReason::BlockedByPdb,
+            EvictionResult::Deferred(_) => StayReason::EvictionDeferred,
+            EvictionResult::SeveralPdbs(_) => StayReason::SeveralPdbs,
+            EvictionResult::NamespaceTerminating(_) => StayReason::NamespaceTerminating,
+            EvictionResult::Failed(_) => StayReason::EvictionFailed,
         };
         pending.last_message = result.text().map(Into::into);
-        if matches!(result, EvictionResult::Budget(_) | EvictionResult::SeveralBudgets(_)) {
-            pending.blocker = budgets::blocker(known.budgets, pod, result.text().unwrap_or_default());
+        if matches!(result, EvictionResult::BlockedByPdb(_) | EvictionResult::SeveralPdbs(_)) {
+            pending.blocker = pod_pdbs::blocker(known.pdbs, pod, result.text().unwrap_or_default());
         }
     }
     let due = match attempt.retry(now) {

@@ -5,10 +5,10 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 
 use super::{
-    Seen, joined, lease, node,
-    pods::{Drain, Pending, Reason},
+    ObservedMaintenance, joined, maintenance_lease, node_changes,
+    pods::{PodDrain, RemainingPod, StayReason},
 };
-use crate::conditions::{Status, condition, find, holds, whole_seconds};
+use crate::conditions::{ConditionStatus, condition, find, holds, whole_seconds};
 
 /// Condition: the node is empty; if it is not, the reason is what the maintenance waits for, or why it failed.
 pub const DRAINED: &str = "Drained";
@@ -33,7 +33,7 @@ const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// Phase of a maintenance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum MaintenancePhase {
     /// The node is being drained.
     Running,
     /// The node is empty.
@@ -42,7 +42,7 @@ pub enum Phase {
     Failed,
 }
 
-impl Phase {
+impl MaintenancePhase {
     /// Returns the API's string.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ impl Phase {
 
 /// Why a maintenance failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum MaintenanceFailure {
     /// The node does not exist. The maintenance continues once the node exists again.
     NodeNotFound,
     /// Another maintenance of the node is in force. This maintenance begins when the other one is deleted.
@@ -74,7 +74,7 @@ pub enum Failure {
     TimedOut,
 }
 
-impl Failure {
+impl MaintenanceFailure {
     /// All reasons.
     pub const ALL: [Self; 4] = [
         Self::NodeNotFound,
@@ -96,7 +96,7 @@ impl Failure {
     /// Returns why a maintenance has failed; `None` if it has not. Other implementations report the reason in
     /// `lastError` only.
     pub fn of(status: &NodeMaintenanceStatus) -> Option<Self> {
-        if Phase::of(status) != Some(Phase::Failed) {
+        if MaintenancePhase::of(status) != Some(MaintenancePhase::Failed) {
             return None;
         }
         let reason = find(&status.conditions, DRAINED).map(|drained| drained.reason.as_str());
@@ -147,14 +147,17 @@ pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> 
 
 /// Returns the reported reason why the Lease cannot be written, and when to try again; `None` if that is due.
 ///
-/// There is one attempt in each interval of [`lease::RETRY`], and reports of pods that are written in between delay it
+/// There is one attempt in each interval of [`maintenance_lease::RETRY`], and reports of pods that are written in between delay it
 /// no further.
 pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(&str, Timestamp)> {
     let held = find(&status.conditions, LEASE_HELD)?;
     if ![RENEWAL_FAILED, ACQUISITION_FAILED].contains(&held.reason.as_str()) {
         return None;
     }
-    let (since, every) = (held.last_transition_time.0.as_second(), lease::RETRY.as_secs());
+    let (since, every) = (
+        held.last_transition_time.0.as_second(),
+        maintenance_lease::RETRY.as_secs(),
+    );
     let interval = |time: Timestamp| (time.as_second() - since).div_euclid(every);
     let current = interval(now);
     if interval(status.last_update.as_ref()?.0) != current {
@@ -165,19 +168,25 @@ pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(
 }
 
 /// Returns whether the maintenance has not changed the node, since it waits for the Lease.
-pub fn is_untouched(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> bool {
+pub fn is_untouched(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus, node: &Node) -> bool {
     let held = find(&before.conditions, LEASE_HELD);
     let waits = held.is_some_and(|held| [HELD_BY_OTHER, ACQUISITION_FAILED].contains(&held.reason.as_str()));
     // By this one, which then lost the Lease before it reported that, or by the operator that had begun it.
     let drain_taint = seen.group.drain_taint();
-    let is_closed = node::own_taints(node, seen.group).iter().any(|key| key == drain_taint)
+    let is_closed = node_changes::own_taints(node, seen.group)
+        .iter()
+        .any(|key| key == drain_taint)
         && !before.taints_before.iter().any(|key| key == drain_taint);
-    waits && !is_closed && lease::release(seen.group, seen.lease).is_none()
+    waits && !is_closed && maintenance_lease::release(seen.group, seen.lease).is_none()
 }
 
 /// Records the state of a node again that was changed by others while the maintenance waited for the Lease. Returns
 /// `None` if what was recorded is still true.
-pub fn recorded_again(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> Option<NodeMaintenanceStatus> {
+pub fn recorded_again(
+    seen: &ObservedMaintenance<'_>,
+    before: &NodeMaintenanceStatus,
+    node: &Node,
+) -> Option<NodeMaintenanceStatus> {
     let mut after = before.clone();
     record(&mut after, seen.group, node);
     // Not a report: `last_update` stays, so that the Lease is written at once.
@@ -185,9 +194,9 @@ pub fn recorded_again(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &No
 }
 
 fn record(status: &mut NodeMaintenanceStatus, group: Group, node: &Node) {
-    status.node_was_unschedulable = Some(node::is_unschedulable(node));
-    status.label_before = node::label(node).map(str::to_owned);
-    status.taints_before = node::own_taints(node, group);
+    status.node_was_unschedulable = Some(node_changes::is_unschedulable(node));
+    status.label_before = node_changes::label(node).map(str::to_owned);
+    status.taints_before = node_changes::own_taints(node, group);
 }
 
 /// Returns whether the status reports that the node was closed.
@@ -196,11 +205,15 @@ pub fn was_cordoned(status: &NodeMaintenanceStatus) -> bool {
 }
 
 /// Begins a maintenance: the node's earlier state is recorded before the node is changed.
-pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> NodeMaintenanceStatus {
+pub fn begun(seen: &ObservedMaintenance<'_>, before: &NodeMaintenanceStatus, node: &Node) -> NodeMaintenanceStatus {
     // Another implementation closed the node itself, and would uncordon it regardless of its earlier state.
-    let adopted = before.start_time.is_none() && matches!(Phase::of(before), Some(Phase::Running | Phase::Succeeded));
+    let adopted = before.start_time.is_none()
+        && matches!(
+            MaintenancePhase::of(before),
+            Some(MaintenancePhase::Running | MaintenancePhase::Succeeded)
+        );
     let mut after = NodeMaintenanceStatus {
-        phase: Some(Phase::Running.as_str().into()),
+        phase: Some(MaintenancePhase::Running.as_str().into()),
         start_time: Some(whole_seconds(seen.now)),
         node_uid: node.metadata.uid.clone(),
         ..NodeMaintenanceStatus::default()
@@ -216,7 +229,7 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
     after.conditions = vec![condition(
         &before.conditions,
         DRAINED,
-        Status::False,
+        ConditionStatus::False,
         "Starting",
         message,
         seen.now,
@@ -226,13 +239,13 @@ pub fn begun(seen: &Seen<'_>, before: &NodeMaintenanceStatus, node: &Node) -> No
 
 /// Reports that the node is closed and pods are leaving. `drain` is `None` while the pods are unknown.
 pub fn running(
-    seen: &Seen<'_>,
+    seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
     lease: &LeaseReport,
-    drain: Option<&Drain>,
+    drain: Option<&PodDrain>,
 ) -> NodeMaintenanceStatus {
     let mut after = before.clone();
-    let new_condition = |type_: &str, status: Status, reason: &str, message: String| {
+    let new_condition = |type_: &str, status: ConditionStatus, reason: &str, message: String| {
         condition(&before.conditions, type_, status, reason, message, seen.now)
     };
     let is_empty = drain.is_some_and(|drain| drain.pending.is_empty()) && seen.pods_are_current;
@@ -241,33 +254,41 @@ pub fn running(
         count(&mut after, drain);
         list(&mut after, &before.pods, pending, seen.now);
     }
-    let mut errors: Vec<String> = pending.iter().filter_map(Pending::error).collect();
+    let mut errors: Vec<String> = pending.iter().filter_map(RemainingPod::error).collect();
     let lease_condition = lease_condition(&mut after, before, lease, seen.now, &mut errors);
     after.last_error = joined(&errors);
     let (status, reason, message) = if is_empty {
-        (Status::True, DRAINED, "every pod that had to leave has left".to_owned())
+        (
+            ConditionStatus::True,
+            DRAINED,
+            "every pod that had to leave has left".to_owned(),
+        )
     } else if drain.is_none() || pending.is_empty() {
         let message = "the pods of the node are not known yet, or no news of them come in";
-        (Status::False, "PodsUnknown", message.to_owned())
+        (ConditionStatus::False, "PodsUnknown", message.to_owned())
     } else {
         let worst = pending
             .iter()
             .map(|pending| pending.reason)
             .max()
-            .unwrap_or(Reason::Evicting);
-        (Status::False, worst.as_str(), waiting_message(pending))
+            .unwrap_or(StayReason::Evicting);
+        (ConditionStatus::False, worst.as_str(), waiting_message(pending))
     };
     after.conditions = vec![
         new_condition(DRAINED, status, reason, message),
         new_condition(
             CORDONED,
-            Status::True,
+            ConditionStatus::True,
             CORDONED,
             "the node takes no new pods but those that tolerate its taints".into(),
         ),
         lease_condition,
     ];
-    let phase = if is_empty { Phase::Succeeded } else { Phase::Running };
+    let phase = if is_empty {
+        MaintenancePhase::Succeeded
+    } else {
+        MaintenancePhase::Running
+    };
     after.phase = Some(phase.as_str().into());
     if is_empty {
         after.drain_progress = Some(100);
@@ -278,7 +299,7 @@ pub fn running(
 
 /// Reports that the Lease is not available yet, so that the node is not changed.
 pub fn waiting_for_lease(
-    seen: &Seen<'_>,
+    seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
     lease: &LeaseReport,
 ) -> NodeMaintenanceStatus {
@@ -289,7 +310,7 @@ pub fn waiting_for_lease(
     let drained = condition(
         &before.conditions,
         DRAINED,
-        Status::False,
+        ConditionStatus::False,
         "WaitingForLease",
         lease.message.clone(),
         seen.now,
@@ -300,22 +321,24 @@ pub fn waiting_for_lease(
 
 /// Reports that the maintenance has failed. `detail` is the holder of the Lease.
 pub fn failed(
-    seen: &Seen<'_>,
+    seen: &ObservedMaintenance<'_>,
     before: &NodeMaintenanceStatus,
-    failure: Failure,
+    failure: MaintenanceFailure,
     detail: Option<&str>,
 ) -> NodeMaintenanceStatus {
     let node = super::node_name(seen.object);
     let mut after = before.clone();
     let error = match failure {
-        Failure::NodeNotFound => format!("nodes \"{node}\" not found"),
-        Failure::AnotherMaintenance => format!("invalid nodeName, a NodeMaintenance for node {node} already exists"),
-        Failure::LeaseLost => {
+        MaintenanceFailure::NodeNotFound => format!("nodes \"{node}\" not found"),
+        MaintenanceFailure::AnotherMaintenance => {
+            format!("invalid nodeName, a NodeMaintenance for node {node} already exists")
+        }
+        MaintenanceFailure::LeaseLost => {
             let attempts = before.error_on_lease_count.unwrap_or_default().max(1);
             let holder = detail.map_or_else(String::new, |holder| format!("; {holder} holds it"));
             format!("maintenance failed: lease could not be extended after {attempts} attempts{holder}")
         }
-        Failure::TimedOut => {
+        MaintenanceFailure::TimedOut => {
             let limit = seen.object.spec.timeout.as_deref().unwrap_or_default();
             let why = before.last_error.as_deref().map(str::to_owned).or_else(|| {
                 let drained = find(&before.conditions, DRAINED)?;
@@ -327,11 +350,11 @@ pub fn failed(
             )
         }
     };
-    after.phase = Some(Phase::Failed.as_str().into());
+    after.phase = Some(MaintenancePhase::Failed.as_str().into());
     let drained = condition(
         &before.conditions,
         DRAINED,
-        Status::False,
+        ConditionStatus::False,
         failure.as_str(),
         error.clone(),
         seen.now,
@@ -376,7 +399,7 @@ pub fn ended(
         foreign.join(", ")
     );
     let mut after = before.clone();
-    let drained = condition(&before.conditions, DRAINED, Status::False, ENDED, message, now);
+    let drained = condition(&before.conditions, DRAINED, ConditionStatus::False, ENDED, message, now);
     after.conditions = vec![drained];
     (after.last_error, after.estimated_end) = (None, None);
     (after.pending, after.pending_pods) = (None, Vec::new());
@@ -389,13 +412,13 @@ pub fn ended(
 /// the node is empty.
 pub fn overdue_at(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let cordoned = find(&status.conditions, CORDONED)?;
-    let empties = Phase::of(status) == Some(Phase::Running) && cordoned.status == "True";
+    let empties = MaintenancePhase::of(status) == Some(MaintenancePhase::Running) && cordoned.status == "True";
     let since = cordoned.last_transition_time.0;
     since.checked_add(OVERDUE_AFTER).ok().filter(|_| empties)
 }
 
 /// Sets the numbers that are determined once, and the progress, which never decreases.
-fn count(status: &mut NodeMaintenanceStatus, drain: &Drain) {
+fn count(status: &mut NodeMaintenanceStatus, drain: &PodDrain) {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
     let pending = number(drain.pending.len());
     status.total_pods = status.total_pods.or(Some(number(drain.total)));
@@ -407,7 +430,7 @@ fn count(status: &mut NodeMaintenanceStatus, drain: &Drain) {
 }
 
 /// Lists the pods that have not left.
-fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Pending], now: Timestamp) {
+fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[RemainingPod], now: Timestamp) {
     let since = |namespace: &str, name: &str| {
         let known = before.iter().find(|pod| pod.namespace == namespace && pod.name == name);
         known
@@ -416,12 +439,12 @@ fn list(status: &mut NodeMaintenanceStatus, before: &[PendingPod], pending: &[Pe
     };
     status.pending = Some(i64::try_from(pending.len()).unwrap_or(i64::MAX));
     status.pending_pods = pending.iter().map(|pod| pod.name.clone()).collect();
-    let reference = |pod: &Pending| PodReference {
+    let reference = |pod: &RemainingPod| PodReference {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
     };
     status.pending_pods_refs = pending.iter().map(reference).collect();
-    let pending_pod = |pod: &Pending| PendingPod {
+    let pending_pod = |pod: &RemainingPod| PendingPod {
         namespace: pod.namespace.clone(),
         name: pod.name.clone(),
         pending_since: Some(since(&pod.namespace, &pod.name)),
@@ -442,13 +465,17 @@ fn lease_condition(
     now: Timestamp,
     errors: &mut Vec<String>,
 ) -> Condition {
-    let new_condition = |status: Status, reason: &str, message: String| {
+    let new_condition = |status: ConditionStatus, reason: &str, message: String| {
         condition(&before.conditions, LEASE_HELD, status, reason, message, now)
     };
     match lease {
         LeaseReport::Held => {
             after.error_on_lease_count = None;
-            new_condition(Status::True, "Held", "the node's Lease is held and renewed".into())
+            new_condition(
+                ConditionStatus::True,
+                "Held",
+                "the node's Lease is held and renewed".into(),
+            )
         }
         LeaseReport::HeldByOther(holder) => {
             let attempts = before.error_on_lease_count.unwrap_or_default();
@@ -456,7 +483,11 @@ fn lease_condition(
                 "failed to obtain a lease that is not owned by us : can't update or invalidate the lease because it is \
                  held by different owner: {holder} errorOnLeaseCount {attempts}"
             ));
-            new_condition(Status::False, HELD_BY_OTHER, format!("{holder} holds the node's Lease"))
+            new_condition(
+                ConditionStatus::False,
+                HELD_BY_OTHER,
+                format!("{holder} holds the node's Lease"),
+            )
         }
         LeaseReport::Failing { why, is_new } => {
             if *is_new {
@@ -471,20 +502,20 @@ fn lease_condition(
                 (ACQUISITION_FAILED, "failed to obtain a lease")
             };
             errors.push(format!("{what}: {why}"));
-            new_condition(Status::False, reason, why.clone())
+            new_condition(ConditionStatus::False, reason, why.clone())
         }
     }
 }
 
 /// Returns a message with the pods that the drain waits for, the most severe first.
-fn waiting_message(pending: &[Pending]) -> String {
-    let mut worst: Vec<&Pending> = pending.iter().collect();
+fn waiting_message(pending: &[RemainingPod]) -> String {
+    let mut worst: Vec<&RemainingPod> = pending.iter().collect();
     worst.sort_by_key(|pod| std::cmp::Reverse(pod.reason));
     let named: Vec<String> = worst
         .iter()
         .take(NAMED)
         .map(|pod| {
-            let budget = pod.blocker.as_ref().map_or_else(String::new, |blocker| {
+            let pdb = pod.blocker.as_ref().map_or_else(String::new, |blocker| {
                 format!(
                     " {}: {} of {} healthy, {} needed, {} may be evicted",
                     blocker.name,
@@ -494,7 +525,7 @@ fn waiting_message(pending: &[Pending]) -> String {
                     blocker.disruptions_allowed
                 )
             });
-            format!("{}/{} ({}{budget})", pod.namespace, pod.name, pod.reason.as_str())
+            format!("{}/{} ({}{pdb})", pod.namespace, pod.name, pod.reason.as_str())
         })
         .collect();
     let more = match pending.len().saturating_sub(NAMED) {

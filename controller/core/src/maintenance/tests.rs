@@ -14,7 +14,7 @@ fn at(seconds: i64) -> Timestamp {
 }
 
 /// A cluster of one node, in which plans are executed immediately.
-struct World {
+struct MaintenanceWorld {
     now: Timestamp,
     group: Group,
     object: Option<NodeMaintenance>,
@@ -24,12 +24,12 @@ struct World {
     pods: BTreeMap<String, Arc<Pod>>,
     blocked: bool,
     attempts: BTreeMap<String, Attempt>,
-    events: Vec<Event>,
+    events: Vec<MaintenanceEvent>,
     evictions: BTreeMap<String, usize>,
-    has_rival: bool,
+    has_conflict: bool,
 }
 
-impl World {
+impl MaintenanceWorld {
     fn new(spec: &Value, cordoned: bool) -> Self {
         let mut spec = spec.clone();
         spec["nodeName"] = "n".into();
@@ -50,7 +50,7 @@ impl World {
             attempts: BTreeMap::new(),
             events: Vec::new(),
             evictions: BTreeMap::new(),
-            has_rival: false,
+            has_conflict: false,
         }
     }
 
@@ -62,20 +62,20 @@ impl World {
 
     fn turn(&self, lease_failure: Option<&str>) -> Option<Turn> {
         let pods: Vec<_> = self.pods.values().cloned().collect();
-        let budgets: [Arc<PodDisruptionBudget>; 0] = [];
-        let known = Known {
+        let pdbs: [Arc<PodDisruptionBudget>; 0] = [];
+        let known = PodContext {
             daemon_set_is_gone: &|_, _| false,
-            budgets: &budgets,
+            pdbs: &pdbs,
         };
         let attempts = |uid: &str| self.attempts.get(uid).cloned();
-        Some(next(&Seen {
+        Some(next(&ObservedMaintenance {
             now: self.now,
             group: self.group,
             object: self.object.as_ref()?,
             node: self.node.as_ref(),
             lease: self.lease.as_ref(),
             lease_failure,
-            has_rival: self.has_rival,
+            has_conflict: self.has_conflict,
             pods: Some(&pods),
             pods_are_current: true,
             known,
@@ -88,12 +88,12 @@ impl World {
         let mut lease_failure = None;
         for _ in 0..40 {
             let Some(turn) = self.turn(lease_failure) else { return };
-            if turn.next == Next::Wait {
+            if turn.next == MaintenanceStep::Wait {
                 return;
             }
-            let evicts_nothing = matches!(&turn.next, Next::Evict(targets, _) if targets.is_empty());
-            let evicts = matches!(turn.next, Next::Evict(..));
-            if matches!(turn.next, Next::WriteLease(_)) && self.lease_fails {
+            let evicts_nothing = matches!(&turn.next, MaintenanceStep::Evict(targets, _) if targets.is_empty());
+            let evicts = matches!(turn.next, MaintenanceStep::Evict(..));
+            if matches!(turn.next, MaintenanceStep::WriteLease(_)) && self.lease_fails {
                 lease_failure = Some("no");
                 continue;
             }
@@ -110,11 +110,13 @@ impl World {
         panic!("it never settles: {:?}", self.turn(lease_failure));
     }
 
-    fn carry_out(&mut self, next: Next) {
+    fn carry_out(&mut self, next: MaintenanceStep) {
         match next {
-            Next::Wait => {}
-            Next::AddFinalizer => self.edit(|object| object.metadata.finalizers = Some(vec![FINALIZER.into()])),
-            Next::RemoveFinalizer => {
+            MaintenanceStep::Wait => {}
+            MaintenanceStep::AddFinalizer => {
+                self.edit(|object| object.metadata.finalizers = Some(vec![FINALIZER.into()]));
+            }
+            MaintenanceStep::RemoveFinalizer => {
                 let finalizers = self
                     .object
                     .iter_mut()
@@ -125,26 +127,29 @@ impl World {
                     names.count() > 0
                 });
             }
-            Next::Report(status) => self.edit(|object| object.status = Some(*status)),
-            Next::WriteLease(write) => {
+            MaintenanceStep::Report(status) => self.edit(|object| object.status = Some(*status)),
+            MaintenanceStep::WriteLease(write) => {
                 assert_eq!(write.exists, self.lease.is_some());
                 self.lease = Some(write.lease);
             }
-            Next::ReleaseLease(release) => {
-                assert!(lease::is_ours(self.lease.as_ref()), "a foreign Lease is left alone");
+            MaintenanceStep::ReleaseLease(release) => {
+                assert!(
+                    maintenance_lease::is_ours(self.lease.as_ref()),
+                    "a foreign Lease is left alone"
+                );
                 self.lease = match release {
-                    Release::Delete => None,
-                    Release::Empty(empty) => Some(*empty),
+                    LeaseRelease::Delete => None,
+                    LeaseRelease::Empty(empty) => Some(*empty),
                 };
             }
-            Next::WriteNode(patch) => self.patch_node(&patch),
-            Next::WriteCondition(stage) => {
-                let condition = node::condition(stage, "m", self.now);
+            MaintenanceStep::WriteNode(patch) => self.patch_node(&patch),
+            MaintenanceStep::WriteCondition(stage) => {
+                let condition = node_changes::condition(stage, "m", self.now);
                 let mut value = serde_json::to_value(self.node.as_ref().unwrap()).unwrap();
                 value["status"] = json!({"conditions": [condition]});
                 self.node = Some(serde_json::from_value(value).unwrap());
             }
-            Next::Evict(targets, status) => {
+            MaintenanceStep::Evict(targets, status) => {
                 for target in targets {
                     self.evict(&target);
                 }
@@ -155,14 +160,14 @@ impl World {
         }
     }
 
-    fn evict(&mut self, target: &Target) {
+    fn evict(&mut self, target: &EvictionTarget) {
         let pod = &self.pods[&target.name];
         assert!(
             pod.metadata.deletion_timestamp.is_none(),
             "it is on its way out already"
         );
         let result = if self.blocked {
-            EvictionResult::Budget("the budget allows none".into())
+            EvictionResult::BlockedByPdb("the budget allows none".into())
         } else {
             *self.evictions.entry(target.uid.clone()).or_default() += 1;
             let mut pod = pod.as_ref().clone();
@@ -246,7 +251,7 @@ impl World {
     }
 
     fn cordoned(&self) -> bool {
-        self.node.as_ref().is_some_and(node::is_unschedulable)
+        self.node.as_ref().is_some_and(node_changes::is_unschedulable)
     }
 
     fn event_count(&self, reason: &str) -> usize {
@@ -267,15 +272,15 @@ impl World {
         self.cordoned() == cordoned
             && !tainted
             && labels.is_none_or(BTreeMap::is_empty)
-            && !node::is_announced(node)
-            && lease::release(self.group, self.lease.as_ref()).is_none()
+            && !node_changes::is_announced(node)
+            && maintenance_lease::release(self.group, self.lease.as_ref()).is_none()
     }
 }
 
 #[test]
 fn deleted_maintenance_kept_by_others_reports_its_end() {
     for group in Group::ALL {
-        let mut world = World::new(&json!({}), false);
+        let mut world = MaintenanceWorld::new(&json!({}), false);
         world.group = group;
         world.add_pod("a");
         world.settle();
@@ -302,13 +307,13 @@ fn deleted_maintenance_kept_by_others_reports_its_end() {
 
 #[test]
 fn maintenance_is_overdue_after_thirty_seconds_not_empty() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     assert_eq!(report::overdue_at(&NodeMaintenanceStatus::default()), None);
     world.add_pod("a");
     world.blocked = true;
     world.settle();
     assert_eq!(report::overdue_at(&world.status()), Some(at(30)));
-    let wake = |world: &World| world.turn(None).unwrap().wake;
+    let wake = |world: &MaintenanceWorld| world.turn(None).unwrap().wake;
     assert!(wake(&world).is_some_and(|wake| wake <= at(30)));
     world.blocked = false;
     world.pass(31);
@@ -321,7 +326,7 @@ fn maintenance_is_overdue_after_thirty_seconds_not_empty() {
 
 #[test]
 fn a_node_is_closed_emptied_and_given_back() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.add_pod("a");
     world.add_pod("b");
     world.settle();
@@ -368,7 +373,7 @@ fn a_node_is_closed_emptied_and_given_back() {
 
 #[test]
 fn a_cordon_from_before_stays() {
-    let mut world = World::new(&json!({}), true);
+    let mut world = MaintenanceWorld::new(&json!({}), true);
     world.settle();
     assert_eq!(world.status().node_was_unschedulable, Some(true));
     world.delete();
@@ -379,7 +384,7 @@ fn a_cordon_from_before_stays() {
 
 #[test]
 fn maintenance_of_another_operator_is_continued_and_ended() {
-    let mut world = World::new(&json!({}), true);
+    let mut world = MaintenanceWorld::new(&json!({}), true);
     world.edit(|object| {
         object.metadata.finalizers = Some(vec![FINALIZER.into()]);
         object.status =
@@ -398,7 +403,7 @@ fn maintenance_of_another_operator_is_continued_and_ended() {
 
 #[test]
 fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
-    let mut world = World::new(&json!({"timeout": "1m"}), false);
+    let mut world = MaintenanceWorld::new(&json!({"timeout": "1m"}), false);
     world.settle();
     assert_eq!(world.phase(), "Succeeded");
     let completed = world.status().completion_time;
@@ -425,7 +430,7 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
 
 #[test]
 fn blocked_pod_is_reported_until_it_is_gone() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.blocked = true;
     world.add_pod("a");
     world.settle();
@@ -451,7 +456,7 @@ fn blocked_pod_is_reported_until_it_is_gone() {
 
 #[test]
 fn maintenance_over_its_time_fails_and_uncordons_the_node() {
-    let mut world = World::new(&json!({"timeout": "1m30s"}), false);
+    let mut world = MaintenanceWorld::new(&json!({"timeout": "1m30s"}), false);
     world.blocked = true;
     world.add_pod("a");
     world.settle();
@@ -481,11 +486,14 @@ fn maintenance_over_its_time_fails_and_uncordons_the_node() {
 
 #[test]
 fn foreign_lease_delays_a_start_and_ends_a_running_one() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.steal_lease();
     world.settle();
     assert!(!world.cordoned(), "nothing is done to the node");
-    assert!(node::is_planned(world.node.as_ref().unwrap()), "but it is announced");
+    assert!(
+        node_changes::is_planned(world.node.as_ref().unwrap()),
+        "but it is announced"
+    );
     assert_eq!(
         (world.phase().as_str(), world.reason().as_str()),
         ("Running", "WaitingForLease")
@@ -500,7 +508,7 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
     world.pass(3601);
     world.settle();
     assert_eq!((world.phase().as_str(), world.cordoned()), ("Succeeded", true));
-    assert!(!node::is_planned(world.node.as_ref().unwrap()), "it has begun");
+    assert!(!node_changes::is_planned(world.node.as_ref().unwrap()), "it has begun");
     assert_eq!(
         world.lease.as_ref().unwrap().spec.as_ref().unwrap().lease_transitions,
         Some(1)
@@ -522,14 +530,14 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
 
 #[test]
 fn maintenance_deleted_while_it_waits_is_not_announced() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.steal_lease();
     world.settle();
-    assert!(node::is_announced(world.node.as_ref().unwrap()));
+    assert!(node_changes::is_announced(world.node.as_ref().unwrap()));
     world.delete();
     world.settle();
     assert!(world.object.is_none());
-    assert!(!node::is_announced(world.node.as_ref().unwrap()) && !world.cordoned());
+    assert!(!node_changes::is_announced(world.node.as_ref().unwrap()) && !world.cordoned());
     assert!(world.lease.is_some(), "a foreign Lease is left alone");
 }
 
@@ -538,7 +546,7 @@ fn change_of_the_node_before_its_lease_is_held_stays() {
     for (group, cordoned) in Group::ALL.map(|group| [(group, false), (group, true)]).concat() {
         for is_deleted_while_waiting in [false, true] {
             for lease_fails in [false, true] {
-                let mut world = World::new(&json!({}), cordoned);
+                let mut world = MaintenanceWorld::new(&json!({}), cordoned);
                 (world.group, world.lease_fails) = (group, lease_fails);
                 if !lease_fails {
                     world.steal_lease();
@@ -566,7 +574,7 @@ fn change_of_the_node_before_its_lease_is_held_stays() {
 
 #[test]
 fn node_closed_before_the_lease_was_lost_is_opened() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
     // The maintenance had closed the node, and had not reported yet that it had the Lease.
     world.edit(|object| {
@@ -586,9 +594,9 @@ fn node_closed_before_the_lease_was_lost_is_opened() {
 
 #[test]
 fn failing_lease_is_written_once_in_each_interval() {
-    let interval = lease::RETRY.as_secs();
+    let interval = maintenance_lease::RETRY.as_secs();
     for held_before in [false, true] {
-        let mut world = World::new(&json!({}), false);
+        let mut world = MaintenanceWorld::new(&json!({}), false);
         if held_before {
             world.settle();
             world.pass(1200);
@@ -601,7 +609,11 @@ fn failing_lease_is_written_once_in_each_interval() {
                 assert_eq!(world.status().error_on_lease_count, Some(attempt));
                 let turn = world.turn(None).unwrap();
                 let next = began + SignedDuration::from_secs(interval * attempt);
-                assert_eq!((turn.next, turn.wake), (Next::Wait, Some(next)), "{held_before}");
+                assert_eq!(
+                    (turn.next, turn.wake),
+                    (MaintenanceStep::Wait, Some(next)),
+                    "{held_before}"
+                );
                 world.pass(1);
                 world.settle();
             }
@@ -623,7 +635,7 @@ fn failing_lease_is_written_once_in_each_interval() {
 
 #[test]
 fn reports_of_pods_do_not_delay_a_failing_lease() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
     world.pass(1200);
     world.lease_fails = true;
@@ -637,7 +649,7 @@ fn reports_of_pods_do_not_delay_a_failing_lease() {
 
 #[test]
 fn lease_is_lost_by_time_not_by_failed_renewals() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
     world.lease_fails = true;
     world.pass(1200);
@@ -653,7 +665,7 @@ fn lease_is_lost_by_time_not_by_failed_renewals() {
         (world.phase().as_str(), world.reason().as_str()),
         ("Failed", "LeaseLost")
     );
-    let mut renewed = World::new(&json!({}), false);
+    let mut renewed = MaintenanceWorld::new(&json!({}), false);
     renewed.settle();
     for _ in 0..100 {
         renewed.pass(1200);
@@ -667,7 +679,7 @@ fn lease_is_lost_by_time_not_by_failed_renewals() {
 
 #[test]
 fn a_missing_node_fails_it_until_there_is_one_again() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
     let node = world.node.take();
     world.settle();
@@ -694,15 +706,15 @@ fn a_missing_node_fails_it_until_there_is_one_again() {
 
 #[test]
 fn of_two_the_one_that_does_not_count_touches_nothing() {
-    let mut world = World::new(&json!({}), false);
-    world.has_rival = true;
+    let mut world = MaintenanceWorld::new(&json!({}), false);
+    world.has_conflict = true;
     world.settle();
     assert_eq!(
         (world.phase().as_str(), world.reason().as_str()),
         ("Failed", "AnotherMaintenance")
     );
     assert!(!world.cordoned() && world.lease.is_none());
-    world.has_rival = false;
+    world.has_conflict = false;
     world.settle();
     assert_eq!(
         (world.phase().as_str(), world.event_count("BeginMaintenance")),
@@ -712,28 +724,28 @@ fn of_two_the_one_that_does_not_count_touches_nothing() {
 
 #[test]
 fn pods_that_are_not_known_are_not_taken_for_none() {
-    let mut world = World::new(&json!({}), false);
+    let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
-    let known = Known {
+    let known = PodContext {
         daemon_set_is_gone: &|_, _| false,
-        budgets: &[],
+        pdbs: &[],
     };
     let seen = |pods: Option<&'static [Arc<Pod>]>, current: bool| {
-        let turn = next(&Seen {
+        let turn = next(&ObservedMaintenance {
             now: world.now,
             group: world.group,
             object: world.object.as_ref().unwrap(),
             node: world.node.as_ref(),
             lease: world.lease.as_ref(),
             lease_failure: None,
-            has_rival: false,
+            has_conflict: false,
             pods,
             pods_are_current: current,
             known,
             attempts: &|_| None,
         });
         match turn.next {
-            Next::Evict(_, Some(status)) => status.phase,
+            MaintenanceStep::Evict(_, Some(status)) => status.phase,
             other => panic!("{other:?}"),
         }
     };
@@ -795,7 +807,7 @@ proptest! {
         kubevirt: bool,
         all in prop::collection::vec(happens(), 0..30),
     ) {
-        let mut world = World::new(&json!({}), cordoned);
+        let mut world = MaintenanceWorld::new(&json!({}), cordoned);
         if kubevirt {
             world.group = Group::KubeVirt;
         }

@@ -18,7 +18,7 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
-use super::record::Record;
+use super::record::MigrationRecord;
 
 /// The state of the VMI that is to be migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,7 +41,7 @@ pub enum Instance {
 
 /// The state of the target pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TargetPod {
+pub enum TargetPodState {
     /// The caches do not contain one, and the API server has not been queried.
     Unknown,
     /// The API server confirmed that the pod does not exist.
@@ -74,13 +74,13 @@ pub enum SourcePod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterView {
     /// The state recorded in the object.
-    pub record: Record,
+    pub record: MigrationRecord,
     /// An older migration of the same VMI is not over.
     pub another: bool,
     /// The VMI.
     pub instance: Instance,
     /// The target pod.
-    pub target_pod: TargetPod,
+    pub target_pod: TargetPodState,
     /// The source pod.
     pub source_pod: SourcePod,
     /// The source node is gone for good.
@@ -99,7 +99,7 @@ pub struct ClusterView {
 
 /// Why a migration has failed or is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Failure {
+pub enum MigrationFailure {
     /// An older migration of the same VMI has not ended.
     AnotherMigration,
     /// The VMI does not exist.
@@ -130,7 +130,7 @@ pub enum Failure {
     LostOnTarget,
 }
 
-impl Failure {
+impl MigrationFailure {
     /// Returns the stable CamelCase reason.
     pub fn reason(self) -> &'static str {
         match self {
@@ -185,9 +185,9 @@ pub enum ClusterStep {
     /// Writes the phase. [`MigrationPhase::PreparingTarget`] is written together with both sides.
     Enter(MigrationPhase),
     /// Writes the phase `Failed` with this reason.
-    Fail(Failure),
+    Fail(MigrationFailure),
     /// Requests both sides to abort the migration.
-    Abort(Failure),
+    Abort(MigrationFailure),
     /// Records in the object that the source node is gone for good.
     RecordSourceGone,
     /// Removes the finalizer.
@@ -231,7 +231,7 @@ pub fn step(view: &ClusterView) -> Vec<ClusterStep> {
         return Vec::new();
     }
     match view.record.phase {
-        None if view.another => vec![ClusterStep::Fail(Failure::AnotherMigration)],
+        None if view.another => vec![ClusterStep::Fail(MigrationFailure::AnotherMigration)],
         None => vec![ClusterStep::Enter(MigrationPhase::Pending)],
         Some(MigrationPhase::Succeeded | MigrationPhase::Failed) => over(view),
         Some(MigrationPhase::Pending | MigrationPhase::Scheduling | MigrationPhase::Scheduled) => before(view),
@@ -244,41 +244,43 @@ pub fn step(view: &ClusterView) -> Vec<ClusterStep> {
 fn before(view: &ClusterView) -> Vec<ClusterStep> {
     let fail = |failure| vec![ClusterStep::Fail(failure)];
     if view.record.deleted {
-        return fail(Failure::Canceled);
+        return fail(MigrationFailure::Canceled);
     }
     match view.instance {
-        Instance::Missing => return fail(Failure::InstanceMissing),
-        Instance::Ended => return fail(Failure::InstanceEnded),
-        Instance::NotMigratable => return fail(Failure::NotMigratable),
+        Instance::Missing => return fail(MigrationFailure::InstanceMissing),
+        Instance::Ended => return fail(MigrationFailure::InstanceEnded),
+        Instance::NotMigratable => return fail(MigrationFailure::NotMigratable),
         Instance::Moved | Instance::Unknown | Instance::NotRunning | Instance::Running => {}
     }
     let phase = view.record.phase;
     if view.overdue {
-        return fail(Failure::Overdue);
+        return fail(MigrationFailure::Overdue);
     }
     match view.target_pod {
-        TargetPod::Over => fail(Failure::PodEnded),
-        TargetPod::Leaving if phase != Some(MigrationPhase::Pending) => fail(Failure::PodRemoved),
-        TargetPod::Missing if phase != Some(MigrationPhase::Pending) => fail(Failure::PodRemoved),
-        TargetPod::Unknown if phase != Some(MigrationPhase::Pending) => vec![ClusterStep::Confirm],
-        TargetPod::Missing | TargetPod::Unknown | TargetPod::Rejected
+        TargetPodState::Over => fail(MigrationFailure::PodEnded),
+        TargetPodState::Leaving if phase != Some(MigrationPhase::Pending) => fail(MigrationFailure::PodRemoved),
+        TargetPodState::Missing if phase != Some(MigrationPhase::Pending) => fail(MigrationFailure::PodRemoved),
+        TargetPodState::Unknown if phase != Some(MigrationPhase::Pending) => vec![ClusterStep::Confirm],
+        TargetPodState::Missing | TargetPodState::Unknown | TargetPodState::Rejected
             if view.may_place && view.instance == Instance::Running =>
         {
             vec![ClusterStep::CreatePod]
         }
-        TargetPod::Missing | TargetPod::Unknown | TargetPod::Rejected | TargetPod::Leaving => Vec::new(),
+        TargetPodState::Missing | TargetPodState::Unknown | TargetPodState::Rejected | TargetPodState::Leaving => {
+            Vec::new()
+        }
         // Enters every phase in order, even if it is over at once.
-        TargetPod::Coming | TargetPod::Ready if phase == Some(MigrationPhase::Pending) => {
+        TargetPodState::Coming | TargetPodState::Ready if phase == Some(MigrationPhase::Pending) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduling)]
         }
-        TargetPod::Coming => Vec::new(),
-        TargetPod::Ready if phase < Some(MigrationPhase::Scheduled) => {
+        TargetPodState::Coming => Vec::new(),
+        TargetPodState::Ready if phase < Some(MigrationPhase::Scheduled) => {
             vec![ClusterStep::Enter(MigrationPhase::Scheduled)]
         }
-        TargetPod::Ready if view.has_slot && view.instance == Instance::Running => {
+        TargetPodState::Ready if view.has_slot && view.instance == Instance::Running => {
             vec![ClusterStep::Enter(MigrationPhase::PreparingTarget)]
         }
-        TargetPod::Ready => Vec::new(),
+        TargetPodState::Ready => Vec::new(),
     }
 }
 
@@ -293,7 +295,7 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
             {
                 vec![ClusterStep::Enter(MigrationPhase::Succeeded)]
             }
-            (Instance::Moved | Instance::Missing | Instance::Ended, _) => fail(Failure::LostOnTarget),
+            (Instance::Moved | Instance::Missing | Instance::Ended, _) => fail(MigrationFailure::LostOnTarget),
             // The VMI is updated first, so an observer of the final phase sees the VMI on the right node.
             _ => Vec::new(),
         };
@@ -304,24 +306,24 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     }
     if record.source == Some(SourceState::Stayed) {
         return fail(given_up(view).unwrap_or(match record.target {
-            Some(TargetState::Refused) => Failure::TargetRefused,
-            Some(TargetState::Gone) if !record.gave_up => Failure::TargetLost,
-            _ => Failure::GuestStayed,
+            Some(TargetState::Refused) => MigrationFailure::TargetRefused,
+            Some(TargetState::Gone) if !record.gave_up => MigrationFailure::TargetLost,
+            _ => MigrationFailure::GuestStayed,
         }));
     }
     if record.source == Some(SourceState::Ended) {
         // The guest may have ended after the tunnel had released it. The target's state decides.
         let waits = matches!(record.target, Some(TargetState::Prepared | TargetState::Complete));
         return match view.target_pod {
-            _ if !(waits && target_may_run(view)) => fail(Failure::GuestEnded),
-            TargetPod::Unknown => vec![ClusterStep::Confirm],
+            _ if !(waits && target_may_run(view)) => fail(MigrationFailure::GuestEnded),
+            TargetPodState::Unknown => vec![ClusterStep::Confirm],
             _ => Vec::new(),
         };
     }
     let begun = record.source.is_some();
     let nothing_arrives = match record.target {
-        Some(TargetState::Refused) => Some(Failure::TargetRefused),
-        Some(TargetState::Gone) => Some(Failure::TargetLost),
+        Some(TargetState::Refused) => Some(MigrationFailure::TargetRefused),
+        Some(TargetState::Gone) => Some(MigrationFailure::TargetLost),
         _ => None,
     };
     if let Some(failure) = nothing_arrives
@@ -331,10 +333,10 @@ fn moving(view: &ClusterView) -> Vec<ClusterStep> {
     }
     // Both copies are lost.
     if view.source_node_gone && (view.target_node_gone || record.target == Some(TargetState::Ended)) {
-        return fail(Failure::SourceNodeGone);
+        return fail(MigrationFailure::SourceNodeGone);
     }
     if view.target_node_gone && record.source == Some(SourceState::Halted) {
-        return fail(Failure::TargetLost);
+        return fail(MigrationFailure::TargetLost);
     }
     // The source may have released the guest anyway, so its report decides.
     let reason = given_up(view).or(nothing_arrives);
@@ -366,43 +368,43 @@ fn target_may_run(view: &ClusterView) -> bool {
         && view.instance != Instance::Missing
         && !matches!(
             view.target_pod,
-            TargetPod::Over | TargetPod::Rejected | TargetPod::Missing
+            TargetPodState::Over | TargetPodState::Rejected | TargetPodState::Missing
         )
 }
 
 /// Returns why a migration with named sides is to be aborted, if at all.
-fn given_up(view: &ClusterView) -> Option<Failure> {
+fn given_up(view: &ClusterView) -> Option<MigrationFailure> {
     if view.record.deleted {
-        return Some(Failure::Canceled);
+        return Some(MigrationFailure::Canceled);
     }
     match view.instance {
-        Instance::Missing => return Some(Failure::InstanceMissing),
-        Instance::Ended => return Some(Failure::InstanceEnded),
+        Instance::Missing => return Some(MigrationFailure::InstanceMissing),
+        Instance::Ended => return Some(MigrationFailure::InstanceEnded),
         _ => {}
     }
     match view.source_pod {
-        SourcePod::Over => return Some(Failure::GuestEnded),
+        SourcePod::Over => return Some(MigrationFailure::GuestEnded),
         SourcePod::Left | SourcePod::Alive => {}
     }
     match view.target_pod {
-        TargetPod::Over | TargetPod::Rejected => return Some(Failure::PodEnded),
-        TargetPod::Leaving | TargetPod::Missing => return Some(Failure::PodRemoved),
-        TargetPod::Unknown | TargetPod::Coming | TargetPod::Ready => {}
+        TargetPodState::Over | TargetPodState::Rejected => return Some(MigrationFailure::PodEnded),
+        TargetPodState::Leaving | TargetPodState::Missing => return Some(MigrationFailure::PodRemoved),
+        TargetPodState::Unknown | TargetPodState::Coming | TargetPodState::Ready => {}
     }
     if view.source_node_gone {
-        return Some(Failure::SourceNodeGone);
+        return Some(MigrationFailure::SourceNodeGone);
     }
     if view.target_node_gone {
-        return Some(Failure::TargetLost);
+        return Some(MigrationFailure::TargetLost);
     }
-    view.overdue.then_some(Failure::Overdue)
+    view.overdue.then_some(MigrationFailure::Overdue)
 }
 
 /// Steps after the final phase. The sides may not have settled yet.
 fn over(view: &ClusterView) -> Vec<ClusterStep> {
     let record = &view.record;
     let mut steps = Vec::new();
-    let pod = matches!(view.target_pod, TargetPod::Coming | TargetPod::Ready);
+    let pod = matches!(view.target_pod, TargetPodState::Coming | TargetPodState::Ready);
     let nothing = record.target == Some(TargetState::Gone);
     let empty =
         record.target != Some(TargetState::Running) && (nothing || guest_location(view) == GuestLocation::Source);

@@ -38,9 +38,9 @@ use drydock_api::kubevirt::migration::{MigrationMode, MigrationProgress};
 use jiff::Timestamp;
 
 pub use forecast::Outlook;
-use forecast::{Pass, Rate};
-pub use limits::Limits;
-pub use text::{Written, summary, worth_writing};
+use forecast::{AverageRate, Pass};
+pub use limits::ConvergenceLimits;
+pub use text::{WrittenProgress, summary, worth_writing};
 
 use super::unsent::NOTHING_SENT;
 
@@ -63,7 +63,7 @@ const CERTAIN_AFTER: Duration = Duration::from_secs(30);
 /// A request to libvirt that has no visible effect is repeated after this time.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Rates are considered stale when nothing has been sent for this time.
-const SILENT_AFTER: Duration = Duration::from_secs(10);
+const STALLED_AFTER: Duration = Duration::from_secs(10);
 
 /// libvirt's job statistics at one point in time. Values that libvirt does not report are 0 or `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,7 +128,7 @@ pub enum Act {
 
 /// An action and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Action {
+pub struct ConvergenceAction {
     /// The action.
     pub act: Act,
     /// CamelCase reason.
@@ -139,7 +139,7 @@ pub struct Action {
 
 /// Why an action is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
+enum ActionCause {
     /// The guest dirties memory faster than it can be sent.
     DoesNotConverge,
     /// The migration exceeds its completion time.
@@ -148,7 +148,7 @@ enum Cause {
     NoProgress,
 }
 
-impl Cause {
+impl ActionCause {
     /// Returns the stable CamelCase reason.
     fn reason(self) -> &'static str {
         match self {
@@ -162,7 +162,7 @@ impl Cause {
 /// Returns whether a source's reason for `Stayed` shows that it ended the migration on request of this module or of
 /// [`unsent`](super::unsent), regardless of libvirt's error.
 pub fn is_given_up_for(reason: &str) -> bool {
-    let [time, progress] = [Cause::CompletionTimeExceeded, Cause::NoProgress].map(Cause::reason);
+    let [time, progress] = [ActionCause::CompletionTimeExceeded, ActionCause::NoProgress].map(ActionCause::reason);
     [time, progress, NOTHING_SENT].contains(&reason)
 }
 
@@ -170,9 +170,9 @@ pub fn is_given_up_for(reason: &str) -> bool {
 /// and does nothing before.
 #[derive(Clone, Debug)]
 pub struct Monitor {
-    limits: Limits,
-    bandwidth: Rate,
-    dirty: Rate,
+    limits: ConvergenceLimits,
+    bandwidth: AverageRate,
+    dirty: AverageRate,
     pass: Pass,
     outlook: Outlook,
     elapsed: Duration,
@@ -185,16 +185,16 @@ pub struct Monitor {
     hopeless_since: Option<(Duration, u64)>,
     downtime: Duration,
     downtime_at: Option<Duration>,
-    requested: Option<(Action, Duration)>,
+    requested: Option<(ConvergenceAction, Duration)>,
     /// The guest was paused for the migration. If a user resumes it, it is not paused again.
     was_paused: bool,
-    refused: Refused,
+    refused: RefusedRequests,
     reported: Reported,
 }
 
 /// Requests that libvirt has refused.
 #[derive(Clone, Copy, Debug, Default)]
-struct Refused {
+struct RefusedRequests {
     downtime: bool,
     pause: bool,
     post_copy: bool,
@@ -209,11 +209,11 @@ struct Reported {
 
 impl Monitor {
     /// Creates a monitor without any samples.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: ConvergenceLimits) -> Self {
         Self {
             limits,
-            bandwidth: Rate::default(),
-            dirty: Rate::default(),
+            bandwidth: AverageRate::default(),
+            dirty: AverageRate::default(),
             pass: Pass::default(),
             outlook: Outlook::Unknown,
             elapsed: Duration::ZERO,
@@ -227,7 +227,7 @@ impl Monitor {
             downtime_at: None,
             requested: None,
             was_paused: false,
-            refused: Refused::default(),
+            refused: RefusedRequests::default(),
             reported: Reported::default(),
         }
     }
@@ -257,7 +257,7 @@ impl Monitor {
 
     /// Takes in a sample and returns the actions to take now. An action without visible effect is returned again after
     /// a while. Requests that libvirt refuses permanently must be reported through [`Self::refused`].
-    pub fn observe(&mut self, sample: &Sample) -> Vec<Action> {
+    pub fn observe(&mut self, sample: &Sample) -> Vec<ConvergenceAction> {
         self.learn(sample);
         // After the switch, neither side could continue alone.
         if sample.post_copy {
@@ -277,16 +277,16 @@ impl Monitor {
             };
         }
         if let Some(cause) = self.overdue(sample) {
-            let helps = cause == Cause::CompletionTimeExceeded;
+            let helps = cause == ActionCause::CompletionTimeExceeded;
             let act = self.disruption(sample).filter(|_| helps).unwrap_or(Act::Abort);
             return vec![self.request(self.action(act, cause, sample))];
         }
         if self.is_hopeless() {
             if let Some(act) = self.disruption(sample) {
-                return vec![self.request(self.action(act, Cause::DoesNotConverge, sample))];
+                return vec![self.request(self.action(act, ActionCause::DoesNotConverge, sample))];
             }
             if !std::mem::replace(&mut self.reported.hopeless, true) {
-                return vec![self.action(Act::Report, Cause::DoesNotConverge, sample)];
+                return vec![self.action(Act::Report, ActionCause::DoesNotConverge, sample)];
             }
         }
         self.milder_means(sample)
@@ -359,8 +359,8 @@ impl Monitor {
     /// Returns whether and when the migration will end with the downtime currently allowed.
     fn forecast(&self, sample: &Sample) -> Outlook {
         let limit = self.limits.bandwidth.unwrap_or(u64::MAX);
-        let silent = self.elapsed.saturating_sub(self.sent_at) >= SILENT_AFTER;
-        let Some(bandwidth) = self.bandwidth.get().filter(|_| !silent) else {
+        let stalled = self.elapsed.saturating_sub(self.sent_at) >= STALLED_AFTER;
+        let Some(bandwidth) = self.bandwidth.get().filter(|_| !stalled) else {
             return Outlook::Unknown;
         };
         let begun = sample.iteration > 0 || sample.memory_remaining > 0;
@@ -370,7 +370,7 @@ impl Monitor {
             self.limits.total.saturating_sub(sample.data_processed)
         };
         let changes = !sample.paused && !sample.post_copy;
-        forecast::Facts {
+        forecast::ForecastInput {
             remaining: sample.remaining().max(to_come),
             bandwidth: bandwidth.min(limit),
             dirty: self.dirty.get().filter(|_| changes).unwrap_or(0),
@@ -410,10 +410,10 @@ impl Monitor {
     }
 
     /// Returns the limit that is exceeded, if any.
-    fn overdue(&self, sample: &Sample) -> Option<Cause> {
+    fn overdue(&self, sample: &Sample) -> Option<ActionCause> {
         let exceeded = self.allowed_time(sample).is_some_and(|time| self.elapsed > time);
         if exceeded && self.disruption(sample).is_some() {
-            return Some(Cause::CompletionTimeExceeded);
+            return Some(ActionCause::CompletionTimeExceeded);
         }
         let since = |at| self.elapsed.saturating_sub(at);
         let stands = self.limits.progress.is_some_and(|time| {
@@ -422,9 +422,9 @@ impl Monitor {
             since(self.progress_at) >= time && !converges
         });
         if stands {
-            return Some(Cause::NoProgress);
+            return Some(ActionCause::NoProgress);
         }
-        exceeded.then_some(Cause::CompletionTimeExceeded)
+        exceeded.then_some(ActionCause::CompletionTimeExceeded)
     }
 
     /// Returns how the guest may be disrupted so that the migration ends: as in KubeVirt, post-copy if allowed, else a
@@ -440,7 +440,7 @@ impl Monitor {
     }
 
     /// Returns the actions that the guest hardly notices.
-    fn milder_means(&mut self, sample: &Sample) -> Vec<Action> {
+    fn milder_means(&mut self, sample: &Sample) -> Vec<ConvergenceAction> {
         let late = match (self.outlook, self.limits.completion_time()) {
             (Outlook::Never, _) => true,
             (Outlook::Ends(left), Some(time)) => self.elapsed.saturating_add(left) > time,
@@ -451,7 +451,7 @@ impl Monitor {
         }
         let mut actions = Vec::new();
         if self.limits.auto_converge && !std::mem::replace(&mut self.reported.slowed_down, true) {
-            actions.push(Action {
+            actions.push(ConvergenceAction {
                 act: Act::Report,
                 reason: "AutoConverge",
                 sentence: format!("{}: QEMU slows the guest down", self.rates()),
@@ -463,7 +463,7 @@ impl Monitor {
         if rested && !self.refused.downtime && self.downtime < self.limits.max_downtime {
             self.downtime = self.next_downtime(sample);
             self.downtime_at = Some(self.elapsed);
-            actions.push(Action {
+            actions.push(ConvergenceAction {
                 act: Act::SetDowntime(self.downtime),
                 reason: "DowntimeTooShort",
                 sentence: format!(
@@ -489,7 +489,7 @@ impl Monitor {
         next.max(Duration::from_millis(1)).min(most)
     }
 
-    fn request(&mut self, action: Action) -> Action {
+    fn request(&mut self, action: ConvergenceAction) -> ConvergenceAction {
         self.requested = Some((action.clone(), self.elapsed));
         action
     }

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
 
-use crate::configuration::Problem;
+use crate::configuration::InvalidValue;
 
 pub use attempts::{Attempts, Failures, Retry};
 
@@ -32,7 +32,7 @@ const LONGEST_SECONDS: u64 = 24 * 60 * 60;
 
 /// Deadlines for the phases of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadlines {
+pub struct PhaseDeadlines {
     /// How long a target pod may have no node. Default: 300 s (KubeVirt's `defaultUnschedulablePendingTimeoutSeconds`).
     pub unschedulable: Duration,
     /// From the creation of a target pod until its containers are ready. Default: 900 s (KubeVirt's
@@ -46,7 +46,7 @@ pub struct Deadlines {
     pub starting: Duration,
 }
 
-impl Default for Deadlines {
+impl Default for PhaseDeadlines {
     fn default() -> Self {
         Self {
             unschedulable: Duration::from_secs(300),
@@ -60,9 +60,9 @@ impl Default for Deadlines {
 /// A phase of a migration that has a deadline. While the guest moves, [`convergence`](super::convergence) and
 /// [`unsent`](super::unsent) decide instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Part {
+pub enum DeadlinePhase {
     /// The target pod is being scheduled or started.
-    TargetPod(TargetPod),
+    TargetPod(TargetPodProgress),
     /// Both sides prepare (phase `PreparingTarget`).
     Preparing,
     /// Both sides are prepared, and the guest does not move yet (phase `TargetReady`).
@@ -71,7 +71,7 @@ pub enum Part {
 
 /// The state of a target pod that determines its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TargetPod {
+pub struct TargetPodProgress {
     /// The scheduler has found no node for it (condition `PodScheduled` is False).
     pub unschedulable: bool,
     /// Its containers are ready.
@@ -80,7 +80,7 @@ pub struct TargetPod {
 
 /// The deadline of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Deadline {
+pub struct PhaseDeadline {
     /// When it passes.
     pub at: Timestamp,
     /// CamelCase reason.
@@ -89,17 +89,17 @@ pub struct Deadline {
     pub sentence: String,
 }
 
-impl Deadline {
+impl PhaseDeadline {
     /// Returns whether the deadline has passed.
     pub fn has_passed(&self, now: Timestamp) -> bool {
         now >= self.at
     }
 }
 
-impl Deadlines {
+impl PhaseDeadlines {
     /// Returns these deadlines with the overrides in a migration's annotations, and the invalid annotations. An invalid
     /// value changes nothing.
-    pub fn with_annotations(self, annotations: &BTreeMap<String, String>) -> (Self, Vec<Problem>) {
+    pub fn with_annotations(self, annotations: &BTreeMap<String, String>) -> (Self, Vec<InvalidValue>) {
         let mut own = self;
         let mut problems = Vec::new();
         for (key, field) in [
@@ -111,7 +111,7 @@ impl Deadlines {
             };
             match seconds(text) {
                 Some(value) => *field = value,
-                None => problems.push(Problem::new(
+                None => problems.push(InvalidValue::new(
                     format!("metadata.annotations[{key}]"),
                     text,
                     format!("whole seconds from 1 to {LONGEST_SECONDS}"),
@@ -125,30 +125,35 @@ impl Deadlines {
     /// transition. `None`: no limit applies.
     ///
     /// `annotations` are the migration's, as in [`Self::with_annotations`].
-    pub fn deadline(&self, part: Part, since: Timestamp, annotations: &BTreeMap<String, String>) -> Option<Deadline> {
+    pub fn deadline(
+        &self,
+        part: DeadlinePhase,
+        since: Timestamp,
+        annotations: &BTreeMap<String, String>,
+    ) -> Option<PhaseDeadline> {
         let (own, _) = self.with_annotations(annotations);
         let (limit, reason, message) = match part {
-            Part::TargetPod(TargetPod { ready: true, .. }) => return None,
-            Part::TargetPod(TargetPod {
+            DeadlinePhase::TargetPod(TargetPodProgress { ready: true, .. }) => return None,
+            DeadlinePhase::TargetPod(TargetPodProgress {
                 unschedulable: true, ..
             }) if own.unschedulable <= own.pending => (
                 own.unschedulable,
                 "TargetPodUnschedulable",
                 "no node took the target pod",
             ),
-            Part::TargetPod(_) => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
-            Part::Preparing => (
+            DeadlinePhase::TargetPod(_) => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
+            DeadlinePhase::Preparing => (
                 own.preparing,
                 "PreparationTimedOut",
                 "source and target were not both prepared",
             ),
-            Part::Starting => (
+            DeadlinePhase::Starting => (
                 own.starting,
                 "StartTimedOut",
                 "both sides were prepared, and the guest did not begin to move",
             ),
         };
-        Some(Deadline {
+        Some(PhaseDeadline {
             at: after(since, limit),
             reason,
             sentence: format!("{message} within {} s", limit.as_secs_f64()),

@@ -44,7 +44,7 @@ impl Proof {
 /// The source's message that the guest belongs to the target from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Release {
+pub struct GuestRelease {
     /// The proof for the release.
     pub proof: Proof,
     /// A user had paused the guest. It is taken over and stays paused.
@@ -94,7 +94,7 @@ pub struct SourceSide {
     keep_paused: bool,
     proof: Option<Proof>,
     /// The release that the target may have received. Repetitions are identical.
-    sent: Option<Release>,
+    sent: Option<GuestRelease>,
     taken_over: Option<TakenOver>,
 }
 
@@ -121,12 +121,12 @@ impl SourceSide {
 
     /// Returns the release to send now, on every connection and until the target has acknowledged. The release counts
     /// as sent from here on.
-    pub fn release(&mut self) -> Option<Release> {
+    pub fn release(&mut self) -> Option<GuestRelease> {
         if self.taken_over.is_some() {
             return None;
         }
         let keep_paused = self.keep_paused;
-        let release = self.proof.map(|proof| Release { proof, keep_paused })?;
+        let release = self.proof.map(|proof| GuestRelease { proof, keep_paused })?;
         Some(*self.sent.get_or_insert(release))
     }
 
@@ -173,7 +173,7 @@ pub enum GuestHere {
 
 /// The target's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TargetStep {
+pub enum HandOverStep {
     /// Waits until the guest's state changes or a message from the source arrives.
     Wait,
     /// Resumes the guest.
@@ -187,7 +187,7 @@ pub enum TargetStep {
 /// State of the target's side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TargetSide {
-    release: Option<Release>,
+    release: Option<GuestRelease>,
     taken_over: Option<TakenOver>,
 }
 
@@ -196,7 +196,7 @@ impl TargetSide {
     ///
     /// # Errors
     /// If its proof is unknown. The guest then stays paused, and its agent takes over based on the object.
-    pub fn released(&mut self, release: Release) -> Result<(), HandOverRefusal> {
+    pub fn released(&mut self, release: GuestRelease) -> Result<(), HandOverRefusal> {
         if release.proof == Proof::Unknown {
             return Err(HandOverRefusal::NotUnderstood);
         }
@@ -205,18 +205,18 @@ impl TargetSide {
     }
 
     /// Returns the next step for a guest in this state.
-    pub fn step(&self, guest: GuestHere) -> TargetStep {
+    pub fn step(&self, guest: GuestHere) -> HandOverStep {
         let Some(release) = self.release else {
-            return TargetStep::Wait;
+            return HandOverStep::Wait;
         };
         if let Some(taken_over) = self.taken_over {
-            return TargetStep::Acknowledge(taken_over);
+            return HandOverStep::Acknowledge(taken_over);
         }
         match guest {
-            GuestHere::Unknown | GuestHere::Absent | GuestHere::Incoming => TargetStep::Wait,
-            GuestHere::Complete if release.keep_paused => TargetStep::TakeOver(TakenOver::LeftPaused),
-            GuestHere::Complete => TargetStep::Resume,
-            GuestHere::HasRun => TargetStep::TakeOver(TakenOver::Resumed),
+            GuestHere::Unknown | GuestHere::Absent | GuestHere::Incoming => HandOverStep::Wait,
+            GuestHere::Complete if release.keep_paused => HandOverStep::TakeOver(TakenOver::LeftPaused),
+            GuestHere::Complete => HandOverStep::Resume,
+            GuestHere::HasRun => HandOverStep::TakeOver(TakenOver::Resumed),
         }
     }
 
@@ -226,7 +226,7 @@ impl TargetSide {
     }
 
     /// Returns the source's release.
-    pub fn release(&self) -> Option<Release> {
+    pub fn release(&self) -> Option<GuestRelease> {
         self.release
     }
 

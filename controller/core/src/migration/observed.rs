@@ -6,12 +6,12 @@ use drydock_api::kubevirt::{
     Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
     names::{MIGRATION_FINALIZER, conditions::LIVE_MIGRATABLE},
 };
-use drydock_api::launcher::{CONTAINER, Outcome};
+use drydock_api::launcher::{CONTAINER, GuestOutcome};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    cluster::{ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
-    record::Record,
+    cluster::{ClusterView, GuestLocation, Instance, SourcePod, TargetPodState, guest_location},
+    record::MigrationRecord,
     rejected::rejected,
     sides::{source, target},
     target_pods::pods_of,
@@ -23,7 +23,7 @@ use crate::instance::{
 
 /// The controller's knowledge of one migration.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct MigrationFacts<'a> {
     /// The migration.
     pub migration: &'a VirtualMachineInstanceMigration,
     /// The VMI with the name in the migration's spec.
@@ -49,11 +49,11 @@ pub struct Facts<'a> {
 }
 
 /// Returns the input of the controller's step function.
-pub fn view(facts: &Facts<'_>) -> ClusterView {
+pub fn view(facts: &MigrationFacts<'_>) -> ClusterView {
     let migration = facts.migration;
     let finalizers = migration.metadata.finalizers.as_deref().unwrap_or_default();
     ClusterView {
-        record: Record::of(migration),
+        record: MigrationRecord::of(migration),
         another: facts.another,
         instance: instance(facts),
         target_pod: target_pod(facts),
@@ -68,7 +68,7 @@ pub fn view(facts: &Facts<'_>) -> ClusterView {
 }
 
 /// Returns the node to which a VMI has moved by a migration, even if other components have not noticed yet.
-pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
+pub fn moved_to<'a>(facts: &MigrationFacts<'a>) -> Option<&'a str> {
     let to = target(facts.migration)?.node.as_deref();
     to.filter(|_| guest_location(&view(facts)) == GuestLocation::Target)
 }
@@ -76,10 +76,10 @@ pub fn moved_to<'a>(facts: &Facts<'a>) -> Option<&'a str> {
 /// Returns what a VMI's migrations state about it. `facts` supplies the other facts for each migration.
 pub fn moving<'a>(
     migrations: &'a [Arc<VirtualMachineInstanceMigration>],
-    facts: impl Fn(&'a VirtualMachineInstanceMigration) -> Facts<'a>,
+    facts: impl Fn(&'a VirtualMachineInstanceMigration) -> MigrationFacts<'a>,
 ) -> Moving<'a> {
     let named = || migrations.iter().filter(|migration| target(migration).is_some());
-    let under_way = named().find(|migration| !Record::of(migration).is_over());
+    let under_way = named().find(|migration| !MigrationRecord::of(migration).is_over());
     let newest = under_way.or_else(|| named().max_by_key(|migration| migration.metadata.creation_timestamp.clone()));
     let begun = newest.and_then(|migration| migration.status.as_ref()?.migration_state.as_ref());
     Moving {
@@ -96,7 +96,7 @@ pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Po
     pods_of(migration, pods).min_by_key(|pod| rejection(pod).is_some())
 }
 
-fn instance(facts: &Facts<'_>) -> Instance {
+fn instance(facts: &MigrationFacts<'_>) -> Instance {
     let Some(instance) = facts.instance else {
         return if facts.instance_confirmed {
             Instance::Missing
@@ -126,24 +126,24 @@ fn instance(facts: &Facts<'_>) -> Instance {
     }
 }
 
-fn target_pod(facts: &Facts<'_>) -> TargetPod {
+fn target_pod(facts: &MigrationFacts<'_>) -> TargetPodState {
     let Some(pod) = pod_of(facts.migration, facts.pods) else {
         return if facts.pods_confirmed {
-            TargetPod::Missing
+            TargetPodState::Missing
         } else {
-            TargetPod::Unknown
+            TargetPodState::Unknown
         };
     };
     if rejected(facts.migration, facts.pods).is_some() {
-        TargetPod::Rejected
+        TargetPodState::Rejected
     } else if ended(pod).is_some() {
-        TargetPod::Over
+        TargetPodState::Over
     } else if pod.metadata.deletion_timestamp.is_some() {
-        TargetPod::Leaving
+        TargetPodState::Leaving
     } else if is_ready(pod) {
-        TargetPod::Ready
+        TargetPodState::Ready
     } else {
-        TargetPod::Coming
+        TargetPodState::Coming
     }
 }
 
@@ -163,7 +163,7 @@ pub fn is_ready(pod: &Pod) -> bool {
         })
 }
 
-fn source_pod(facts: &Facts<'_>) -> SourcePod {
+fn source_pod(facts: &MigrationFacts<'_>) -> SourcePod {
     let Some(uid) = source(facts.migration).and_then(|source| source.pod_uid.as_deref()) else {
         return SourcePod::Alive;
     };
@@ -171,9 +171,9 @@ fn source_pod(facts: &Facts<'_>) -> SourcePod {
     if let Some(pod) = pod {
         return match ended(pod) {
             None => SourcePod::Alive,
-            Some(ended) if ended.outcome == Some(Outcome::Migrated) => SourcePod::Left,
+            Some(ended) if ended.outcome == Some(GuestOutcome::Migrated) => SourcePod::Left,
             // The guest may have migrated away.
-            Some(ended) if ended.outcome == Some(Outcome::Unknown) => SourcePod::Alive,
+            Some(ended) if ended.outcome == Some(GuestOutcome::Unknown) => SourcePod::Alive,
             Some(_) => SourcePod::Over,
         };
     }

@@ -9,7 +9,7 @@ pub const WORKLOAD_UPDATE: &str = "kubevirt.io/workloadUpdateMigration";
 
 /// The purpose of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Purpose {
+pub enum MigrationPurpose {
     /// A user requested it.
     UserRequest,
     /// Its guest's node is being drained.
@@ -18,7 +18,7 @@ pub enum Purpose {
     WorkloadUpdate,
 }
 
-impl Purpose {
+impl MigrationPurpose {
     /// Returns the purpose from the annotations. A migration with both evacuates a node.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let has = |key: &str| {

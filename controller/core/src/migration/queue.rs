@@ -35,12 +35,12 @@ use std::collections::BTreeMap;
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPriority};
 use jiff::{SignedDuration, Timestamp};
 
-use super::purpose::{EVACUATION, Purpose};
-use crate::configuration::Migrations;
+use super::purpose::{EVACUATION, MigrationPurpose};
+use crate::configuration::MigrationSettings;
 
 pub use entry::entry;
 pub use reservations::Reservations;
-pub use wait::{Reason, Wait};
+pub use wait::{Wait, WaitReason};
 
 /// How long a migration whose target pod is ready may be overtaken by others that use the slots it needs. After that,
 /// slots are held for it.
@@ -83,18 +83,20 @@ pub enum Urgency {
 impl Urgency {
     /// Returns the urgency from the migration's priority, or from its purpose if no priority is set.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
-        match (migration.spec.priority, Purpose::of(migration)) {
-            (Some(MigrationPriority::SystemCritical), _) | (None, Purpose::Evacuation) => Self::SystemCritical,
-            (Some(MigrationPriority::UserTriggered), _) | (None, Purpose::WorkloadUpdate) => Self::UserTriggered,
+        match (migration.spec.priority, MigrationPurpose::of(migration)) {
+            (Some(MigrationPriority::SystemCritical), _) | (None, MigrationPurpose::Evacuation) => Self::SystemCritical,
+            (Some(MigrationPriority::UserTriggered), _) | (None, MigrationPurpose::WorkloadUpdate) => {
+                Self::UserTriggered
+            }
             (Some(MigrationPriority::SystemMaintenance), _) => Self::SystemMaintenance,
-            (None, Purpose::UserRequest) => Self::None,
+            (None, MigrationPurpose::UserRequest) => Self::None,
         }
     }
 }
 
 /// An unfinished migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct QueuedMigration {
     /// UID of the object; unique among the entries.
     pub uid: String,
     /// Namespace and name, for the caller that carries out a grant.
@@ -108,10 +110,10 @@ pub struct Entry {
     /// Node on which the guest runs.
     pub source: String,
     /// Stage in the queue.
-    pub stage: Stage,
+    pub stage: QueueStage,
 }
 
-impl Entry {
+impl QueuedMigration {
     /// Returns the sort key; lower entries go first.
     fn rank(&self) -> impl Ord + '_ {
         (
@@ -125,7 +127,7 @@ impl Entry {
 
 /// Stage of a migration in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum QueueStage {
     /// It has no target pod.
     Waiting,
     /// It has no target pod: the API server refuses the pod, and the next attempt is not due yet. It uses no placement
@@ -166,15 +168,15 @@ pub struct Grants {
 /// same limits.
 ///
 /// Counts only `entries`. Callers that act on the result must use [`Reservations::grant`].
-pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants {
-    let mut order: Vec<&Entry> = entries.iter().collect();
+pub fn grants(limits: &MigrationSettings, entries: &[QueuedMigration], now: Timestamp) -> Grants {
+    let mut order: Vec<&QueuedMigration> = entries.iter().collect();
     order.sort_by(|one, other| one.rank().cmp(&other.rank()));
     let mut slots = Slots::taken(limits, entries);
     let mut granted = Vec::new();
     let mut refused = BTreeMap::new();
     let mut kept = false;
     for entry in &order {
-        let Stage::Placed { target, ready } = &entry.stage else {
+        let QueueStage::Placed { target, ready } = &entry.stage else {
             continue;
         };
         let Some(reason) = slots.refuse(&entry.source, target) else {
@@ -183,27 +185,27 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
             continue;
         };
         refused.insert(entry.uid.as_str(), reason);
-        let own = matches!(reason, Reason::SourceNodeLimit(_) | Reason::TargetNodeLimit(_));
+        let own = matches!(reason, WaitReason::SourceNodeLimit(_) | WaitReason::TargetNodeLimit(_));
         if own && !kept && now.duration_since(*ready) > MAX_OVERTAKING {
             slots.keep(&entry.source, target);
             kept = true;
         }
     }
-    let mut places = Places::taken(limits, &order, &refused);
+    let mut places = PlacementBudget::taken(limits, &order, &refused);
     let mut place = Vec::new();
     let mut waiting = Vec::new();
     for entry in order {
         let reason = match &entry.stage {
-            Stage::Waiting => places.refuse(&entry.source).or_else(|| {
+            QueueStage::Waiting => places.refuse(&entry.source).or_else(|| {
                 places.add(&entry.source, Counted::Fully);
                 place.push(entry.uid.clone());
                 slots.refuse_any_target(&entry.source)
             }),
             // The migration's condition has the API server's reason.
-            Stage::Refused => None,
+            QueueStage::Refused => None,
             // Kubernetes reports what holds the pod up.
-            Stage::Placing { held_up } => slots.refuse_any_target(&entry.source).filter(|_| !held_up),
-            Stage::Placed { .. } | Stage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
+            QueueStage::Placing { held_up } => slots.refuse_any_target(&entry.source).filter(|_| !held_up),
+            QueueStage::Placed { .. } | QueueStage::Holding { .. } => refused.get(entry.uid.as_str()).copied(),
         };
         if let Some(reason) = reason {
             let wait = Wait::new(reason, waiting.len() + 1);
@@ -219,14 +221,14 @@ pub fn grants(limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants 
 
 /// Slots in use.
 struct Slots<'a> {
-    limits: &'a Migrations,
+    limits: &'a MigrationSettings,
     cluster: usize,
     sources: BTreeMap<&'a str, usize>,
     targets: BTreeMap<&'a str, usize>,
 }
 
 impl<'a> Slots<'a> {
-    fn taken(limits: &'a Migrations, entries: &'a [Entry]) -> Self {
+    fn taken(limits: &'a MigrationSettings, entries: &'a [QueuedMigration]) -> Self {
         let mut slots = Self {
             limits,
             cluster: 0,
@@ -234,7 +236,7 @@ impl<'a> Slots<'a> {
             targets: BTreeMap::new(),
         };
         for entry in entries {
-            if let Stage::Holding { target } = &entry.stage {
+            if let QueueStage::Holding { target } = &entry.stage {
                 slots.take(&entry.source, target);
             }
         }
@@ -254,22 +256,22 @@ impl<'a> Slots<'a> {
     }
 
     /// Returns why no slot is free for the source, regardless of the target; `None` if one is.
-    fn refuse_any_target(&self, source: &str) -> Option<Reason> {
+    fn refuse_any_target(&self, source: &str) -> Option<WaitReason> {
         if self.sources.get(source).copied().unwrap_or(0) >= count(self.limits.outbound_per_node) {
-            Some(Reason::SourceNodeLimit(self.limits.outbound_per_node))
+            Some(WaitReason::SourceNodeLimit(self.limits.outbound_per_node))
         } else if self.cluster >= count(self.limits.per_cluster) {
-            Some(Reason::ClusterLimit(self.limits.per_cluster))
+            Some(WaitReason::ClusterLimit(self.limits.per_cluster))
         } else {
             None
         }
     }
 
     /// Returns why there is no slot. Node limits take precedence, because their message changes less often.
-    fn refuse(&self, source: &str, target: &str) -> Option<Reason> {
+    fn refuse(&self, source: &str, target: &str) -> Option<WaitReason> {
         let anyway = self.refuse_any_target(source);
         let of_target = self.targets.get(target).copied().unwrap_or(0);
-        if !matches!(anyway, Some(Reason::SourceNodeLimit(_))) && of_target >= count(self.limits.inbound_per_node) {
-            return Some(Reason::TargetNodeLimit(self.limits.inbound_per_node));
+        if !matches!(anyway, Some(WaitReason::SourceNodeLimit(_))) && of_target >= count(self.limits.inbound_per_node) {
+            return Some(WaitReason::TargetNodeLimit(self.limits.inbound_per_node));
         }
         anyway
     }
@@ -303,8 +305,8 @@ impl Pods {
 }
 
 /// Placement budget in use.
-struct Places<'a> {
-    limits: &'a Migrations,
+struct PlacementBudget<'a> {
+    limits: &'a MigrationSettings,
     /// Migrations with a slot.
     holding: usize,
     /// Migrations with a target pod and no slot.
@@ -313,9 +315,13 @@ struct Places<'a> {
     sources: BTreeMap<&'a str, Pods>,
 }
 
-impl<'a> Places<'a> {
+impl<'a> PlacementBudget<'a> {
     /// Returns the budget in use once all ready migrations that are not in `refused` have their slots.
-    fn taken(limits: &'a Migrations, order: &[&'a Entry], refused: &BTreeMap<&str, Reason>) -> Self {
+    fn taken(
+        limits: &'a MigrationSettings,
+        order: &[&'a QueuedMigration],
+        refused: &BTreeMap<&str, WaitReason>,
+    ) -> Self {
         let mut places = Self {
             limits,
             holding: 0,
@@ -325,16 +331,18 @@ impl<'a> Places<'a> {
         for entry in order {
             let source = entry.source.as_str();
             match (&entry.stage, refused.get(entry.uid.as_str())) {
-                (Stage::Waiting | Stage::Refused, _) => {}
-                (Stage::Placing { held_up: true }, _) => places.add(source, Counted::HeldUp),
-                (Stage::Placing { held_up: false }, _) => places.add(source, Counted::Fully),
-                (Stage::Placed { .. }, Some(Reason::TargetNodeLimit(_))) => places.add(source, Counted::HeldUp),
-                (Stage::Placed { .. }, Some(Reason::SourceNodeLimit(_))) => {
+                (QueueStage::Waiting | QueueStage::Refused, _) => {}
+                (QueueStage::Placing { held_up: true }, _) => places.add(source, Counted::HeldUp),
+                (QueueStage::Placing { held_up: false }, _) => places.add(source, Counted::Fully),
+                (QueueStage::Placed { .. }, Some(WaitReason::TargetNodeLimit(_))) => {
+                    places.add(source, Counted::HeldUp);
+                }
+                (QueueStage::Placed { .. }, Some(WaitReason::SourceNodeLimit(_))) => {
                     places.cluster.add(Counted::HeldUp);
                     places.sources.entry(source).or_default().add(Counted::Fully);
                 }
-                (Stage::Placed { .. }, Some(_)) => places.add(source, Counted::Fully),
-                (Stage::Placed { .. }, None) | (Stage::Holding { .. }, _) => {
+                (QueueStage::Placed { .. }, Some(_)) => places.add(source, Counted::Fully),
+                (QueueStage::Placed { .. }, None) | (QueueStage::Holding { .. }, _) => {
                     places.holding += 1;
                     places.sources.entry(source).or_default().add(Counted::Fully);
                 }
@@ -349,17 +357,17 @@ impl<'a> Places<'a> {
     }
 
     /// Returns why no target pod may be created; `None` if it may.
-    fn refuse(&self, source: &str) -> Option<Reason> {
+    fn refuse(&self, source: &str) -> Option<WaitReason> {
         let of_source = self.sources.get(source).copied().unwrap_or_default();
         let per_cluster = count(self.limits.per_cluster);
         if of_source.full(count(self.limits.outbound_per_node).saturating_mul(2)) {
-            Some(Reason::SourceNodeLimit(self.limits.outbound_per_node))
+            Some(WaitReason::SourceNodeLimit(self.limits.outbound_per_node))
         } else if !self.cluster.full(per_cluster) {
             None
         } else if self.holding >= per_cluster {
-            Some(Reason::ClusterLimit(self.limits.per_cluster))
+            Some(WaitReason::ClusterLimit(self.limits.per_cluster))
         } else {
-            Some(Reason::PlacementLimit(self.limits.per_cluster))
+            Some(WaitReason::PlacementLimit(self.limits.per_cluster))
         }
     }
 }

@@ -9,7 +9,7 @@ use super::convergence::is_given_up_for;
 
 /// The state recorded in a VirtualMachineInstanceMigration: the contract between controller and agents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Record {
+pub struct MigrationRecord {
     /// The phase; `None` before the controller's first reconcile.
     pub phase: Option<MigrationPhase>,
     /// The object is being deleted, which aborts the migration.
@@ -26,7 +26,7 @@ pub struct Record {
     pub target: Option<TargetState>,
 }
 
-impl Record {
+impl MigrationRecord {
     /// Reads the record of an object.
     pub fn of(migration: &VirtualMachineInstanceMigration) -> Self {
         let status = migration.status.as_ref();
@@ -135,7 +135,7 @@ fn both(source: Option<SourceState>, target: Option<TargetState>) -> (Option<Sou
 
 /// A record in which one field has a value that only a later version knows.
 #[cfg(test)]
-pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = Record> {
+pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = MigrationRecord> {
     use proptest::prelude::*;
     (any_record(), 0..3).prop_map(|(mut record, part)| {
         match part {
@@ -149,7 +149,7 @@ pub(super) fn any_unknown_record() -> impl proptest::strategy::Strategy<Value = 
 
 /// Any record that objects can contain.
 #[cfg(test)]
-pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> {
+pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = MigrationRecord> {
     use proptest::{option, prelude::*, sample::select};
     let phase = select(vec![
         MigrationPhase::Pending,
@@ -175,7 +175,7 @@ pub(super) fn any_record() -> impl proptest::strategy::Strategy<Value = Record> 
         option::of(target),
     )
         .prop_map(
-            |(phase, [deleted, abort, source_gone, gave_up], source, target)| Record {
+            |(phase, [deleted, abort, source_gone, gave_up], source, target)| MigrationRecord {
                 phase,
                 deleted,
                 abort,
@@ -193,8 +193,8 @@ mod tests {
 
     use super::*;
     use crate::migration::{
-        cluster::{self, ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
-        source::{self, Call, Job, SourceDomain, SourceTunnel, SourceView},
+        cluster::{self, ClusterView, GuestLocation, Instance, SourcePod, TargetPodState, guest_location},
+        source::{self, JobState, MigrateCall, SourceDomain, SourceTunnel, SourceView},
         target::{self, TargetDomain, TargetTunnel, TargetView},
     };
 
@@ -222,8 +222,8 @@ mod tests {
             let source = SourceView {
                 record,
                 domain,
-                job: Job::None,
-                call: Call::Failed,
+                job: JobState::None,
+                call: MigrateCall::Failed,
                 tunnel: if open {
                     SourceTunnel::Open { paired: flag, reply_read: flag, acknowledged: late }
                 } else {
@@ -250,7 +250,7 @@ mod tests {
                 record,
                 another: flag,
                 instance: if open { Instance::Moved } else { Instance::Running },
-                target_pod: if flag { TargetPod::Ready } else { TargetPod::Over },
+                target_pod: if flag { TargetPodState::Ready } else { TargetPodState::Over },
                 source_pod: if late { SourcePod::Left } else { SourcePod::Alive },
                 source_node_gone: open,
                 target_node_gone: flag,

@@ -37,7 +37,7 @@
 
 use drydock_api::kubevirt::migration::{SourceState, TargetState};
 
-use super::{hand_over::Proof, record::Record};
+use super::{hand_over::Proof, record::MigrationRecord};
 
 /// State of the guest on its source, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +61,7 @@ pub enum SourceDomain {
 
 /// State of libvirt's job on the domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Job {
+pub enum JobState {
     /// libvirt does not report it.
     Unknown,
     /// No job is running.
@@ -72,7 +72,7 @@ pub enum Job {
 
 /// State of the libvirt call that migrates the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Call {
+pub enum MigrateCall {
     /// This process has not called; an earlier one may have.
     Unknown,
     /// This process has written `Migrating`, or has tried to, and has not called yet.
@@ -113,13 +113,13 @@ pub enum SourceTunnel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceView {
     /// The state recorded in the object.
-    pub record: Record,
+    pub record: MigrationRecord,
     /// The guest.
     pub domain: SourceDomain,
     /// Its job.
-    pub job: Job,
+    pub job: JobState,
     /// The call.
-    pub call: Call,
+    pub call: MigrateCall,
     /// The tunnel.
     pub tunnel: SourceTunnel,
     /// This process has seen every domain event since the guest was paused for the hand-over, and no resume event.
@@ -136,7 +136,7 @@ impl SourceView {
     pub fn has_not_begun(&self) -> bool {
         match self.record.source {
             None => true,
-            Some(SourceState::Migrating) => self.call == Call::Due,
+            Some(SourceState::Migrating) => self.call == MigrateCall::Due,
             _ => false,
         }
     }
@@ -146,7 +146,7 @@ impl SourceView {
     fn shows_another(&self) -> bool {
         match self.domain {
             SourceDomain::Leaving | SourceDomain::PostCopy | SourceDomain::Left => true,
-            SourceDomain::Running | SourceDomain::Paused => self.job == Job::Outgoing,
+            SourceDomain::Running | SourceDomain::Paused => self.job == JobState::Outgoing,
             SourceDomain::Unknown | SourceDomain::Ended => false,
         }
     }
@@ -197,7 +197,7 @@ pub fn step(view: &SourceView) -> Vec<SourceStep> {
         SourceDomain::Unknown => Vec::new(),
         SourceDomain::Left => gone(view, Proof::SourceStopped),
         SourceDomain::Ended => ended(view),
-        SourceDomain::PostCopy => switched(view),
+        SourceDomain::PostCopy => in_post_copy(view),
         SourceDomain::Leaving => leaving(view),
         SourceDomain::Paused => paused(view),
         SourceDomain::Running => alive(view),
@@ -240,8 +240,8 @@ fn is_about_to_be_acknowledged(view: &SourceView) -> bool {
             ..
         }
     );
-    let has_left = view.domain == SourceDomain::Left && view.record.source == Some(SourceState::Migrating);
-    is_carried && has_left && !view.target_is_late
+    let migrated_away = view.domain == SourceDomain::Left && view.record.source == Some(SourceState::Migrating);
+    is_carried && migrated_away && !view.target_is_late
 }
 
 /// Steps when the guest has ended and libvirt does not report that it has left.
@@ -269,32 +269,32 @@ fn leaving(view: &SourceView) -> Vec<SourceStep> {
         let mut steps = release(view, Proof::SourceGone);
         // Nothing needs the rest of the guest here. It belongs to the target, whatever happened to it there.
         let taken = matches!(record.target, Some(TargetState::Running | TargetState::Ended)) || record.is_over();
-        if view.job == Job::None && taken {
+        if view.job == JobState::None && taken {
             steps.push(SourceStep::Destroy);
         }
         return steps;
     }
     // The target has taken over, and libvirt is about to stop the guest here.
-    if view.job == Job::Outgoing && has_handed_over(view) {
+    if view.job == JobState::Outgoing && has_handed_over(view) {
         return Vec::new();
     }
     if reply_read(view) {
         return released(view, Proof::ReplyConsumed);
     }
     match (view.job, record.target) {
-        (Job::Unknown, _) => Vec::new(),
-        (Job::Outgoing, _) if record.is_given_up() => vec![SourceStep::Abort],
-        (Job::Outgoing, _) => Vec::new(),
+        (JobState::Unknown, _) => Vec::new(),
+        (JobState::Outgoing, _) if record.is_given_up() => vec![SourceStep::Abort],
+        (JobState::Outgoing, _) => Vec::new(),
         // libvirtd was lost meanwhile, and nothing continues by itself.
-        (Job::None, Some(TargetState::Complete | TargetState::Running | TargetState::Ended))
+        (JobState::None, Some(TargetState::Complete | TargetState::Running | TargetState::Ended))
             if !record.has_failed() =>
         {
             vec![SourceStep::Report(SourceState::Released)]
         }
-        (Job::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
-        (Job::None, _) if record.has_failed() => orphaned(view),
-        (Job::None, _) if record.source == Some(SourceState::Halted) => Vec::new(),
-        (Job::None, _) => vec![SourceStep::Report(SourceState::Halted)],
+        (JobState::None, Some(TargetState::Gone | TargetState::Refused)) => vec![SourceStep::Resume],
+        (JobState::None, _) if record.has_failed() => orphaned(view),
+        (JobState::None, _) if record.source == Some(SourceState::Halted) => Vec::new(),
+        (JobState::None, _) => vec![SourceStep::Report(SourceState::Halted)],
     }
 }
 
@@ -311,7 +311,7 @@ fn orphaned(view: &SourceView) -> Vec<SourceStep> {
 /// Steps when the guest runs on the target after a switch to post-copy. libvirt never resumes it here, whatever happens
 /// on the target. libvirt destroys the rest here by itself once the target has everything, unless the reply that
 /// confirms this is lost.
-fn switched(view: &SourceView) -> Vec<SourceStep> {
+fn in_post_copy(view: &SourceView) -> Vec<SourceStep> {
     if !view.record.source_has_let_go() {
         return vec![SourceStep::Report(SourceState::Released)];
     }
@@ -339,7 +339,7 @@ fn paused(view: &SourceView) -> Vec<SourceStep> {
 /// last reply, which the tunnel may not have noticed yet.
 fn may_have_left(view: &SourceView) -> bool {
     let (record, target) = (&view.record, view.record.target);
-    if view.job != Job::None || record.has_failed() {
+    if view.job != JobState::None || record.has_failed() {
         return false;
     }
     let is_there = matches!(
@@ -348,9 +348,9 @@ fn may_have_left(view: &SourceView) -> bool {
     );
     let is_nowhere = matches!(target, Some(TargetState::Gone | TargetState::Refused));
     match (record.source, view.call) {
-        (Some(SourceState::Halted), _) | (Some(SourceState::Migrating), Call::Lost) => !is_nowhere,
+        (Some(SourceState::Halted), _) | (Some(SourceState::Migrating), MigrateCall::Lost) => !is_nowhere,
         // A call of an earlier process may still be on its way to libvirt, unless the target has all of the guest.
-        (Some(SourceState::Migrating), Call::Unknown) => is_there,
+        (Some(SourceState::Migrating), MigrateCall::Unknown) => is_there,
         _ => false,
     }
 }
@@ -363,13 +363,13 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
         return Vec::new();
     }
     match view.job {
-        Job::Unknown => return Vec::new(),
-        Job::Outgoing if view.is_stuck && matches!(view.tunnel, SourceTunnel::Open { .. }) => {
+        JobState::Unknown => return Vec::new(),
+        JobState::Outgoing if view.is_stuck && matches!(view.tunnel, SourceTunnel::Open { .. }) => {
             return vec![SourceStep::Close];
         }
-        Job::Outgoing if record.is_given_up() => return vec![SourceStep::Abort],
-        Job::Outgoing => return Vec::new(),
-        Job::None => {}
+        JobState::Outgoing if record.is_given_up() => return vec![SourceStep::Abort],
+        JobState::Outgoing => return Vec::new(),
+        JobState::None => {}
     }
     match record.source {
         None if record.is_given_up() => vec![SourceStep::Report(SourceState::Stayed)],
@@ -382,13 +382,13 @@ fn alive(view: &SourceView) -> Vec<SourceStep> {
             SourceTunnel::Open { .. } => vec![SourceStep::Report(SourceState::Migrating)],
         },
         Some(SourceState::Migrating | SourceState::Halted) => match view.call {
-            Call::Due if !record.is_given_up() && record.source == Some(SourceState::Migrating) => {
+            MigrateCall::Due if !record.is_given_up() && record.source == Some(SourceState::Migrating) => {
                 vec![SourceStep::Start]
             }
             // libvirt has confirmed the migration, or is about to return its result.
-            Call::Pending | Call::Succeeded => Vec::new(),
+            MigrateCall::Pending | MigrateCall::Succeeded => Vec::new(),
             // A call of an earlier process may still be on its way to libvirt. It finds no session.
-            Call::Due | Call::Failed | Call::Lost | Call::Unknown => match view.tunnel {
+            MigrateCall::Due | MigrateCall::Failed | MigrateCall::Lost | MigrateCall::Unknown => match view.tunnel {
                 SourceTunnel::Unknown => Vec::new(),
                 SourceTunnel::Open { .. } => vec![SourceStep::Close],
                 SourceTunnel::Missing => vec![SourceStep::Report(SourceState::Stayed)],

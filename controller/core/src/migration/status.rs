@@ -11,13 +11,13 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    cluster::Failure,
+    cluster::MigrationFailure,
     record::has_arrived,
     rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
 };
 use crate::{
-    conditions::{Status, whole_seconds},
-    configuration::Migrations,
+    conditions::{ConditionStatus, whole_seconds},
+    configuration::MigrationSettings,
     default_cpu::has_hosts_own,
     launcher_pod::{
         image_identity,
@@ -100,7 +100,7 @@ pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&No
 }
 
 /// Returns the limits and permissions of a migration from the configuration in force.
-pub fn configuration(migrations: &Migrations) -> MigrationConfiguration {
+pub fn configuration(migrations: &MigrationSettings) -> MigrationConfiguration {
     let seconds = |duration: Option<std::time::Duration>| {
         Some(duration.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
     };
@@ -168,7 +168,7 @@ impl Waiting {
 
 /// A change to the controller's part of the status.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Change {
+pub struct StatusChange {
     /// Phases to enter, in order.
     pub enter: Vec<MigrationPhase>,
     /// Node on which the guest runs, if known.
@@ -176,11 +176,11 @@ pub struct Change {
     /// Both sides, together with [`MigrationPhase::PreparingTarget`].
     pub sides: Option<Sides>,
     /// The failure, with a side's message.
-    pub fail: Option<(Failure, String)>,
+    pub fail: Option<(MigrationFailure, String)>,
     /// Reason of the exceeded deadline, if it is reported instead of the failure's own.
     pub deadline: Option<&'static str>,
     /// The reason of an abort, with details.
-    pub abort: Option<(Failure, String)>,
+    pub abort: Option<(MigrationFailure, String)>,
     /// The source node is gone for good.
     pub source_gone: bool,
     /// What the migration waits for; `None` if it does not wait.
@@ -191,7 +191,7 @@ pub struct Change {
 /// left out.
 pub fn after(
     migration: &VirtualMachineInstanceMigration,
-    change: &Change,
+    change: &StatusChange,
     now: Timestamp,
 ) -> VirtualMachineInstanceMigrationStatus {
     let before = migration.status.clone().unwrap_or_default();
@@ -267,7 +267,14 @@ fn conditions(
     let over = after.phase.is_some_and(MigrationPhase::is_final);
     let mut conditions = Vec::new();
     let mut hold = |type_: &str, reason: &str, message: &str| {
-        conditions.push(condition(&before.conditions, type_, Status::True, reason, message, now));
+        conditions.push(condition(
+            &before.conditions,
+            type_,
+            ConditionStatus::True,
+            reason,
+            message,
+            now,
+        ));
     };
     if let Some(waiting) = waiting.filter(|_| !over) {
         hold(WAITING, &waiting.reason, &waiting.message);
@@ -307,7 +314,7 @@ fn post_copy(reported: &VirtualMachineInstanceMigrationStatus) -> Option<(&'stat
 }
 
 /// Returns a failure's sentence, with a side's message appended.
-pub fn failure_message(failure: Failure, detail: &str) -> String {
+pub fn failure_message(failure: MigrationFailure, detail: &str) -> String {
     if detail.is_empty() {
         failure.sentence().into()
     } else {
@@ -366,7 +373,7 @@ fn transitions(
 fn state(
     migration: &VirtualMachineInstanceMigration,
     after: &VirtualMachineInstanceMigrationStatus,
-    failed: Option<&(Failure, String)>,
+    failed: Option<&(MigrationFailure, String)>,
     configuration: Option<MigrationConfiguration>,
     now: Timestamp,
 ) -> Option<MigrationState> {

@@ -19,7 +19,7 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
-use super::record::Record;
+use super::record::MigrationRecord;
 
 /// State of the guest on its target, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -66,7 +66,7 @@ pub enum TargetTunnel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TargetView {
     /// The state recorded in the object.
-    pub record: Record,
+    pub record: MigrationRecord,
     /// The tunnel.
     pub tunnel: TargetTunnel,
     /// The guest.

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 /// How long libvirt's job may take to send anything. As long as both sides may be prepared without the guest moving
-/// ([`Deadlines::starting`](super::deadlines::Deadlines::starting)): a KubeVirt launcher waits this long for its guest
+/// ([`PhaseDeadlines::starting`](super::deadlines::PhaseDeadlines::starting)): a KubeVirt launcher waits this long for its guest
 /// (`--qemu-timeout`).
 const LONGEST: Duration = Duration::from_secs(240);
 

@@ -1,27 +1,27 @@
-use drydock_api::facts::{CpuModel, Fingerprint, HostModel, KvmFacts, VirtType, VirtualizationFacts};
+use drydock_api::facts::{CpuModel, FactsFingerprint, HostModel, KvmFacts, VirtType, VirtualizationFacts};
 use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
 
 use super::*;
 use crate::{
     conditions::{find, holds},
-    configuration::{Parsed, Problem, Reference, Source},
+    configuration::{ConfigurationSource, InvalidValue, Parsed, Reference},
     guest_network::{Profile, UserNamespaces},
 };
 
-/// Everything that an [`Observed`] borrows, with the values of a healthy node.
+/// Everything that an [`ObservedNode`] borrows, with the values of a healthy node.
 struct Scene {
     now: Timestamp,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
     facts: Option<NodeFacts>,
-    failure: Option<Failure>,
+    failure: Option<InspectionFailure>,
     resolution: Resolution,
     mask: BTreeSet<String>,
     masked_models: MaskedModels,
     pins_cpus: bool,
-    guest_network: guest_network::Seen,
+    guest_network: guest_network::ObservedNetwork,
     pods: Option<Vec<Arc<Pod>>>,
-    waiting: guest_labels::Waiting,
+    waiting: guest_labels::PendingLabels,
     stopping: bool,
     previous: HypervisorStatus,
 }
@@ -61,7 +61,7 @@ impl Default for Scene {
             mask: BTreeSet::new(),
             masked_models: MaskedModels::new(),
             pins_cpus: false,
-            guest_network: guest_network::Seen {
+            guest_network: guest_network::ObservedNetwork {
                 seccomp: Profile::Installed,
                 user_namespaces: UserNamespaces {
                     limit: Some(1000),
@@ -70,7 +70,7 @@ impl Default for Scene {
                 app_armor: Profile::NotNeeded,
             },
             pods: Some(Vec::new()),
-            waiting: guest_labels::Waiting::default(),
+            waiting: guest_labels::PendingLabels::default(),
             stopping: false,
             previous: HypervisorStatus::default(),
         }
@@ -78,14 +78,14 @@ impl Default for Scene {
 }
 
 impl Scene {
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> NodeUpdatePlan {
         let record = InspectionRecord {
             at: Time(self.now),
             took_milliseconds: 1500,
-            fingerprint: Fingerprint::default(),
+            fingerprint: FactsFingerprint::default(),
             stale: false,
         };
-        plan(&Observed {
+        plan(&ObservedNode {
             now: self.now,
             labels: &self.labels,
             annotations: &self.annotations,
@@ -99,7 +99,7 @@ impl Scene {
             label_aliases: false,
             pins_cpus: self.pins_cpus,
             guest_network: &self.guest_network,
-            guests: Guests {
+            guests: LabelledPods {
                 node: "a",
                 pods: self.pods.as_deref(),
                 waiting: self.waiting,
@@ -112,7 +112,7 @@ impl Scene {
     }
 
     /// Executes the plan, as the API server would.
-    fn settle(&mut self) -> Plan {
+    fn settle(&mut self) -> NodeUpdatePlan {
         let plan = self.plan();
         for (key, value) in plan.labels.clone() {
             match value {
@@ -134,7 +134,7 @@ impl Scene {
     }
 }
 
-fn text(plan: &Plan) -> String {
+fn text(plan: &NodeUpdatePlan) -> String {
     let mut lines = Vec::new();
     for (key, value) in &plan.labels {
         lines.push(
@@ -224,7 +224,7 @@ fn labels_stay_before_the_first_inspection_unschedulable() {
 fn failed_inspection_keeps_facts_and_is_reported_once() {
     let mut scene = Scene::default();
     scene.settle();
-    scene.failure = Some(Failure {
+    scene.failure = Some(InspectionFailure {
         reason: "TimedOut".into(),
         message: "no reply from libvirtd within 30 s".into(),
     });
@@ -273,7 +273,7 @@ fn an_obsolete_host_model_is_announced_on_transition_only() {
         .configuration
         .obsolete_cpu_models
         .insert("Haswell".into());
-    let reasons = |plan: Plan| plan.events.into_iter().map(|event| event.reason).collect::<Vec<_>>();
+    let reasons = |plan: NodeUpdatePlan| plan.events.into_iter().map(|event| event.reason).collect::<Vec<_>>();
     assert_eq!(
         reasons(scene.settle()),
         [events::HOST_MODEL_OBSOLETE, events::LABELS_CHANGED]
@@ -286,7 +286,7 @@ fn an_obsolete_host_model_is_announced_on_transition_only() {
 #[test]
 fn a_refused_configuration_is_announced_once_and_recorded() {
     let mut scene = Scene::default();
-    scene.resolution.sources.push(Source {
+    scene.resolution.sources.push(ConfigurationSource {
         kind: "HyperConverged",
         reference: Reference {
             namespace: "drydock".into(),
@@ -294,7 +294,11 @@ fn a_refused_configuration_is_announced_once_and_recorded() {
             revision: "3".into(),
         },
         parsed: Parsed {
-            problems: vec![Problem::new("spec.obsoleteCPUs.minCPUModel", "Pendryn", "a CPU model")],
+            problems: vec![InvalidValue::new(
+                "spec.obsoleteCPUs.minCPUModel",
+                "Pendryn",
+                "a CPU model",
+            )],
             ..Parsed::default()
         },
     });
@@ -366,10 +370,10 @@ fn node_without_kvm_and_emulation_explains_it_has_no_guests() {
     assert_eq!(scene.labels[keys::SCHEDULABLE], "false");
     let ready = find(&plan.status.conditions, types::READY).unwrap();
     assert_eq!(ready.reason, "KVMUnavailable");
-    assert_eq!(plan.offer, Offer::Nothing);
+    assert_eq!(plan.offer, DeviceOffer::Nothing);
     assert!(ready.message.contains("no CPU model"), "{}", ready.message);
     scene.resolution.configuration.use_emulation = true;
-    assert_eq!(scene.settle().offer, Offer::Emulation);
+    assert_eq!(scene.settle().offer, DeviceOffer::Emulation);
     assert!(scene.labels.contains_key("cpu-model.node.kubevirt.io/Penryn"));
     assert_eq!(scene.labels[keys::SCHEDULABLE], "true");
 }
@@ -389,7 +393,7 @@ fn missing_guest_network_is_labelled_despite_skip_node() {
         ("False", "SeccompProfileMissing")
     );
     assert!(network.message.contains("read-only file system"), "{}", network.message);
-    let reasons = |plan: &Plan| plan.events.iter().map(|event| event.reason).collect::<Vec<_>>();
+    let reasons = |plan: &NodeUpdatePlan| plan.events.iter().map(|event| event.reason).collect::<Vec<_>>();
     assert_eq!(reasons(&plan), [events::GUEST_NETWORK_UNAVAILABLE]);
     assert_eq!(reasons(&scene.settle()), [""; 0], "reported once");
     assert_eq!(

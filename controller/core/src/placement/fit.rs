@@ -22,7 +22,7 @@ use k8s_openapi::{
 
 use super::{
     ARCHITECTURE, NodeRoom, Requirements, Rules, affinity, machine_key, misfit::Misfit, model_key, models::lacks_part,
-    offer::Offer, room::add_shortages,
+    offer::CpuOffer, room::add_shortages,
 };
 use crate::{aliases, processor, quantity};
 
@@ -239,7 +239,7 @@ pub(super) fn misfits(
     let mut found = BTreeSet::new();
     labels(needs, node, &mut found);
     full_sets(needs, node, &mut found);
-    surroundings(needs, spec, node, &mut found);
+    add_node_misfits(needs, spec, node, &mut found);
     found
 }
 
@@ -308,7 +308,7 @@ fn unlabelled(needs: &Requirements, key: &str, node: &NodeView<'_>) -> Option<Mi
         let known = facts.is_some_and(|facts| facts.machine_types.iter().any(|known| known.name == *machine));
         return missing(key, node, (!known).then(|| Misfit::LacksMachineType(machine.clone())));
     }
-    let offer = Offer::of(node, needs);
+    let offer = CpuOffer::of(node, needs);
     if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
         let lack = match offer {
             Some(offer) => offer.lack(feature),
@@ -340,7 +340,7 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
     if needs.obsolete.covers(model, known) {
         return Some(Misfit::ObsoleteModel(model.into()));
     }
-    let Some(offer) = Offer::of(node, needs) else {
+    let Some(offer) = CpuOffer::of(node, needs) else {
         return Some(Misfit::LacksModel(model.into(), Vec::new()));
     };
     if let Some(lack) = lacks_model(needs, model, &offer) {
@@ -357,7 +357,7 @@ fn no_model(needs: &Requirements, model: &str, key: &str, node: &NodeView<'_>) -
 
 /// Adds the misfits according to the full sets, regardless of labels.
 fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Misfit>) {
-    let Some(offer) = Offer::of(node, needs) else { return };
+    let Some(offer) = CpuOffer::of(node, needs) else { return };
     let facts = offer.facts;
     if let Some(model) = &needs.model
         && let Some(lack) = lacks_model(needs, model, &offer)
@@ -389,7 +389,7 @@ fn full_sets(needs: &Requirements, node: &NodeView<'_>, found: &mut BTreeSet<Mis
 
 /// Returns the misfit if guests cannot have a model, except for features that the manifest disables, with what the
 /// model lacks.
-pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &Offer<'_>) -> Option<Misfit> {
+pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &CpuOffer<'_>) -> Option<Misfit> {
     if !needs.disabled.is_empty() {
         return lacks_part(name, &needs.disabled, offer);
     }
@@ -405,7 +405,7 @@ pub(super) fn lacks_model(needs: &Requirements, name: &str, offer: &Offer<'_>) -
 }
 
 /// Adds the misfits other than those of the CPU and the computed labels.
-fn surroundings(
+fn add_node_misfits(
     needs: &Requirements,
     spec: &VirtualMachineInstanceSpec,
     node: &NodeView<'_>,

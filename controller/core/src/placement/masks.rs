@@ -4,7 +4,7 @@ use drydock_api::labels::{CPU_FEATURE, CPU_MINIMUM};
 
 use super::{
     ARCHITECTURE, HOSTNAME, NodeView, Requirements, fit::lacks_model, misfit::Misfit, model_key, nodes_by_name,
-    offer::Offer,
+    offer::CpuOffer,
 };
 
 /// Lifts, on all nodes, the masked features of the guest's own node: the guest may use them on other nodes too, if
@@ -31,14 +31,14 @@ pub fn admit_masked<'a>(
         .clone()
         .into_iter()
         .filter(|node| node.name != source.name)
-        .filter(|node| Offer::of(node, needs).is_some_and(|offer| offer.admitted().next().is_some()))
+        .filter(|node| CpuOffer::of(node, needs).is_some_and(|offer| offer.admitted().next().is_some()))
         .collect();
     if admitting.is_empty() {
         return;
     }
     let admits = |key: &String| {
         admitting.iter().any(|node| {
-            let has = Offer::of(node, needs).is_some_and(|offer| lack(needs, key, &offer).is_none());
+            let has = CpuOffer::of(node, needs).is_some_and(|offer| lack(needs, key, &offer).is_none());
             has && node.label(key).is_none()
         })
     };
@@ -53,7 +53,9 @@ pub fn admit_masked<'a>(
     }
     let mut lacking = Vec::new();
     for node in nodes {
-        let Some(offer) = Offer::of(&node, needs) else { continue };
+        let Some(offer) = CpuOffer::of(&node, needs) else {
+            continue;
+        };
         let is_alike = node.label(ARCHITECTURE) == needs.node_selector.get(ARCHITECTURE).map(String::as_str);
         if is_alike && node.name != source.name && keys.iter().any(|key| lack(needs, key, &offer).is_some()) {
             lacking.extend(node.label(HOSTNAME).map(str::to_owned));
@@ -72,7 +74,7 @@ fn is_of_cpu(needs: &Requirements, key: &str) -> bool {
 }
 
 /// Returns the misfit if the guest cannot have what such a label describes.
-fn lack(needs: &Requirements, key: &str, offer: &Offer<'_>) -> Option<Misfit> {
+fn lack(needs: &Requirements, key: &str, offer: &CpuOffer<'_>) -> Option<Misfit> {
     if let Some(feature) = key.strip_prefix(CPU_FEATURE) {
         return offer.lack(feature);
     }

@@ -2,11 +2,13 @@
 
 use drydock_api::facts::Usable;
 
-use super::{ARCHITECTURE, HOSTNAME, NodeView, Requirements, misfit::Misfit, model_key, nodes_by_name, offer::Offer};
+use super::{
+    ARCHITECTURE, HOSTNAME, NodeView, Requirements, misfit::Misfit, model_key, nodes_by_name, offer::CpuOffer,
+};
 use crate::aliases;
 
 /// Returns the misfit if guests cannot have a model without its `disabled` features, with what the model lacks.
-pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &Offer<'_>) -> Option<Misfit> {
+pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &CpuOffer<'_>) -> Option<Misfit> {
     let there = offer.facts;
     let lack = |blockers: &[String]| offer.missing(blockers, disabled);
     let exact = |name: &str| there.models.iter().find(|model| model.name == name);
@@ -49,7 +51,9 @@ pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterat
     let architecture = needs.node_selector.get(ARCHITECTURE).cloned();
     let (mut lacking, mut partial) = (Vec::new(), false);
     for node in nodes {
-        let Some(offer) = Offer::of(&node, needs) else { continue };
+        let Some(offer) = CpuOffer::of(&node, needs) else {
+            continue;
+        };
         let facts = offer.facts;
         if node.label(ARCHITECTURE) != architecture.as_deref() || needs.obsolete.covers(&model, &facts.models) {
             continue;

@@ -21,7 +21,7 @@
 //! - A term that selects namespaces by labels other than their name is not evaluated: no node fails it.
 //! - Preferences only order nodes and prevent nothing.
 
-mod labels;
+mod sorted_labels;
 mod spread;
 mod terms;
 
@@ -40,9 +40,9 @@ use k8s_openapi::{
 
 use super::{NodeView, Requirements, fit::is_selected, misfit::Misfit};
 use crate::pod_state::node_of;
-use labels::{Labels, Names};
-use spread::Spread;
-use terms::{Term, own_terms};
+use sorted_labels::{Names, SortedLabels};
+use spread::SpreadConstraint;
+use terms::{AffinityTerm, own_terms};
 
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
@@ -51,7 +51,7 @@ pub type PodName = (String, String);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Neighbor {
     node: Arc<str>,
-    labels: Labels,
+    labels: SortedLabels,
     is_deleted: bool,
 }
 
@@ -82,7 +82,7 @@ pub struct Newcomer<'a> {
 
 /// Differences between the bound pods and those that are expected.
 #[derive(Clone, Debug, Default)]
-pub struct Moves {
+pub struct PodMoves {
     /// Pods that will have left.
     left: HashSet<PodName>,
     /// Pods that will have been bound.
@@ -102,7 +102,7 @@ pub struct Rules {
     near: Vec<Near>,
     /// By topology key and domain, a pod that must not have this one in its domain.
     apart: BTreeMap<(String, String), PodName>,
-    spread: Vec<Spread>,
+    spread: Vec<SpreadConstraint>,
 }
 
 /// A term of affinity.
@@ -174,7 +174,7 @@ impl Neighbors {
     pub fn rules<'n>(
         &self,
         newcomer: &Newcomer<'_>,
-        moves: &Moves,
+        moves: &PodMoves,
         nodes: impl FnOnce() -> Cow<'n, [NodeView<'n>]>,
     ) -> Rules {
         let affinity = newcomer.spec.affinity.as_ref();
@@ -202,7 +202,7 @@ impl Neighbors {
         rules.spread = spread
             .into_iter()
             .map(|constraint| {
-                Spread::count(constraint, newcomer, &nodes, |count| {
+                SpreadConstraint::count(constraint, newcomer, &nodes, |count| {
                     self.for_each(Some(newcomer.namespace), moves, |_, pod| count(pod));
                 })
             })
@@ -211,14 +211,14 @@ impl Neighbors {
     }
 
     /// Calls `visit` with each pod that will be in a namespace, or in any.
-    fn for_each(&self, namespace: Option<&str>, moves: &Moves, mut visit: impl FnMut((&str, &str), &Neighbor)) {
+    fn for_each(&self, namespace: Option<&str>, moves: &PodMoves, mut visit: impl FnMut((&str, &str), &Neighbor)) {
         let all = self
             .pods
             .iter()
             .filter(|(in_namespace, _)| namespace.is_none_or(|one| ***in_namespace == *one));
         for (in_namespace, pods) in all {
             for (name, pod) in pods {
-                if !moves.has_left(in_namespace, name) {
+                if !moves.migrated_away(in_namespace, name) {
                     visit((in_namespace, name), pod);
                 }
             }
@@ -232,11 +232,11 @@ impl Neighbors {
     }
 
     /// Returns the pods that keep the new one out of their domains: topology key, node, name.
-    fn guards(&self, newcomer: &Newcomer<'_>, moves: &Moves) -> Vec<(String, String, PodName)> {
+    fn guards(&self, newcomer: &Newcomer<'_>, moves: &PodMoves) -> Vec<(String, String, PodName)> {
         let mut guards = Vec::new();
         let mut add = |(namespace, name): (&str, &str), terms: &[PodAffinityTerm], node: &str| {
             for found in terms {
-                if Term::new(found).matches_newcomer(namespace, newcomer) {
+                if AffinityTerm::new(found).matches_newcomer(namespace, newcomer) {
                     let pod = (namespace.to_owned(), name.to_owned());
                     guards.push((found.topology_key.clone(), node.to_owned(), pod));
                 }
@@ -245,7 +245,7 @@ impl Neighbors {
         for (namespace, pods) in &self.apart {
             for (name, terms) in pods {
                 let pod = self.pods.get(namespace).and_then(|pods| pods.get(name));
-                if let Some(pod) = pod.filter(|_| !moves.has_left(namespace, name)) {
+                if let Some(pod) = pod.filter(|_| !moves.migrated_away(namespace, name)) {
                     add((namespace, name), terms, &pod.node);
                 }
             }
@@ -259,7 +259,14 @@ impl Neighbors {
     }
 
     /// Adds the domains that have a pod of one of the new pod's terms of anti-affinity.
-    fn add_apart(&self, rules: &mut Rules, terms: &[Term<'_>], own: &str, moves: &Moves, domains: &Domains<'_>) {
+    fn add_apart(
+        &self,
+        rules: &mut Rules,
+        terms: &[AffinityTerm<'_>],
+        own: &str,
+        moves: &PodMoves,
+        domains: &Domains<'_>,
+    ) {
         for term in terms {
             self.for_each(term.only_namespace(own), moves, |(namespace, name), pod| {
                 if !term.matches(own, namespace, |key| pod.labels.get(key)) {
@@ -279,7 +286,13 @@ impl Neighbors {
     }
 
     /// Returns the domains of each term of affinity.
-    fn near(&self, terms: &[Term<'_>], newcomer: &Newcomer<'_>, moves: &Moves, domains: &Domains<'_>) -> Vec<Near> {
+    fn near(
+        &self,
+        terms: &[AffinityTerm<'_>],
+        newcomer: &Newcomer<'_>,
+        moves: &PodMoves,
+        domains: &Domains<'_>,
+    ) -> Vec<Near> {
         let own = newcomer.namespace;
         let Some(first) = terms.first() else {
             return Vec::new();
@@ -311,7 +324,7 @@ impl Neighbors {
     }
 }
 
-impl Moves {
+impl PodMoves {
     /// Records that a pod will have left its node.
     pub fn leave(&mut self, pod: PodName) {
         self.left.insert(pod);
@@ -330,7 +343,7 @@ impl Moves {
         });
     }
 
-    fn has_left(&self, namespace: &str, name: &str) -> bool {
+    fn migrated_away(&self, namespace: &str, name: &str) -> bool {
         // Most evaluations have no moves: then no key is built.
         !self.left.is_empty() && self.left.contains(&(namespace.to_owned(), name.to_owned()))
     }

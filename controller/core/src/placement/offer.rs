@@ -9,7 +9,7 @@ use super::{NodeView, Requirements, misfit::Misfit};
 
 /// What a guest can have of a node's CPU.
 #[derive(Clone, Copy)]
-pub(super) struct Offer<'a> {
+pub(super) struct CpuOffer<'a> {
     /// The full sets, without the features that the node masks.
     pub(super) facts: &'a VirtualizationFacts,
     /// All features that the node masks.
@@ -18,7 +18,7 @@ pub(super) struct Offer<'a> {
     lifted: &'a BTreeSet<String>,
 }
 
-impl<'a> Offer<'a> {
+impl<'a> CpuOffer<'a> {
     /// Returns what a node offers to a guest with these needs; `None` if nothing is known about the node's CPU.
     pub(super) fn of(node: &NodeView<'a>, needs: &'a Requirements) -> Option<Self> {
         Some(Self {
@@ -120,5 +120,5 @@ impl<'a> Offer<'a> {
 
 /// Returns whether a node has a feature, masked or not.
 pub(super) fn is_known_to_have(node: &NodeView<'_>, feature: &str) -> bool {
-    Offer::of_hardware(node).is_some_and(|offer| offer.lists(feature) || offer.withholds(feature))
+    CpuOffer::of_hardware(node).is_some_and(|offer| offer.lists(feature) || offer.withholds(feature))
 }

@@ -22,11 +22,11 @@ use std::{
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceSpec, status::DrydockStatus};
 
 use super::{
-    Moves, Newcomer, NodeView, Requirements, Rules,
+    Newcomer, NodeView, PodMoves, Requirements, Rules,
     fit::{Fit, add_by_pods, judge},
     misfit::Misfit,
     neighbors::{PodName, name_of},
-    room::{PODS, Requests, lacks, shortages},
+    room::{PODS, ResourceAmounts, lacks, shortages},
     targets::{unlisted_features, unsuitable},
 };
 
@@ -42,7 +42,7 @@ const FEW: usize = 4;
 
 /// A guest that has to leave its node.
 #[derive(Clone, Debug)]
-pub struct Leaving<'a> {
+pub struct DepartingGuest<'a> {
     /// The instance.
     pub instance: &'a VirtualMachineInstance,
     /// Its requirements on a node.
@@ -63,7 +63,7 @@ pub struct Leaving<'a> {
 
 /// The expected result for a guest that leaves together with others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Outlook {
+pub enum DepartureOutlook {
     /// There is room for it, for example on this node.
     Fits(String),
     /// It would fit alone, but others take the room. The text describes what is missing, for people.
@@ -77,25 +77,25 @@ pub enum Outlook {
 
 /// The expected results for guests that leave together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Packing {
+pub struct PackingResult {
     /// For each guest, in their order.
-    pub outlooks: Vec<Outlook>,
+    pub outlooks: Vec<DepartureOutlook>,
     /// For each guest, whether its node is reserved for it: it has few alternatives.
     pub reserved: Vec<bool>,
     /// For each guest that others crowd out, the node that it can have once they have moved, if there is one.
     pub later: Vec<Option<String>>,
 }
 
-impl Packing {
+impl PackingResult {
     /// Returns what becomes of each guest in the end: others that crowd it out have moved then, and a guest that has no
     /// place beside them has none at all.
-    pub fn eventual(self) -> impl Iterator<Item = Outlook> {
+    pub fn eventual(self) -> impl Iterator<Item = DepartureOutlook> {
         self.outlooks
             .into_iter()
             .zip(self.later)
             .map(|(outlook, later)| match (outlook, later) {
-                (Outlook::Crowded(_), Some(node)) => Outlook::Fits(node),
-                (Outlook::Crowded(message), None) => Outlook::Nowhere(message),
+                (DepartureOutlook::Crowded(_), Some(node)) => DepartureOutlook::Fits(node),
+                (DepartureOutlook::Crowded(message), None) => DepartureOutlook::Nowhere(message),
                 (outlook, _) => outlook,
             })
     }
@@ -103,18 +103,18 @@ impl Packing {
 
 /// Returns what pods, after these moves, require of the node of a new one: [`Neighbors::rules`](super::Neighbors::rules)
 /// of all nodes.
-pub type RulesOf<'f> = &'f dyn Fn(&Newcomer<'_>, &Moves) -> Rules;
+pub type RulesOf<'f> = &'f dyn Fn(&Newcomer<'_>, &PodMoves) -> Rules;
 
 /// Returns the outlook for each of these guests, in their order. `nodes` are all nodes.
-pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_>) -> Packing {
-    let mut places = Places::new(nodes, rules_of);
-    let mut packing = Packing {
-        outlooks: vec![Outlook::Unknown; guests.len()],
+pub fn pack(guests: &[DepartingGuest<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_>) -> PackingResult {
+    let mut places = PackedNodes::new(nodes, rules_of);
+    let mut packing = PackingResult {
+        outlooks: vec![DepartureOutlook::Unknown; guests.len()],
         reserved: vec![false; guests.len()],
         later: vec![None; guests.len()],
     };
     let scarcer = scarcer(guests, &places);
-    let mut order: Vec<(usize, usize, Choice)> = Vec::new();
+    let mut order: Vec<(usize, usize, NodeChoice)> = Vec::new();
     for (index, guest) in guests.iter().enumerate() {
         if let Some(class) = places.class(guest) {
             order.push((index, class, places.choice(guest, class)));
@@ -138,7 +138,7 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
     for (index, class, choice) in order {
         match places.place(&guests[index], class, Time::Now) {
             Some(node) => {
-                packing.outlooks[index] = Outlook::Fits(node.into());
+                packing.outlooks[index] = DepartureOutlook::Fits(node.into());
                 packing.reserved[index] = choice.with_room <= FEW;
             }
             None => unplaced.push((index, class)),
@@ -148,7 +148,7 @@ pub fn pack(guests: &[Leaving<'_>], nodes: &[NodeView<'_>], rules_of: RulesOf<'_
         packing.outlooks[*index] = places.explain(&guests[*index], *class);
     }
     for (index, class) in unplaced {
-        if matches!(packing.outlooks[index], Outlook::Crowded(_)) {
+        if matches!(packing.outlooks[index], DepartureOutlook::Crowded(_)) {
             packing.later[index] = places.place(&guests[index], class, Time::Later).map(Into::into);
         }
     }
@@ -166,7 +166,7 @@ enum Time {
 
 /// How many nodes a guest can choose from.
 #[derive(Clone, Copy, Debug)]
-struct Choice {
+struct NodeChoice {
     /// Nodes that suit it, however full they are, counted up to [`MANY`].
     suited: usize,
     /// Those of them that have room before any guest has moved.
@@ -174,7 +174,7 @@ struct Choice {
 }
 
 /// Returns the scarcer of CPU and memory: the one with the larger ratio of requested to free.
-fn scarcer(guests: &[Leaving<'_>], places: &Places<'_>) -> &'static str {
+fn scarcer(guests: &[DepartingGuest<'_>], places: &PackedNodes<'_>) -> &'static str {
     let share = |resource: &str| {
         let requested: u128 = guests
             .iter()
@@ -199,16 +199,16 @@ fn other_than(resource: &str) -> &'static str {
 }
 
 /// The nodes and what has been placed on them so far.
-struct Places<'a> {
+struct PackedNodes<'a> {
     nodes: &'a [NodeView<'a>],
-    offered: Vec<Requests>,
-    placed: Vec<Requests>,
+    offered: Vec<ResourceAmounts>,
+    placed: Vec<ResourceAmounts>,
     classes: Vec<Class>,
     rules_of: RulesOf<'a>,
     /// Target pods of the guests placed so far.
-    arrivals: Moves,
+    arrivals: PodMoves,
     /// The same, and the guests' other pods have left.
-    moves: Moves,
+    moves: PodMoves,
 }
 
 /// Guests that are suited by the same nodes.
@@ -231,11 +231,11 @@ struct ClassKey {
 
 impl ClassKey {
     /// Returns `None` for a guest with an unknown CPU.
-    fn of(guest: &Leaving<'_>) -> Option<Self> {
+    fn of(guest: &DepartingGuest<'_>) -> Option<Self> {
         let status = guest.instance.status.as_ref()?;
         let record = status.drydock.as_ref()?;
         let mut needs = guest.needs.clone();
-        (needs.requests, needs.priority) = (Requests::default(), None);
+        (needs.requests, needs.priority) = (ResourceAmounts::default(), None);
         Some(Self {
             needs,
             spec: VirtualMachineInstanceSpec {
@@ -253,24 +253,24 @@ impl ClassKey {
     }
 }
 
-impl<'a> Places<'a> {
+impl<'a> PackedNodes<'a> {
     fn new(nodes: &'a [NodeView<'a>], rules_of: RulesOf<'a>) -> Self {
         Self {
             nodes,
             offered: nodes
                 .iter()
-                .map(|node| Requests::from_quantities(node.allocatable))
+                .map(|node| ResourceAmounts::from_quantities(node.allocatable))
                 .collect(),
-            placed: vec![Requests::default(); nodes.len()],
+            placed: vec![ResourceAmounts::default(); nodes.len()],
             classes: Vec::new(),
             rules_of,
-            arrivals: Moves::default(),
-            moves: Moves::default(),
+            arrivals: PodMoves::default(),
+            moves: PodMoves::default(),
         }
     }
 
     /// Returns the class of a guest; `None` if its CPU is unknown.
-    fn class(&mut self, guest: &Leaving<'_>) -> Option<usize> {
+    fn class(&mut self, guest: &DepartingGuest<'_>) -> Option<usize> {
         let key = ClassKey::of(guest)?;
         if let Some(known) = self.classes.iter().position(|class| class.key == key) {
             return Some(known);
@@ -284,7 +284,7 @@ impl<'a> Places<'a> {
     }
 
     /// Returns whether a node suits the guests of a class, however full it is.
-    fn suits(&mut self, guest: &Leaving<'_>, class: usize, node: usize) -> bool {
+    fn suits(&mut self, guest: &DepartingGuest<'_>, class: usize, node: usize) -> bool {
         if let Some(known) = self.classes[class].suits[node] {
             return known;
         }
@@ -295,9 +295,9 @@ impl<'a> Places<'a> {
     }
 
     /// Returns how many nodes a guest can choose from.
-    fn choice(&mut self, guest: &Leaving<'_>, class: usize) -> Choice {
-        let rules = (self.rules_of)(&guest.newcomer(), &Moves::default());
-        let mut choice = Choice {
+    fn choice(&mut self, guest: &DepartingGuest<'_>, class: usize) -> NodeChoice {
+        let rules = (self.rules_of)(&guest.newcomer(), &PodMoves::default());
+        let mut choice = NodeChoice {
             suited: 0,
             with_room: 0,
         };
@@ -327,7 +327,7 @@ impl<'a> Places<'a> {
     }
 
     /// Yields what a node lacks for a guest, in addition to those placed on it.
-    fn lacks(&self, guest: &Leaving<'_>, node: usize) -> impl Iterator<Item = Misfit> {
+    fn lacks(&self, guest: &DepartingGuest<'_>, node: usize) -> impl Iterator<Item = Misfit> {
         let (view, placed) = (&self.nodes[node], &self.placed[node]);
         let taken = move |resource: &str| {
             let before = match (&view.room, guest.needs.priority) {
@@ -345,7 +345,7 @@ impl<'a> Places<'a> {
     }
 
     /// Places a guest on the first node that suits it and has room.
-    fn place(&mut self, guest: &Leaving<'_>, class: usize, time: Time) -> Option<&'a str> {
+    fn place(&mut self, guest: &DepartingGuest<'_>, class: usize, time: Time) -> Option<&'a str> {
         let newcomer = guest.newcomer();
         let moves = match time {
             Time::Now => &self.arrivals,
@@ -374,10 +374,10 @@ impl<'a> Places<'a> {
 
     /// Returns why a guest was not placed, after all others have been. It can wait for the others if it would fit
     /// without them, or once they have moved.
-    fn explain(&mut self, guest: &Leaving<'_>, class: usize) -> Outlook {
+    fn explain(&mut self, guest: &DepartingGuest<'_>, class: usize) -> DepartureOutlook {
         let newcomer = guest.newcomer();
-        let rules = |moves: &Moves| (self.rules_of)(&newcomer, moves);
-        let (alone, beside, after) = (rules(&Moves::default()), rules(&self.arrivals), rules(&self.moves));
+        let rules = |moves: &PodMoves| (self.rules_of)(&newcomer, moves);
+        let (alone, beside, after) = (rules(&PodMoves::default()), rules(&self.arrivals), rules(&self.moves));
         let mut crowded = Fit::default();
         let mut can_wait = false;
         for node in 0..self.nodes.len() {
@@ -395,7 +395,7 @@ impl<'a> Places<'a> {
         }
         if can_wait {
             let reasons = crowded.reasons();
-            return Outlook::Crowded(format!(
+            return DepartureOutlook::Crowded(format!(
                 "no other node has room for it beside the others that leave: {reasons}"
             ));
         }
@@ -409,11 +409,11 @@ impl<'a> Places<'a> {
             add_by_pods(&guest.needs, &alone, node, &mut found);
             found
         });
-        Outlook::Nowhere(format!("no other node can take it: {}", fit.reasons()))
+        DepartureOutlook::Nowhere(format!("no other node can take it: {}", fit.reasons()))
     }
 }
 
-impl Leaving<'_> {
+impl DepartingGuest<'_> {
     /// Returns the guest's target pod.
     fn newcomer(&self) -> Newcomer<'_> {
         Newcomer {
@@ -427,7 +427,7 @@ impl Leaving<'_> {
 }
 
 /// Returns what prevents a guest from running on a node, however full the node is; `None` for its present node.
-fn static_misfits(guest: &Leaving<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
+fn static_misfits(guest: &DepartingGuest<'_>, unlisted: &[String], node: &NodeView<'_>) -> Option<BTreeSet<Misfit>> {
     if guest.instance.node_name() == Some(node.name) {
         return None;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{NodeView, Requests, affinity, room::lacks};
+use super::{NodeView, ResourceAmounts, affinity, room::lacks};
 
 /// Returns whether the scheduler could place a pod like this one on a node: by its node selector, its required node
 /// affinity, its tolerations (for every taint, so that it does not prefer another node) and its requests, without
@@ -27,8 +27,8 @@ pub fn could_take(pod: &Pod, node: &NodeView<'_>) -> bool {
     let (Some(allocatable), Some(room)) = (node.allocatable, &node.room) else {
         return false;
     };
-    let offered = Requests::from_quantities(Some(allocatable));
-    let requests = Requests::of_pod(pod);
+    let offered = ResourceAmounts::from_quantities(Some(allocatable));
+    let requests = ResourceAmounts::of_pod(pod);
     let lacking = lacks(&offered, &requests, |resource| room.requested(resource, i32::MIN))
         .next()
         .is_some();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
 
-use super::room::Requests;
+use super::room::ResourceAmounts;
 use crate::{launcher_pod::resources::Demand, obsolete::ObsoleteModels};
 
 /// A virtual machine's requirements on its node.
@@ -40,7 +40,7 @@ pub struct Requirements {
     /// Its pod's CPU and memory requests.
     pub demand: Demand,
     /// All of its pod's requests.
-    pub requests: Requests,
+    pub requests: ResourceAmounts,
     /// Where its volumes can be used, for those that are bound to certain nodes.
     pub volumes: Vec<BoundVolume>,
     /// The pod's priority; pods of a lower priority can be preempted for it. `None` if unknown; then all can.

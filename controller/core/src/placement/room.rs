@@ -27,9 +27,9 @@ pub(super) const PODS: &str = "pods";
 
 /// Amounts of resources by name: CPU in thousandths, all others in units (bytes, or pieces).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requests(BTreeMap<String, u64>);
+pub struct ResourceAmounts(BTreeMap<String, u64>);
 
-impl Requests {
+impl ResourceAmounts {
     /// Returns the requests of one container. A limit without a request counts as a request (the API server fills it
     /// in).
     pub fn of(resources: &ResourceRequirements) -> Self {
@@ -172,7 +172,7 @@ fn is_resize_infeasible(status: &PodStatus) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodShare {
     /// Its requests.
-    pub requests: Requests,
+    pub requests: ResourceAmounts,
     /// Its priority.
     pub priority: i32,
 }
@@ -183,7 +183,7 @@ impl PodShare {
     pub fn of(pod: &Pod) -> Option<(&str, Self)> {
         let node = node_of(pod).filter(|_| pod.metadata.deletion_timestamp.is_none())?;
         let share = Self {
-            requests: Requests::of_pod(pod),
+            requests: ResourceAmounts::of_pod(pod),
             priority: pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0),
         };
         Some((node, share))
@@ -206,7 +206,7 @@ pub struct NodeRoom(BTreeMap<i32, Taken>);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Taken {
     pods: u64,
-    requests: Requests,
+    requests: ResourceAmounts,
 }
 
 impl NodeRoom {
@@ -250,8 +250,8 @@ impl NodeRoom {
 /// has CPU, memory and a number of pods, so that their absence means nothing, and missing virtualization is a reason
 /// of its own.
 pub(super) fn lacks<'a>(
-    offered: &Requests,
-    requests: &'a Requests,
+    offered: &ResourceAmounts,
+    requests: &'a ResourceAmounts,
     taken: impl Fn(&str) -> u64,
 ) -> impl Iterator<Item = (&'a str, u64, u64)> {
     let wanted = requests.iter().filter(|(_, amount)| *amount > 0);
@@ -272,7 +272,7 @@ pub(super) fn shortages(needs: &Requirements, node: &NodeView<'_>) -> Vec<Misfit
     let Some(allocatable) = node.allocatable else {
         return Vec::new();
     };
-    let offered = Requests::from_quantities(Some(allocatable));
+    let offered = ResourceAmounts::from_quantities(Some(allocatable));
     let room = node.room.as_deref();
     let taken = |resource: &str| match (room, needs.priority) {
         (Some(room), Some(priority)) => room.requested(resource, priority),

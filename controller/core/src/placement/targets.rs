@@ -15,7 +15,7 @@ use super::{
     misfit::Misfit,
     models::lacks_part,
     nodes_by_name,
-    offer::{Offer, is_known_to_have},
+    offer::{CpuOffer, is_known_to_have},
 };
 use crate::{default_cpu::has_hosts_own, minimum::Minimum};
 
@@ -55,7 +55,7 @@ pub fn migration_targets<'a>(
 ) -> Targets {
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
-    let Some(guest) = Guest::of(instance, source) else {
+    let Some(guest) = RunningGuest::of(instance, source) else {
         return none("GuestCPUUnknown", "the CPU that the guest has is not known yet".into());
     };
     let others = || {
@@ -113,7 +113,7 @@ pub fn target_misfits<'n>(
 ) -> Option<Vec<(&'n str, BTreeSet<Misfit>)>> {
     let status = instance.status.as_ref();
     let here = status.and_then(|status| status.node_name.as_deref());
-    let guest = Guest::of(instance, source)?;
+    let guest = RunningGuest::of(instance, source)?;
     let judged = |unlisted: &[String]| -> Vec<(&'n str, BTreeSet<Misfit>)> {
         let mut compared = Compared::default();
         let others = nodes.iter().filter(|node| Some(node.name) != here);
@@ -144,7 +144,7 @@ pub fn require_recorded_cpu<'a>(
     source: Option<&NodeView<'_>>,
     nodes: impl IntoIterator<Item = NodeView<'a>> + Clone,
 ) {
-    let Some((guest, source)) = Guest::of(instance, source).zip(source) else {
+    let Some((guest, source)) = RunningGuest::of(instance, source).zip(source) else {
         return;
     };
     lift_masks(needs, source);
@@ -152,7 +152,7 @@ pub fn require_recorded_cpu<'a>(
         GuestsCpu::SpelledOut(cpu) => cpu,
         GuestsCpu::OfHost(processor) => {
             let same = nodes.into_iter().filter(|node| {
-                let is_masked = Offer::of(node, needs).is_some_and(|offer| offer.withheld().next().is_some());
+                let is_masked = CpuOffer::of(node, needs).is_some_and(|offer| offer.withheld().next().is_some());
                 node.processor().as_ref() == Some(processor) && !is_masked
             });
             // The list includes the source, where the pod does not go: so it is never empty, and the source alone
@@ -199,9 +199,9 @@ fn keep_off_unlabelled<'a>(
     source: &NodeView<'_>,
     nodes: impl IntoIterator<Item = NodeView<'a>>,
 ) {
-    let lack = |offer: &Offer<'_>| lacks_part(&cpu.model, &cpu.disabled, offer);
-    let is_credible = Offer::of(source, needs).is_some_and(|offer| lack(&offer).is_none());
-    let lacks = |offer: &Offer<'_>| match lack(offer) {
+    let lack = |offer: &CpuOffer<'_>| lacks_part(&cpu.model, &cpu.disabled, offer);
+    let is_credible = CpuOffer::of(source, needs).is_some_and(|offer| lack(&offer).is_none());
+    let lacks = |offer: &CpuOffer<'_>| match lack(offer) {
         Some(Misfit::MasksModel(..)) => true,
         Some(_) if is_credible => true,
         _ => unlisted.iter().any(|name| offer.would_mask(name)),
@@ -212,7 +212,7 @@ fn keep_off_unlabelled<'a>(
     };
     let lacking: Vec<String> = nodes
         .into_iter()
-        .filter(|node| is_selected(node) && Offer::of(node, needs).is_some_and(|offer| lacks(&offer)))
+        .filter(|node| is_selected(node) && CpuOffer::of(node, needs).is_some_and(|offer| lacks(&offer)))
         .filter_map(|node| node.label(HOSTNAME).map(str::to_owned))
         .collect();
     if !lacking.is_empty() {
@@ -229,7 +229,7 @@ pub(super) fn unsuitable(
     unlisted: &[String],
     node: &NodeView<'_>,
 ) -> Option<BTreeSet<Misfit>> {
-    let guest = Guest::of(instance, source)?;
+    let guest = RunningGuest::of(instance, source)?;
     let mut found = misfits(needs, &instance.spec, node);
     if !found.contains(&Misfit::NoAgent) {
         guest.compare(needs, node, unlisted, &mut Compared::default(), &mut found);
@@ -293,7 +293,7 @@ enum GuestsCpu<'a> {
 }
 
 /// The properties of a running guest that are compared with other nodes.
-struct Guest<'a> {
+struct RunningGuest<'a> {
     cpu: GuestsCpu<'a>,
     /// Virtualization type, if known.
     virt_type: Option<&'a str>,
@@ -303,7 +303,7 @@ struct Guest<'a> {
     source: Option<NodeView<'a>>,
 }
 
-impl<'a> Guest<'a> {
+impl<'a> RunningGuest<'a> {
     /// Returns `None` if its CPU is unknown.
     fn of(instance: &'a VirtualMachineInstance, source: Option<&NodeView<'a>>) -> Option<Self> {
         let record = instance.status.as_ref()?.drydock.as_ref()?;
@@ -355,7 +355,7 @@ impl<'a> Guest<'a> {
         compared: &mut Compared<'n>,
         found: &mut BTreeSet<Misfit>,
     ) {
-        let Some((offer, there)) = Offer::of(node, needs).zip(node.virtualization()) else {
+        let Some((offer, there)) = CpuOffer::of(node, needs).zip(node.virtualization()) else {
             found.insert(Misfit::NotInspected);
             return;
         };

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{BURST, Failure, Observed, Plan, Tried, instance_of, plan};
+use super::{BURST, FailedRequest, ObservedReplicaSet, ReplicaSetPlan, Tried, instance_of, plan};
 
 fn now() -> Timestamp {
     "2026-01-01T00:00:00Z".parse().unwrap()
@@ -62,7 +62,7 @@ fn deleted(mut instance: VirtualMachineInstance) -> VirtualMachineInstance {
     instance
 }
 
-fn planned(set: &VirtualMachineInstanceReplicaSet, instances: &[VirtualMachineInstance]) -> Plan {
+fn planned(set: &VirtualMachineInstanceReplicaSet, instances: &[VirtualMachineInstance]) -> ReplicaSetPlan {
     planned_at(set, instances, now(), None)
 }
 
@@ -70,14 +70,14 @@ fn planned_at(
     set: &VirtualMachineInstanceReplicaSet,
     instances: &[VirtualMachineInstance],
     now: Timestamp,
-    failure: Option<&Failure>,
-) -> Plan {
+    failure: Option<&FailedRequest>,
+) -> ReplicaSetPlan {
     let all: Vec<_> = instances.iter().cloned().map(Arc::new).collect();
     let names: BTreeSet<_> = instances
         .iter()
         .filter_map(|instance| instance.metadata.name.clone())
         .collect();
-    plan(&Observed {
+    plan(&ObservedReplicaSet {
         now,
         set,
         instances: &all,
@@ -88,7 +88,7 @@ fn planned_at(
     })
 }
 
-fn names(targets: &[super::Target]) -> Vec<&str> {
+fn names(targets: &[super::ReplicaName]) -> Vec<&str> {
     targets.iter().map(|target| target.name.as_str()).collect()
 }
 
@@ -198,7 +198,7 @@ fn deleted_member_does_not_count_while_the_cache_has_it() {
         .iter()
         .map(|name| Arc::new(instance(name, Phase::Running, true, 9)))
         .collect();
-    let plan = plan(&Observed {
+    let plan = plan(&ObservedReplicaSet {
         now: now(),
         set: &set(2),
         instances: &all,
@@ -227,7 +227,7 @@ fn instance_is_deleted_only_by_api_server_state() {
             .map(|(name, phase)| Arc::new(instance(name, phase, true, 60)))
             .collect();
         let (set, none) = (set(replicas), |_: &str| false);
-        let observed = Observed {
+        let observed = ObservedReplicaSet {
             now: now(),
             set: &set,
             instances: &all,
@@ -238,15 +238,15 @@ fn instance_is_deleted_only_by_api_server_state() {
         };
         let shown = plan(&observed);
         assert_eq!(shown.confirm, confirm, "{replicas} {phases:?}");
-        let after = plan(&Observed {
+        let after = plan(&ObservedReplicaSet {
             confirmed: true,
             ..observed
         });
         assert!(!after.confirm);
         if confirm {
-            let nothing = Plan {
+            let nothing = ReplicaSetPlan {
                 confirm,
-                ..Plan::default()
+                ..ReplicaSetPlan::default()
             };
             assert_eq!(shown, nothing);
             assert!(!after.delete.is_empty());
@@ -299,7 +299,7 @@ fn a_selector_that_does_not_fit_makes_nothing() {
             status: Some(status),
             ..set
         };
-        assert_eq!(planned(&again, &[]), Plan::default());
+        assert_eq!(planned(&again, &[]), ReplicaSetPlan::default());
     }
 }
 
@@ -318,7 +318,7 @@ fn the_status_is_what_scaling_reads() {
 #[test]
 fn failure_is_reported_until_replica_count_is_reached() {
     let mut set = set(2);
-    let failure = Failure {
+    let failure = FailedRequest {
         tried: Tried::Create,
         message: "exceeded quota".into(),
     };
@@ -391,7 +391,7 @@ proptest! {
             let active = all.iter().filter(|instance| is_active(instance)).count();
             let counted = all.iter().filter(|instance| is_active(instance) && instance.metadata.labels.is_some()).count();
             let todo = planned_at(&set, &all, time, None);
-            if todo == Plan::default() && active == wanted {
+            if todo == ReplicaSetPlan::default() && active == wanted {
                 settled = Some(step);
                 break;
             }

@@ -44,7 +44,7 @@ impl Case {
         }
     }
 
-    fn decide(&self) -> Spread {
+    fn decide(&self) -> ReplicaSpread {
         let read = |value: &Value| -> Pod { serde_json::from_value(value.clone()).unwrap() };
         let replicas: Vec<Pod> = self.replicas.iter().map(read).collect();
         let nodes: Vec<Node> = self
@@ -70,20 +70,20 @@ impl Case {
 }
 
 /// A change of a case.
-type Change = fn(&mut Case);
+type CaseChange = fn(&mut Case);
 
-const APART: Spread = Spread::Stay { apart: true };
-const STAY: Spread = Spread::Stay { apart: false };
+const APART: ReplicaSpread = ReplicaSpread::Stay { apart: true };
+const STAY: ReplicaSpread = ReplicaSpread::Stay { apart: false };
 
-fn moves(pod: &str, to: &str) -> Spread {
-    Spread::Move {
+fn moves(pod: &str, to: &str) -> ReplicaSpread {
+    ReplicaSpread::Move {
         pod: pod.into(),
         to: to.into(),
     }
 }
 
 /// Where the replicas are, and their states.
-fn replica_cases() -> Vec<(&'static str, Spread, Change)> {
+fn replica_cases() -> Vec<(&'static str, ReplicaSpread, CaseChange)> {
     vec![
         ("two on one node", moves("standby", "two"), |_| {}),
         ("each on its own", APART, |case| {
@@ -113,7 +113,7 @@ fn replica_cases() -> Vec<(&'static str, Spread, Change)> {
         }),
         (
             "ready for too short a time",
-            Spread::Wait("2026-01-01T00:10:20Z".parse().unwrap()),
+            ReplicaSpread::Wait("2026-01-01T00:10:20Z".parse().unwrap()),
             |case| case.replicas[1] = replica("standby", "one", 10),
         ),
         ("two standbys away from the leader", moves("other", "one"), |case| {
@@ -130,7 +130,7 @@ fn replica_cases() -> Vec<(&'static str, Spread, Change)> {
 }
 
 /// The node that a standby would move to.
-fn node_cases() -> Vec<(&'static str, Spread, Change)> {
+fn node_cases() -> Vec<(&'static str, ReplicaSpread, CaseChange)> {
     vec![
         ("no other node", STAY, |case| drop(case.nodes.pop())),
         ("it is cordoned", STAY, |case| {

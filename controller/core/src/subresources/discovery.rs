@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Document, GROUP, KUBEVIRT_VERSION, VERSIONS};
+use super::{GROUP, KUBEVIRT_VERSION, PublicDocument, VERSIONS};
 
 /// Subresources of machines, as KubeVirt lists them.
 const OF_MACHINES: [&str; 7] = [
@@ -44,24 +44,24 @@ const OF_INSTANCES: [&str; 23] = [
     "evacuate/cancel",
 ];
 
-/// A document that everybody may read; `release` is Drydock's version. [`Document::Health`] is not among them, since it
+/// A document that everybody may read; `release` is Drydock's version. [`PublicDocument::Health`] is not among them, since it
 /// depends on the API server.
-pub fn document(document: &Document, release: &str) -> Option<Value> {
+pub fn document(document: &PublicDocument, release: &str) -> Option<Value> {
     Some(match document {
-        Document::Root => root(),
-        Document::Groups => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group()]}),
-        Document::Group => group(),
-        Document::Resources(version) => resources(version),
-        Document::OpenApi => open_api(release),
-        Document::Version => version(release),
-        Document::Guestfs => json!({
+        PublicDocument::Root => root(),
+        PublicDocument::Groups => json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": [group()]}),
+        PublicDocument::Group => group(),
+        PublicDocument::Resources(version) => resources(version),
+        PublicDocument::OpenApi => open_api(release),
+        PublicDocument::Version => version(release),
+        PublicDocument::Guestfs => json!({
             "registry": "quay.io/kubevirt",
             "tag": KUBEVIRT_VERSION,
             "digest": "",
             "imagePrefix": "",
             "gsImage": "",
         }),
-        Document::Health => return None,
+        PublicDocument::Health => return None,
     })
 }
 

@@ -11,7 +11,7 @@ pub struct Effect(pub Vec<JsonPatch>);
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonPatch {
     /// What it changes.
-    pub written: Written,
+    pub written: PatchedPart,
     /// Its operations.
     pub operations: Value,
     /// The operations that undo it if a later patch fails.
@@ -20,7 +20,7 @@ pub struct JsonPatch {
 
 /// What a patch changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum PatchedPart {
     /// The virtual machine.
     Machine,
     /// Its status.

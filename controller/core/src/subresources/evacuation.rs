@@ -2,19 +2,23 @@
 
 use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 
-use super::{Failure, Resource};
-use crate::{drain::NodeMarks, eviction::mark};
+use super::{GroupResource, SubresourceError};
+use crate::{drain::NodeMarks, eviction::evacuation_request};
 
 /// Whether a machine has an instance of which an evacuation could be cancelled.
 ///
 /// # Errors
 /// 409 if none was created.
-pub fn is_started(machine: &VirtualMachine) -> Result<(), Failure> {
+pub fn is_started(machine: &VirtualMachine) -> Result<(), SubresourceError> {
     if machine.status.as_ref().is_some_and(|status| status.created) {
         return Ok(());
     }
     let name = machine.metadata.name.as_deref().unwrap_or_default();
-    Err(Failure::conflict(Resource::Machine, name, "VMI is not started"))
+    Err(SubresourceError::conflict(
+        GroupResource::Machine,
+        name,
+        "VMI is not started",
+    ))
 }
 
 /// Returns the node whose marks decide: the node that the request names, or else the node that the instance is on.
@@ -27,8 +31,8 @@ pub fn node<'a>(instance: &'a VirtualMachineInstance, requested: &'a str) -> &'a
     node.unwrap_or_default()
 }
 
-/// Returns whether the instance has a mark to remove. `requested` is the node that the request names, or empty; `key`
-/// is the key of the drain taint; `marks` are the marks of [`node`].
+/// Returns whether the instance has an evacuation request to remove. `requested` is the node that the request names, or
+/// empty; `key` is the key of the drain taint; `marks` are the marks of [`node`].
 ///
 /// KubeVirt refuses while the node has the drain taint. Drydock refuses in a maintenance too: the next reconcile would
 /// mark the guest again.
@@ -39,22 +43,22 @@ pub fn cancel(
     instance: &VirtualMachineInstance,
     requested: &str,
     (key, marks): (&str, NodeMarks),
-) -> Result<bool, Failure> {
+) -> Result<bool, SubresourceError> {
     let name = node(instance, requested);
     if marks.tainted {
-        return Err(Failure::bad_request(format!(
+        return Err(SubresourceError::bad_request(format!(
             "Node {name:?} has NodeDrainTaintKey \"{key}:NoSchedule\""
         )));
     }
     if marks.in_maintenance {
-        return Err(Failure::bad_request(format!(
+        return Err(SubresourceError::bad_request(format!(
             "Node {name:?} is in maintenance: delete its NodeMaintenance first"
         )));
     }
-    match mark::of(instance) {
+    match evacuation_request::of(instance) {
         None => Ok(false),
         Some(marked) if requested.is_empty() || requested == marked => Ok(true),
-        Some(marked) => Err(Failure::internal(format!(
+        Some(marked) => Err(SubresourceError::internal(format!(
             "the instance is to leave node {marked:?}, not {requested:?}"
         ))),
     }

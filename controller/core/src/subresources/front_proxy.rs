@@ -25,7 +25,7 @@ pub struct FrontProxy {
 
 /// A user as kube-apiserver has authenticated it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct User {
+pub struct RequestUser {
     /// Its name.
     pub name: String,
     /// Its UID, if it has one.
@@ -71,7 +71,7 @@ impl FrontProxy {
     }
 
     /// The user that the headers of a request name, in lower case as HTTP/2 has them; `None` if they name none.
-    pub fn user(&self, headers: &[(&str, &str)]) -> Option<User> {
+    pub fn user(&self, headers: &[(&str, &str)]) -> Option<RequestUser> {
         let all = |names: &[String]| -> Vec<String> {
             let mut values = Vec::new();
             for name in names {
@@ -93,7 +93,7 @@ impl FrontProxy {
                 extra.entry(percent_decoded(key)).or_default().push((*value).to_owned());
             }
         }
-        Some(User {
+        Some(RequestUser {
             name,
             uid: all(&self.uid_headers).into_iter().next(),
             groups: all(&self.group_headers),
@@ -176,7 +176,7 @@ mod tests {
         let text = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         assert_eq!(
             user,
-            User {
+            RequestUser {
                 name: "ann".into(),
                 uid: Some("7".into()),
                 groups: text(&["dev", "system:authenticated"]),

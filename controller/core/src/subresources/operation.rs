@@ -2,11 +2,11 @@
 
 use drydock_api::node_api::{GuestCommand, GuestReport, GuestStream};
 
-use super::{Failure, Resource, Target};
+use super::{GroupResource, SubresourceError, SubresourceTarget};
 
 /// What is to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum SubresourceOperation {
     /// Starts a machine.
     Start,
     /// Stops a machine.
@@ -35,7 +35,7 @@ pub enum Operation {
     PortForward,
 }
 
-impl Operation {
+impl SubresourceOperation {
     /// Returns its name for logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,30 +64,30 @@ const GET: &str = "GET";
 /// # Errors
 /// 404 if KubeVirt has no such subresource, 405 if KubeVirt has it for other methods only, and KubeVirt's or Drydock's
 /// refusal if Drydock does not implement it.
-pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
-    use Resource::{ExpandSpec, Instance, Machine};
+pub fn operation(method: &str, target: &SubresourceTarget) -> Result<SubresourceOperation, SubresourceError> {
+    use GroupResource::{ExpandSpec, Instance, Machine};
     let (allowed, operation) = match (target.resource, target.subresource.as_str()) {
-        (Machine, "start") => (PUT, Ok(Operation::Start)),
-        (Machine, "stop") => (PUT, Ok(Operation::Stop)),
-        (Machine, "restart") => (PUT, Ok(Operation::Restart)),
-        (Machine, "migrate") => (PUT, Ok(Operation::Migrate)),
-        (Machine, "expand-spec") => (GET, Ok(Operation::ExpandSpec)),
-        (Machine, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuationOfMachine)),
-        (Instance, "evacuate/cancel") => (PUT, Ok(Operation::CancelEvacuation)),
-        (ExpandSpec, "") => (PUT, Ok(Operation::ExpandGivenSpec)),
-        (Instance, "pause") => (PUT, Ok(Operation::Command(GuestCommand::Pause))),
-        (Instance, "unpause") => (PUT, Ok(Operation::Command(GuestCommand::Unpause))),
-        (Instance, "softreboot") => (PUT, Ok(Operation::Command(GuestCommand::SoftReboot))),
-        (Instance, "reset") => (PUT, Ok(Operation::Command(GuestCommand::Reset))),
-        (Instance, "freeze") => (PUT, Ok(Operation::Freeze)),
-        (Instance, "unfreeze") => (PUT, Ok(Operation::Command(GuestCommand::Unfreeze))),
-        (Instance, "guestosinfo") => (GET, Ok(Operation::Report(GuestReport::GuestOsInfo))),
-        (Instance, "userlist") => (GET, Ok(Operation::Report(GuestReport::UserList))),
-        (Instance, "filesystemlist") => (GET, Ok(Operation::Report(GuestReport::FilesystemList))),
-        (Instance, "vnc/screenshot") => (GET, Ok(Operation::Report(GuestReport::Screenshot))),
-        (Instance, "console") => (GET, Ok(Operation::Stream(GuestStream::Console))),
-        (Instance, "vnc") => (GET, Ok(Operation::Stream(GuestStream::Vnc))),
-        (Machine | Instance, "portforward") => (GET, Ok(Operation::PortForward)),
+        (Machine, "start") => (PUT, Ok(SubresourceOperation::Start)),
+        (Machine, "stop") => (PUT, Ok(SubresourceOperation::Stop)),
+        (Machine, "restart") => (PUT, Ok(SubresourceOperation::Restart)),
+        (Machine, "migrate") => (PUT, Ok(SubresourceOperation::Migrate)),
+        (Machine, "expand-spec") => (GET, Ok(SubresourceOperation::ExpandSpec)),
+        (Machine, "evacuate/cancel") => (PUT, Ok(SubresourceOperation::CancelEvacuationOfMachine)),
+        (Instance, "evacuate/cancel") => (PUT, Ok(SubresourceOperation::CancelEvacuation)),
+        (ExpandSpec, "") => (PUT, Ok(SubresourceOperation::ExpandGivenSpec)),
+        (Instance, "pause") => (PUT, Ok(SubresourceOperation::Command(GuestCommand::Pause))),
+        (Instance, "unpause") => (PUT, Ok(SubresourceOperation::Command(GuestCommand::Unpause))),
+        (Instance, "softreboot") => (PUT, Ok(SubresourceOperation::Command(GuestCommand::SoftReboot))),
+        (Instance, "reset") => (PUT, Ok(SubresourceOperation::Command(GuestCommand::Reset))),
+        (Instance, "freeze") => (PUT, Ok(SubresourceOperation::Freeze)),
+        (Instance, "unfreeze") => (PUT, Ok(SubresourceOperation::Command(GuestCommand::Unfreeze))),
+        (Instance, "guestosinfo") => (GET, Ok(SubresourceOperation::Report(GuestReport::GuestOsInfo))),
+        (Instance, "userlist") => (GET, Ok(SubresourceOperation::Report(GuestReport::UserList))),
+        (Instance, "filesystemlist") => (GET, Ok(SubresourceOperation::Report(GuestReport::FilesystemList))),
+        (Instance, "vnc/screenshot") => (GET, Ok(SubresourceOperation::Report(GuestReport::Screenshot))),
+        (Instance, "console") => (GET, Ok(SubresourceOperation::Stream(GuestStream::Console))),
+        (Instance, "vnc") => (GET, Ok(SubresourceOperation::Stream(GuestStream::Vnc))),
+        (Machine | Instance, "portforward") => (GET, Ok(SubresourceOperation::PortForward)),
         (Machine | Instance, "addvolume" | "removevolume") => (PUT, Err("volumes that are added to a running guest")),
         (Machine, "memorydump" | "removememorydump") => (PUT, Err("memory dumps")),
         (Instance, "backup" | "redefine-checkpoint" | "sev/setupsession" | "sev/injectlaunchsecret") => {
@@ -97,12 +97,12 @@ pub fn operation(method: &str, target: &Target) -> Result<Operation, Failure> {
             (GET, Err(subject(&target.subresource)))
         }
         (Machine | Instance, "objectgraph") => (GET, Err("object graphs")),
-        _ => return Err(Failure::no_such_path()),
+        _ => return Err(SubresourceError::no_such_path()),
     };
     if method != allowed {
-        return Err(Failure::method_not_allowed(allowed));
+        return Err(SubresourceError::method_not_allowed(allowed));
     }
-    operation.map_err(Failure::not_supported)
+    operation.map_err(SubresourceError::not_supported)
 }
 
 /// What a subresource is about, after "Drydock does not support".

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::Failure;
+use super::SubresourceError;
 use crate::go_duration;
 
 /// The one value of `dryRun`.
@@ -13,7 +13,7 @@ const ALL: &str = "All";
 /// `start`
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Start {
+pub struct StartOptions {
     /// The guest stands still until somebody resumes it.
     pub paused: Option<bool>,
     /// `["All"]`: nothing is written.
@@ -23,7 +23,7 @@ pub struct Start {
 /// `stop`
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Stop {
+pub struct StopOptions {
     /// Seconds that the guest has to shut down.
     pub grace_period: Option<i64>,
     /// `["All"]`: nothing is written.
@@ -63,7 +63,7 @@ pub struct CancelEvacuation {
 /// `pause`, `unpause`, and other commands to a guest.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Command {
+pub struct CommandOptions {
     /// `["All"]`: nothing is done.
     pub dry_run: Option<Vec<String>>,
 }
@@ -81,9 +81,11 @@ impl Freeze {
     ///
     /// # Errors
     /// In KubeVirt's words if there is no timeout, and 400 if it is none.
-    pub fn thaw_after(&self) -> Result<Option<NonZeroU32>, Failure> {
+    pub fn thaw_after(&self) -> Result<Option<NonZeroU32>, SubresourceError> {
         let Some(text) = &self.unfreeze_timeout else {
-            return Err(Failure::internal("Unfreeze timeout in freeze request is not set"));
+            return Err(SubresourceError::internal(
+                "Unfreeze timeout in freeze request is not set",
+            ));
         };
         // Go reads zero without a unit too.
         let duration = go_duration::parse(text).or_else(|| (text == "0").then_some(Duration::ZERO));
@@ -92,7 +94,7 @@ impl Freeze {
             u32::try_from(duration.as_secs().checked_add(more)?).ok()
         });
         seconds.map(NonZeroU32::new).ok_or_else(|| {
-            Failure::bad_request(format!(
+            SubresourceError::bad_request(format!(
                 "unfreezeTimeout: {text:?} is not a duration such as 5m0s; 0s: never"
             ))
         })
@@ -103,11 +105,11 @@ impl Freeze {
 ///
 /// # Errors
 /// 400 with KubeVirt's message, if the body is neither, or does not match the type.
-pub fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Failure> {
+pub fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, SubresourceError> {
     let failed = |error: String| {
         // Parsers add the position on further lines, which are omitted.
         let error = error.lines().next().unwrap_or_default().to_owned();
-        Failure::bad_request(format!("Can not unmarshal Request body to struct, error: {error}"))
+        SubresourceError::bad_request(format!("Can not unmarshal Request body to struct, error: {error}"))
     };
     let text = std::str::from_utf8(body).map_err(|error| failed(error.to_string()))?;
     if text.trim().is_empty() {
@@ -121,10 +123,10 @@ pub fn read<T: DeserializeOwned + Default>(body: &[u8]) -> Result<T, Failure> {
 ///
 /// # Errors
 /// 400 if there is another value than `All`.
-pub fn is_dry_run(dry_run: Option<&[String]>) -> Result<bool, Failure> {
+pub fn is_dry_run(dry_run: Option<&[String]>) -> Result<bool, SubresourceError> {
     let values = dry_run.unwrap_or_default();
     match values.iter().find(|value| *value != ALL) {
-        Some(value) => Err(Failure::bad_request(format!(
+        Some(value) => Err(SubresourceError::bad_request(format!(
             "dryRun: {value:?} is not allowed; allowed: {ALL:?}"
         ))),
         None => Ok(!values.is_empty()),
@@ -206,8 +208,8 @@ mod tests {
         #[test]
         fn any_body_has_options_or_is_refused_with_400(body in body()) {
             let codes = [
-                read::<Start>(&body).err(),
-                read::<Stop>(&body).err(),
+                read::<StartOptions>(&body).err(),
+                read::<StopOptions>(&body).err(),
                 read::<Restart>(&body).err(),
                 read::<Migrate>(&body).err(),
                 read::<CancelEvacuation>(&body).err(),
@@ -229,8 +231,8 @@ mod tests {
             let list = vec![format!("*a{before}"); 9].join(", ");
             body += &format!("a{level}: &a{level} [{list}]\n");
         }
-        assert_eq!(read::<Start>(body.as_bytes()).unwrap_err().code, 400);
+        assert_eq!(read::<StartOptions>(body.as_bytes()).unwrap_err().code, 400);
         let deep = "[".repeat(100_000);
-        assert_eq!(read::<Start>(deep.as_bytes()).unwrap_err().code, 400);
+        assert_eq!(read::<StartOptions>(deep.as_bytes()).unwrap_err().code, 400);
     }
 }

@@ -4,18 +4,18 @@ use super::{GROUP, VERSIONS};
 
 /// What a path names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Path {
+pub enum ApiPath {
     /// Something that everybody may read.
-    Open(Document),
+    Open(PublicDocument),
     /// Something that needs a right.
-    Target(Target),
+    Target(SubresourceTarget),
     /// Nothing.
     Unknown,
 }
 
 /// What everybody may read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Document {
+pub enum PublicDocument {
     /// `/`: the paths that there are.
     Root,
     /// `/apis`: the one group.
@@ -36,7 +36,7 @@ pub enum Document {
 
 /// A resource of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
+pub enum GroupResource {
     /// `virtualmachines`
     Machine,
     /// `virtualmachineinstances`
@@ -45,7 +45,7 @@ pub enum Resource {
     ExpandSpec,
 }
 
-impl Resource {
+impl GroupResource {
     /// The name in paths and roles.
     pub fn plural(self) -> &'static str {
         match self {
@@ -67,14 +67,14 @@ impl Resource {
 
 /// One subresource of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct SubresourceTarget {
     /// Version of the API.
     pub version: &'static str,
     /// Namespace of the object.
     pub namespace: String,
     /// Its resource.
-    pub resource: Resource,
-    /// Its name; empty for [`Resource::ExpandSpec`].
+    pub resource: GroupResource,
+    /// Its name; empty for [`GroupResource::ExpandSpec`].
     pub name: String,
     /// The subresource, as roles name it: of `portforward` without port and protocol.
     pub subresource: String,
@@ -82,7 +82,7 @@ pub struct Target {
     pub rest: Vec<String>,
 }
 
-impl Path {
+impl ApiPath {
     /// Reads the path of a request, without its query.
     pub fn parse(path: &str) -> Self {
         let Some(path) = path.strip_prefix('/') else {
@@ -90,11 +90,11 @@ impl Path {
         };
         let parts: Vec<&str> = path.strip_suffix('/').unwrap_or(path).split('/').collect();
         match parts.as_slice() {
-            [""] => Self::Open(Document::Root),
-            ["healthz"] => Self::Open(Document::Health),
-            ["openapi", "v2"] => Self::Open(Document::OpenApi),
-            ["apis"] => Self::Open(Document::Groups),
-            ["apis", group] if *group == GROUP => Self::Open(Document::Group),
+            [""] => Self::Open(PublicDocument::Root),
+            ["healthz"] => Self::Open(PublicDocument::Health),
+            ["openapi", "v2"] => Self::Open(PublicDocument::OpenApi),
+            ["apis"] => Self::Open(PublicDocument::Groups),
+            ["apis", group] if *group == GROUP => Self::Open(PublicDocument::Group),
             ["apis", group, version, rest @ ..] if *group == GROUP => {
                 let Some(version) = VERSIONS.into_iter().find(|known| known == version) else {
                     return Self::Unknown;
@@ -106,17 +106,17 @@ impl Path {
     }
 }
 
-fn of_version(version: &'static str, parts: &[&str]) -> Path {
+fn of_version(version: &'static str, parts: &[&str]) -> ApiPath {
     let (namespace, parts) = match parts {
-        [] => return Path::Open(Document::Resources(version)),
-        ["version"] => return Path::Open(Document::Version),
-        ["guestfs"] => return Path::Open(Document::Guestfs),
-        ["healthz"] => return Path::Open(Document::Health),
+        [] => return ApiPath::Open(PublicDocument::Resources(version)),
+        ["version"] => return ApiPath::Open(PublicDocument::Version),
+        ["guestfs"] => return ApiPath::Open(PublicDocument::Guestfs),
+        ["healthz"] => return ApiPath::Open(PublicDocument::Health),
         ["namespaces", namespace, parts @ ..] if !namespace.is_empty() => (*namespace, parts),
-        _ => return Path::Unknown,
+        _ => return ApiPath::Unknown,
     };
     let target = |resource, name: &str, subresource: String, rest: &[&str]| {
-        Path::Target(Target {
+        ApiPath::Target(SubresourceTarget {
             version,
             namespace: namespace.into(),
             resource,
@@ -126,13 +126,13 @@ fn of_version(version: &'static str, parts: &[&str]) -> Path {
         })
     };
     let (resource, name, parts) = match parts {
-        ["expand-vm-spec"] => return target(Resource::ExpandSpec, "", String::new(), &[]),
-        ["virtualmachines", name, parts @ ..] => (Resource::Machine, *name, parts),
-        ["virtualmachineinstances", name, parts @ ..] => (Resource::Instance, *name, parts),
-        _ => return Path::Unknown,
+        ["expand-vm-spec"] => return target(GroupResource::ExpandSpec, "", String::new(), &[]),
+        ["virtualmachines", name, parts @ ..] => (GroupResource::Machine, *name, parts),
+        ["virtualmachineinstances", name, parts @ ..] => (GroupResource::Instance, *name, parts),
+        _ => return ApiPath::Unknown,
     };
     if name.is_empty() || parts.is_empty() || parts.contains(&"") {
-        return Path::Unknown;
+        return ApiPath::Unknown;
     }
     match parts {
         ["portforward", rest @ ..] => target(resource, name, "portforward".into(), rest),
@@ -186,9 +186,9 @@ mod tests {
             // Most begin like a path that means something.
             for beginning in ["", "/apis/subresources.kubevirt.io/v1/namespaces/ns"] {
                 let path = format!("{beginning}/{}", parts.join("/"));
-                let Path::Target(target) = Path::parse(&path) else { continue };
+                let ApiPath::Target(target) = ApiPath::parse(&path) else { continue };
                 prop_assert!(!target.namespace.is_empty() && !target.namespace.contains('/'));
-                prop_assert_eq!(target.name.is_empty(), target.resource == Resource::ExpandSpec);
+                prop_assert_eq!(target.name.is_empty(), target.resource == GroupResource::ExpandSpec);
                 let mut segments = vec!["", "apis", GROUP, target.version, "namespaces", &target.namespace, target.resource.plural()];
                 segments.extend([target.name.as_str(), &target.subresource].into_iter().filter(|segment| !segment.is_empty()));
                 segments.extend(target.rest.iter().map(String::as_str));

@@ -4,16 +4,16 @@ use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance};
 use serde_json::{Value, json};
 
 use super::{
-    machine::{Found, expand, migrate, restart, start, stop},
-    options::{Migrate, Restart, Start, Stop, is_dry_run, read},
+    machine_commands::{FoundMachine, expand, migrate, restart, start, stop},
+    options::{Migrate, Restart, StartOptions, StopOptions, is_dry_run, read},
     *,
 };
 
 const BASE: &str = "/apis/subresources.kubevirt.io/v1";
 
-fn target(path: &str) -> Target {
-    match Path::parse(path) {
-        Path::Target(target) => target,
+fn target(path: &str) -> SubresourceTarget {
+    match ApiPath::parse(path) {
+        ApiPath::Target(target) => target,
         other => panic!("{path}: {other:?}"),
     }
 }
@@ -21,22 +21,25 @@ fn target(path: &str) -> Target {
 #[test]
 fn path_names_document_target_or_nothing() {
     for (path, document) in [
-        ("/", Document::Root),
-        ("/apis", Document::Groups),
-        ("/apis/", Document::Groups),
-        ("/healthz", Document::Health),
-        ("/openapi/v2", Document::OpenApi),
-        ("/apis/subresources.kubevirt.io", Document::Group),
-        (BASE, Document::Resources("v1")),
+        ("/", PublicDocument::Root),
+        ("/apis", PublicDocument::Groups),
+        ("/apis/", PublicDocument::Groups),
+        ("/healthz", PublicDocument::Health),
+        ("/openapi/v2", PublicDocument::OpenApi),
+        ("/apis/subresources.kubevirt.io", PublicDocument::Group),
+        (BASE, PublicDocument::Resources("v1")),
         (
             "/apis/subresources.kubevirt.io/v1alpha3",
-            Document::Resources("v1alpha3"),
+            PublicDocument::Resources("v1alpha3"),
         ),
-        ("/apis/subresources.kubevirt.io/v1/version", Document::Version),
-        ("/apis/subresources.kubevirt.io/v1alpha3/guestfs", Document::Guestfs),
-        ("/apis/subresources.kubevirt.io/v1/healthz", Document::Health),
+        ("/apis/subresources.kubevirt.io/v1/version", PublicDocument::Version),
+        (
+            "/apis/subresources.kubevirt.io/v1alpha3/guestfs",
+            PublicDocument::Guestfs,
+        ),
+        ("/apis/subresources.kubevirt.io/v1/healthz", PublicDocument::Health),
     ] {
-        assert_eq!(Path::parse(path), Path::Open(document), "{path}");
+        assert_eq!(ApiPath::parse(path), ApiPath::Open(document), "{path}");
     }
     for path in [
         "/apis/apps",
@@ -53,25 +56,31 @@ fn path_names_document_target_or_nothing() {
         "/apis/subresources.kubevirt.io/v1/start-cluster-profiler",
         "relative",
     ] {
-        assert_eq!(Path::parse(path), Path::Unknown, "{path}");
+        assert_eq!(ApiPath::parse(path), ApiPath::Unknown, "{path}");
     }
     for (path, resource, name, subresource, rest) in [
-        ("ns/virtualmachines/vm/start", Resource::Machine, "vm", "start", &[][..]),
+        (
+            "ns/virtualmachines/vm/start",
+            GroupResource::Machine,
+            "vm",
+            "start",
+            &[][..],
+        ),
         (
             "ns/virtualmachineinstances/vm/vnc/screenshot",
-            Resource::Instance,
+            GroupResource::Instance,
             "vm",
             "vnc/screenshot",
             &[],
         ),
         (
             "ns/virtualmachineinstances/vm/portforward/22/tcp",
-            Resource::Instance,
+            GroupResource::Instance,
             "vm",
             "portforward",
             &["22", "tcp"],
         ),
-        ("ns/expand-vm-spec", Resource::ExpandSpec, "", "", &[]),
+        ("ns/expand-vm-spec", GroupResource::ExpandSpec, "", "", &[]),
     ] {
         let found = target(&format!("{BASE}/namespaces/{path}"));
         assert_eq!((found.namespace.as_str(), found.version), ("ns", "v1"));
@@ -86,8 +95,8 @@ fn path_names_document_target_or_nothing() {
 
 #[test]
 fn listed_subresources_are_served_or_refused_with_message() {
-    let list = discovery::document(&Document::Resources("v1"), "0").unwrap();
-    let api = discovery::document(&Document::OpenApi, "0").unwrap();
+    let list = discovery::document(&PublicDocument::Resources("v1"), "0").unwrap();
+    let api = discovery::document(&PublicDocument::OpenApi, "0").unwrap();
     let resources = list["resources"].as_array().unwrap();
     assert!(resources.iter().all(|resource| resource["verbs"].is_null()));
     for resource in resources {
@@ -125,9 +134,9 @@ fn listed_subresources_are_served_or_refused_with_message() {
 
 #[test]
 fn discovery_prefers_v1_and_version_is_that_of_kubevirt() {
-    let group = discovery::document(&Document::Group, "0.1.0").unwrap();
+    let group = discovery::document(&PublicDocument::Group, "0.1.0").unwrap();
     assert_eq!(group["preferredVersion"]["version"], "v1");
-    let version = discovery::document(&Document::Version, "0.1.0").unwrap();
+    let version = discovery::document(&PublicDocument::Version, "0.1.0").unwrap();
     assert_eq!(version["gitVersion"], "v1.9.0+drydock.0.1.0");
     for field in [
         "gitCommit",
@@ -139,7 +148,7 @@ fn discovery_prefers_v1_and_version_is_that_of_kubevirt() {
     ] {
         assert!(version[field].is_string(), "{field}");
     }
-    assert_eq!(discovery::document(&Document::Health, "0.1.0"), None);
+    assert_eq!(discovery::document(&PublicDocument::Health, "0.1.0"), None);
 }
 
 #[test]
@@ -162,19 +171,22 @@ fn verb_is_that_of_kubernetes() {
 #[test]
 fn body_is_json_yaml_or_empty() {
     for body in [&b""[..], b" \n", b"{}", b"null", b"{\"paused\":null}", b"paused: null"] {
-        assert_eq!(read::<Start>(body), Ok(Start::default()), "{body:?}");
+        assert_eq!(read::<StartOptions>(body), Ok(StartOptions::default()), "{body:?}");
     }
-    let paused = Start {
+    let paused = StartOptions {
         paused: Some(true),
         dry_run: Some(vec!["All".into()]),
     };
     assert_eq!(
-        read::<Start>(br#"{"paused":true,"dryRun":["All"]}"#),
+        read::<StartOptions>(br#"{"paused":true,"dryRun":["All"]}"#),
         Ok(paused.clone())
     );
-    assert_eq!(read::<Start>(b"paused: true\ndryRun: [All]\nother: 1\n"), Ok(paused));
+    assert_eq!(
+        read::<StartOptions>(b"paused: true\ndryRun: [All]\nother: 1\n"),
+        Ok(paused)
+    );
     for body in [&b"{"[..], b"{\"paused\":\"perhaps\"}", b"[]", b"\xff"] {
-        let failure = read::<Start>(body).unwrap_err();
+        let failure = read::<StartOptions>(body).unwrap_err();
         assert_eq!(failure.code, 400, "{body:?}");
         let prefix = "Can not unmarshal Request body to struct, error: ";
         assert!(failure.message.starts_with(prefix), "{}", failure.message);
@@ -187,12 +199,12 @@ fn body_is_json_yaml_or_empty() {
 }
 
 /// A machine `vm` with this run strategy, and with what else its object has.
-struct World {
+struct SubresourceWorld {
     written: Value,
     instance: Option<Value>,
 }
 
-fn world(strategy: &str, phase: Option<&str>) -> World {
+fn world(strategy: &str, phase: Option<&str>) -> SubresourceWorld {
     let spec = match strategy {
         "running: true" => json!({"running": true}),
         "running: false" => json!({"running": false}),
@@ -213,22 +225,22 @@ fn world(strategy: &str, phase: Option<&str>) -> World {
             "status": if phase.is_empty() { json!({}) } else { json!({"phase": phase}) },
         })
     });
-    World { written, instance }
+    SubresourceWorld { written, instance }
 }
 
-impl World {
-    fn decide<T>(&self, decide: impl Fn(&Found<'_>) -> T) -> T {
+impl SubresourceWorld {
+    fn decide<T>(&self, decide: impl Fn(&FoundMachine<'_>) -> T) -> T {
         let machine: VirtualMachine = serde_json::from_value(self.written.clone()).unwrap();
         let instance: Option<VirtualMachineInstance> = self
             .instance
             .clone()
             .map(|instance| serde_json::from_value(instance).unwrap());
-        decide(&Found::new(&machine, &self.written, instance.as_ref()))
+        decide(&FoundMachine::new(&machine, &self.written, instance.as_ref()))
     }
 }
 
 /// An effect in short: `machine /spec/running: true`; a failure: its code and message.
-fn short(result: Result<Effect, Failure>) -> String {
+fn short(result: Result<Effect, SubresourceError>) -> String {
     let effect = match result {
         Err(failure) => {
             let message = failure.message.replace(
@@ -242,9 +254,9 @@ fn short(result: Result<Effect, Failure>) -> String {
     let mut parts = Vec::new();
     for patch in effect.0 {
         let written = match patch.written {
-            Written::Machine => "machine",
-            Written::MachineStatus => "status",
-            Written::Instance => "instance",
+            PatchedPart::Machine => "machine",
+            PatchedPart::MachineStatus => "status",
+            PatchedPart::Instance => "instance",
         };
         for operation in patch.operations.as_array().unwrap() {
             match operation["op"].as_str().unwrap() {
@@ -313,7 +325,7 @@ fn start_follows_the_table() {
             "409: Once does not support manual start requests".into(),
         ),
     ] {
-        let options = Start {
+        let options = StartOptions {
             paused: Some(is_paused),
             dry_run: None,
         };
@@ -381,7 +393,7 @@ fn stop_follows_the_table() {
             "400: gracePeriod has to be greater or equal to 0".into(),
         ),
     ] {
-        let options = Stop {
+        let options = StopOptions {
             grace_period: grace,
             dry_run: None,
         };
@@ -450,7 +462,7 @@ fn pending_requests_are_replaced_only_by_a_stop() {
             "Internal error occurred: unable to complete request: stop/start already underway"
         )
     );
-    let Effect(patches) = busy.decide(|found| stop(found, &Stop::default())).unwrap();
+    let Effect(patches) = busy.decide(|found| stop(found, &StopOptions::default())).unwrap();
     assert_eq!(
         patches[0].operations[0],
         json!({"op": "test", "path": REQUESTS, "value": pending})
@@ -460,8 +472,8 @@ fn pending_requests_are_replaced_only_by_a_stop() {
 
 #[test]
 fn request_tests_what_it_was_decided_by_and_ends_the_back_off() {
-    let start = |world: &World| {
-        world.decide(|found| start(found, &Start::default())).unwrap().0[0]
+    let start = |world: &SubresourceWorld| {
+        world.decide(|found| start(found, &StartOptions::default())).unwrap().0[0]
             .operations
             .clone()
     };
@@ -488,7 +500,7 @@ fn request_tests_what_it_was_decided_by_and_ends_the_back_off() {
 fn instance_of_another_owner_is_not_the_machines() {
     let mut world = world("Manual", Some("Running"));
     world.instance.as_mut().unwrap()["metadata"]["ownerReferences"][0]["uid"] = json!("other");
-    let result = world.decide(|found| stop(found, &Stop::default()));
+    let result = world.decide(|found| stop(found, &StopOptions::default()));
     assert_eq!(short(result), "409: VM is not running");
 }
 
@@ -546,7 +558,7 @@ fn machine_expands_to_itself_unless_it_names_an_instance_type() {
 
 #[test]
 fn status_of_a_failure_is_what_clients_parse() {
-    let failure = Failure::conflict(Resource::Instance, "vm", "VMI is paused");
+    let failure = SubresourceError::conflict(GroupResource::Instance, "vm", "VMI is paused");
     let status = failure.to_status();
     assert_eq!(
         status,
@@ -554,10 +566,10 @@ fn status_of_a_failure_is_what_clients_parse() {
             "message": "Operation cannot be fulfilled on virtualmachineinstance.kubevirt.io \"vm\": VMI is paused",
             "details": {"group": "kubevirt.io", "kind": "virtualmachineinstance", "name": "vm"}})
     );
-    let status = Failure::internal("no").to_status();
+    let status = SubresourceError::internal("no").to_status();
     assert_eq!(status["message"], "Internal error occurred: no");
     assert_eq!(status["details"]["causes"][0]["message"], "no");
     // Websocket clients read no more of a body.
-    let longest = Failure::conflict(Resource::Instance, &"n".repeat(253), "VMI is not running");
+    let longest = SubresourceError::conflict(GroupResource::Instance, &"n".repeat(253), "VMI is not running");
     assert!(longest.to_status().to_string().len() <= 1024);
 }

@@ -7,15 +7,15 @@ use std::sync::LazyLock;
 
 use drydock_api::{kubevirt::VirtualMachineInstance, node_api::GuestCommand};
 use drydock_core::{
-    guest_command::{self, Activity, Call, Facts},
+    guest_command::{self, CommandInput, GuestCall, RunState},
     migration::{
-        source::{Job, SourceDomain},
+        source::{JobState, SourceDomain},
         target::TargetDomain,
     },
 };
 use serde_json::json;
 
-use super::{mutants::Mutant, world::World};
+use super::{mutants::Mutant, world::SearchWorld};
 
 /// Names of the nodes.
 const NODES: [&str; 2] = ["source", "target"];
@@ -40,25 +40,25 @@ static INSTANCES: LazyLock<[[VirtualMachineInstance; 2]; 2]> = LazyLock::new(|| 
 });
 
 /// Returns whether an unpause makes the guest run on its source.
-pub(crate) fn resumes_here(world: &World, mutant: Option<Mutant>) -> bool {
+pub(crate) fn resumes_here(world: &SearchWorld, mutant: Option<Mutant>) -> bool {
     let activity = match world.here {
-        SourceDomain::Paused if world.job() == Job::None => Activity::Paused,
+        SourceDomain::Paused if world.job() == JobState::None => RunState::Paused,
         // libvirt reports its job, or that it is paused for a migration.
-        SourceDomain::Paused | SourceDomain::Leaving | SourceDomain::PostCopy => Activity::Migrating,
+        SourceDomain::Paused | SourceDomain::Leaving | SourceDomain::PostCopy => RunState::Migrating,
         _ => return false,
     };
     resumes(world, 0, world.source.late, activity, mutant)
 }
 
 /// Returns whether an unpause makes the guest run on its target.
-pub(crate) fn resumes_there(world: &World, mutant: Option<Mutant>) -> bool {
+pub(crate) fn resumes_there(world: &SearchWorld, mutant: Option<Mutant>) -> bool {
     // libvirt reports a guest that has arrived as paused, and no job.
-    world.there == TargetDomain::Complete && resumes(world, 1, world.target.late, Activity::Paused, mutant)
+    world.there == TargetDomain::Complete && resumes(world, 1, world.target.late, RunState::Paused, mutant)
 }
 
-fn resumes(world: &World, side: usize, late: bool, activity: Activity, mutant: Option<Mutant>) -> bool {
+fn resumes(world: &SearchWorld, side: usize, late: bool, activity: RunState, mutant: Option<Mutant>) -> bool {
     if mutant == Some(Mutant::CommandsReachEitherNode) {
-        return activity == Activity::Paused;
+        return activity == RunState::Paused;
     }
     // An agent that receives updates late has a copy from before the migration, or one from before its end.
     let nodes = if late {
@@ -69,13 +69,13 @@ fn resumes(world: &World, side: usize, late: bool, activity: Activity, mutant: O
     nodes.into_iter().any(|named| {
         let states = if late { &[false, true][..] } else { &[true][..] };
         states.iter().any(|migrating| {
-            let facts = Facts {
+            let facts = CommandInput {
                 instance: &INSTANCES[named][usize::from(*migrating && !world.api.is_over())],
                 node: NODES[side],
                 activity,
                 agent_connected: true,
             };
-            guest_command::plan(&facts, GuestCommand::Unpause) == Ok(Call::Resume)
+            guest_command::plan(&facts, GuestCommand::Unpause) == Ok(GuestCall::Resume)
         })
     })
 }

@@ -2,12 +2,12 @@
 
 use drydock_api::kubevirt::migration::MigrationPhase;
 use drydock_core::migration::{
-    cluster::{SourcePod, TargetPod},
+    cluster::{SourcePod, TargetPodState},
     source::SourceDomain,
     target::TargetDomain,
 };
 
-use super::world::{Move, Node, World};
+use super::world::{Move, Node, SearchWorld};
 
 /// A violated invariant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(crate) enum Broken {
 }
 
 /// Returns the invariant that a state violates, if any.
-pub(crate) fn broken(world: &World) -> Option<Broken> {
+pub(crate) fn broken(world: &SearchWorld) -> Option<Broken> {
     if world.runs_here() && world.runs_there() {
         return Some(Broken::RunsTwice);
     }
@@ -54,7 +54,7 @@ pub(crate) fn broken(world: &World) -> Option<Broken> {
 
 /// Returns whether the migration is over, nothing is left behind, and the guest runs where the VMI names it, or was
 /// struck.
-pub(crate) fn is_settled(world: &World) -> bool {
+pub(crate) fn is_settled(world: &SearchWorld) -> bool {
     // The loss is reported, and only the user can decide that nothing of the guest is worth keeping.
     if world.is_stuck() && world.struck {
         return !world.api.is_over();
@@ -70,14 +70,14 @@ pub(crate) fn is_settled(world: &World) -> bool {
     let at_work = world.source_session.is_some() || world.target_session.is_some() || world.move_ != Move::None;
     let waits = (matches!(world.here, SourceDomain::Leaving | SourceDomain::PostCopy) && world.source_node == Node::Up)
         || (matches!(world.there, TargetDomain::Incoming | TargetDomain::Complete) && world.target_node == Node::Up)
-        || (world.target_pod == TargetPod::Leaving && world.target_node == Node::Up);
+        || (world.target_pod == TargetPodState::Leaving && world.target_node == Node::Up);
     if down || at_work || waits {
         return false;
     }
     let empty_pod = phase == Some(MigrationPhase::Failed)
         && !world.moved
         && world.target_node == Node::Up
-        && matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready);
+        && matches!(world.target_pod, TargetPodState::Coming | TargetPodState::Ready);
     if empty_pod {
         return false;
     }
@@ -89,7 +89,7 @@ pub(crate) fn is_settled(world: &World) -> bool {
     }
     // The guest runs nowhere. The end of a VMI is visible only through the pod or the node that it names.
     let reported = if world.moved {
-        world.target_pod != TargetPod::Ready || world.target_node == Node::Gone
+        world.target_pod != TargetPodState::Ready || world.target_node == Node::Gone
     } else {
         world.source_pod == SourcePod::Over || world.source_node == Node::Gone
     };

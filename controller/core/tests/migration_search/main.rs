@@ -40,11 +40,11 @@ mod world;
 
 use moves::How;
 use mutants::Mutant;
-use search::{Found, search};
-use world::World;
+use search::{SearchResult, search};
+use world::SearchWorld;
 
 /// Describes a result for the reader of a failed test.
-fn story(found: &Found) -> String {
+fn story(found: &SearchResult) -> String {
     let Some((law, trace)) = &found.broken else {
         return format!("{} worlds, depth {}", found.worlds, found.depth);
     };
@@ -59,7 +59,7 @@ fn story(found: &Found) -> String {
     text + &format!("{:#?}", trace.last())
 }
 
-fn holds(first: World, how: How) {
+fn holds(first: SearchWorld, how: How) {
     let found = search(first, how);
     println!("{}", story(&found));
     assert!(found.broken.is_none(), "{}", story(&found));
@@ -67,12 +67,12 @@ fn holds(first: World, how: How) {
 
 #[test]
 fn from_a_new_object() {
-    holds(World::new(1, 1), How::default());
+    holds(SearchWorld::new(1, 1), How::default());
 }
 
 #[test]
 fn from_a_target_that_is_ready() {
-    holds(World::ready(2, 1), How::default());
+    holds(SearchWorld::ready(2, 1), How::default());
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn with_a_controller_that_knows_the_object_as_it_was() {
         stale: true,
         ..How::default()
     };
-    holds(World::ready(1, 1), how);
+    holds(SearchWorld::ready(1, 1), how);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn with_a_source_that_reads_one_thing_after_the_other() {
         piecewise: true,
         ..How::default()
     };
-    holds(World::ready(1, 1), how);
+    holds(SearchWorld::ready(1, 1), how);
 }
 
 #[test]
@@ -99,12 +99,12 @@ fn with_a_guest_that_may_be_switched_to_post_copy() {
         post_copy: true,
         ..How::default()
     };
-    holds(World::ready(1, 1), how);
+    holds(SearchWorld::ready(1, 1), how);
 }
 
 #[test]
 fn with_a_guest_that_its_user_has_paused() {
-    holds(World::paused(1), How::default());
+    holds(SearchWorld::paused(1), How::default());
 }
 
 #[test]
@@ -122,13 +122,13 @@ fn with_more_faults() {
         post_copy: true,
         ..How::default()
     };
-    holds(World::ready(2, 1), post_copy);
+    holds(SearchWorld::ready(2, 1), post_copy);
     // The second controller takes over at any time, and the first continues what it had begun.
-    holds(World::ready(0, 2), stale);
-    holds(World::ready(1, 2), stale);
-    holds(World::ready(2, 1), piecewise);
-    holds(World::new(2, 1), How::default());
-    holds(World::ready(3, 1), How::default());
+    holds(SearchWorld::ready(0, 2), stale);
+    holds(SearchWorld::ready(1, 2), stale);
+    holds(SearchWorld::ready(2, 1), piecewise);
+    holds(SearchWorld::new(2, 1), How::default());
+    holds(SearchWorld::ready(3, 1), How::default());
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn a_guard_that_is_left_out_is_missed() {
             post_copy: mutant.needs_post_copy(),
         };
         let first = if mutant.needs_paused_guest() {
-            World::paused(mutant.faults())
+            SearchWorld::paused(mutant.faults())
         } else {
-            World::ready(mutant.faults(), 1)
+            SearchWorld::ready(mutant.faults(), 1)
         };
         let found = search(first, how);
         match &found.broken {

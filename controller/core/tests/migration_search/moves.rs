@@ -2,10 +2,10 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
-    cluster::{self, ClusterStep, ClusterView, GuestLocation, Instance, SourcePod, TargetPod, guest_location},
-    hand_over::{self, GuestHere, Proof, Release, SourceSide, TakenOver, TargetSide},
-    record::Record,
-    source::{self, Call, Job, SourceDomain, SourceStep, SourceView},
+    cluster::{self, ClusterStep, ClusterView, GuestLocation, Instance, SourcePod, TargetPodState, guest_location},
+    hand_over::{self, GuestHere, GuestRelease, Proof, SourceSide, TakenOver, TargetSide},
+    record::MigrationRecord,
+    source::{self, JobState, MigrateCall, SourceDomain, SourceStep, SourceView},
     target::{self, TargetDomain, TargetStep, TargetView},
 };
 
@@ -13,12 +13,12 @@ use super::{
     commands,
     laws::Broken,
     mutants::Mutant,
-    world::{Move, Node, Order, SourceAgent, TargetAgent, World},
+    world::{Move, Node, Order, SearchWorld, SourceAgent, TargetAgent},
 };
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum ModelEvent {
     // The three parties, and their observations.
     SourceSeesObject,
     SourceSeesTunnel,
@@ -56,7 +56,7 @@ pub(crate) enum Event {
     SourcePodEnds,
     TargetPodEnds,
     NodeIsGone(Side),
-    AgentIsSilent(Side),
+    AgentIsUnresponsive(Side),
     GuestIsEnded(Side),
     // Faults, and actions of users.
     Deleted,
@@ -96,10 +96,10 @@ pub(crate) struct How {
 }
 
 /// Callback for possible events: the event, whether it is a fault, and the resulting state or the violated invariant.
-pub(crate) type Visit<'a> = dyn FnMut(Event, bool, Result<World, Broken>) + 'a;
+pub(crate) type Visit<'a> = dyn FnMut(ModelEvent, bool, Result<SearchWorld, Broken>) + 'a;
 
 /// Reports every event that is possible next.
-pub(crate) fn events(world: &World, how: How, visit: &mut Visit<'_>) {
+pub(crate) fn events(world: &SearchWorld, how: How, visit: &mut Visit<'_>) {
     let mut out = Out { world, how, visit };
     out.source();
     out.target();
@@ -113,21 +113,21 @@ pub(crate) fn events(world: &World, how: How, visit: &mut Visit<'_>) {
 }
 
 struct Out<'a, 'v> {
-    world: &'a World,
+    world: &'a SearchWorld,
     how: How,
     visit: &'a mut Visit<'v>,
 }
 
 impl Out<'_, '_> {
     /// An event that, under fairness, happens again and again.
-    fn happens(&mut self, event: Event, change: impl FnOnce(&mut World)) {
+    fn happens(&mut self, event: ModelEvent, change: impl FnOnce(&mut SearchWorld)) {
         self.tries(event, |world| {
             change(world);
             Ok(())
         });
     }
 
-    fn tries(&mut self, event: Event, change: impl FnOnce(&mut World) -> Result<(), Broken>) {
+    fn tries(&mut self, event: ModelEvent, change: impl FnOnce(&mut SearchWorld) -> Result<(), Broken>) {
         let mut next = *self.world;
         let result = change(&mut next);
         self.settle(&mut next);
@@ -137,7 +137,7 @@ impl Out<'_, '_> {
     }
 
     /// A fault, which need not happen.
-    fn strikes(&mut self, event: Event, change: impl FnOnce(&mut World)) {
+    fn strikes(&mut self, event: ModelEvent, change: impl FnOnce(&mut SearchWorld)) {
         self.strikes_or_breaks(event, |world| {
             change(world);
             Ok(())
@@ -145,7 +145,7 @@ impl Out<'_, '_> {
     }
 
     /// A fault or an action of a user that may violate an invariant by itself.
-    fn strikes_or_breaks(&mut self, event: Event, change: impl FnOnce(&mut World) -> Result<(), Broken>) {
+    fn strikes_or_breaks(&mut self, event: ModelEvent, change: impl FnOnce(&mut SearchWorld) -> Result<(), Broken>) {
         let mut next = *self.world;
         let result = change(&mut next);
         self.settle(&mut next);
@@ -155,13 +155,13 @@ impl Out<'_, '_> {
         }
     }
 
-    fn settle(&self, next: &mut World) {
+    fn settle(&self, next: &mut SearchWorld) {
         for controller in &mut next.controllers {
             if controller.todo[0].is_none() {
                 controller.fresh = false;
             }
             if !self.how.stale {
-                controller.seen = Record::default();
+                controller.seen = MigrationRecord::default();
             }
         }
         next.settle();
@@ -173,7 +173,7 @@ impl Out<'_, '_> {
             return;
         }
         if let Some(step) = world.source.todo[0] {
-            self.tries(Event::SourceDoes(step), |w| {
+            self.tries(ModelEvent::SourceDoes(step), |w| {
                 w.source.todo = [w.source.todo[1], None];
                 let done = source_does(w, step);
                 if matches!(
@@ -187,25 +187,29 @@ impl Out<'_, '_> {
             return;
         }
         if !world.exists() {
-            self.happens(Event::SourceDoes(SourceStep::Close), |w| w.source_session = None);
+            self.happens(ModelEvent::SourceDoes(SourceStep::Close), |w| w.source_session = None);
             return;
         }
-        self.happens(Event::SourceSeesObject, |w| {
+        self.happens(ModelEvent::SourceSeesObject, |w| {
             w.source.seen = w.api;
             w.source.tunnel = w.source_tunnel();
         });
-        self.happens(Event::SourceSeesTunnel, |w| w.source.tunnel = w.source_tunnel());
+        self.happens(ModelEvent::SourceSeesTunnel, |w| w.source.tunnel = w.source_tunnel());
         let job_first = self.how.mutant == Some(Mutant::ReadsTheJobFirst);
         match world.source.read {
             None if self.how.piecewise => {
-                self.happens(Event::SourceReadsDomain, |w| w.source.read = Some((w.here, None)));
+                self.happens(ModelEvent::SourceReadsDomain, |w| w.source.read = Some((w.here, None)));
             }
             Some((domain, None)) => {
-                self.happens(Event::SourceReadsJob, |w| w.source.read = Some((domain, Some(w.job()))));
+                self.happens(ModelEvent::SourceReadsJob, |w| {
+                    w.source.read = Some((domain, Some(w.job())))
+                });
             }
             // The guest resumed meanwhile, so the readings are inconsistent.
-            Some((SourceDomain::Leaving, Some(Job::None))) if world.here != SourceDomain::Leaving && !job_first => {
-                self.happens(Event::SourceReconciles, |w| w.source.read = None);
+            Some((SourceDomain::Leaving, Some(JobState::None)))
+                if world.here != SourceDomain::Leaving && !job_first =>
+            {
+                self.happens(ModelEvent::SourceReconciles, |w| w.source.read = None);
             }
             read => {
                 let job = read.and_then(|(_, job)| job).unwrap_or_else(|| world.job());
@@ -235,7 +239,7 @@ impl Out<'_, '_> {
                         assert_eq!(source::step(&SourceView { record, ..view }), []);
                     }
                     let steps = Mutant::source(self.how.mutant, &view, source::step);
-                    self.happens(Event::SourceReconciles, |w| {
+                    self.happens(ModelEvent::SourceReconciles, |w| {
                         w.source.read = None;
                         fill(&mut w.source.todo, &steps);
                     });
@@ -250,24 +254,24 @@ impl Out<'_, '_> {
             return;
         }
         if !world.exists() {
-            self.happens(Event::TargetDoes(TargetStep::Close), |w| w.target_session = None);
+            self.happens(ModelEvent::TargetDoes(TargetStep::Close), |w| w.target_session = None);
             return;
         }
         if world.target.todo[0].is_none() {
-            self.happens(Event::TargetSeesObject, |w| {
+            self.happens(ModelEvent::TargetSeesObject, |w| {
                 w.target.seen = w.api;
                 w.target.tunnel = w.target_tunnel();
             });
-            self.happens(Event::TargetSeesTunnel, |w| w.target.tunnel = w.target_tunnel());
+            self.happens(ModelEvent::TargetSeesTunnel, |w| w.target.tunnel = w.target_tunnel());
         }
         if let Some(step) = world.target.todo[0] {
             if step == TargetStep::Check {
-                self.happens(Event::TargetDoesNotFit, |w| {
+                self.happens(ModelEvent::TargetDoesNotFit, |w| {
                     w.target.todo = [w.target.todo[1], None];
                     w.target.fits = Some(false);
                 });
             }
-            self.tries(Event::TargetDoes(step), |w| {
+            self.tries(ModelEvent::TargetDoes(step), |w| {
                 w.target.todo = [w.target.todo[1], None];
                 let done = target_does(w, step);
                 if matches!(step, TargetStep::Prepare | TargetStep::Pair | TargetStep::Close) {
@@ -299,7 +303,7 @@ impl Out<'_, '_> {
                 }
                 let mut steps = Mutant::target(self.how.mutant, &view, target::step);
                 steps.retain(|step| *step != TargetStep::Show);
-                self.happens(Event::TargetReconciles, |w| fill(&mut w.target.todo, &steps));
+                self.happens(ModelEvent::TargetReconciles, |w| fill(&mut w.target.todo, &steps));
             }
         }
     }
@@ -313,7 +317,7 @@ impl Out<'_, '_> {
         }
         if let Some(order) = controller.todo[0] {
             let mutant = self.how.mutant;
-            self.tries(Event::ControllerDoes(index, order), |w| {
+            self.tries(ModelEvent::ControllerDoes(index, order), |w| {
                 let todo = &mut w.controllers[at].todo;
                 *todo = [todo[1], todo[2], None];
                 controller_does(w, at, order, mutant)
@@ -321,7 +325,9 @@ impl Out<'_, '_> {
             return;
         }
         if self.how.stale {
-            self.happens(Event::ControllerSeesObject(index), |w| w.controllers[at].seen = w.api);
+            self.happens(ModelEvent::ControllerSeesObject(index), |w| {
+                w.controllers[at].seen = w.api
+            });
         }
         if !world.exists() {
             return;
@@ -347,7 +353,7 @@ impl Out<'_, '_> {
         );
         if !self.how.stale {
             let mutant = self.how.mutant;
-            self.tries(Event::ControllerReconciles(index), |w| {
+            self.tries(ModelEvent::ControllerReconciles(index), |w| {
                 w.controllers[at].fresh = true;
                 orders
                     .iter()
@@ -355,7 +361,7 @@ impl Out<'_, '_> {
             });
             return;
         }
-        self.happens(Event::ControllerReconciles(index), |w| {
+        self.happens(ModelEvent::ControllerReconciles(index), |w| {
             let controller = &mut w.controllers[at];
             controller.fresh = !orders.is_empty() && seen == w.api;
             fill(&mut controller.todo, &orders);
@@ -368,19 +374,19 @@ impl Out<'_, '_> {
         if world.source_node == Node::Up {
             match world.move_ {
                 Move::None => {}
-                Move::Requested => self.happens(Event::Begins, |w| {
+                Move::Requested => self.happens(ModelEvent::Begins, |w| {
                     let can = w.linked()
                         && matches!(w.here, SourceDomain::Running | SourceDomain::Paused)
                         && w.there == TargetDomain::Absent
-                        && w.target_pod == TargetPod::Ready;
+                        && w.target_pod == TargetPodState::Ready;
                     if can {
                         w.move_ = Move::Perform;
                         w.there = TargetDomain::Incoming;
                     } else {
-                        w.complete_call(Call::Failed);
+                        w.complete_call(MigrateCall::Failed);
                     }
                 }),
-                Move::Perform => self.happens(Event::StandsStill, |w| {
+                Move::Perform => self.happens(ModelEvent::StandsStill, |w| {
                     w.move_ = Move::Still;
                     // libvirt neither changes the state of a paused guest nor emits an event.
                     if w.here == SourceDomain::Running {
@@ -389,40 +395,40 @@ impl Out<'_, '_> {
                     }
                     w.left |= early;
                 }),
-                Move::Still => self.happens(Event::IsComplete, |w| {
+                Move::Still => self.happens(ModelEvent::IsComplete, |w| {
                     w.move_ = Move::Reply;
                     w.there = TargetDomain::Complete;
                 }),
-                Move::Reply => self.happens(Event::ReplyIsRead, |w| {
+                Move::Reply => self.happens(ModelEvent::ReplyIsRead, |w| {
                     w.move_ = Move::Read;
                     w.source_session.iter_mut().for_each(|session| session.drained = true);
                 }),
-                Move::Read => self.happens(Event::Stops, |w| {
+                Move::Read => self.happens(ModelEvent::Stops, |w| {
                     w.here = SourceDomain::Left;
-                    w.complete_call(Call::Succeeded);
+                    w.complete_call(MigrateCall::Succeeded);
                 }),
-                Move::Failing => self.tries(Event::GoesOn, |w| {
-                    w.complete_call(Call::Failed);
+                Move::Failing => self.tries(ModelEvent::GoesOn, |w| {
+                    w.complete_call(MigrateCall::Failed);
                     w.source.stood_still = false;
                     resume_here(w)
                 }),
                 // The tunnel leaves the last call unchanged.
-                Move::Switched => self.happens(Event::GoesOnThere, |w| {
+                Move::Switched => self.happens(ModelEvent::GoesOnThere, |w| {
                     w.move_ = Move::Follows;
                     w.there = TargetDomain::PostCopy;
                 }),
-                Move::Follows => self.happens(Event::MemoryIsThere, |w| {
+                Move::Follows => self.happens(ModelEvent::MemoryIsThere, |w| {
                     w.move_ = Move::AllThere;
                     w.there = TargetDomain::Running;
                 }),
                 // Also if the reply is never read: QEMU has reported that everything was sent.
-                Move::AllThere => self.happens(Event::Stops, |w| {
+                Move::AllThere => self.happens(ModelEvent::Stops, |w| {
                     w.here = SourceDomain::Left;
-                    w.complete_call(Call::Succeeded);
+                    w.complete_call(MigrateCall::Succeeded);
                 }),
             }
             if self.how.post_copy && world.move_ == Move::Perform && world.here == SourceDomain::Running {
-                self.happens(Event::IsSwitched, |w| {
+                self.happens(ModelEvent::IsSwitched, |w| {
                     w.move_ = Move::Switched;
                     w.here = SourceDomain::PostCopy;
                 });
@@ -431,7 +437,7 @@ impl Out<'_, '_> {
         let feeds = matches!(world.move_, Move::Perform | Move::Still | Move::Switched);
         let fed = feeds && world.source_node == Node::Up;
         if world.there == TargetDomain::Incoming && !fed {
-            self.happens(Event::IncomingVanishes, |w| w.there = TargetDomain::Absent);
+            self.happens(ModelEvent::IncomingVanishes, |w| w.there = TargetDomain::Absent);
         }
     }
 
@@ -439,7 +445,7 @@ impl Out<'_, '_> {
         let world = self.world;
         if let Some(session) = world.source_session {
             if session.drained {
-                self.happens(Event::TunnelSeesReplyRead, |w| {
+                self.happens(ModelEvent::TunnelSeesReplyRead, |w| {
                     w.source_session.iter_mut().for_each(|session| {
                         session.reply_read = true;
                         session.proven = true;
@@ -453,18 +459,18 @@ impl Out<'_, '_> {
             }
             let is_released = side.release().is_some() && !session.acknowledged;
             if is_released && world.linked() {
-                self.happens(Event::ReleaseIsSent, |w| w.release = true);
+                self.happens(ModelEvent::ReleaseIsSent, |w| w.release = true);
             }
         }
         let Some(session) = world.target_session else { return };
         if world.release {
-            self.happens(Event::ReleaseArrives, |w| {
+            self.happens(ModelEvent::ReleaseArrives, |w| {
                 w.target_session.iter_mut().for_each(|session| session.released = true);
             });
         }
         let mut side = TargetSide::default();
         if session.released || self.how.mutant == Some(Mutant::TunnelResumesWhatIsComplete) {
-            side.released(Release {
+            side.released(GuestRelease {
                 proof: Proof::ReplyConsumed,
                 keep_paused: world.paused,
             })
@@ -481,37 +487,39 @@ impl Out<'_, '_> {
             TargetDomain::PostCopy | TargetDomain::Running => GuestHere::HasRun,
         };
         match side.step(guest) {
-            hand_over::TargetStep::Wait => {}
-            hand_over::TargetStep::Resume => self.tries(Event::TunnelActs, resume_there),
-            hand_over::TargetStep::TakeOver(_) => self.tries(Event::TunnelActs, |w| {
+            hand_over::HandOverStep::Wait => {}
+            hand_over::HandOverStep::Resume => self.tries(ModelEvent::TunnelActs, resume_there),
+            hand_over::HandOverStep::TakeOver(_) => self.tries(ModelEvent::TunnelActs, |w| {
                 w.target_session
                     .iter_mut()
                     .for_each(|session| session.taken_over = true);
                 resume_there(w)
             }),
-            hand_over::TargetStep::Acknowledge(_) if world.linked() => self.happens(Event::AcknowledgeArrives, |w| {
-                w.source_session
-                    .iter_mut()
-                    .filter(|session| session.proven)
-                    .for_each(|session| session.acknowledged = true);
-            }),
-            hand_over::TargetStep::Acknowledge(_) => {}
+            hand_over::HandOverStep::Acknowledge(_) if world.linked() => {
+                self.happens(ModelEvent::AcknowledgeArrives, |w| {
+                    w.source_session
+                        .iter_mut()
+                        .filter(|session| session.proven)
+                        .for_each(|session| session.acknowledged = true);
+                })
+            }
+            hand_over::HandOverStep::Acknowledge(_) => {}
         }
     }
 
     fn cluster(&mut self) {
         let world = self.world;
-        if world.target_pod == TargetPod::Coming && world.target_node == Node::Up {
-            self.happens(Event::PodIsReady, |w| w.target_pod = TargetPod::Ready);
+        if world.target_pod == TargetPodState::Coming && world.target_node == Node::Up {
+            self.happens(ModelEvent::PodIsReady, |w| w.target_pod = TargetPodState::Ready);
         }
         if world.source_node == Node::Up {
             match world.here {
-                SourceDomain::Left => self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left),
+                SourceDomain::Left => self.happens(ModelEvent::SourcePodEnds, |w| w.source_pod = SourcePod::Left),
                 // The launcher trusts the tunnel's record, which may be lost.
                 SourceDomain::Ended => {
-                    self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Over);
+                    self.happens(ModelEvent::SourcePodEnds, |w| w.source_pod = SourcePod::Over);
                     if world.left {
-                        self.happens(Event::SourcePodEnds, |w| w.source_pod = SourcePod::Left);
+                        self.happens(ModelEvent::SourcePodEnds, |w| w.source_pod = SourcePod::Left);
                     }
                 }
                 _ => {}
@@ -519,27 +527,27 @@ impl Out<'_, '_> {
         }
         if world.target_node == Node::Up {
             match (world.target_pod, world.there) {
-                (TargetPod::Ready, TargetDomain::Over) => {
-                    self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Over);
+                (TargetPodState::Ready, TargetDomain::Over) => {
+                    self.happens(ModelEvent::TargetPodEnds, |w| w.target_pod = TargetPodState::Over);
                 }
                 // The deletion of a pod ends its guest.
-                (TargetPod::Leaving, TargetDomain::Absent | TargetDomain::Over) => {
-                    self.happens(Event::TargetPodEnds, |w| w.target_pod = TargetPod::Missing);
+                (TargetPodState::Leaving, TargetDomain::Absent | TargetDomain::Over) => {
+                    self.happens(ModelEvent::TargetPodEnds, |w| w.target_pod = TargetPodState::Missing);
                 }
-                (TargetPod::Leaving, _) => self.happens(Event::GuestIsEnded(Side::Target), end_there),
+                (TargetPodState::Leaving, _) => self.happens(ModelEvent::GuestIsEnded(Side::Target), end_there),
                 _ => {}
             }
         }
         self.deleted_nodes();
         if world.source_node == Node::Down {
-            self.happens(Event::NodeIsGone(Side::Source), |w| w.source_node = Node::Gone);
+            self.happens(ModelEvent::NodeIsGone(Side::Source), |w| w.source_node = Node::Gone);
         }
         if world.target_node == Node::Down {
-            self.happens(Event::NodeIsGone(Side::Target), |w| w.target_node = Node::Gone);
+            self.happens(ModelEvent::NodeIsGone(Side::Target), |w| w.target_node = Node::Gone);
         }
         if world.ended {
-            self.happens(Event::GuestIsEnded(Side::Source), end_here);
-            self.happens(Event::GuestIsEnded(Side::Target), end_there);
+            self.happens(ModelEvent::GuestIsEnded(Side::Source), end_here);
+            self.happens(ModelEvent::GuestIsEnded(Side::Target), end_there);
         }
     }
 
@@ -549,12 +557,12 @@ impl Out<'_, '_> {
         let world = self.world;
         if world.source_deleted {
             if world.lives_here() || world.here == SourceDomain::PostCopy {
-                self.happens(Event::GuestIsEnded(Side::Source), |w| {
+                self.happens(ModelEvent::GuestIsEnded(Side::Source), |w| {
                     w.struck = true;
                     end_here(w);
                 });
             } else {
-                self.happens(Event::AgentIsSilent(Side::Source), |w| {
+                self.happens(ModelEvent::AgentIsUnresponsive(Side::Source), |w| {
                     // As when a node dies: the target may not know that it has the last state.
                     w.struck |= !w.arrival_is_known();
                     w.source_node = Node::Down;
@@ -565,13 +573,13 @@ impl Out<'_, '_> {
         }
         if world.target_deleted {
             if matches!(world.there, TargetDomain::Absent | TargetDomain::Over) {
-                self.happens(Event::AgentIsSilent(Side::Target), |w| {
+                self.happens(ModelEvent::AgentIsUnresponsive(Side::Target), |w| {
                     w.target_node = Node::Down;
                     w.target_session = None;
                     w.cut();
                 });
             } else {
-                self.happens(Event::GuestIsEnded(Side::Target), |w| {
+                self.happens(ModelEvent::GuestIsEnded(Side::Target), |w| {
                     w.struck = true;
                     end_there(w);
                 });
@@ -585,9 +593,9 @@ impl Out<'_, '_> {
         let down = world.source_node != Node::Up || world.target_node != Node::Up;
         if world.api.is_over() {
         } else if down || !world.api.has_sides() {
-            self.happens(Event::DeadlinePasses, |w| w.overdue = true);
+            self.happens(ModelEvent::DeadlinePasses, |w| w.overdue = true);
         } else if world.faults > 0 {
-            self.strikes(Event::DeadlinePasses, |w| w.overdue = true);
+            self.strikes(ModelEvent::DeadlinePasses, |w| w.overdue = true);
         }
     }
 
@@ -597,18 +605,18 @@ impl Out<'_, '_> {
             return;
         }
         if world.exists() {
-            self.strikes(Event::Deleted, |w| w.write(|api| api.deleted = true));
+            self.strikes(ModelEvent::Deleted, |w| w.write(|api| api.deleted = true));
         }
-        self.strikes(Event::InstanceEnds, |w| (w.ended, w.struck) = (true, true));
-        if matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready) {
-            self.strikes(Event::TargetPodDeleted, |w| {
-                w.target_pod = TargetPod::Leaving;
+        self.strikes(ModelEvent::InstanceEnds, |w| (w.ended, w.struck) = (true, true));
+        if matches!(world.target_pod, TargetPodState::Coming | TargetPodState::Ready) {
+            self.strikes(ModelEvent::TargetPodDeleted, |w| {
+                w.target_pod = TargetPodState::Leaving;
                 // A user who deletes a pod in which a guest runs, or is about to, ends the guest.
                 w.struck = true;
             });
         }
         if world.lives_here() {
-            self.strikes(Event::GuestKilled(Side::Source), |w| {
+            self.strikes(ModelEvent::GuestKilled(Side::Source), |w| {
                 w.struck = true;
                 end_here(w);
             });
@@ -619,10 +627,10 @@ impl Out<'_, '_> {
         if world.source_node == Node::Up {
             self.source_faults();
         }
-        self.strikes(Event::ConnectionCut, World::cut);
+        self.strikes(ModelEvent::ConnectionCut, SearchWorld::cut);
         for index in 0..2 {
             let at = usize::from(index);
-            self.strikes(Event::ControllerCrashes(index), |w| {
+            self.strikes(ModelEvent::ControllerCrashes(index), |w| {
                 // The first controller is the old leader. The second follows it, if there is one.
                 w.controllers[at].todo = [None; 3];
                 if w.controllers[1].alive && at == 0 {
@@ -635,7 +643,7 @@ impl Out<'_, '_> {
     /// Faults of the target and of its guest, whose node runs.
     fn target_faults(&mut self) {
         let world = self.world;
-        self.strikes(Event::GuestKilled(Side::Target), |w| {
+        self.strikes(ModelEvent::GuestKilled(Side::Target), |w| {
             if matches!(
                 w.there,
                 TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
@@ -645,22 +653,22 @@ impl Out<'_, '_> {
             end_there(w);
         });
         if commands::resumes_there(world, self.how.mutant) {
-            self.strikes_or_breaks(Event::Unpaused, resume_there);
+            self.strikes_or_breaks(ModelEvent::Unpaused, resume_there);
         }
-        self.strikes(Event::AgentIsLate(Side::Target), |w| w.target.late = true);
-        self.strikes(Event::AgentCrashes(Side::Target), |w| {
+        self.strikes(ModelEvent::AgentIsLate(Side::Target), |w| w.target.late = true);
+        self.strikes(ModelEvent::AgentCrashes(Side::Target), |w| {
             w.target = TargetAgent {
                 fits: None,
                 todo: [None; 2],
                 ..w.target
             };
         });
-        self.strikes(Event::TunnelCrashes(Side::Target), |w| {
+        self.strikes(ModelEvent::TunnelCrashes(Side::Target), |w| {
             w.target_session = None;
             w.cut();
         });
-        self.strikes(Event::NodeDeleted(Side::Target), |w| w.target_deleted = true);
-        self.strikes(Event::NodeDies(Side::Target), |w| {
+        self.strikes(ModelEvent::NodeDeleted(Side::Target), |w| w.target_deleted = true);
+        self.strikes(ModelEvent::NodeDies(Side::Target), |w| {
             if matches!(
                 w.there,
                 TargetDomain::Complete | TargetDomain::PostCopy | TargetDomain::Running
@@ -677,24 +685,26 @@ impl Out<'_, '_> {
     fn source_faults(&mut self) {
         let world = self.world;
         if commands::resumes_here(world, self.how.mutant) {
-            self.strikes(Event::Unpaused, |w| (w.here, w.paused) = (SourceDomain::Running, false));
+            self.strikes(ModelEvent::Unpaused, |w| {
+                (w.here, w.paused) = (SourceDomain::Running, false)
+            });
         }
-        self.strikes(Event::AgentIsLate(Side::Source), |w| w.source.late = true);
-        self.strikes(Event::AgentCrashes(Side::Source), |w| {
+        self.strikes(ModelEvent::AgentIsLate(Side::Source), |w| w.source.late = true);
+        self.strikes(ModelEvent::AgentCrashes(Side::Source), |w| {
             w.source = SourceAgent {
                 read: None,
-                call: Call::Unknown,
+                call: MigrateCall::Unknown,
                 stood_still: false,
                 todo: [None; 2],
                 ..w.source
             };
         });
-        self.strikes(Event::TunnelCrashes(Side::Source), |w| {
+        self.strikes(ModelEvent::TunnelCrashes(Side::Source), |w| {
             w.source_session = None;
             w.cut();
         });
-        self.strikes(Event::NodeDeleted(Side::Source), |w| w.source_deleted = true);
-        self.strikes(Event::NodeDies(Side::Source), |w| {
+        self.strikes(ModelEvent::NodeDeleted(Side::Source), |w| w.source_deleted = true);
+        self.strikes(ModelEvent::NodeDies(Side::Source), |w| {
             // Until the object reports it, the target's last state need not be known: a tunnel that has the release
             // resumes the guest if it can before the node is confirmed as gone.
             w.struck |= !w.arrival_is_known();
@@ -703,9 +713,9 @@ impl Out<'_, '_> {
             w.source_session = None;
             w.move_ = Move::None;
         });
-        self.strikes(Event::LibvirtdCrashes, |w| crash_libvirtd(w, false));
+        self.strikes(ModelEvent::LibvirtdCrashes, |w| crash_libvirtd(w, false));
         if world.move_ == Move::Reply {
-            self.strikes(Event::LibvirtdCrashesBeforeItReads, |w| crash_libvirtd(w, true));
+            self.strikes(ModelEvent::LibvirtdCrashesBeforeItReads, |w| crash_libvirtd(w, true));
         }
     }
 }
@@ -718,7 +728,7 @@ fn fill<T: Copy, const N: usize>(todo: &mut [Option<T>; N], steps: &[T]) {
 }
 
 /// Returns the view of a controller: current pods, nodes and VMI, and the object in the given version.
-fn cluster_view(world: &World, record: Record, mutant: Option<Mutant>) -> ClusterView {
+fn cluster_view(world: &SearchWorld, record: MigrationRecord, mutant: Option<Mutant>) -> ClusterView {
     let believes = mutant == Some(Mutant::TakesADeletedNodeForGone);
     ClusterView {
         record,
@@ -741,7 +751,7 @@ fn cluster_view(world: &World, record: Record, mutant: Option<Mutant>) -> Cluste
 
 /// Ends libvirtd and starts a new one: a running migration is canceled, a paused guest stays paused. With `drains`,
 /// unread data vanishes from the socket as if it had been read.
-fn crash_libvirtd(world: &mut World, drains: bool) {
+fn crash_libvirtd(world: &mut SearchWorld, drains: bool) {
     if drains {
         world
             .source_session
@@ -753,28 +763,28 @@ fn crash_libvirtd(world: &mut World, drains: bool) {
         Move::Switched => world.lose_memory(),
         // QEMU continues, and the new libvirtd takes it over.
         Move::None | Move::Follows | Move::AllThere => {}
-        _ => world.complete_call(Call::Lost),
+        _ => world.complete_call(MigrateCall::Lost),
     }
     world.source.stood_still = false;
 }
 
-fn end_here(world: &mut World) {
+fn end_here(world: &mut SearchWorld) {
     if world.here == SourceDomain::PostCopy && world.source_node == Node::Up {
         world.here = SourceDomain::Ended;
         match world.move_ {
             Move::Switched | Move::Follows => world.lose_memory(),
-            _ => world.complete_call(Call::Failed),
+            _ => world.complete_call(MigrateCall::Failed),
         }
     }
     if world.lives_here() {
         world.here = SourceDomain::Ended;
         if world.move_ != Move::None {
-            world.complete_call(Call::Failed);
+            world.complete_call(MigrateCall::Failed);
         }
     }
 }
 
-fn end_there(world: &mut World) {
+fn end_there(world: &mut SearchWorld) {
     match world.there {
         TargetDomain::Incoming => {
             world.there = TargetDomain::Absent;
@@ -789,7 +799,7 @@ fn end_there(world: &mut World) {
     }
 }
 
-fn resume_here(world: &mut World) -> Result<(), Broken> {
+fn resume_here(world: &mut SearchWorld) -> Result<(), Broken> {
     if world.here == SourceDomain::Leaving {
         world.here = SourceDomain::Running;
         if world.ran_there || world.there == TargetDomain::Running {
@@ -799,7 +809,7 @@ fn resume_here(world: &mut World) -> Result<(), Broken> {
     Ok(())
 }
 
-fn resume_there(world: &mut World) -> Result<(), Broken> {
+fn resume_there(world: &mut SearchWorld) -> Result<(), Broken> {
     if world.there == TargetDomain::Complete {
         world.there = TargetDomain::Running;
         if world.ran_on || world.runs_here() {
@@ -809,7 +819,7 @@ fn resume_there(world: &mut World) -> Result<(), Broken> {
     Ok(())
 }
 
-fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
+fn source_does(world: &mut SearchWorld, step: SourceStep) -> Result<(), Broken> {
     match step {
         SourceStep::Prepare => {
             world.source_session.get_or_insert_default();
@@ -821,17 +831,17 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
         SourceStep::Report(state) => {
             if world.exists() && world.api.source.is_none_or(|before| state.may_follow(before)) {
                 world.write(|api| api.apply_source_state(state));
-                if state == SourceState::Migrating && world.source.call == Call::Unknown {
-                    world.source.call = Call::Due;
+                if state == SourceState::Migrating && world.source.call == MigrateCall::Unknown {
+                    world.source.call = MigrateCall::Due;
                 }
             }
         }
         SourceStep::Start => {
             if world.move_ == Move::None {
                 world.move_ = Move::Requested;
-                world.source.call = Call::Pending;
+                world.source.call = MigrateCall::Pending;
             } else {
-                world.source.call = Call::Failed;
+                world.source.call = MigrateCall::Failed;
             }
         }
         SourceStep::Abort => {
@@ -872,7 +882,7 @@ fn source_does(world: &mut World, step: SourceStep) -> Result<(), Broken> {
     Ok(())
 }
 
-fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
+fn target_does(world: &mut SearchWorld, step: TargetStep) -> Result<(), Broken> {
     match step {
         TargetStep::Check => world.target.fits = Some(true),
         TargetStep::Prepare => {
@@ -909,7 +919,7 @@ fn target_does(world: &mut World, step: TargetStep) -> Result<(), Broken> {
 }
 
 /// Returns an error if the copy that is about to be destroyed on the target is needed.
-fn is_only_copy_there(world: &World) -> Result<(), Broken> {
+fn is_only_copy_there(world: &SearchWorld) -> Result<(), Broken> {
     if world.ended || world.target_node != Node::Up {
         return Ok(());
     }
@@ -926,7 +936,7 @@ fn is_only_copy_there(world: &World) -> Result<(), Broken> {
     if needed { Err(Broken::DestroyedOnlyCopy) } else { Ok(()) }
 }
 
-fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mutant>) -> Result<(), Broken> {
+fn controller_does(world: &mut SearchWorld, at: usize, order: Order, mutant: Option<Mutant>) -> Result<(), Broken> {
     let fresh = world.controllers[at].fresh || mutant == Some(Mutant::ControllerWritesWithoutVersion);
     let step = match order {
         Order::MoveInstance => {
@@ -941,15 +951,15 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
     match step {
         ClusterStep::Confirm => return Ok(()),
         ClusterStep::CreatePod => {
-            if world.target_pod == TargetPod::Missing {
-                world.target_pod = TargetPod::Coming;
+            if world.target_pod == TargetPodState::Missing {
+                world.target_pod = TargetPodState::Coming;
             }
             return Ok(());
         }
         ClusterStep::DeletePod => {
             is_only_copy_there(world)?;
-            if matches!(world.target_pod, TargetPod::Coming | TargetPod::Ready) {
-                world.target_pod = TargetPod::Leaving;
+            if matches!(world.target_pod, TargetPodState::Coming | TargetPodState::Ready) {
+                world.target_pod = TargetPodState::Leaving;
             }
             return Ok(());
         }
@@ -991,17 +1001,17 @@ fn controller_does(world: &mut World, at: usize, order: Order, mutant: Option<Mu
 
 /// Returns a record as a process of an earlier version reads it if a later version has written one of its fields. Such
 /// a process waits, whatever else it observes, so it adds no states to the search.
-fn unknown_records(record: Record) -> [Record; 3] {
+fn unknown_records(record: MigrationRecord) -> [MigrationRecord; 3] {
     [
-        Record {
+        MigrationRecord {
             phase: Some(MigrationPhase::Unknown),
             ..record
         },
-        Record {
+        MigrationRecord {
             source: Some(SourceState::Unknown),
             ..record
         },
-        Record {
+        MigrationRecord {
             target: Some(TargetState::Unknown),
             ..record
         },

@@ -2,9 +2,9 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
-    cluster::{ClusterStep, ClusterView, Failure, GuestLocation, SourcePod},
+    cluster::{ClusterStep, ClusterView, GuestLocation, MigrationFailure, SourcePod},
     hand_over::Proof,
-    source::{Job, SourceDomain, SourceStep, SourceTunnel, SourceView},
+    source::{JobState, SourceDomain, SourceStep, SourceTunnel, SourceView},
     target::{TargetDomain, TargetStep, TargetTunnel, TargetView},
 };
 
@@ -168,11 +168,15 @@ impl Mutant {
             {
                 vec![SourceStep::Report(SourceState::HandedOver)]
             }
-            Some(Self::ResumesWhatItLetGo) if still && view.job == Job::None && !moving => vec![SourceStep::Resume],
-            Some(Self::ResumesIgnoringTheTarget) if still && view.job == Job::None && moving => {
+            Some(Self::ResumesWhatItLetGo) if still && view.job == JobState::None && !moving => {
                 vec![SourceStep::Resume]
             }
-            Some(Self::KeepsAPausedGuest) if view.domain == SourceDomain::Paused && view.job == Job::None && moving => {
+            Some(Self::ResumesIgnoringTheTarget) if still && view.job == JobState::None && moving => {
+                vec![SourceStep::Resume]
+            }
+            Some(Self::KeepsAPausedGuest)
+                if view.domain == SourceDomain::Paused && view.job == JobState::None && moving =>
+            {
                 let domain = SourceDomain::Running;
                 step(&SourceView { domain, ..*view })
             }
@@ -248,10 +252,10 @@ impl Mutant {
         let moving = record.has_sides() && !record.is_over();
         match mutant {
             Some(Self::FailsWhenNothingArrives) if moving && record.target == Some(TargetState::Gone) => {
-                vec![ClusterStep::Fail(Failure::TargetLost)]
+                vec![ClusterStep::Fail(MigrationFailure::TargetLost)]
             }
             Some(Self::FailsWhenTheSourceEnded) if moving && record.source == Some(SourceState::Ended) => {
-                vec![ClusterStep::Fail(Failure::GuestEnded)]
+                vec![ClusterStep::Fail(MigrationFailure::GuestEnded)]
             }
             Some(Self::RemovesTheFinalizerTooEarly) if record.is_over() && record.deleted && view.has_finalizer => {
                 vec![ClusterStep::RemoveFinalizer]
@@ -259,7 +263,9 @@ impl Mutant {
             Some(Self::SucceedsBeforeTheSourceStopped) if moving && record.target == Some(TargetState::Running) => {
                 vec![ClusterStep::Enter(MigrationPhase::Succeeded)]
             }
-            Some(Self::FailsWhenOverdue) if moving && view.overdue => vec![ClusterStep::Fail(Failure::Overdue)],
+            Some(Self::FailsWhenOverdue) if moving && view.overdue => {
+                vec![ClusterStep::Fail(MigrationFailure::Overdue)]
+            }
             Some(Self::NeverRecordsTheLossOfTheSource) => {
                 steps.retain(|step| *step != ClusterStep::RecordSourceGone);
                 steps

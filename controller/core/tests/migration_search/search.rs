@@ -8,22 +8,22 @@ use std::{
 
 use super::{
     laws::{Broken, broken, is_settled},
-    moves::{Event, How, events},
-    world::World,
+    moves::{How, ModelEvent, events},
+    world::SearchWorld,
 };
 
 /// The result of a search.
-pub(crate) struct Found {
+pub(crate) struct SearchResult {
     /// Number of states.
     pub(crate) worlds: usize,
     /// Number of events from the first state to the farthest.
     pub(crate) depth: usize,
     /// The violated invariant, and the trace that leads to it.
-    pub(crate) broken: Option<(Broken, Vec<(Event, World)>)>,
+    pub(crate) broken: Option<(Broken, Vec<(ModelEvent, SearchWorld)>)>,
 }
 
 /// Searches all states that can be reached from `first`.
-pub(crate) fn search(first: World, how: How) -> Found {
+pub(crate) fn search(first: SearchWorld, how: How) -> SearchResult {
     let mut search = Search {
         how,
         ..Search::default()
@@ -34,8 +34,8 @@ pub(crate) fn search(first: World, how: How) -> Found {
 #[derive(Default)]
 struct Search {
     how: How,
-    worlds: Vec<World>,
-    known: HashMap<World, u32, BuildHasherDefault<Mix>>,
+    worlds: Vec<SearchWorld>,
+    known: HashMap<SearchWorld, u32, BuildHasherDefault<Mix>>,
     /// The state from which each state was first reached.
     parents: Vec<u32>,
     /// Transitions without faults: from, to.
@@ -43,7 +43,7 @@ struct Search {
 }
 
 impl Search {
-    fn run(&mut self, first: World) -> Found {
+    fn run(&mut self, first: SearchWorld) -> SearchResult {
         self.add(first, 0);
         let mut depth = 0;
         let mut level: Range<usize> = 0..1;
@@ -62,8 +62,8 @@ impl Search {
         self.found(depth - 1, stuck)
     }
 
-    fn found(&self, depth: usize, broken: Option<(Broken, Vec<(Event, World)>)>) -> Found {
-        Found {
+    fn found(&self, depth: usize, broken: Option<(Broken, Vec<(ModelEvent, SearchWorld)>)>) -> SearchResult {
+        SearchResult {
             worlds: self.worlds.len(),
             depth,
             broken,
@@ -71,7 +71,7 @@ impl Search {
     }
 
     /// Adds the successors of a state. Returns the first violated invariant.
-    fn visit(&mut self, at: usize) -> Option<(Event, Broken, World)> {
+    fn visit(&mut self, at: usize) -> Option<(ModelEvent, Broken, SearchWorld)> {
         let world = self.worlds[at];
         let from = u32::try_from(at).unwrap();
         let mut found = None;
@@ -94,7 +94,7 @@ impl Search {
         found
     }
 
-    fn add(&mut self, world: World, parent: u32) -> u32 {
+    fn add(&mut self, world: SearchWorld, parent: u32) -> u32 {
         let next = u32::try_from(self.worlds.len()).unwrap();
         let at = *self.known.entry(world).or_insert(next);
         if at == next {
@@ -144,7 +144,7 @@ impl Search {
     }
 
     /// Returns the events that lead to a state.
-    fn trace(&self, at: usize) -> Vec<(Event, World)> {
+    fn trace(&self, at: usize) -> Vec<(ModelEvent, SearchWorld)> {
         let mut path = vec![at];
         while path[path.len() - 1] != 0 {
             path.push(self.parents[path[path.len() - 1]] as usize);
@@ -155,7 +155,7 @@ impl Search {
             .collect()
     }
 
-    fn between(&self, from: usize, to: usize) -> Event {
+    fn between(&self, from: usize, to: usize) -> ModelEvent {
         let mut between = None;
         events(&self.worlds[from], self.how, &mut |event, _, result| {
             if result == Ok(self.worlds[to]) {

@@ -5,17 +5,17 @@
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{
-    cluster::{ClusterStep, SourcePod, TargetPod},
-    record::Record,
-    source::{Call, Job, SourceDomain, SourceStep, SourceTunnel},
+    cluster::{ClusterStep, SourcePod, TargetPodState},
+    record::MigrationRecord,
+    source::{JobState, MigrateCall, SourceDomain, SourceStep, SourceTunnel},
     target::{TargetDomain, TargetStep, TargetTunnel},
 };
 
 /// The complete state of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct World {
+pub(crate) struct SearchWorld {
     /// The object in the API server.
-    pub(crate) api: Record,
+    pub(crate) api: MigrationRecord,
     /// The finalizer is present.
     pub(crate) finalizer: bool,
     /// The VMI's node name is the target's.
@@ -25,7 +25,7 @@ pub(crate) struct World {
     /// The deadline has passed.
     pub(crate) overdue: bool,
     pub(crate) source_pod: SourcePod,
-    pub(crate) target_pod: TargetPod,
+    pub(crate) target_pod: TargetPodState,
     pub(crate) source_node: Node,
     pub(crate) target_node: Node,
     /// The source's Node object was deleted, while its agent is alive.
@@ -112,20 +112,20 @@ pub(crate) struct TargetSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct SourceAgent {
     /// The object as last observed, except for the agent's own side, which is always current.
-    pub(crate) seen: Record,
+    pub(crate) seen: MigrationRecord,
     /// Updates arrive late. Otherwise the agent sees them at once.
     pub(crate) late: bool,
     pub(crate) tunnel: SourceTunnel,
     /// The domain as it was before the job was read, and the job.
-    pub(crate) read: Option<(SourceDomain, Option<Job>)>,
-    pub(crate) call: Call,
+    pub(crate) read: Option<(SourceDomain, Option<JobState>)>,
+    pub(crate) call: MigrateCall,
     pub(crate) stood_still: bool,
     pub(crate) todo: [Option<SourceStep>; 2],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TargetAgent {
-    pub(crate) seen: Record,
+    pub(crate) seen: MigrationRecord,
     /// Updates arrive late. Otherwise the agent sees them at once.
     pub(crate) late: bool,
     pub(crate) tunnel: TargetTunnel,
@@ -135,7 +135,7 @@ pub(crate) struct TargetAgent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Controller {
-    pub(crate) seen: Record,
+    pub(crate) seen: MigrationRecord,
     pub(crate) todo: [Option<Order>; 3],
     /// No other party has written the object since this controller read it.
     pub(crate) fresh: bool,
@@ -150,22 +150,22 @@ pub(crate) enum Order {
     MoveInstance,
 }
 
-impl World {
+impl SearchWorld {
     pub(crate) fn new(faults: u8, controllers: usize) -> Self {
         let controller = |alive| Controller {
-            seen: Record::default(),
+            seen: MigrationRecord::default(),
             todo: [None; 3],
             fresh: false,
             alive,
         };
         Self {
-            api: Record::default(),
+            api: MigrationRecord::default(),
             finalizer: true,
             moved: false,
             ended: false,
             overdue: false,
             source_pod: SourcePod::Alive,
-            target_pod: TargetPod::Missing,
+            target_pod: TargetPodState::Missing,
             source_node: Node::Up,
             target_node: Node::Up,
             source_deleted: false,
@@ -193,7 +193,7 @@ impl World {
         let mut world = Self::new(faults, controllers);
         world.api.phase = Some(MigrationPhase::PreparingTarget);
         world.api.target = Some(TargetState::Prepared);
-        world.target_pod = TargetPod::Ready;
+        world.target_pod = TargetPodState::Ready;
         world.source_session = Some(SourceSession::default());
         world.target_session = Some(TargetSession::default());
         world.source.tunnel = world.source_tunnel();
@@ -204,7 +204,7 @@ impl World {
         world
     }
 
-    /// As [`World::ready`], with a guest that its user has paused.
+    /// As [`SearchWorld::ready`], with a guest that its user has paused.
     pub(crate) fn paused(faults: u8) -> Self {
         Self {
             here: SourceDomain::Paused,
@@ -233,10 +233,10 @@ impl World {
         !self.api.deleted || self.finalizer
     }
 
-    pub(crate) fn job(&self) -> Job {
+    pub(crate) fn job(&self) -> JobState {
         match self.move_ {
-            Move::None | Move::Requested => Job::None,
-            _ => Job::Outgoing,
+            Move::None | Move::Requested => JobState::None,
+            _ => JobState::Outgoing,
         }
     }
 
@@ -301,12 +301,12 @@ impl World {
 
     /// Loses the missing memory of a switched guest. That is the inherent risk of post-copy, and no bug.
     pub(crate) fn lose_memory(&mut self) {
-        self.complete_call(Call::Failed);
+        self.complete_call(MigrateCall::Failed);
         self.struck = true;
     }
 
     /// Writes the object as a party other than a controller. The version known to the controllers is outdated then.
-    pub(crate) fn write(&mut self, change: impl FnOnce(&mut Record)) {
+    pub(crate) fn write(&mut self, change: impl FnOnce(&mut MigrationRecord)) {
         let before = self.api;
         change(&mut self.api);
         if self.api != before {
@@ -317,9 +317,9 @@ impl World {
     }
 
     /// Ends the call with this result.
-    pub(crate) fn complete_call(&mut self, result: Call) {
+    pub(crate) fn complete_call(&mut self, result: MigrateCall) {
         self.move_ = Move::None;
-        if self.source.call == Call::Pending {
+        if self.source.call == MigrateCall::Pending {
             self.source.call = result;
         }
     }
@@ -342,7 +342,7 @@ impl World {
         self.source.stood_still &=
             self.api.source == Some(SourceState::Migrating) && self.here != SourceDomain::Running;
         if self.api.source > Some(SourceState::Migrating) && self.move_ == Move::None {
-            self.source.call = Call::Unknown;
+            self.source.call = MigrateCall::Unknown;
         }
         if self.api.target.is_some() {
             self.target.fits = None;
@@ -381,7 +381,7 @@ impl SourceAgent {
         late: false,
         tunnel: SourceTunnel::Missing,
         read: None,
-        call: Call::Unknown,
+        call: MigrateCall::Unknown,
         stood_still: false,
         todo: [None; 2],
     };
@@ -397,7 +397,7 @@ impl TargetAgent {
     };
 }
 
-const NOTHING: Record = Record {
+const NOTHING: MigrationRecord = MigrationRecord {
     phase: None,
     deleted: false,
     abort: false,
@@ -408,11 +408,11 @@ const NOTHING: Record = Record {
 };
 
 /// Clears the fields of a record that neither side uses.
-fn seen_by_a_side(record: Record) -> Record {
+fn seen_by_a_side(record: MigrationRecord) -> MigrationRecord {
     if !record.has_sides() {
-        return Record::default();
+        return MigrationRecord::default();
     }
-    Record {
+    MigrationRecord {
         // An abort and a deletion have the same effect.
         abort: record.abort || record.deleted,
         deleted: false,
@@ -426,8 +426,8 @@ fn seen_by_a_side(record: Record) -> Record {
 
 /// Reduces a record to the fields that the source's agent uses, so that equivalent states are equal. The agent takes
 /// its own side from its last report.
-pub(crate) fn seen_by_source(record: Record) -> Record {
-    Record {
+pub(crate) fn seen_by_source(record: MigrationRecord) -> MigrationRecord {
+    MigrationRecord {
         source_gone: false,
         source: None,
         ..seen_by_a_side(record)
@@ -435,8 +435,8 @@ pub(crate) fn seen_by_source(record: Record) -> Record {
 }
 
 /// Reduces a record to the fields that the target's agent uses.
-pub(crate) fn seen_by_target(record: Record) -> Record {
-    Record {
+pub(crate) fn seen_by_target(record: MigrationRecord) -> MigrationRecord {
+    MigrationRecord {
         source: record.source.map(|state| match state {
             SourceState::Migrating => SourceState::Migrating,
             SourceState::Halted => SourceState::Halted,

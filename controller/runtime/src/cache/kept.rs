@@ -11,7 +11,7 @@ const MOST_LIKE: usize = 16 << 10;
 
 /// An object, decoded or serialized: its structs take several times the memory of its text.
 #[derive(Debug)]
-pub(crate) enum Kept<K> {
+pub(crate) enum StoredObject<K> {
     /// Decoded.
     Whole(Arc<K>),
     /// Serialized and compressed.
@@ -29,7 +29,7 @@ pub(crate) struct Packed<K> {
 
 /// How the objects of a cache are stored.
 #[derive(Debug)]
-pub(crate) enum Packing<K> {
+pub(crate) enum StorageFormat<K> {
     /// Decoded.
     Whole,
     /// Serialized and compressed.
@@ -43,7 +43,7 @@ pub(crate) enum Packing<K> {
     },
 }
 
-impl<K> Clone for Kept<K> {
+impl<K> Clone for StoredObject<K> {
     fn clone(&self) -> Self {
         match self {
             Self::Whole(object) => Self::Whole(Arc::clone(object)),
@@ -56,7 +56,7 @@ impl<K> Clone for Kept<K> {
     }
 }
 
-impl<K> Packing<K> {
+impl<K> StorageFormat<K> {
     /// Creates a packing that serializes and compresses.
     pub(crate) fn packed() -> Self
     where
@@ -70,12 +70,12 @@ impl<K> Packing<K> {
     }
 
     /// Converts an object to its stored form.
-    pub(crate) fn keep(&self, object: Arc<K>) -> Kept<K> {
+    pub(crate) fn keep(&self, object: Arc<K>) -> StoredObject<K> {
         let Self::Packed { write, read, like } = self else {
-            return Kept::Whole(object);
+            return StoredObject::Whole(object);
         };
         let Some(json) = write(&object) else {
-            return Kept::Whole(object);
+            return StoredObject::Whole(object);
         };
         let mut known = like.lock().unwrap_or_else(PoisonError::into_inner);
         let like = Arc::clone(&known);
@@ -85,7 +85,7 @@ impl<K> Packing<K> {
             let more = json.len().min(MOST_LIKE - like.len());
             *known = [&*like, &json[..more]].concat().into();
         }
-        Kept::Packed(Packed {
+        StoredObject::Packed(Packed {
             text: text.into(),
             like,
             read: *read,
@@ -93,7 +93,7 @@ impl<K> Packing<K> {
     }
 }
 
-impl<K> Kept<K> {
+impl<K> StoredObject<K> {
     /// Returns the object, or `None` if its own serialization cannot be decoded. No kind is known for which that
     /// happens.
     pub(crate) fn open(&self) -> Option<Arc<K>> {
@@ -133,23 +133,23 @@ mod tests {
         object
     }
 
-    fn size(kept: &Kept<ConfigMap>) -> usize {
+    fn size(kept: &StoredObject<ConfigMap>) -> usize {
         match kept {
-            Kept::Whole(_) => panic!("it is not packed"),
-            Kept::Packed(packed) => packed.text.len(),
+            StoredObject::Whole(_) => panic!("it is not packed"),
+            StoredObject::Packed(packed) => packed.text.len(),
         }
     }
 
-    fn like(packing: &Packing<ConfigMap>) -> usize {
+    fn like(packing: &StorageFormat<ConfigMap>) -> usize {
         match packing {
-            Packing::Whole => 0,
-            Packing::Packed { like, .. } => like.lock().unwrap().len(),
+            StorageFormat::Whole => 0,
+            StorageFormat::Packed { like, .. } => like.lock().unwrap().len(),
         }
     }
 
     #[test]
     fn what_is_like_others_takes_little() {
-        let packing = Packing::packed();
+        let packing = StorageFormat::packed();
         let data: Vec<String> = (0..100)
             .map(|number| format!("the value of number {}", number * 7919))
             .collect();
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn an_object_is_kept_as_it_is_where_that_is_wanted() {
         let object = Arc::new(object("a", &[]));
-        let kept = Packing::Whole.keep(Arc::clone(&object));
+        let kept = StorageFormat::Whole.keep(Arc::clone(&object));
         assert!(Arc::ptr_eq(&kept.open().unwrap(), &object));
     }
 
@@ -186,7 +186,7 @@ mod tests {
         fn what_is_kept_is_the_same_again(
             objects in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(("[a-z]{1,9}", ".{0,400}"), 0..12)), 1..24)
         ) {
-            let packing = Packing::packed();
+            let packing = StorageFormat::packed();
             let objects: Vec<ConfigMap> = objects
                 .iter()
                 .map(|(name, data)| {

@@ -5,7 +5,7 @@
 //! to be sent again. Idempotent are reads, and server-side apply, which declares the state of an object instead of a
 //! change. All other requests fail, and the caller decides.
 
-use super::{ClientMetrics, Operation};
+use super::{ApiOperation, ClientMetrics};
 use http::{Method, Request, Response, header::CONTENT_TYPE};
 use kube::client::Body;
 use std::{
@@ -75,7 +75,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for RetryOnce {
             return None;
         }
         self.retried = true;
-        let operation = Operation::of(request);
+        let operation = ApiOperation::of(request);
         tracing::debug!(
             verb = operation.verb,
             resource = operation.resource,

@@ -37,7 +37,7 @@ impl Default for Terms {
 
 /// The state of the Lease in the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
+pub(super) struct LeaseRecord {
     /// The holder's identity; empty if the Lease is free.
     pub(super) holder: String,
     /// How long its holder wants others to wait.
@@ -50,7 +50,7 @@ pub(super) struct Record {
 
 /// A request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum LeaseRequest {
     Read,
     /// Create the Lease with this candidate as the holder.
     Create,
@@ -73,7 +73,7 @@ pub(super) enum Action {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// The state of the Lease (after the write, if the request was one).
-    Is(Record),
+    Is(LeaseRecord),
     Missing,
     /// The version has changed, or another candidate created the Lease in the meantime.
     Conflict,
@@ -83,8 +83,8 @@ pub(super) enum Response {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    Send(Action),
+pub(super) enum ElectionStep {
+    Send(LeaseRequest),
     Wait(Instant),
 }
 
@@ -93,7 +93,7 @@ pub(super) enum Step {
 pub(super) struct Election {
     identity: String,
     terms: Terms,
-    seen: Seen,
+    seen: KnownLease,
     /// When the last confirmed write that made or kept this candidate the holder was sent.
     confirmed: Option<Instant>,
     /// When to send the next request.
@@ -102,16 +102,16 @@ pub(super) struct Election {
 
 /// The known state of the Lease.
 #[derive(Clone, Debug)]
-enum Seen {
+enum KnownLease {
     /// Unknown: the Lease has to be read.
     Unsure {
         /// The last known state, for the time of its last change.
-        last: Option<(Record, Instant)>,
+        last: Option<(LeaseRecord, Instant)>,
     },
     /// The Lease does not exist. A candidate that has seen one before creates a new one only from `free_at` on.
     Missing { free_at: Instant },
     /// The Lease has this state since `since`, when the change was observed.
-    Is { record: Record, since: Instant },
+    Is { record: LeaseRecord, since: Instant },
 }
 
 impl Election {
@@ -120,7 +120,7 @@ impl Election {
         Self {
             identity,
             terms,
-            seen: Seen::Unsure { last: None },
+            seen: KnownLease::Unsure { last: None },
             confirmed: None,
             next: now,
         }
@@ -133,37 +133,37 @@ impl Election {
     }
 
     /// Returns the step to take at `now`. To be called after each response and at the returned time.
-    pub(super) fn step(&self, now: Instant) -> Step {
+    pub(super) fn step(&self, now: Instant) -> ElectionStep {
         if now < self.next {
-            return Step::Wait(self.next);
+            return ElectionStep::Wait(self.next);
         }
-        Step::Send(match &self.seen {
-            Seen::Unsure { .. } => Action::Read,
-            Seen::Missing { free_at } if now >= *free_at => Action::Create,
-            Seen::Missing { .. } => Action::Read,
-            Seen::Is { record, .. } if self.leads_until(now).is_some() && record.holder == self.identity => {
-                Action::Renew {
+        ElectionStep::Send(match &self.seen {
+            KnownLease::Unsure { .. } => LeaseRequest::Read,
+            KnownLease::Missing { free_at } if now >= *free_at => LeaseRequest::Create,
+            KnownLease::Missing { .. } => LeaseRequest::Read,
+            KnownLease::Is { record, .. } if self.leads_until(now).is_some() && record.holder == self.identity => {
+                LeaseRequest::Renew {
                     version: record.version.clone(),
                 }
             }
-            Seen::Is { record, since } if self.is_free(record, *since, now) => {
+            KnownLease::Is { record, since } if self.is_free(record, *since, now) => {
                 let changes_hands = record.holder != self.identity;
                 let transitions = record.transitions.saturating_add(changes_hands.into());
-                Action::Take {
+                LeaseRequest::Take {
                     version: record.version.clone(),
                     transitions,
                 }
             }
-            Seen::Is { .. } => Action::Read,
+            KnownLease::Is { .. } => LeaseRequest::Read,
         })
     }
 
     /// Processes the response to `action`, which was sent at `sent` and whose response arrived at `now`.
-    pub(super) fn complete(&mut self, action: &Action, response: Response, sent: Instant, now: Instant) {
+    pub(super) fn complete(&mut self, action: &LeaseRequest, response: Response, sent: Instant, now: Instant) {
         let later = now + self.terms.retry_every;
         match response {
             Response::Is(record) => {
-                let written = *action != Action::Read;
+                let written = *action != LeaseRequest::Read;
                 if record.holder == self.identity {
                     if written {
                         self.confirmed = Some(sent);
@@ -178,7 +178,7 @@ impl Election {
                     self.next = if free { now } else { later };
                 }
                 self.saw(record, now);
-                if let (Seen::Is { record, since }, false) = (&self.seen, written) {
+                if let (KnownLease::Is { record, since }, false) = (&self.seen, written) {
                     // Instead of repeated reads just before the Lease becomes free: take it at that moment.
                     self.next = self.next.min((*since + self.patience(record)).max(now));
                 }
@@ -186,12 +186,12 @@ impl Election {
             Response::Missing => {
                 // The holder may not know of the deletion yet.
                 let seen_before = match &self.seen {
-                    Seen::Unsure { last: None } => None,
-                    Seen::Missing { free_at } => Some(*free_at),
-                    Seen::Unsure {
+                    KnownLease::Unsure { last: None } => None,
+                    KnownLease::Missing { free_at } => Some(*free_at),
+                    KnownLease::Unsure {
                         last: Some((record, _)),
                     }
-                    | Seen::Is { record, .. } => Some(
+                    | KnownLease::Is { record, .. } => Some(
                         now + if record.holder.is_empty() {
                             Duration::ZERO
                         } else {
@@ -201,9 +201,9 @@ impl Election {
                 };
                 let free_at = seen_before.unwrap_or(now);
                 self.confirmed = None;
-                self.seen = Seen::Missing { free_at };
+                self.seen = KnownLease::Missing { free_at };
                 // If even a write returns 404, the namespace is missing.
-                self.next = if *action == Action::Read {
+                self.next = if *action == LeaseRequest::Read {
                     later.min(free_at.max(now))
                 } else {
                     later
@@ -215,7 +215,7 @@ impl Election {
             }
             Response::Unknown => {
                 // The version may have changed; a renewal can simply be repeated, since a conflict would reveal that.
-                if !matches!(action, Action::Renew { .. }) {
+                if !matches!(action, LeaseRequest::Renew { .. }) {
                     self.unsure();
                 }
                 self.next = later;
@@ -231,44 +231,44 @@ impl Election {
     }
 
     /// Ends the leadership voluntarily. Returns the request that releases the Lease, so that others need not wait.
-    pub(super) fn resign(&mut self, now: Instant) -> Option<Action> {
+    pub(super) fn resign(&mut self, now: Instant) -> Option<LeaseRequest> {
         let leads = self.leads_until(now).is_some();
         self.confirmed = None;
         match &self.seen {
-            Seen::Is { record, .. } if leads && record.holder == self.identity => Some(Action::Release {
+            KnownLease::Is { record, .. } if leads && record.holder == self.identity => Some(LeaseRequest::Release {
                 version: record.version.clone(),
             }),
             _ => None,
         }
     }
 
-    fn saw(&mut self, record: Record, now: Instant) {
+    fn saw(&mut self, record: LeaseRecord, now: Instant) {
         let last = match &self.seen {
-            Seen::Is { record, since } => Some((&record.version, *since)),
-            Seen::Unsure { last } => last.as_ref().map(|(record, since)| (&record.version, *since)),
-            Seen::Missing { .. } => None,
+            KnownLease::Is { record, since } => Some((&record.version, *since)),
+            KnownLease::Unsure { last } => last.as_ref().map(|(record, since)| (&record.version, *since)),
+            KnownLease::Missing { .. } => None,
         };
         let since = last
             .filter(|(version, _)| **version == record.version)
             .map_or(now, |(_, since)| since);
-        self.seen = Seen::Is { record, since };
+        self.seen = KnownLease::Is { record, since };
     }
 
     fn unsure(&mut self) {
-        let last = match std::mem::replace(&mut self.seen, Seen::Unsure { last: None }) {
-            Seen::Is { record, since } => Some((record, since)),
-            Seen::Unsure { last } => last,
-            Seen::Missing { .. } => None,
+        let last = match std::mem::replace(&mut self.seen, KnownLease::Unsure { last: None }) {
+            KnownLease::Is { record, since } => Some((record, since)),
+            KnownLease::Unsure { last } => last,
+            KnownLease::Missing { .. } => None,
         };
-        self.seen = Seen::Unsure { last };
+        self.seen = KnownLease::Unsure { last };
     }
 
     /// Returns how long the Lease must remain unchanged before it is free.
-    fn patience(&self, record: &Record) -> Duration {
+    fn patience(&self, record: &LeaseRecord) -> Duration {
         self.terms.duration.max(record.duration)
     }
 
-    fn is_free(&self, record: &Record, since: Instant, now: Instant) -> bool {
+    fn is_free(&self, record: &LeaseRecord, since: Instant, now: Instant) -> bool {
         record.holder.is_empty() || record.holder == self.identity || now >= since + self.patience(record)
     }
 }

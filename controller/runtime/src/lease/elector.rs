@@ -1,11 +1,11 @@
 //! A candidate for a Lease: sends the requests, waits, and reports whether it leads.
 
 use super::{
-    Outcome,
-    election::{Action, Election, Record, Response, Step, Terms},
+    RequestOutcome,
+    election::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms},
     outcome, seconds,
 };
-use crate::{Change, Process, Trigger, Watch, Watches, clock, jittered};
+use crate::{CacheChange, Process, Trigger, Watch, WatchStarter, clock, jittered};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -55,7 +55,7 @@ pub struct Candidacy {
 /// A task that acts under it keeps a clone, and ends and drops it when [`lost`](Self::lost) is cancelled. When the
 /// process stops, the Lease is released as soon as no clone is left, so that the next leader need not wait.
 #[derive(Clone, Debug)]
-pub struct Term {
+pub struct LeaderTerm {
     lost: CancellationToken,
     base: Instant,
     /// In milliseconds after `base`.
@@ -63,7 +63,7 @@ pub struct Term {
     _acting: Arc<TaskTrackerToken>,
 }
 
-impl Term {
+impl LeaderTerm {
     /// Returns a token that is cancelled when the term ends, before another candidate can lead. A new term may follow,
     /// also for this process.
     pub fn lost(&self) -> &CancellationToken {
@@ -87,10 +87,10 @@ impl Term {
 /// Whether this process leads. Clones share one state.
 ///
 /// # Guarantees
-/// At most one of all candidates for a Lease has a valid [`Term`] at any time; see the module `election` for the
+/// At most one of all candidates for a Lease has a valid [`LeaderTerm`] at any time; see the module `election` for the
 /// reason.
 #[derive(Clone, Debug)]
-pub struct Leadership(watch::Receiver<Option<Term>>);
+pub struct Leadership(watch::Receiver<Option<LeaderTerm>>);
 
 impl Leadership {
     /// Competes for the Lease until the process stops, then releases it. `released` is notified when another candidate
@@ -115,12 +115,12 @@ impl Leadership {
     }
 
     /// Returns the term of this process, if it leads.
-    pub fn term(&self) -> Option<Term> {
-        self.0.borrow().clone().filter(Term::is_valid)
+    pub fn term(&self) -> Option<LeaderTerm> {
+        self.0.borrow().clone().filter(LeaderTerm::is_valid)
     }
 
     /// Waits until this process leads. Never returns if the process stops first.
-    pub async fn elected(&mut self) -> Term {
+    pub async fn elected(&mut self) -> LeaderTerm {
         loop {
             if let Some(term) = self.term() {
                 return term;
@@ -134,13 +134,13 @@ impl Leadership {
 
 /// Watches the Lease, and notifies the returned trigger when it is free. A standby that only polled the Lease would
 /// leave the cluster without a leader until its next poll.
-pub fn releases(client: &Client, watches: &Watches, candidacy: &Candidacy) -> Trigger {
+pub fn releases(client: &Client, watches: &WatchStarter, candidacy: &Candidacy) -> Trigger {
     let signal = Trigger::new();
     let notify = signal.clone();
     let watch = Watch::<Lease>::namespaced(client.clone(), &candidacy.namespace, "the leader's Lease")
         .fields(format!("metadata.name={}", candidacy.name))
         .on_change(move |change| {
-            if let Change::Object { new: Some(lease), .. } = change
+            if let CacheChange::Object { new: Some(lease), .. } = change
                 && let Some(spec) = &lease.spec
                 && spec.holder_identity.as_deref().is_none_or(str::is_empty)
             {
@@ -156,7 +156,7 @@ struct Elector {
     candidacy: Candidacy,
     election: Election,
     released: Trigger,
-    current: watch::Sender<Option<Term>>,
+    current: watch::Sender<Option<LeaderTerm>>,
     acting: TaskTracker,
     failing: bool,
 }
@@ -166,7 +166,7 @@ impl Elector {
         while !stopping.is_cancelled() {
             let now = Instant::now();
             match self.election.step(now) {
-                Step::Wait(until) => {
+                ElectionStep::Wait(until) => {
                     // Jitter separates candidates that poll at the same time.
                     let pause = if self.current.borrow().is_some() {
                         until - now
@@ -185,14 +185,15 @@ impl Elector {
                         self.election.released(Instant::now());
                     }
                 }
-                Step::Send(action) => {
+                ElectionStep::Send(action) => {
                     let executing = execute(&self.api, &self.candidacy, &action);
                     let Some(response) = stopping.run_until_cancelled(self.unless_the_term_ends(executing)).await
                     else {
                         break;
                     };
                     // The term ended while the request was in flight: it may still have been executed.
-                    let response = response.unwrap_or_else(|| Outcome::Unknown("the term ended meanwhile".to_owned()));
+                    let response =
+                        response.unwrap_or_else(|| RequestOutcome::Unknown("the term ended meanwhile".to_owned()));
                     let response = self.log(response);
                     self.election.complete(&action, response, now, Instant::now());
                 }
@@ -222,7 +223,7 @@ impl Elector {
         match (self.election.leads_until(now), current) {
             (Some(until), Some(term)) => term.extend(until),
             (Some(until), None) => {
-                let term = Term {
+                let term = LeaderTerm {
                     lost: CancellationToken::new(),
                     base: now,
                     until: Arc::default(),
@@ -263,45 +264,45 @@ impl Elector {
         }
         if let Some(release) = self.election.resign(Instant::now()) {
             match execute(&self.api, &self.candidacy, &release).await {
-                Outcome::Done(_) => tracing::info!(lease = self.candidacy.name, "gave the lease back"),
-                Outcome::Missing | Outcome::Conflict => {}
-                Outcome::Unknown(reason) => {
+                RequestOutcome::Done(_) => tracing::info!(lease = self.candidacy.name, "gave the lease back"),
+                RequestOutcome::Missing | RequestOutcome::Conflict => {}
+                RequestOutcome::Unknown(reason) => {
                     tracing::warn!(lease = self.candidacy.name, reason, "could not give the lease back");
                 }
             }
         }
     }
 
-    fn log(&mut self, outcome: Outcome<Record>) -> Response {
+    fn log(&mut self, outcome: RequestOutcome<LeaseRecord>) -> Response {
         let lease = &self.candidacy.name;
         match (&outcome, self.failing) {
-            (Outcome::Unknown(reason), false) => {
+            (RequestOutcome::Unknown(reason), false) => {
                 tracing::warn!(lease, reason, "could not read or write the lease, trying again");
                 self.failing = true;
             }
-            (Outcome::Done(_), true) => {
+            (RequestOutcome::Done(_), true) => {
                 tracing::info!(lease, "the Lease can be renewed again");
                 self.failing = false;
             }
             _ => {}
         }
         match outcome {
-            Outcome::Done(record) => Response::Is(record),
-            Outcome::Missing => Response::Missing,
-            Outcome::Conflict => Response::Conflict,
-            Outcome::Unknown(_) => Response::Unknown,
+            RequestOutcome::Done(record) => Response::Is(record),
+            RequestOutcome::Missing => Response::Missing,
+            RequestOutcome::Conflict => Response::Conflict,
+            RequestOutcome::Unknown(_) => Response::Unknown,
         }
     }
 }
 
-async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Outcome<Record> {
+async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &LeaseRequest) -> RequestOutcome<LeaseRecord> {
     let Candidacy { name, identity, .. } = candidacy;
     let now = MicroTime(clock::now());
     let field_manager = Some(candidacy.field_manager.to_owned());
     let duration = seconds(Terms::default().duration);
     let write = match action {
-        Action::Read => return record(outcome(REQUEST_TIMEOUT, api.get(name)).await),
-        Action::Create => {
+        LeaseRequest::Read => return record(outcome(REQUEST_TIMEOUT, api.get(name)).await),
+        LeaseRequest::Create => {
             let spec = LeaseSpec {
                 holder_identity: Some(identity.clone()),
                 lease_duration_seconds: Some(duration),
@@ -324,18 +325,18 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Ou
             };
             return record(outcome(REQUEST_TIMEOUT, api.create(&params, &lease)).await);
         }
-        Action::Take { version, transitions } => json!({
+        LeaseRequest::Take { version, transitions } => json!({
             "metadata": {"resourceVersion": version},
             "spec": {
                 "holderIdentity": identity, "leaseDurationSeconds": duration, "leaseTransitions": transitions,
                 "acquireTime": now.clone(), "renewTime": now,
             },
         }),
-        Action::Renew { version } => json!({
+        LeaseRequest::Renew { version } => json!({
             "metadata": {"resourceVersion": version},
             "spec": {"renewTime": now},
         }),
-        Action::Release { version } => json!({
+        LeaseRequest::Release { version } => json!({
             "metadata": {"resourceVersion": version},
             "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": now},
         }),
@@ -347,21 +348,21 @@ async fn execute(api: &Api<Lease>, candidacy: &Candidacy, action: &Action) -> Ou
     record(outcome(REQUEST_TIMEOUT, api.patch(name, &params, &Patch::Merge(write))).await)
 }
 
-fn record(outcome: Outcome<Lease>) -> Outcome<Record> {
+fn record(outcome: RequestOutcome<Lease>) -> RequestOutcome<LeaseRecord> {
     match outcome {
-        Outcome::Done(lease) => {
+        RequestOutcome::Done(lease) => {
             let spec = lease.spec.unwrap_or_default();
             let seconds = spec.lease_duration_seconds.unwrap_or_default();
-            Outcome::Done(Record {
+            RequestOutcome::Done(LeaseRecord {
                 holder: spec.holder_identity.unwrap_or_default(),
                 duration: Duration::from_secs(u64::try_from(seconds).unwrap_or_default()),
                 transitions: spec.lease_transitions.unwrap_or_default(),
                 version: lease.metadata.resource_version.unwrap_or_default(),
             })
         }
-        Outcome::Missing => Outcome::Missing,
-        Outcome::Conflict => Outcome::Conflict,
-        Outcome::Unknown(reason) => Outcome::Unknown(reason),
+        RequestOutcome::Missing => RequestOutcome::Missing,
+        RequestOutcome::Conflict => RequestOutcome::Conflict,
+        RequestOutcome::Unknown(reason) => RequestOutcome::Unknown(reason),
     }
 }
 

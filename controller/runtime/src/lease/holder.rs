@@ -8,7 +8,7 @@
 //!                                                                 read ──another holder──▶ idle
 //! ```
 
-use super::{Outcome, outcome, seconds};
+use super::{RequestOutcome, outcome, seconds};
 use crate::{Backoff, Process, Trigger, clock, health::lock};
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
@@ -50,7 +50,7 @@ pub struct Holding {
 
 /// The holder of the Lease, as far as is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Held {
+pub enum HolderState {
     /// We do not hold it and have not tried to.
     #[default]
     NotTaken,
@@ -78,7 +78,7 @@ pub struct LeaseHolder(Arc<Mutex<Wish>>, Trigger);
 #[derive(Debug, Default)]
 struct Wish {
     wanted: bool,
-    held: Held,
+    held: HolderState,
 }
 
 impl LeaseHolder {
@@ -86,7 +86,7 @@ impl LeaseHolder {
     /// the holder changes.
     pub fn start(process: &Process, client: Client, holding: Holding, changed: &Trigger) -> Self {
         let holder = Self(Arc::default(), Trigger::new());
-        let keeper = Keeper {
+        let keeper = LeaseKeeper {
             api: Api::namespaced(client, &holding.namespace),
             holding,
             holder: holder.clone(),
@@ -106,8 +106,8 @@ impl LeaseHolder {
     pub fn take_over(&self) {
         let mut wish = lock(&self.0);
         wish.wanted = true;
-        if wish.held != Held::Ours {
-            wish.held = Held::Taking;
+        if wish.held != HolderState::Ours {
+            wish.held = HolderState::Taking;
         }
         drop(wish);
         self.1.notify();
@@ -116,20 +116,20 @@ impl LeaseHolder {
     /// Stops renewing it. The object stays unchanged and becomes stale, unless another process takes it.
     pub fn let_go(&self) {
         let mut wish = lock(&self.0);
-        (wish.wanted, wish.held) = (false, Held::NotTaken);
+        (wish.wanted, wish.held) = (false, HolderState::NotTaken);
         drop(wish);
         self.1.notify();
     }
 
     /// Returns the holder.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HolderState {
         lock(&self.0).held.clone()
     }
 }
 
 /// The next action on the Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Phase {
+enum NextAction {
     Idle,
     Take,
     /// It was deleted while it was ours; a process that created it in the meantime holds it.
@@ -164,25 +164,27 @@ enum When {
 }
 
 /// Returns the action that follows this response to `phase`, and when to perform it.
-fn next(phase: Phase, result: ActionResult, identity: &str) -> (Phase, When) {
+fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction, When) {
     match (phase, result) {
-        (Phase::Idle, _) => (Phase::Idle, When::Now),
-        (Phase::Read, ActionResult::Is { holder, version }) if holder == identity => {
-            (Phase::Renew { version }, When::Now)
+        (NextAction::Idle, _) => (NextAction::Idle, When::Now),
+        (NextAction::Read, ActionResult::Is { holder, version }) if holder == identity => {
+            (NextAction::Renew { version }, When::Now)
         }
-        (_, ActionResult::Is { holder, version }) if holder == identity => (Phase::Renew { version }, When::InTime),
-        (_, ActionResult::Is { .. }) => (Phase::Idle, When::Now),
+        (_, ActionResult::Is { holder, version }) if holder == identity => {
+            (NextAction::Renew { version }, When::InTime)
+        }
+        (_, ActionResult::Is { .. }) => (NextAction::Idle, When::Now),
         // Both create the Lease if necessary, so a 404 means that the namespace is missing.
-        (phase @ (Phase::Take | Phase::Make), ActionResult::Missing) => (phase, When::Later),
-        (_, ActionResult::Missing) => (Phase::Make, When::Now),
-        (Phase::Take, ActionResult::Conflict) => (Phase::Take, When::Later),
-        (_, ActionResult::Conflict) => (Phase::Read, When::Now),
+        (phase @ (NextAction::Take | NextAction::Make), ActionResult::Missing) => (phase, When::Later),
+        (_, ActionResult::Missing) => (NextAction::Make, When::Now),
+        (NextAction::Take, ActionResult::Conflict) => (NextAction::Take, When::Later),
+        (_, ActionResult::Conflict) => (NextAction::Read, When::Now),
         (phase, ActionResult::Unknown) => (phase, When::Later),
     }
 }
 
 /// Performs the actions.
-struct Keeper {
+struct LeaseKeeper {
     api: Api<Lease>,
     holding: Holding,
     holder: LeaseHolder,
@@ -191,9 +193,9 @@ struct Keeper {
     failing: bool,
 }
 
-impl Keeper {
+impl LeaseKeeper {
     async fn run(mut self) {
-        let mut phase = Phase::Idle;
+        let mut phase = NextAction::Idle;
         let mut at = None;
         loop {
             tokio::select! {
@@ -202,14 +204,14 @@ impl Keeper {
                 () = self.holder.1.notified() => {
                     let wish = lock(&self.holder.0);
                     match (wish.wanted, &phase) {
-                        (false, _) => (phase, at) = (Phase::Idle, None),
-                        (true, Phase::Idle) => phase = Phase::Take,
+                        (false, _) => (phase, at) = (NextAction::Idle, None),
+                        (true, NextAction::Idle) => phase = NextAction::Take,
                         (true, _) => continue,
                     }
                 }
                 () = clock::sleep_until_instant(at) => {}
             }
-            if phase == Phase::Idle {
+            if phase == NextAction::Idle {
                 continue;
             }
             let began = Instant::now();
@@ -218,7 +220,7 @@ impl Keeper {
             let when;
             (phase, when) = next(phase, result, &self.holding.identity);
             at = match when {
-                When::Now if phase == Phase::Idle => None,
+                When::Now if phase == NextAction::Idle => None,
                 When::Now => Some(began),
                 When::InTime => Some(began + self.holding.renew_every),
                 When::Later => Some(Instant::now() + self.retry.delay().min(self.holding.renew_every)),
@@ -226,7 +228,7 @@ impl Keeper {
         }
     }
 
-    async fn execute(&mut self, phase: &Phase) -> ActionResult {
+    async fn execute(&mut self, phase: &NextAction) -> ActionResult {
         let Holding {
             name,
             renew_every,
@@ -235,12 +237,12 @@ impl Keeper {
         } = &self.holding;
         let within = (*renew_every).max(Duration::from_secs(5));
         let outcome = match phase {
-            Phase::Idle => return ActionResult::Unknown,
-            Phase::Take => {
+            NextAction::Idle => return ActionResult::Unknown,
+            NextAction::Take => {
                 let params = PatchParams::apply(field_manager).force();
                 outcome(within, self.api.patch(name, &params, &Patch::Apply(self.whole()))).await
             }
-            Phase::Make => {
+            NextAction::Make => {
                 let field_manager = Some((*field_manager).to_owned());
                 let params = PostParams {
                     field_manager,
@@ -248,7 +250,7 @@ impl Keeper {
                 };
                 outcome(within, self.api.create(&params, &self.whole())).await
             }
-            Phase::Renew { version } => {
+            NextAction::Renew { version } => {
                 let params = PatchParams {
                     field_manager: Some((*field_manager).to_owned()),
                     ..PatchParams::default()
@@ -259,16 +261,16 @@ impl Keeper {
                 });
                 outcome(within, self.api.patch(name, &params, &Patch::Merge(renewal))).await
             }
-            Phase::Read => outcome(within, self.api.get(name)).await,
+            NextAction::Read => outcome(within, self.api.get(name)).await,
         };
         match outcome {
-            Outcome::Done(lease) => ActionResult::Is {
+            RequestOutcome::Done(lease) => ActionResult::Is {
                 holder: lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default(),
                 version: lease.metadata.resource_version.unwrap_or_default(),
             },
-            Outcome::Missing => ActionResult::Missing,
-            Outcome::Conflict => ActionResult::Conflict,
-            Outcome::Unknown(reason) => {
+            RequestOutcome::Missing => ActionResult::Missing,
+            RequestOutcome::Conflict => ActionResult::Conflict,
+            RequestOutcome::Unknown(reason) => {
                 if !self.failing {
                     tracing::warn!(lease = name, reason, "could not renew the lease, trying again");
                     self.failing = true;
@@ -301,12 +303,12 @@ impl Keeper {
     }
 
     /// Publishes the current holder.
-    fn log(&mut self, phase: &Phase, result: &ActionResult) {
+    fn log(&mut self, phase: &NextAction, result: &ActionResult) {
         let lease = &self.holding.name;
         let held = match result {
-            ActionResult::Is { holder, .. } if *holder == self.holding.identity => Held::Ours,
-            ActionResult::Is { holder, .. } => Held::By(holder.clone()),
-            ActionResult::Missing if !matches!(phase, Phase::Take | Phase::Make) => {
+            ActionResult::Is { holder, .. } if *holder == self.holding.identity => HolderState::Ours,
+            ActionResult::Is { holder, .. } => HolderState::By(holder.clone()),
+            ActionResult::Missing if !matches!(phase, NextAction::Take | NextAction::Make) => {
                 tracing::warn!(lease, "the Lease was deleted, creating it again");
                 return;
             }
@@ -323,7 +325,7 @@ impl Keeper {
             return;
         }
         match &held {
-            Held::By(holder) => {
+            HolderState::By(holder) => {
                 tracing::warn!(lease, holder, "another process holds the Lease");
                 wish.wanted = false;
             }

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,
-    seen: HashMap<Arc<str>, Seen<Stamp>>,
+    seen: HashMap<Arc<str>, LastChange<Stamp>>,
     /// The same Leases, in the order in which they become stale.
     order: BTreeSet<(Instant, Arc<str>)>,
     blind: bool,
@@ -27,7 +27,7 @@ pub struct Staleness<Stamp> {
 }
 
 #[derive(Clone, Debug)]
-struct Seen<Stamp> {
+struct LastChange<Stamp> {
     stamp: Stamp,
     since: Instant,
 }
@@ -54,7 +54,7 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         let name: Arc<str> = name.into();
         self.deleted.remove(&name);
         self.order.insert((now, name.clone()));
-        self.seen.insert(name, Seen { stamp, since: now });
+        self.seen.insert(name, LastChange { stamp, since: now });
         true
     }
 

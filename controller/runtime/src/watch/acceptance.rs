@@ -30,7 +30,7 @@ impl Acceptance {
     pub(super) fn observing(&self, client: Client) -> Client {
         let namespace = client.default_namespace().to_owned();
         Client::new(
-            Observed {
+            ObservedClient {
                 client,
                 acceptance: self.clone(),
                 next_watch: None,
@@ -40,13 +40,13 @@ impl Acceptance {
     }
 }
 
-struct Observed {
+struct ObservedClient {
     client: Client,
     acceptance: Acceptance,
     next_watch: Option<Instant>,
 }
 
-impl Service<Request<Body>> for Observed {
+impl Service<Request<Body>> for ObservedClient {
     type Response = Response<Body>;
     type Error = BoxError;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;

@@ -1,19 +1,19 @@
 //! Classifies the errors of a watch.
 
-use crate::{cache::Problem, chain, metrics::Label};
+use crate::{cache::WatchProblem, chain, metrics::Label};
 use kube::{core::Status, runtime::watcher};
 
 /// An error of a watch, as reported to readers of the cache and to metrics.
-pub(super) struct Failure {
+pub(super) struct WatchFailure {
     /// The problem to record in the cache; `None` for errors that occur in the normal life of a watch.
-    pub(super) problem: Option<Problem>,
+    pub(super) problem: Option<WatchProblem>,
     /// The label of the metric.
     pub(super) name: Label,
 }
 
-pub(super) fn classify(error: &watcher::Error) -> Failure {
-    let failing = |name| Failure {
-        problem: Some(Problem::Failing(chain(error).to_string())),
+pub(super) fn classify(error: &watcher::Error) -> WatchFailure {
+    let failing = |name| WatchFailure {
+        problem: Some(WatchProblem::Failing(chain(error).to_string())),
         name,
     };
     let status = match error {
@@ -49,20 +49,20 @@ pub(super) fn refuses_to_stream(error: &watcher::Error) -> bool {
     }
 }
 
-fn by_status(status: &Status) -> Option<Failure> {
+fn by_status(status: &Status) -> Option<WatchFailure> {
     let (problem, name) = match status.code {
-        403 => (Some(Problem::Forbidden), "forbidden"),
-        404 => (Some(Problem::KindMissing), "kind_missing"),
+        403 => (Some(WatchProblem::Forbidden), "forbidden"),
+        404 => (Some(WatchProblem::KindMissing), "kind_missing"),
         // The API server keeps history for some minutes; older resource versions require a new list.
         410 => (None, "expired"),
         _ => return None,
     };
-    Some(Failure { problem, name })
+    Some(WatchFailure { problem, name })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Problem, classify};
+    use super::{WatchProblem, classify};
     use kube::{core::Status, runtime::watcher::Error};
 
     #[test]
@@ -70,8 +70,8 @@ mod tests {
         let api = |code| Box::new(Status::failure("broken", "Reason").with_code(code));
         let listing = |code| Error::InitialListFailed(kube::Error::Api(api(code)));
         for (error, name, problem) in [
-            (listing(404), "kind_missing", Some(Problem::KindMissing)),
-            (listing(403), "forbidden", Some(Problem::Forbidden)),
+            (listing(404), "kind_missing", Some(WatchProblem::KindMissing)),
+            (listing(403), "forbidden", Some(WatchProblem::Forbidden)),
             (Error::WatchError(api(410)), "expired", None),
         ] {
             let failure = classify(&error);
@@ -85,7 +85,10 @@ mod tests {
         ] {
             let failure = classify(&listing(code));
             let text = "failed to perform initial object list: ApiError: broken: Reason".to_owned();
-            assert_eq!((failure.name, failure.problem), (name, Some(Problem::Failing(text))));
+            assert_eq!(
+                (failure.name, failure.problem),
+                (name, Some(WatchProblem::Failing(text)))
+            );
         }
         assert_eq!(classify(&Error::NoResourceVersion).name, "malformed");
         let lost = kube::Error::ReadEvents(std::io::Error::other("reset"));

@@ -3,7 +3,7 @@
 use super::{ErrorLabels, NameLabel, OnChange, Prune, Watch, WatchMetrics, failure::classify};
 use crate::{
     ReadyHandle,
-    cache::{Cache, Change, Kept, Key, Problem, SyncState},
+    cache::{Cache, CacheChange, Key, StoredObject, SyncState, WatchProblem},
     clock,
     tolerant_decode::TolerantDecode,
 };
@@ -20,18 +20,18 @@ pub(super) struct Observer<K> {
     prune: Prune<K>,
     on_change: Vec<OnChange<K>>,
     cache: Cache<K>,
-    listing: Listing<K>,
+    listing: ListInProgress<K>,
     ready: Option<ReadyHandle>,
     metrics: WatchMetrics,
 }
 
 /// A list that is being received.
-struct Listing<K> {
-    objects: HashMap<Key, Kept<K>>,
+struct ListInProgress<K> {
+    objects: HashMap<Key, StoredObject<K>>,
     unreadable: BTreeMap<Key, String>,
 }
 
-impl<K> Default for Listing<K> {
+impl<K> Default for ListInProgress<K> {
     fn default() -> Self {
         Self {
             objects: HashMap::new(),
@@ -60,7 +60,7 @@ impl<K: Resource> Observer<K> {
             prune,
             on_change,
             cache,
-            listing: Listing::default(),
+            listing: ListInProgress::default(),
             ready,
             metrics,
         }
@@ -76,7 +76,7 @@ impl<K: Resource> Observer<K> {
         match event {
             // Only announces that a list is about to be requested.
             watcher::Event::Init => {
-                self.listing = Listing::default();
+                self.listing = ListInProgress::default();
                 return false;
             }
             watcher::Event::InitApply(object) => self.listed(object),
@@ -108,7 +108,7 @@ impl<K: Resource> Observer<K> {
             .inc();
         tracing::debug!(watch = self.name, error = %crate::chain(error), "watch error");
         let Some(problem) = failure.problem else { return };
-        if problem == Problem::KindMissing && self.optional {
+        if problem == WatchProblem::KindMissing && self.optional {
             self.release();
         }
         let synced = self.cache.sync_state().synced;
@@ -142,7 +142,7 @@ impl<K: Resource> Observer<K> {
 
     fn list_complete(&mut self) {
         self.metrics.lists.get_or_create(&NameLabel { watch: self.name }).inc();
-        let Listing { objects, unreadable } = std::mem::take(&mut self.listing);
+        let ListInProgress { objects, unreadable } = std::mem::take(&mut self.listing);
         let known = self.cache.unreadable();
         let bad: Vec<_> = unreadable
             .iter()
@@ -169,7 +169,7 @@ impl<K: Resource> Observer<K> {
         self.cache.replace(objects, unreadable);
         for (key, kept) in changed {
             let [old, new] = kept.map(|kept| kept.and_then(|kept| kept.open()));
-            self.dispatch(&Change::Object { key, old, new });
+            self.dispatch(&CacheChange::Object { key, old, new });
         }
         for (key, reason) in bad {
             self.unreadable(key, &reason);
@@ -184,7 +184,7 @@ impl<K: Resource> Observer<K> {
                 let key = Key::of(object.as_ref());
                 let new: Arc<K> = Arc::from(object);
                 let old = self.cache.insert(key.clone(), new.clone());
-                self.dispatch(&Change::Object {
+                self.dispatch(&CacheChange::Object {
                     key,
                     old,
                     new: Some(new),
@@ -202,7 +202,7 @@ impl<K: Resource> Observer<K> {
     fn deleted(&mut self, object: &TolerantDecode<K>) {
         let key = Key::of(object);
         let old = self.cache.remove(&key);
-        self.dispatch(&Change::Object { key, old, new: None });
+        self.dispatch(&CacheChange::Object { key, old, new: None });
     }
 
     fn unreadable(&mut self, key: Key, reason: &str) {
@@ -211,7 +211,7 @@ impl<K: Resource> Observer<K> {
             .unreadable
             .get_or_create(&NameLabel { watch: self.name })
             .inc();
-        self.dispatch(&Change::Unreadable { key });
+        self.dispatch(&CacheChange::Unreadable { key });
     }
 
     /// Clears the problem: an event has arrived.
@@ -220,10 +220,10 @@ impl<K: Resource> Observer<K> {
         self.sees(synced, None);
     }
 
-    fn sees(&mut self, synced: bool, problem: Option<Problem>) {
+    fn sees(&mut self, synced: bool, problem: Option<WatchProblem>) {
         let label = NameLabel { watch: self.name };
         // An optional kind that is not installed has no objects, so nothing can be outdated.
-        let is_complete = problem.is_none() || self.optional && problem == Some(Problem::KindMissing);
+        let is_complete = problem.is_none() || self.optional && problem == Some(WatchProblem::KindMissing);
         let failing = i64::from(!is_complete);
         self.metrics.failing.get_or_create(&label).set(failing);
         if is_complete {
@@ -233,21 +233,21 @@ impl<K: Resource> Observer<K> {
         let before = self.cache.sync_state();
         let after = SyncState { synced, problem };
         // The error text may differ with each attempt; a continued failure is not a change.
-        if let (Some(Problem::Failing(_)), Some(Problem::Failing(_))) = (&before.problem, &after.problem) {
+        if let (Some(WatchProblem::Failing(_)), Some(WatchProblem::Failing(_))) = (&before.problem, &after.problem) {
             return;
         }
-        if !self.cache.see(after.clone()) {
+        if !self.cache.set_sync_state(after.clone()) {
             return;
         }
         match (&before.problem, &after.problem) {
-            (_, Some(Problem::KindMissing)) if self.optional => {
+            (_, Some(WatchProblem::KindMissing)) if self.optional => {
                 tracing::info!(watch = self.name, "the API server does not serve this kind (yet)");
             }
             (_, Some(problem)) => tracing::warn!(watch = self.name, %problem, "watch broken, trying again"),
             (Some(_), None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watch is back"),
             (None, None) => tracing::info!(watch = self.name, objects = self.cache.len(), "watching"),
         }
-        self.dispatch(&Change::SyncState(after));
+        self.dispatch(&CacheChange::SyncState(after));
     }
 
     fn release(&mut self) {
@@ -256,7 +256,7 @@ impl<K: Resource> Observer<K> {
         }
     }
 
-    fn dispatch(&mut self, change: &Change<K>) {
+    fn dispatch(&mut self, change: &CacheChange<K>) {
         for callback in &mut self.on_change {
             callback(change);
         }

@@ -1,7 +1,7 @@
-use super::{ErrorLabels, Listing, NameLabel, Watch, WatchMetrics, Watches};
+use super::{ErrorLabels, ListMode, NameLabel, Watch, WatchMetrics, WatchStarter};
 use crate::{
     CancellationToken, Process, Readiness,
-    cache::{Cache, Change, Key, Problem, Trigger},
+    cache::{Cache, CacheChange, Key, Trigger, WatchProblem},
     clock::Instant,
     fake::{ApiServer, api_server},
 };
@@ -17,7 +17,7 @@ struct Setup {
     process: Process,
     readiness: Readiness,
     metrics: WatchMetrics,
-    watches: Watches,
+    watches: WatchStarter,
     server: ApiServer,
     client: Client,
     signal: Trigger,
@@ -26,7 +26,7 @@ struct Setup {
 fn setup() -> Setup {
     let (client, server) = api_server();
     let (process, readiness, metrics) = (Process::new(), Readiness::new(), WatchMetrics::default());
-    let watches = Watches::new(&process, &readiness, &metrics);
+    let watches = WatchStarter::new(&process, &readiness, &metrics);
     Setup {
         process,
         readiness,
@@ -132,7 +132,7 @@ async fn a_small_set_is_listed_from_the_cache_of_the_api_server() {
 #[tokio::test(start_paused = true)]
 async fn a_large_set_is_streamed() {
     let mut setup = setup();
-    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let cache = setup.watches.start(setup.watch().listing(ListMode::Streamed));
     let watch = setup.server.next_request().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
     let open = watch.open();
@@ -145,7 +145,7 @@ async fn a_large_set_is_streamed() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_not_streamed_is_read_whole() {
     let mut setup = setup();
-    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let cache = setup.watches.start(setup.watch().listing(ListMode::Streamed));
     let watch = setup.server.next_request().await;
     assert!(watch.line.contains("sendInitialEvents=true"), "{}", watch.line);
     // The response of Kubernetes 1.36 with `--feature-gates=WatchList=false`.
@@ -165,7 +165,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
 #[tokio::test(start_paused = true)]
 async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
     let mut setup = setup();
-    let cache = setup.watches.start(setup.watch().listing(Listing::Streamed));
+    let cache = setup.watches.start(setup.watch().listing(ListMode::Streamed));
     let open = setup.server.next_request().await.open();
     open.send("ADDED", &config_map("a", "3", "one"));
     open.end_of_list("3");
@@ -229,9 +229,9 @@ async fn changes_are_notified(packed: bool) {
     };
     let watch = kept(setup.watch(), packed).prune(prune).on_change(move |change| {
         let line = match change {
-            Change::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
-            Change::Unreadable { key } => format!("{key} unreadable"),
-            Change::SyncState(sight) => format!("clear: {}", sight.is_clear()),
+            CacheChange::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
+            CacheChange::Unreadable { key } => format!("{key} unreadable"),
+            CacheChange::SyncState(state) => format!("clear: {}", state.is_clear()),
         };
         sink.lock().unwrap().push(line);
     });
@@ -420,8 +420,8 @@ async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().optional());
     setup.server.next_request().await.refuse(404, "NotFound");
-    let sight = cache.wait_until_synced().await;
-    assert_eq!((sight.synced, sight.problem), (false, Some(Problem::KindMissing)));
+    let state = cache.wait_until_synced().await;
+    assert_eq!((state.synced, state.problem), (false, Some(WatchProblem::KindMissing)));
     woken(&setup.signal).await;
     assert!(setup.readiness.is_ready(), "an optional kind is not waited for");
     setup.server.next_request().await.refuse(404, "NotFound");

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 /// The queue; it contains each key at most once.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct KeyQueue {
     open: bool,
     /// The keys to reconcile, each with the time at which it became ready.
     ready: VecDeque<(Key, Instant)>,
@@ -27,18 +27,18 @@ pub(super) struct Queue {
     /// The keys that wait for a time, ordered by it.
     waiting: BTreeSet<(Instant, Key)>,
     /// Contains only keys that have a state.
-    entries: HashMap<Key, Entry>,
+    entries: HashMap<Key, QueueEntry>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    state: State,
+struct QueueEntry {
+    state: KeyState,
     /// Back-off for consecutive failures; `None` unless the last reconcile failed.
     backoff: Option<Backoff>,
 }
 
 #[derive(Debug)]
-enum State {
+enum KeyState {
     Ready,
     Busy {
         /// The key was added since it was taken.
@@ -53,7 +53,7 @@ enum State {
 
 /// The result of a reconcile.
 #[derive(Debug)]
-pub(super) enum Done {
+pub(super) enum ReconcileResult {
     /// Requeue on the next change.
     OnChange,
     /// Requeue at this time, or on an earlier change.
@@ -62,7 +62,7 @@ pub(super) enum Done {
     Failed,
 }
 
-impl Queue {
+impl KeyQueue {
     /// Starts to accept keys.
     pub(super) fn open(&mut self) {
         self.open = true;
@@ -80,8 +80,8 @@ impl Queue {
         }
         match self.entries.get_mut(&key) {
             None => {
-                let entry = Entry {
-                    state: State::Ready,
+                let entry = QueueEntry {
+                    state: KeyState::Ready,
                     backoff: None,
                 };
                 self.entries.insert(key.clone(), entry);
@@ -89,18 +89,18 @@ impl Queue {
                 true
             }
             Some(entry) => match &mut entry.state {
-                State::Ready => false,
-                State::Busy { again } => {
+                KeyState::Ready => false,
+                KeyState::Busy { again } => {
                     *again = true;
                     false
                 }
-                State::Waiting { due, no_sooner } if *no_sooner < *due => {
+                KeyState::Waiting { due, no_sooner } if *no_sooner < *due => {
                     self.waiting.remove(&(*due, key.clone()));
                     *due = *no_sooner;
                     self.waiting.insert((*due, key));
                     true
                 }
-                State::Waiting { .. } => false,
+                KeyState::Waiting { .. } => false,
             },
         }
     }
@@ -112,13 +112,13 @@ impl Queue {
         {
             let (due, key) = self.waiting.pop_first()?;
             if let Some(entry) = self.entries.get_mut(&key) {
-                entry.state = State::Ready;
+                entry.state = KeyState::Ready;
             }
             self.make_ready(key, due);
         }
         let (key, since) = self.ready.pop_front()?;
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.state = State::Busy { again: false };
+            entry.state = KeyState::Busy { again: false };
         }
         Some((key, since))
     }
@@ -129,20 +129,20 @@ impl Queue {
     }
 
     /// Records the result of a reconcile. Returns whether it is the first failure after a success.
-    pub(super) fn done(&mut self, key: Key, done: &Done, now: Instant) -> bool {
+    pub(super) fn done(&mut self, key: Key, done: &ReconcileResult, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(&key) else {
             return false;
         };
-        let again = matches!(entry.state, State::Busy { again: true });
-        let first = matches!(done, Done::Failed) && entry.backoff.is_none();
+        let again = matches!(entry.state, KeyState::Busy { again: true });
+        let first = matches!(done, ReconcileResult::Failed) && entry.backoff.is_none();
         let (due, no_sooner) = match done {
-            Done::OnChange | Done::At(_) if again => (now, now),
-            Done::OnChange => {
+            ReconcileResult::OnChange | ReconcileResult::At(_) if again => (now, now),
+            ReconcileResult::OnChange => {
                 self.entries.remove(&key);
                 return false;
             }
-            Done::At(due) => (*due, now),
-            Done::Failed => {
+            ReconcileResult::At(due) => (*due, now),
+            ReconcileResult::Failed => {
                 let backoff = entry
                     .backoff
                     .get_or_insert_with(|| Backoff::new(FIRST_WAIT, LONGEST_WAIT));
@@ -152,14 +152,14 @@ impl Queue {
                 (now + delay, now + delay.min(FIRST_WAIT))
             }
         };
-        if !matches!(done, Done::Failed) {
+        if !matches!(done, ReconcileResult::Failed) {
             entry.backoff = None;
         }
         if due <= now {
-            entry.state = State::Ready;
+            entry.state = KeyState::Ready;
             self.make_ready(key, now);
         } else {
-            entry.state = State::Waiting { due, no_sooner };
+            entry.state = KeyState::Waiting { due, no_sooner };
             self.waiting.insert((due, key));
         }
         first

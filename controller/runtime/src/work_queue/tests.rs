@@ -1,6 +1,6 @@
 use super::{
     FIRST_WAIT, LONGEST_WAIT, LOW, PAGE, Requeue, WorkQueue, WorkQueueMetrics,
-    queue::{Done, Queue},
+    queue::{KeyQueue, ReconcileResult},
 };
 use crate::{
     Key, Process, Trigger,
@@ -25,19 +25,19 @@ fn key(name: &str) -> Key {
     Key::namespaced("default", name)
 }
 
-fn open() -> Queue {
-    let mut queue = Queue::default();
+fn open() -> KeyQueue {
+    let mut queue = KeyQueue::default();
     queue.open();
     queue
 }
 
-fn taken(queue: &mut Queue, now: Instant) -> Option<Key> {
+fn taken(queue: &mut KeyQueue, now: Instant) -> Option<Key> {
     queue.take(now).map(|(key, _)| key)
 }
 
 #[test]
 fn without_a_term_nothing_is_kept() {
-    let mut queue = Queue::default();
+    let mut queue = KeyQueue::default();
     let now = Instant::now();
     assert!(!queue.add(key("a"), now));
     queue.open();
@@ -51,7 +51,7 @@ fn without_a_term_nothing_is_kept() {
     assert_eq!(queue.len(), 0);
     // A reconcile of the previous term ends in this one.
     queue.open();
-    queue.done(key("a"), &Done::Failed, now);
+    queue.done(key("a"), &ReconcileResult::Failed, now);
     assert_eq!(queue.len(), 0);
 }
 
@@ -62,9 +62,9 @@ fn key_added_during_its_reconcile_is_reconciled_again() {
     queue.take(now);
     assert!(!queue.add(key("a"), now));
     assert_eq!(queue.take(now), None, "one reconcile at a time");
-    queue.done(key("a"), &Done::OnChange, now);
+    queue.done(key("a"), &ReconcileResult::OnChange, now);
     assert_eq!(taken(&mut queue, now), Some(key("a")));
-    queue.done(key("a"), &Done::OnChange, now);
+    queue.done(key("a"), &ReconcileResult::OnChange, now);
     assert_eq!((queue.take(now), queue.len()), (None, 0));
 }
 
@@ -75,7 +75,7 @@ fn a_time_is_waited_for_unless_something_changes() {
     for change in [false, true] {
         queue.add(key("a"), now);
         queue.take(now);
-        queue.done(key("a"), &Done::At(due), now);
+        queue.done(key("a"), &ReconcileResult::At(due), now);
         assert_eq!((queue.next(), queue.take(now)), (Some(due), None));
         if change {
             assert!(queue.add(key("a"), now));
@@ -83,7 +83,7 @@ fn a_time_is_waited_for_unless_something_changes() {
         } else {
             assert_eq!(taken(&mut queue, due), Some(key("a")));
         }
-        queue.done(key("a"), &Done::OnChange, now);
+        queue.done(key("a"), &ReconcileResult::OnChange, now);
         assert_eq!(queue.next(), None);
     }
 }
@@ -95,7 +95,7 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
     let mut last = Duration::ZERO;
     for failure in 0..30 {
         assert_eq!(taken(&mut queue, now), Some(key("a")), "failure {failure}");
-        assert_eq!(queue.done(key("a"), &Done::Failed, now), failure == 0);
+        assert_eq!(queue.done(key("a"), &ReconcileResult::Failed, now), failure == 0);
         let wait = queue.next().unwrap() - now;
         assert!(wait <= LONGEST_WAIT);
         last = wait;
@@ -104,21 +104,21 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
     }
     assert!(last >= LONGEST_WAIT / 2);
     queue.take(now);
-    queue.done(key("a"), &Done::Failed, now);
+    queue.done(key("a"), &ReconcileResult::Failed, now);
     assert!(queue.add(key("a"), now));
     assert_eq!(queue.take(now), None, "news do not make it spin");
     assert_eq!(taken(&mut queue, now + FIRST_WAIT), Some(key("a")));
     now += FIRST_WAIT;
     // Its own changes do not shorten the wait either.
     queue.add(key("a"), now);
-    queue.done(key("a"), &Done::Failed, now);
+    queue.done(key("a"), &ReconcileResult::Failed, now);
     assert_eq!(queue.take(now), None);
     assert_eq!(taken(&mut queue, now + FIRST_WAIT), Some(key("a")));
     // A success resets the back-off.
-    queue.done(key("a"), &Done::OnChange, now);
+    queue.done(key("a"), &ReconcileResult::OnChange, now);
     queue.add(key("a"), now);
     queue.take(now);
-    assert!(queue.done(key("a"), &Done::Failed, now));
+    assert!(queue.done(key("a"), &ReconcileResult::Failed, now));
     assert!(queue.next().unwrap() <= now + FIRST_WAIT);
 }
 
@@ -132,7 +132,7 @@ fn ready_keys_are_counted_from_when_they_are_due() {
     assert_eq!(queue.readied(), (2, 2));
     assert_eq!(queue.take(now + Duration::from_secs(1)), Some((key("a"), now)));
     assert_eq!(queue.readied(), (0, 1));
-    queue.done(key("a"), &Done::At(due), now);
+    queue.done(key("a"), &ReconcileResult::At(due), now);
     assert_eq!(queue.readied(), (0, 1), "a key that waits for a time is not ready");
     assert_eq!(taken(&mut queue, now), Some(key("b")));
     let late = due + Duration::from_secs(2);
@@ -179,9 +179,9 @@ proptest! {
                 },
                 _ if model[name].0 => {
                     let done = match action {
-                        3 => Done::OnChange,
-                        4 => Done::At(now + Duration::from_secs(3)),
-                        _ => Done::Failed,
+                        3 => ReconcileResult::OnChange,
+                        4 => ReconcileResult::At(now + Duration::from_secs(3)),
+                        _ => ReconcileResult::Failed,
                     };
                     queue.done(key(name), &done, now);
                     model.get_mut(name).unwrap().0 = false;
@@ -191,13 +191,13 @@ proptest! {
         }
         for name in names {
             if model[name].0 {
-                queue.done(key(name), &Done::OnChange, now);
+                queue.done(key(name), &ReconcileResult::OnChange, now);
                 model.get_mut(name).unwrap().0 = false;
             }
         }
         while let Some(taken) = taken(&mut queue, now + 2 * LONGEST_WAIT) {
             model.get_mut(&*taken.name).unwrap().1 = false;
-            queue.done(taken, &Done::OnChange, now);
+            queue.done(taken, &ReconcileResult::OnChange, now);
         }
         prop_assert!(model.values().all(|(_, added)| !added), "{model:?}");
         prop_assert_eq!(queue.len(), 0);

@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use drydock_core::eviction::Refusal;
+use drydock_core::eviction::EvictionRefusal;
 use drydock_runtime::Key;
 
 /// At most this many pods are remembered; then all are forgotten, which costs a log line for each that is still being
@@ -15,14 +15,14 @@ const MAX_PODS: usize = 10_000;
 
 /// The last logged refusal, by pod.
 #[derive(Debug, Default)]
-pub(super) struct LoggedRefusals(Mutex<HashMap<Key, Refusal>>);
+pub(super) struct LoggedRefusals(Mutex<HashMap<Key, EvictionRefusal>>);
 
 impl LoggedRefusals {
     /// Returns whether a refusal differs from the last one of this pod, and remembers it. An evacuation in progress
     /// is no change after it was triggered.
-    pub(super) fn is_transition(&self, pod: &Key, refusal: Refusal) -> bool {
+    pub(super) fn is_transition(&self, pod: &Key, refusal: EvictionRefusal) -> bool {
         let refusal = if refusal.may_pass() {
-            Refusal::InProgress
+            EvictionRefusal::InProgress
         } else {
             refusal
         };
@@ -52,20 +52,23 @@ mod tests {
         let logged = LoggedRefusals::default();
         let (one, other) = (Key::namespaced("shop", "one"), Key::namespaced("shop", "other"));
         for (pod, refusal, news) in [
-            (&one, Refusal::Triggered, true),
-            (&one, Refusal::InProgress, false),
-            (&one, Refusal::InProgress, false),
-            (&other, Refusal::InProgress, true),
-            (&one, Refusal::NotMigratable, true),
-            (&one, Refusal::NotMigratable, false),
-            (&one, Refusal::Triggered, true),
+            (&one, EvictionRefusal::Triggered, true),
+            (&one, EvictionRefusal::InProgress, false),
+            (&one, EvictionRefusal::InProgress, false),
+            (&other, EvictionRefusal::InProgress, true),
+            (&one, EvictionRefusal::NotMigratable, true),
+            (&one, EvictionRefusal::NotMigratable, false),
+            (&one, EvictionRefusal::Triggered, true),
         ] {
             assert_eq!(logged.is_transition(pod, refusal), news, "{pod} {refusal:?}");
         }
         logged.forget(&one);
-        assert!(logged.is_transition(&one, Refusal::InProgress));
+        assert!(logged.is_transition(&one, EvictionRefusal::InProgress));
         for number in 0..2 * MAX_PODS {
-            logged.is_transition(&Key::namespaced("shop", &number.to_string()), Refusal::TargetPod);
+            logged.is_transition(
+                &Key::namespaced("shop", &number.to_string()),
+                EvictionRefusal::TargetPod,
+            );
         }
         assert!(logged.0.lock().unwrap().len() <= MAX_PODS);
     }

@@ -10,16 +10,16 @@ use prometheus_client::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use super::HELD_AT_ONCE;
+use super::MAX_HELD_EVICTIONS;
 
-/// The places of held evictions: [`HELD_AT_ONCE`] of them. Clones share the places.
+/// The places of held evictions: [`MAX_HELD_EVICTIONS`] of them. Clones share the places.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldEvictions(Arc<Semaphore>);
 
 impl HeldEvictions {
     /// Creates the places and registers their metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let held = Self(Arc::new(Semaphore::new(HELD_AT_ONCE)));
+        let held = Self(Arc::new(Semaphore::new(MAX_HELD_EVICTIONS)));
         registry.register_collector(Box::new(held.clone()));
         held
     }
@@ -32,7 +32,7 @@ impl HeldEvictions {
 
 impl Collector for HeldEvictions {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        let held = HELD_AT_ONCE.saturating_sub(self.0.available_permits());
+        let held = MAX_HELD_EVICTIONS.saturating_sub(self.0.available_permits());
         for (name, help, value) in [
             (
                 "drydock_evictions_held",
@@ -42,7 +42,7 @@ impl Collector for HeldEvictions {
             (
                 "drydock_evictions_held_limit",
                 "Maximum number of such evictions; others are refused at once",
-                HELD_AT_ONCE,
+                MAX_HELD_EVICTIONS,
             ),
         ] {
             let gauge = ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
@@ -68,7 +68,7 @@ mod tests {
             scraped
         };
         let places: Vec<_> = std::iter::from_fn(|| held.place()).collect();
-        assert_eq!(places.len(), HELD_AT_ONCE);
+        assert_eq!(places.len(), MAX_HELD_EVICTIONS);
         assert!(scraped().contains("drydock_evictions_held 8"), "{}", scraped());
         drop(places);
         assert!(scraped().contains("drydock_evictions_held 0"), "{}", scraped());

@@ -1,7 +1,7 @@
 //! Tests of evictions as an API server sends them, and of the requests to the API server in the meantime.
 
 use drydock_api::hyperconverged::EvictionStrategy;
-use drydock_core::{configuration::Configuration, eviction::budget};
+use drydock_core::{configuration::Configuration, eviction::own_pdb};
 use drydock_runtime::{
     Registry,
     fake::{ApiServer, api_server},
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{budgets::Budgets, configuration_in_force::ConfigurationInForce, nodes::Nodes};
+use crate::{configuration_in_force::ConfigurationInForce, nodes::NodeCache, pdb_cache::PdbCache};
 
 fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
@@ -77,17 +77,17 @@ fn review_request(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicOb
 fn evictions(
     instances: Vec<VirtualMachineInstance>,
     pods: Vec<Pod>,
-    budgets: Vec<k8s_openapi::api::policy::v1::PodDisruptionBudget>,
-) -> (Evictions, ApiServer, watch::Sender<u64>) {
+    pdbs: Vec<k8s_openapi::api::policy::v1::PodDisruptionBudget>,
+) -> (EvictionReviews, ApiServer, watch::Sender<u64>) {
     let (client, server) = api_server();
     let node = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"unschedulable": true}})).unwrap();
-    let (nodes, budgets) = (Nodes::filled(&client, [node]), Budgets::filled(&client, budgets));
-    let launchers = Launchers::filled(&client, pods, nodes, budgets);
+    let (nodes, pdbs) = (NodeCache::filled(&client, [node]), PdbCache::filled(&client, pdbs));
+    let launchers = Launchers::filled(&client, pods, nodes, pdbs);
     let (changed, news) = watch::channel(0);
-    let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
-    let pace = MigrationRate::new(instances.clone(), migrations.clone());
+    let (instances, migrations) = (Instances::filled(instances), MigrationCache::filled([]));
+    let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
-    let evictions = Evictions::new(client, instances, migrations, launchers, pace, news, held);
+    let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);
     (evictions, server, changed)
 }
 
@@ -133,11 +133,11 @@ async fn instance_without_strategy_follows_the_configuration() {
         (EvictionStrategy::External, false),
         (EvictionStrategy::None, true),
     ] {
-        let silent = instance(|instance| {
+        let unresponsive = instance(|instance| {
             instance["spec"] = json!({"domain": {"devices": {}}});
             instance["status"]["evacuationNodeName"] = json!("a");
         });
-        let (mut evictions, mut server, _changed) = evictions(vec![silent], vec![pod()], vec![]);
+        let (mut evictions, mut server, _changed) = evictions(vec![unresponsive], vec![pod()], vec![]);
         let (configuration, read) = ConfigurationInForce::pending(Configuration {
             eviction_strategy: strategy,
             ..Configuration::default()
@@ -165,7 +165,7 @@ async fn repeated_eviction_makes_no_api_request() {
 
 #[tokio::test(start_paused = true)]
 async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
-    let own = budget::of(&pod()).unwrap();
+    let own = own_pdb::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
     let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
@@ -180,9 +180,9 @@ async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn budget_is_deleted_before_an_eviction_that_shuts_down() {
+async fn pdb_is_deleted_before_an_eviction_that_shuts_down() {
     let may_go = instance(|instance| instance["spec"]["evictionStrategy"] = json!("None"));
-    let own = budget::of(&pod()).unwrap();
+    let own = own_pdb::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![may_go], vec![pod()], vec![own]);
     let question = review_request(|_| {});
     let (response, ()) = tokio::join!(evictions.review(&question), async {
@@ -200,7 +200,7 @@ async fn an_eviction_is_held_for_a_bounded_time_and_only_a_few_are() {
     let question = review_request(|_| {});
     let began = clock::Instant::now();
     let mut held = JoinSet::new();
-    for _ in 0..HELD_AT_ONCE {
+    for _ in 0..MAX_HELD_EVICTIONS {
         let (evictions, question) = (evictions.clone(), question.clone());
         held.spawn(async move { evictions.review(&question).await });
     }
@@ -244,7 +244,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
     ] {
         let known = sized(if marks { instance(|_| {}) } else { marked() });
         let (mut evictions, mut server, _changed) = evictions(vec![known], vec![pod()], vec![]);
-        evictions.pace = evictions.pace.learned(Duration::from_secs(takes), 1 << 30);
+        evictions.migration_rate = evictions.migration_rate.learned(Duration::from_secs(takes), 1 << 30);
         let began = clock::Instant::now();
         let (response, ()) = tokio::join!(evictions.review(&question), async {
             if marks {
@@ -262,7 +262,7 @@ async fn eviction_is_not_held_for_a_guest_that_moves_too_late() {
 
 #[tokio::test(start_paused = true)]
 async fn eviction_is_refused_in_time_by_a_slow_api_server() {
-    // The mark is stored after this time; `None`: never.
+    // The evacuation request is stored after this time; `None`: never.
     for (takes, message) in [(Some(2), TRIGGERED), (None, "the API server did not respond in time")] {
         let (evictions, mut server, _changed) = evictions(vec![instance(|_| {})], vec![pod()], vec![]);
         let began = clock::Instant::now();
@@ -320,9 +320,9 @@ async fn left_pod_is_awaited_by_few_and_never_by_the_descheduler() {
     let by_descheduler = review_request(|request| {
         request["object"]["metadata"]["annotations"] = json!({"requested-by": "sigs.k8s.io/descheduler"});
     });
-    for (question, places) in [(by_descheduler, HELD_AT_ONCE), (review_request(|_| {}), 0)] {
+    for (question, places) in [(by_descheduler, MAX_HELD_EVICTIONS), (review_request(|_| {}), 0)] {
         let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![]);
-        let _others: Vec<_> = (places..HELD_AT_ONCE)
+        let _others: Vec<_> = (places..MAX_HELD_EVICTIONS)
             .map(|_| evictions.held.place().unwrap())
             .collect();
         let began = clock::Instant::now();

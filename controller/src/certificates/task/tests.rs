@@ -30,7 +30,7 @@ fn fixture(secret: Option<Value>) -> Fixture {
     let (lifetimes, last_good) = in_force(&[], &[], None);
     let names = vec![format!("{SERVICE}.drydock.svc")];
     let served = ServedCertificate::new(Readiness::new().handle(SECRET));
-    let keeper = Keeper::new(SECRET, names, lifetimes, served.clone(), metrics.clone());
+    let keeper = CertificateKeeper::new(SECRET, names, lifetimes, served.clone(), metrics.clone());
     let task = CertificatesTask {
         secrets: Api::namespaced(client.clone(), "drydock"),
         secret: Cache::filled(secret.map(|secret| serde_json::from_value(secret).unwrap())),
@@ -41,7 +41,7 @@ fn fixture(secret: Option<Value>) -> Fixture {
         hyperconvergeds: Cache::filled([]),
         client,
         keeper,
-        place: Place {
+        place: TaskNamespaces {
             namespace: "drydock".into(),
             configuration_namespaces: Vec::new(),
         },

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{budgets::Budgets, nodes::Nodes, rooms::Rooms};
+use crate::{nodes::NodeCache, pdb_cache::PdbCache, rooms::Rooms};
 
 const GIB: u64 = 1 << 30;
 
@@ -54,12 +54,12 @@ fn pod(name: &str, of: Option<&str>, node: &str, memory: u64) -> Pod {
 }
 
 /// Returns the outlooks of guests of 2 and 3 GiB on node `a` if other pods use this much of the 8 GiB of node `b`.
-fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
+fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];
-    let mut nodes = Nodes::filled(&client, [node("a"), node("b")]);
+    let mut nodes = NodeCache::filled(&client, [node("a"), node("b")]);
     nodes.hypervisors = Cache::filled([hypervisor("a"), hypervisor("b")]);
-    let mut launchers = Launchers::filled(&client, launcher_pods(), nodes, Budgets::filled(&client, []));
+    let mut launchers = Launchers::filled(&client, launcher_pods(), nodes, PdbCache::filled(&client, []));
     if let Some(taken) = taken {
         launchers.rooms = Rooms::filled(launcher_pods().into_iter().chain([pod("other", None, "b", taken)]));
     }
@@ -68,14 +68,14 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
         tainted: true,
         ..NodeMarks::default()
     };
-    let guest = |instance| Guest {
+    let guest = |instance| DrainedGuest {
         instance,
         strategy: EvictionStrategy::LiveMigrate,
         made: None,
         migrations: Vec::new(),
         refused: None,
         circumstances: None,
-        outlook: Outlook::Unknown,
+        outlook: DepartureOutlook::Unknown,
         held_by: None,
     };
     let mut draining = [DrainingNode {
@@ -88,8 +88,10 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
     }];
     let again = Outlooks::default().apply(&launchers, &mut draining);
     let [draining] = draining;
-    let found: Vec<Outlook> = draining.guests.into_iter().map(|guest| guest.outlook).collect();
-    let all_fit = found.iter().all(|outlook| *outlook == Outlook::Fits("b".into()));
+    let found: Vec<DepartureOutlook> = draining.guests.into_iter().map(|guest| guest.outlook).collect();
+    let all_fit = found
+        .iter()
+        .all(|outlook| *outlook == DepartureOutlook::Fits("b".into()));
     assert_eq!(
         again.is_some(),
         !all_fit,
@@ -100,16 +102,16 @@ fn outlooks(taken: Option<u64>) -> Vec<Outlook> {
 
 #[tokio::test]
 async fn guests_compete_for_what_other_pods_leave() {
-    let fits = || Outlook::Fits("b".into());
+    let fits = || DepartureOutlook::Fits("b".into());
     assert_eq!(outlooks(Some(0)), [fits(), fits()]);
     // It is unknown how much is used.
     assert_eq!(outlooks(None), [fits(), fits()]);
     let crowded = outlooks(Some(4));
-    assert!(matches!(crowded[0], Outlook::Crowded(_)), "{crowded:?}");
+    assert!(matches!(crowded[0], DepartureOutlook::Crowded(_)), "{crowded:?}");
     assert_eq!(crowded[1], fits());
     let one = outlooks(Some(5));
     assert_eq!(one[0], fits());
-    let Outlook::Nowhere(message) = &one[1] else {
+    let DepartureOutlook::Nowhere(message) = &one[1] else {
         panic!("{one:?}");
     };
     assert!(

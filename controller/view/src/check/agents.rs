@@ -11,7 +11,7 @@ use drydock_core::{conditions::find, removal::progress::is_linux};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
 
-use super::{AGENT, Context, Finding, Outcome, Rule, is_older, is_pod_ready, name_of, renewed_at, since};
+use super::{AGENT, CheckOutcome, Finding, Rule, RuleContext, is_older, is_pod_ready, name_of, renewed_at, since};
 use crate::text::seconds;
 
 /// Label of a namespace with the Pod Security Standard that it enforces.
@@ -70,7 +70,7 @@ fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 /// Returns the agents' pods by node. Of two on a node during a rollout, a ready one.
-fn pods<'a>(context: &Context<'a>) -> BTreeMap<&'a str, &'a Pod> {
+fn pods<'a>(context: &RuleContext<'a>) -> BTreeMap<&'a str, &'a Pod> {
     let mut found = BTreeMap::new();
     for pod in context.own_pods(AGENT) {
         let Some(node) = node_of(pod) else { continue };
@@ -81,7 +81,7 @@ fn pods<'a>(context: &Context<'a>) -> BTreeMap<&'a str, &'a Pod> {
     found
 }
 
-fn everywhere(context: &Context<'_>) -> Vec<Finding> {
+fn everywhere(context: &RuleContext<'_>) -> Vec<Finding> {
     let Some(agents) = context.agents() else {
         let message =
             format!("no DaemonSet has the label app.kubernetes.io/name={AGENT}: no node runs virtual machines");
@@ -102,9 +102,12 @@ fn everywhere(context: &Context<'_>) -> Vec<Finding> {
         });
         let guests = guests.count();
         let (outcome, follows) = if guests > 0 {
-            (Outcome::Error, format!("virtual machines on it ({guests}) cannot move"))
+            (
+                CheckOutcome::Error,
+                format!("virtual machines on it ({guests}) cannot move"),
+            )
         } else {
-            (Outcome::Warning, "it runs no virtual machines".to_owned())
+            (CheckOutcome::Warning, "it runs no virtual machines".to_owned())
         };
         let (why, helps) = unreached(node, spec);
         Finding::new(outcome, format!("{name} has no agent: {why}; {follows}")).helps(helps)
@@ -157,7 +160,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         && ((is_any && key.is_empty()) || (key == taint.key && (is_any || toleration.value == taint.value)))
 }
 
-fn ready(context: &Context<'_>) -> Vec<Finding> {
+fn ready(context: &RuleContext<'_>) -> Vec<Finding> {
     let unready = pods(context).into_iter().filter(|(_, pod)| !is_pod_ready(pod));
     let found = unready.map(|(node, pod)| {
         let (namespace, name) = (super::namespace_of(&pod.metadata), name_of(&pod.metadata));
@@ -179,7 +182,7 @@ fn ready(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn leases(context: &Context<'_>) -> Vec<Finding> {
+fn leases(context: &RuleContext<'_>) -> Vec<Finding> {
     let leases = context.survey.leases.iter();
     let leases: BTreeMap<&str, _> = leases
         .filter(|lease| lease.metadata.namespace.as_deref() == Some(NODE_LEASE_NAMESPACE))
@@ -209,12 +212,12 @@ fn leases(context: &Context<'_>) -> Vec<Finding> {
 }
 
 /// Returns the reports of agents by node.
-fn reports<'a>(context: &Context<'a>) -> impl Iterator<Item = (&'a str, &'a HypervisorStatus)> {
+fn reports<'a>(context: &RuleContext<'a>) -> impl Iterator<Item = (&'a str, &'a HypervisorStatus)> {
     let all = context.snapshot.hypervisors.iter();
     all.filter_map(|hypervisor| Some((name_of(&hypervisor.metadata), hypervisor.status.as_ref()?)))
 }
 
-fn versions(context: &Context<'_>) -> Vec<Finding> {
+fn versions(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut by_version: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for (node, report) in reports(context).filter(|(_, report)| !report.agent_version.is_empty()) {
         by_version.entry(&report.agent_version).or_default().insert(node);
@@ -239,7 +242,7 @@ fn versions(context: &Context<'_>) -> Vec<Finding> {
     )]
 }
 
-fn admitted(context: &Context<'_>) -> Vec<Finding> {
+fn admitted(context: &RuleContext<'_>) -> Vec<Finding> {
     let Some(agents) = context.agents() else {
         return Vec::new();
     };
@@ -263,7 +266,7 @@ fn admitted(context: &Context<'_>) -> Vec<Finding> {
 }
 
 /// Returns the reports in which a condition is not true, with its message.
-fn untrue<'a>(context: &Context<'a>, type_: &'static str) -> impl Iterator<Item = (&'a str, String)> {
+fn untrue<'a>(context: &RuleContext<'a>, type_: &'static str) -> impl Iterator<Item = (&'a str, String)> {
     reports(context).filter_map(move |(node, report)| {
         let condition = find(&report.conditions, type_).filter(|condition| condition.status != "True")?;
         let text = if condition.message.is_empty() {
@@ -275,7 +278,7 @@ fn untrue<'a>(context: &Context<'a>, type_: &'static str) -> impl Iterator<Item 
     })
 }
 
-fn accepted(context: &Context<'_>) -> Vec<Finding> {
+fn accepted(context: &RuleContext<'_>) -> Vec<Finding> {
     let reported: BTreeMap<&str, &HypervisorStatus> = reports(context).collect();
     let is_ready = |node: &str| {
         let report = reported.get(node);
@@ -284,9 +287,9 @@ fn accepted(context: &Context<'_>) -> Vec<Finding> {
     let with_agents: Vec<&str> = pods(context).into_keys().collect();
     // Where another node takes guests, this one only takes none.
     let outcome = if with_agents.iter().any(|node| is_ready(node)) {
-        Outcome::Warning
+        CheckOutcome::Warning
     } else {
-        Outcome::Error
+        CheckOutcome::Error
     };
     let found = with_agents.iter().filter(|node| !is_ready(node)).map(|&node| {
         let condition = reported
@@ -305,7 +308,7 @@ fn accepted(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn inspected(context: &Context<'_>) -> Vec<Finding> {
+fn inspected(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = untrue(context, reasons::hypervisor::INSPECTED).map(|(node, why)| {
         let message = format!("what {node} can do may have changed since it was last inspected: {why}");
         Finding::warning(message).helps_by(
@@ -319,7 +322,7 @@ fn inspected(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn network(context: &Context<'_>) -> Vec<Finding> {
+fn network(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = untrue(context, reasons::hypervisor::GUEST_NETWORK).map(|(node, why)| {
         let message = format!("guests with a network are not sent to {node}: {why}");
         Finding::warning(message).helps_by(
@@ -330,7 +333,7 @@ fn network(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn labelled(context: &Context<'_>) -> Vec<Finding> {
+fn labelled(context: &RuleContext<'_>) -> Vec<Finding> {
     let skip = drydock_api::annotations::SKIP_NODE;
     let is_frozen = |name: &str| {
         let mut nodes = context.snapshot.nodes.iter();

@@ -11,7 +11,7 @@ use drydock_core::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Context, Finding, Rule, full_name, name_of, namespace_of};
+use super::{Finding, Rule, RuleContext, full_name, name_of, namespace_of};
 
 /// Reasons of the condition `InForce` that other checks report: another object is in force, and a value is not allowed.
 const REPORTED_ELSEWHERE: [&str; 2] = ["Superseded", "NamespaceNotWatched"];
@@ -54,7 +54,7 @@ fn references<'a>(objects: impl Iterator<Item = &'a ObjectMeta>) -> Vec<Referenc
 }
 
 /// Returns both kinds of configuration objects.
-fn objects(context: &Context<'_>) -> [(&'static str, Vec<Reference>); 2] {
+fn objects(context: &RuleContext<'_>) -> [(&'static str, Vec<Reference>); 2] {
     let snapshot = context.snapshot;
     let maps = snapshot.config_maps.iter().map(|object| &object.metadata);
     [
@@ -69,7 +69,7 @@ fn objects(context: &Context<'_>) -> [(&'static str, Vec<Reference>); 2] {
     ]
 }
 
-fn allowed(context: &Context<'_>) -> Vec<Finding> {
+fn allowed(context: &RuleContext<'_>) -> Vec<Finding> {
     let snapshot = context.snapshot;
     let namespaces = NAMESPACES.map(str::to_owned);
     let sources = sources(&snapshot.config_maps, &snapshot.hyperconvergeds, &namespaces);
@@ -90,7 +90,7 @@ fn allowed(context: &Context<'_>) -> Vec<Finding> {
     found
 }
 
-fn followed(context: &Context<'_>) -> Vec<Finding> {
+fn followed(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for object in &context.snapshot.hyperconvergeds {
         let Some(status) = &object.status else { continue };
@@ -126,7 +126,7 @@ fn followed(context: &Context<'_>) -> Vec<Finding> {
     found
 }
 
-fn single(context: &Context<'_>) -> Vec<Finding> {
+fn single(context: &RuleContext<'_>) -> Vec<Finding> {
     let namespaces = NAMESPACES.map(str::to_owned);
     let mut found = Vec::new();
     for (kind, objects) in objects(context) {
@@ -149,7 +149,7 @@ fn single(context: &Context<'_>) -> Vec<Finding> {
     found
 }
 
-fn mixed(context: &Context<'_>) -> Vec<Finding> {
+fn mixed(context: &RuleContext<'_>) -> Vec<Finding> {
     let namespaces = NAMESPACES.map(str::to_owned);
     let [legacy, current] = objects(context).map(|(_, objects)| {
         let choice = choose(&objects, &namespaces);

@@ -6,7 +6,9 @@ use drydock_api::leases::CONTROLLER_LEASE;
 use jiff::SignedDuration;
 use k8s_openapi::api::{apps::v1::Deployment, core::v1::PodSpec};
 
-use super::{AGENT, CONTROLLER, Context, Finding, Rule, full_name, is_older, is_pod_ready, name_of, renewed_at, since};
+use super::{
+    AGENT, CONTROLLER, Finding, Rule, RuleContext, full_name, is_older, is_pod_ready, name_of, renewed_at, since,
+};
 use crate::text::seconds;
 
 /// Age of the leader's Lease from which nothing leads: twice the term of 15 s that a leader renews every 2 s
@@ -55,7 +57,7 @@ fn ready(deployment: &Deployment) -> i32 {
     status.and_then(|status| status.ready_replicas).unwrap_or(0)
 }
 
-fn runs(context: &Context<'_>) -> Vec<Finding> {
+fn runs(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut all = context.controllers().peekable();
     if all.peek().is_none() {
         let message = format!(
@@ -77,7 +79,7 @@ fn runs(context: &Context<'_>) -> Vec<Finding> {
     idle.collect()
 }
 
-fn standby(context: &Context<'_>) -> Vec<Finding> {
+fn standby(context: &RuleContext<'_>) -> Vec<Finding> {
     // None that is ready is an error of its own.
     let alone = context
         .controllers()
@@ -108,7 +110,7 @@ fn standby(context: &Context<'_>) -> Vec<Finding> {
     alone.collect()
 }
 
-fn apart(context: &Context<'_>) -> Vec<Finding> {
+fn apart(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut pods = 0;
     let mut nodes = BTreeSet::new();
     for pod in context.own_pods(CONTROLLER).filter(|pod| is_pod_ready(pod)) {
@@ -137,7 +139,7 @@ fn apart(context: &Context<'_>) -> Vec<Finding> {
     }
 }
 
-fn leads(context: &Context<'_>) -> Vec<Finding> {
+fn leads(context: &RuleContext<'_>) -> Vec<Finding> {
     let namespace = context.namespace();
     let mut leases = context.survey.leases.iter();
     let lease = leases.find(|lease| {
@@ -161,7 +163,7 @@ fn leads(context: &Context<'_>) -> Vec<Finding> {
     )]
 }
 
-fn once(context: &Context<'_>) -> Vec<Finding> {
+fn once(context: &RuleContext<'_>) -> Vec<Finding> {
     let all: Vec<String> = context
         .controllers()
         .map(|object| full_name(&object.metadata))
@@ -184,7 +186,7 @@ fn tag(image: &str) -> Option<&str> {
     (!image.contains('@')).then_some(tag)
 }
 
-fn images(context: &Context<'_>) -> Vec<Finding> {
+fn images(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = BTreeSet::new();
     let mut add = |spec: Option<&PodSpec>| {
         for container in spec.into_iter().flat_map(|spec| &spec.containers) {

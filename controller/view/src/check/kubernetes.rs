@@ -2,7 +2,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-use super::{Context, Finding, Rule, name_of};
+use super::{Finding, Rule, RuleContext, name_of};
 
 /// Minor versions of Kubernetes 1 that Drydock runs on: image volumes, in which guests' disks are, need the first; the last is
 /// the newest whose API it was built against.
@@ -32,7 +32,7 @@ pub(super) const POLICIES: [&str; 11] = [
     "drydock-agent-pods",
     "drydock-controller-launchers",
     "drydock-controller-pods",
-    "drydock-controller-witnesses",
+    "drydock-controller-image-probes",
     "drydock-instance-labels",
 ];
 
@@ -68,7 +68,7 @@ fn parsed(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()??, parts.next()??))
 }
 
-fn version(context: &Context<'_>) -> Vec<Finding> {
+fn version(context: &RuleContext<'_>) -> Vec<Finding> {
     let version = context.survey.version.as_deref().unwrap_or_default();
     let found = match parsed(version) {
         Some(found) if found < (1, OLDEST_MINOR) => Finding::error(format!(
@@ -85,7 +85,7 @@ fn version(context: &Context<'_>) -> Vec<Finding> {
     vec![found]
 }
 
-fn nodes(context: &Context<'_>) -> Vec<Finding> {
+fn nodes(context: &RuleContext<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
     for node in &context.snapshot.nodes {
         let Some(info) = node.status.as_ref().and_then(|status| status.node_info.as_ref()) else {
@@ -118,7 +118,7 @@ fn nodes(context: &Context<'_>) -> Vec<Finding> {
     found
 }
 
-fn served(context: &Context<'_>) -> Vec<Finding> {
+fn served(context: &RuleContext<'_>) -> Vec<Finding> {
     let present = |name: &str| {
         let mut all = context.survey.definitions.iter();
         all.find(|definition| name_of(&definition.metadata) == name)
@@ -159,7 +159,7 @@ fn not_established(definition: &CustomResourceDefinition) -> Option<String> {
     Some(message.unwrap_or_else(|| "the API server has not taken it up".into()))
 }
 
-fn policies(context: &Context<'_>) -> Vec<Finding> {
+fn policies(context: &RuleContext<'_>) -> Vec<Finding> {
     let survey = context.survey;
     let has_policy = |name: &str| survey.policies.iter().any(|policy| name_of(&policy.metadata) == name);
     let is_bound = |name: &str| {

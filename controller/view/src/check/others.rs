@@ -11,7 +11,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
-use super::{Context, Finding, KUBEVIRT_DEFINITION, Rule, full_name, name_of};
+use super::{Finding, KUBEVIRT_DEFINITION, Rule, RuleContext, full_name, name_of};
 
 /// Names of KubeVirt's workloads.
 const KUBEVIRT: [&str; 4] = ["virt-operator", "virt-controller", "virt-handler", "virt-api"];
@@ -113,15 +113,15 @@ impl<'a> Workload<'a> {
     }
 }
 
-fn deployments<'a>(context: &Context<'a>) -> impl Iterator<Item = Workload<'a>> {
+fn deployments<'a>(context: &RuleContext<'a>) -> impl Iterator<Item = Workload<'a>> {
     context.survey.deployments.iter().map(Workload::of_deployment)
 }
 
-fn daemon_sets<'a>(context: &Context<'a>) -> impl Iterator<Item = Workload<'a>> {
+fn daemon_sets<'a>(context: &RuleContext<'a>) -> impl Iterator<Item = Workload<'a>> {
     context.survey.daemon_sets.iter().map(Workload::of_daemon_set)
 }
 
-fn kubevirt(context: &Context<'_>) -> Vec<Finding> {
+fn kubevirt(context: &RuleContext<'_>) -> Vec<Finding> {
     let is_theirs = |workload: &Workload<'_>| {
         let labels = workload.metadata.labels.as_ref();
         KUBEVIRT.contains(&name_of(workload.metadata))
@@ -154,7 +154,7 @@ fn kubevirt(context: &Context<'_>) -> Vec<Finding> {
     Vec::new()
 }
 
-fn maintenance_operator(context: &Context<'_>) -> Vec<Finding> {
+fn maintenance_operator(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = deployments(context)
         .filter(|workload| workload.is("node-maintenance-operator"))
         .map(|workload| {
@@ -172,7 +172,7 @@ fn maintenance_operator(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn kured(context: &Context<'_>) -> Vec<Finding> {
+fn kured(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = daemon_sets(context).filter(|workload| workload.is("kured")).filter_map(|workload| {
         let name = workload.name();
         let namespace = super::namespace_of(workload.metadata);
@@ -199,7 +199,7 @@ fn kured(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn descheduler(context: &Context<'_>) -> Vec<Finding> {
+fn descheduler(context: &RuleContext<'_>) -> Vec<Finding> {
     let jobs = context.survey.cron_jobs.iter().map(Workload::of_cron_job);
     let found = deployments(context)
         .chain(jobs)
@@ -215,7 +215,7 @@ fn descheduler(context: &Context<'_>) -> Vec<Finding> {
     found.collect()
 }
 
-fn autoscaler(context: &Context<'_>) -> Vec<Finding> {
+fn autoscaler(context: &RuleContext<'_>) -> Vec<Finding> {
     let found = deployments(context).filter_map(|workload| {
         let (_, annotation) = AUTOSCALERS.iter().find(|(component, _)| workload.is(component))?;
         let exposed = used_without(context, annotation);
@@ -235,7 +235,7 @@ fn autoscaler(context: &Context<'_>) -> Vec<Finding> {
 }
 
 /// Returns the nodes with guests that do not have an annotation with the value `true`.
-fn used_without<'a>(context: &Context<'a>, annotation: &str) -> Vec<&'a str> {
+fn used_without<'a>(context: &RuleContext<'a>, annotation: &str) -> Vec<&'a str> {
     let instances = context.snapshot.instances.iter();
     let used: BTreeSet<&str> = instances.filter_map(|instance| instance.node_name()).collect();
     let nodes = context.snapshot.nodes.iter().filter(|node| {

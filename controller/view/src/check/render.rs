@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use super::{Check, Outcome, Report};
+use super::{Check, CheckOutcome, CheckReport};
 use crate::{
-    snapshot::Unread,
+    snapshot::UnreadKind,
     text::{beside, wrapped},
 };
 
@@ -14,7 +14,7 @@ const MESSAGE: usize = 13;
 const SHOWN: usize = 5;
 
 /// Returns a report as text for a terminal of this width.
-pub fn text(report: &Report, width: usize) -> String {
+pub fn text(report: &CheckReport, width: usize) -> String {
     let mut text = String::new();
     for section in &report.sections {
         // Writing to a string cannot fail.
@@ -29,13 +29,13 @@ pub fn text(report: &Report, width: usize) -> String {
         text,
         "{} checks: {} ok, {} warning, {} error, {} skipped",
         report.outcomes().count(),
-        count(Outcome::Ok),
-        count(Outcome::Warning),
-        count(Outcome::Error),
-        count(Outcome::Skipped)
+        count(CheckOutcome::Ok),
+        count(CheckOutcome::Warning),
+        count(CheckOutcome::Error),
+        count(CheckOutcome::Skipped)
     );
     if !report.unread.is_empty() {
-        let all = format!("could not be read: {}", Unread::list(&report.unread));
+        let all = format!("could not be read: {}", UnreadKind::list(&report.unread));
         let _ = writeln!(text, "{}", wrapped(&all, width, 0));
     }
     text

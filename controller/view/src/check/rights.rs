@@ -1,6 +1,6 @@
 //! What the user may do.
 
-use super::{Context, Finding, Rule};
+use super::{Finding, Rule, RuleContext};
 
 /// Rights by which nodes are put into maintenance, taken out of it, and followed.
 pub const NEEDED: [(&str, &str, &str); 4] = [
@@ -16,7 +16,7 @@ pub(super) const RULES: &[Rule] = &[Rule {
     find: maintenance,
 }];
 
-fn maintenance(context: &Context<'_>) -> Vec<Finding> {
+fn maintenance(context: &RuleContext<'_>) -> Vec<Finding> {
     let missing = context.survey.rights.iter().filter(|right| !right.allowed);
     let missing: Vec<String> = missing
         .map(|right| format!("{} {}.{}", right.verb, right.resource, right.group))

@@ -12,7 +12,7 @@ use super::{
 };
 use cases::{CASES, daemon_set, deployment};
 
-fn outcomes(report: &Report) -> BTreeMap<&'static str, Outcome> {
+fn outcomes(report: &CheckReport) -> BTreeMap<&'static str, CheckOutcome> {
     let checks = report.sections.iter().flat_map(|section| &section.checks);
     checks.map(|check| (check.name, check.outcome)).collect()
 }
@@ -76,12 +76,12 @@ fn only_node_and_no_node_and_no_drydock_are_found() {
         });
     }
     let alone = check(&survey);
-    let of = |report: &Report, name: &str| outcomes(report)[name];
+    let of = |report: &CheckReport, name: &str| outcomes(report)[name];
     assert_eq!(
         of(&alone, "virtual machines have another node to move to"),
-        Outcome::Warning
+        CheckOutcome::Warning
     );
-    assert_eq!(of(&alone, "each guest finds another node"), Outcome::Ok);
+    assert_eq!(of(&alone, "each guest finds another node"), CheckOutcome::Ok);
     let nothing = check(&Survey::default());
     for name in [
         "a replica of the controller is ready",
@@ -90,7 +90,7 @@ fn only_node_and_no_node_and_no_drydock_are_found() {
         "custom resources are served",
         "the Service of the webhooks has endpoints",
     ] {
-        assert_eq!(of(&nothing, name), Outcome::Error, "{name}");
+        assert_eq!(of(&nothing, name), CheckOutcome::Error, "{name}");
     }
 }
 
@@ -99,16 +99,16 @@ fn what_could_not_be_read_skips_the_checks_that_need_it() {
     let needed: std::collections::BTreeSet<&str> = rules().flat_map(|rule| rule.needs).copied().collect();
     for resource in needed {
         let mut survey = healthy();
-        survey.snapshot.unread.push(Unread {
+        survey.snapshot.unread.push(UnreadKind {
             resource: resource.into(),
             why: "forbidden".into(),
         });
         for (name, outcome) in outcomes(&check(&survey)) {
             let needs = rules().find(|rule| rule.name == name).unwrap().needs;
             let expected = if needs.contains(&resource) {
-                Outcome::Skipped
+                CheckOutcome::Skipped
             } else {
-                Outcome::Ok
+                CheckOutcome::Ok
             };
             assert_eq!(outcome, expected, "{resource}: {name}");
         }
@@ -123,7 +123,7 @@ fn rules() -> impl Iterator<Item = &'static Rule> {
 fn long_reports_are_shortened_and_unread_kinds_are_named() {
     let mut survey = healthy();
     survey.policies.clear();
-    survey.snapshot.unread.push(Unread {
+    survey.snapshot.unread.push(UnreadKind {
         resource: "cronjobs".into(),
         why: "forbidden".into(),
     });
@@ -141,7 +141,7 @@ fn lease_is_judged_by_the_time_of_the_cluster() {
         survey.snapshot.at = at.parse().unwrap();
         assert_eq!(
             outcomes(&check(&survey))["agents renew their Leases"],
-            Outcome::Ok,
+            CheckOutcome::Ok,
             "{at}"
         );
     }

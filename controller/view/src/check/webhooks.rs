@@ -9,7 +9,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
-use super::{Context, Finding, Rule, SERVICE, WEBHOOKS, certificate, name_of};
+use super::{Finding, Rule, RuleContext, SERVICE, WEBHOOKS, certificate, name_of};
 use crate::text::seconds;
 
 /// Names of the webhooks (`deploy/controller/webhooks.yaml`).
@@ -78,7 +78,7 @@ struct Webhook<'a> {
     selectors: [Option<&'a LabelSelector>; 2],
 }
 
-fn webhooks<'a>(context: &Context<'a>) -> Vec<Webhook<'a>> {
+fn webhooks<'a>(context: &RuleContext<'a>) -> Vec<Webhook<'a>> {
     let survey = context.survey;
     let mutating = survey
         .mutating
@@ -107,7 +107,7 @@ fn webhooks<'a>(context: &Context<'a>) -> Vec<Webhook<'a>> {
     mutating.chain(validating).collect()
 }
 
-fn registered(context: &Context<'_>) -> Vec<Finding> {
+fn registered(context: &RuleContext<'_>) -> Vec<Finding> {
     let present: BTreeSet<&str> = webhooks(context).iter().map(|webhook| webhook.name).collect();
     let missing = |all: &[&'static str]| -> Vec<&str> {
         let missing = all.iter().copied().filter(|name| !present.contains(name));
@@ -138,7 +138,7 @@ fn bundle(client: &WebhookClientConfig) -> Option<&ByteString> {
     client.ca_bundle.as_ref().filter(|bundle| !bundle.0.is_empty())
 }
 
-fn bundles(context: &Context<'_>) -> Vec<Finding> {
+fn bundles(context: &RuleContext<'_>) -> Vec<Finding> {
     let all = webhooks(context);
     let without: Vec<&str> = all
         .iter()
@@ -159,7 +159,7 @@ fn bundles(context: &Context<'_>) -> Vec<Finding> {
     )]
 }
 
-fn expiry(context: &Context<'_>) -> Vec<Finding> {
+fn expiry(context: &RuleContext<'_>) -> Vec<Finding> {
     let all = webhooks(context);
     let bundles: BTreeSet<&[u8]> = all
         .iter()
@@ -202,7 +202,7 @@ fn expiry(context: &Context<'_>) -> Vec<Finding> {
     findings.map(logs).collect()
 }
 
-fn exempt(context: &Context<'_>) -> Vec<Finding> {
+fn exempt(context: &RuleContext<'_>) -> Vec<Finding> {
     let instances = context.snapshot.instances.iter();
     let used: BTreeSet<&str> = instances
         .filter_map(|instance| instance.metadata.namespace.as_deref())
@@ -247,7 +247,7 @@ fn exempt(context: &Context<'_>) -> Vec<Finding> {
     found
 }
 
-fn endpoints(context: &Context<'_>) -> Vec<Finding> {
+fn endpoints(context: &RuleContext<'_>) -> Vec<Finding> {
     let namespace = context.namespace();
     let slices = context.survey.endpoints.iter();
     let own = slices.filter(|slice| slice.metadata.namespace.as_deref() == Some(namespace));
@@ -269,7 +269,7 @@ fn endpoints(context: &Context<'_>) -> Vec<Finding> {
     )]
 }
 
-fn subresources(context: &Context<'_>) -> Vec<Finding> {
+fn subresources(context: &RuleContext<'_>) -> Vec<Finding> {
     let namespace = context.namespace();
     let mut found = Vec::new();
     for name in API_SERVICES {

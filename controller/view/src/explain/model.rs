@@ -5,7 +5,7 @@ use drydock_core::{explain::explain, node::policy};
 use serde::Serialize;
 
 use crate::{
-    snapshot::{Snapshot, Unread, World},
+    snapshot::{ClusterObjects, Snapshot, UnreadKind},
     text::beside,
 };
 
@@ -25,7 +25,7 @@ pub struct ModelExplanation {
     /// Each node, those first whose guests can have it.
     pub nodes: Vec<ModelOnNode>,
     /// What was not considered.
-    pub unread: Vec<Unread>,
+    pub unread: Vec<UnreadKind>,
 }
 
 /// Whether guests on a node can have a CPU model.
@@ -48,7 +48,7 @@ pub struct ModelOnNode {
 
 /// Returns what is known of a CPU model on all nodes.
 pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
-    let world = World::of(snapshot);
+    let world = ClusterObjects::of(snapshot);
     let policy = policy(&world.configuration, world.minimum(), false);
     let (mut nodes, mut similar, mut obsolete, mut is_known) = (Vec::new(), Vec::new(), false, false);
     for view in world.views(&snapshot.nodes) {
@@ -146,7 +146,13 @@ impl ModelExplanation {
             beside(&mut text, &node.name, &node.message, MESSAGE, width);
         }
         if !self.unread.is_empty() {
-            beside(&mut text, "not considered", &Unread::list(&self.unread), MESSAGE, width);
+            beside(
+                &mut text,
+                "not considered",
+                &UnreadKind::list(&self.unread),
+                MESSAGE,
+                width,
+            );
         }
         text
     }

@@ -73,7 +73,7 @@ fn shown(nodes: &[&NodeCourse], canvas: Canvas) -> Vec<String> {
             nodes,
             now: NOW.parse().unwrap(),
             zone: &TimeZone::UTC,
-            silent_since: None,
+            unreachable_since: None,
             goes_on: true,
         },
         canvas,
@@ -117,7 +117,7 @@ fn block_counts_what_the_height_does_not_hold() {
 
 #[test]
 fn several_nodes_are_shown_with_their_ends() {
-    let ended = |name: &str, end: End| NodeCourse {
+    let ended = |name: &str, end: DrainEnd| NodeCourse {
         name: name.into(),
         drain: Some(drain(3, &[])),
         end: Some(end),
@@ -125,9 +125,9 @@ fn several_nodes_are_shown_with_their_ends() {
     };
     let nodes = [
         course(),
-        ended("worker-2", End::Empty),
-        ended("worker-3", End::CalledOff),
-        ended("worker-4", End::Failed("it was not empty within 45m".into())),
+        ended("worker-2", DrainEnd::Empty),
+        ended("worker-3", DrainEnd::CalledOff),
+        ended("worker-4", DrainEnd::Failed("it was not empty within 45m".into())),
         NodeCourse {
             name: "worker-5".into(),
             ..NodeCourse::default()
@@ -151,7 +151,7 @@ fn broken_connection_is_reported_with_its_time() {
             nodes: &[&node],
             now: NOW.parse().unwrap(),
             zone: &TimeZone::UTC,
-            silent_since: Some("2026-11-27T14:01:00Z".parse().unwrap()),
+            unreachable_since: Some("2026-11-27T14:01:00Z".parse().unwrap()),
             goes_on: false,
         },
         WIDE,

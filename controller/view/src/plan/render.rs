@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{DrainPlan, GuestPlan, NodePlan, Room};
 use crate::{
-    snapshot::Unread,
+    snapshot::UnreadKind,
     text::{beside, bytes, seconds, wrapped},
 };
 
@@ -22,7 +22,7 @@ pub fn text(plan: &DrainPlan, clock: &str, width: usize) -> String {
         let _ = writeln!(
             text,
             "not considered:  {}",
-            wrapped(&Unread::list(&plan.unread), width, MESSAGE)
+            wrapped(&UnreadKind::list(&plan.unread), width, MESSAGE)
         );
     }
     text

@@ -178,7 +178,7 @@ fn empty_node_would_be_empty_at_once() {
 fn what_was_not_read_is_named() {
     let mut snapshot = cluster();
     snapshot.budgets.clear();
-    snapshot.unread.push(Unread {
+    snapshot.unread.push(UnreadKind {
         resource: "poddisruptionbudgets".into(),
         why: "forbidden".into(),
     });

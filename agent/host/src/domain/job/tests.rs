@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::{any, prop, proptest};
 
-use super::{Amount, JobInfo, JobOperation, JobType, Parameter, ParameterValue};
+use super::{JobAmount, JobInfo, JobOperation, JobType, Parameter, ParameterValue};
 
 /// Parses recorded parameters: a name and a value per line. All of these values are numbers.
 fn parameters(text: &str) -> Vec<Parameter> {
@@ -48,17 +48,17 @@ fn a_migration_that_does_not_converge() {
             remaining: None,
             downtime: Some(399 * MILLISECOND),
             setup: Some(Duration::ZERO),
-            data: Amount {
+            data: JobAmount {
                 total: 68_550_656,
                 processed: 4_371_738,
                 remaining: 393_216,
             },
-            memory: Amount {
+            memory: JobAmount {
                 total: 67_502_080,
                 processed: 3_323_162,
                 remaining: 393_216,
             },
-            disk: Amount {
+            disk: JobAmount {
                 total: 1 << 20,
                 processed: 1 << 20,
                 remaining: 0,

@@ -1,6 +1,6 @@
 //! Live XML of real guests, and documents of hostile libvirts.
 
-use super::{AddressBits, GuestCpu, LiveDomain};
+use super::{AddressBits, LiveCpu, LiveDomain};
 use crate::{document::ParseError, domain::AgentChannel};
 
 const NAMED: &str = include_str!("../../../testdata/trixie/named.domain.xml");
@@ -8,7 +8,7 @@ const HOST_MODEL: &str = include_str!("../../../testdata/trixie/host-model.domai
 const OLD_NAMED: &str = include_str!("../../../testdata/bookworm/named.domain.xml");
 const OLD_HOST_MODEL: &str = include_str!("../../../testdata/bookworm/host-model.domain.xml");
 
-fn cpu(xml: &str) -> GuestCpu {
+fn cpu(xml: &str) -> LiveCpu {
     LiveDomain::parse(xml).unwrap().cpu.unwrap()
 }
 
@@ -27,7 +27,7 @@ fn a_named_model_has_what_qemu_added() {
             ("pclmuldq", "require"),
             ("vme", "disable"),
         ];
-        let expected = GuestCpu {
+        let expected = LiveCpu {
             model: "Westmere".into(),
             vendor: None,
             features: features.map(|(name, policy)| (name.into(), policy.into())).into(),

@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// A key that was pressed or released.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
-pub(in crate::console) struct Key {
+pub(in crate::console) struct KeyPress {
     /// What it means: a character, or a name such as `Enter`.
     pub(super) key: String,
     /// Where it is on the keyboard, such as `KeyQ` or `Numpad7`.
@@ -21,7 +21,7 @@ pub(in crate::console) struct Key {
     pub(super) shift: bool,
 }
 
-impl Key {
+impl KeyPress {
     /// Returns Enter.
     pub(super) fn enter(down: bool) -> Self {
         Self {
@@ -64,7 +64,7 @@ const NUMBERS: [(&str, u8); 12] = [
 
 /// Returns what a terminal sends for a key that is pressed; nothing for a key that only modifies others, or is not known.
 /// `application` is whether the guest has switched the arrow keys to their other sequences.
-pub(super) fn bytes(key: &Key, application: bool) -> Vec<u8> {
+pub(super) fn bytes(key: &KeyPress, application: bool) -> Vec<u8> {
     if !key.down {
         return Vec::new();
     }
@@ -214,7 +214,7 @@ pub(super) const CTRL_ALT_DELETE: [u32; 3] = [CONTROL, ALT, DELETE];
 const SHIFTED: &str = "~!@#$%^&*()_+{}|:\"<>?";
 
 /// Returns the keysym of a key; `None` if it has none, as AltGr, dead keys and the keys of media.
-pub(super) fn keysym(key: &Key) -> Option<u32> {
+pub(super) fn keysym(key: &KeyPress) -> Option<u32> {
     let of = |table: &[(&str, u32)], name: &str| {
         table
             .iter()
@@ -300,10 +300,10 @@ mod tests {
     use super::*;
 
     /// Returns a key with the modifiers that begin its name, as `ctrl+`.
-    fn pressed(text: &str) -> Key {
-        let mut key = Key {
+    fn pressed(text: &str) -> KeyPress {
+        let mut key = KeyPress {
             down: true,
-            ..Key::default()
+            ..KeyPress::default()
         };
         let mut name = text;
         while let Some((modifier, rest)) = name.split_once('+').filter(|(_, rest)| !rest.is_empty()) {
@@ -363,7 +363,7 @@ mod tests {
         }
         assert_eq!(bytes(&pressed("ArrowUp"), true), b"\x1bOA");
         assert_eq!(bytes(&pressed("ctrl+ArrowUp"), true), b"\x1b[1;5A");
-        let released = Key {
+        let released = KeyPress {
             down: false,
             ..pressed("a")
         };
@@ -410,10 +410,10 @@ mod tests {
             ("\u{7}", "", None),
             ("", "", None),
         ] {
-            let key = Key {
+            let key = KeyPress {
                 key: name.into(),
                 code: code.into(),
-                ..Key::default()
+                ..KeyPress::default()
             };
             assert_eq!(keysym(&key), expected, "{name} {code}");
         }

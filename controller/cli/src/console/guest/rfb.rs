@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use super::{
     framebuffer::{Budget, Framebuffer, PIXEL, Rectangle},
-    keys::{self, Key},
+    keys::{self, KeyPress},
 };
 
 const VERSION: &[u8; 12] = b"RFB 003.008\n";
@@ -50,7 +50,7 @@ pub(super) enum RfbError {
 
 /// What comes next. Each has a length in bytes, see [`Rfb::length`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum NextMessage {
     Version,
     /// The number of security types.
     SecurityCount,
@@ -76,7 +76,7 @@ enum Next {
 
 /// A client.
 pub(super) struct Rfb {
-    next: Next,
+    next: NextMessage,
     /// Rectangles of the update that have not come.
     rectangles: u16,
     /// Bytes of what comes next.
@@ -98,7 +98,7 @@ impl Rfb {
     /// Returns a client whose server has sent nothing.
     pub(super) fn new(budget: Budget) -> Self {
         Self {
-            next: Next::Version,
+            next: NextMessage::Version,
             rectangles: 0,
             input: Vec::new(),
             output: Vec::new(),
@@ -145,9 +145,13 @@ impl Rfb {
             let missing = length.saturating_sub(self.input.len()).min(bytes.len());
             let (taken, rest) = bytes.split_at(missing);
             bytes = rest;
-            if let Next::Skip(left) = self.next {
+            if let NextMessage::Skip(left) = self.next {
                 let left = left.saturating_sub(u32::try_from(missing).unwrap_or(u32::MAX));
-                self.next = if left == 0 { Next::Message } else { Next::Skip(left) };
+                self.next = if left == 0 {
+                    NextMessage::Message
+                } else {
+                    NextMessage::Skip(left)
+                };
                 if left == 0 {
                     continue;
                 }
@@ -165,70 +169,70 @@ impl Rfb {
     /// The length in bytes of what comes next.
     fn length(&self) -> usize {
         match self.next {
-            Next::Version | Next::Rectangle => 12,
-            Next::SecurityCount | Next::Message => 1,
-            Next::SecurityTypes(count) => count.into(),
-            Next::SecurityResult | Next::ReasonLength | Next::Source(_) => 4,
-            Next::Reason(length) | Next::Skip(length) => usize::try_from(length).unwrap_or(usize::MAX),
-            Next::Start => 24,
-            Next::UpdateCount => 3,
-            Next::Colours => 5,
-            Next::CutText => 7,
-            Next::Row(part, _) => usize::from(part.width) * PIXEL,
+            NextMessage::Version | NextMessage::Rectangle => 12,
+            NextMessage::SecurityCount | NextMessage::Message => 1,
+            NextMessage::SecurityTypes(count) => count.into(),
+            NextMessage::SecurityResult | NextMessage::ReasonLength | NextMessage::Source(_) => 4,
+            NextMessage::Reason(length) | NextMessage::Skip(length) => usize::try_from(length).unwrap_or(usize::MAX),
+            NextMessage::Start => 24,
+            NextMessage::UpdateCount => 3,
+            NextMessage::Colours => 5,
+            NextMessage::CutText => 7,
+            NextMessage::Row(part, _) => usize::from(part.width) * PIXEL,
         }
     }
 
     fn read(&mut self, input: &[u8]) -> Result<(), RfbError> {
         self.next = match self.next {
-            Next::Version => {
+            NextMessage::Version => {
                 if input != VERSION {
                     return Err(RfbError::Version(String::from_utf8_lossy(input).trim_end().to_owned()));
                 }
                 self.output.extend(VERSION);
-                Next::SecurityCount
+                NextMessage::SecurityCount
             }
-            Next::SecurityCount if input == [0] => Next::ReasonLength,
-            Next::SecurityCount => Next::SecurityTypes(input[0]),
-            Next::SecurityTypes(_) => {
+            NextMessage::SecurityCount if input == [0] => NextMessage::ReasonLength,
+            NextMessage::SecurityCount => NextMessage::SecurityTypes(input[0]),
+            NextMessage::SecurityTypes(_) => {
                 if !input.contains(&NONE) {
                     return Err(RfbError::Security(input.to_vec()));
                 }
                 self.output.push(NONE);
-                Next::SecurityResult
+                NextMessage::SecurityResult
             }
-            Next::SecurityResult if long(input, 0) != 0 => Next::ReasonLength,
-            Next::SecurityResult => {
+            NextMessage::SecurityResult if long(input, 0) != 0 => NextMessage::ReasonLength,
+            NextMessage::SecurityResult => {
                 // Others may stay connected.
                 self.output.push(1);
-                Next::Start
+                NextMessage::Start
             }
-            Next::ReasonLength => Next::Reason(long(input, 0).min(LONGEST_REASON)),
-            Next::Reason(_) => return Err(RfbError::Refused(String::from_utf8_lossy(input).into_owned())),
-            Next::Start => {
+            NextMessage::ReasonLength => NextMessage::Reason(long(input, 0).min(LONGEST_REASON)),
+            NextMessage::Reason(_) => return Err(RfbError::Refused(String::from_utf8_lossy(input).into_owned())),
+            NextMessage::Start => {
                 self.resize(short(input, 0), short(input, 2))?;
                 self.begin();
                 skip(long(input, 20))
             }
-            Next::Message => match input[0] {
-                0 => Next::UpdateCount,
-                1 => Next::Colours,
-                2 => Next::Message,
-                3 => Next::CutText,
+            NextMessage::Message => match input[0] {
+                0 => NextMessage::UpdateCount,
+                1 => NextMessage::Colours,
+                2 => NextMessage::Message,
+                3 => NextMessage::CutText,
                 kind => return Err(RfbError::Message(kind)),
             },
-            Next::UpdateCount => {
+            NextMessage::UpdateCount => {
                 self.rectangles = short(input, 1);
                 self.next_rectangle()
             }
-            Next::Colours => skip(u32::from(short(input, 3)) * 6),
-            Next::CutText => skip(long(input, 3)),
-            Next::Rectangle => self.rectangle(input)?,
-            Next::Row(part, row) => {
+            NextMessage::Colours => skip(u32::from(short(input, 3)) * 6),
+            NextMessage::CutText => skip(long(input, 3)),
+            NextMessage::Rectangle => self.rectangle(input)?,
+            NextMessage::Row(part, row) => {
                 if let Some(frame) = &mut self.frame {
                     frame.set_row(part, row, input);
                 }
                 if row + 1 < part.height {
-                    Next::Row(part, row + 1)
+                    NextMessage::Row(part, row + 1)
                 } else {
                     if let Some(frame) = &mut self.frame {
                         frame.change(part);
@@ -236,7 +240,7 @@ impl Rfb {
                     self.next_rectangle()
                 }
             }
-            Next::Source(part) => {
+            NextMessage::Source(part) => {
                 let (x, y) = (short(input, 0), short(input, 2));
                 let source = Rectangle { x, y, ..part };
                 match &mut self.frame {
@@ -245,13 +249,13 @@ impl Rfb {
                 }
                 self.next_rectangle()
             }
-            Next::Skip(length) => Next::Skip(length),
+            NextMessage::Skip(length) => NextMessage::Skip(length),
         };
         Ok(())
     }
 
     /// Reads the head of a rectangle.
-    fn rectangle(&mut self, input: &[u8]) -> Result<Next, RfbError> {
+    fn rectangle(&mut self, input: &[u8]) -> Result<NextMessage, RfbError> {
         self.rectangles = self.rectangles.saturating_sub(1);
         let part = Rectangle {
             x: short(input, 0),
@@ -269,19 +273,19 @@ impl Rfb {
             return Err(RfbError::Outside(part));
         }
         match encoding {
-            COPY => Ok(Next::Source(part)),
+            COPY => Ok(NextMessage::Source(part)),
             RAW if part.width == 0 || part.height == 0 => Ok(self.next_rectangle()),
-            RAW => Ok(Next::Row(part, 0)),
+            RAW => Ok(NextMessage::Row(part, 0)),
             other => Err(RfbError::Encoding(other)),
         }
     }
 
-    fn next_rectangle(&mut self) -> Next {
+    fn next_rectangle(&mut self) -> NextMessage {
         if self.rectangles > 0 {
-            return Next::Rectangle;
+            return NextMessage::Rectangle;
         }
         self.is_requested = false;
-        Next::Message
+        NextMessage::Message
     }
 
     fn resize(&mut self, width: u16, height: u16) -> Result<(), RfbError> {
@@ -306,7 +310,7 @@ impl Rfb {
     /// Requests the next update, if the last has come and the browser has it.
     pub(super) fn request(&mut self) {
         let Some(frame) = &self.frame else { return };
-        let is_ready = self.next == Next::Message && !self.is_requested;
+        let is_ready = self.next == NextMessage::Message && !self.is_requested;
         if !is_ready || (frame.has_changed() && !self.is_new) {
             return;
         }
@@ -322,14 +326,18 @@ impl Rfb {
         let has_begun = self.frame.is_some()
             && !matches!(
                 self.next,
-                Next::Version | Next::SecurityCount | Next::SecurityTypes(_) | Next::SecurityResult | Next::Start
+                NextMessage::Version
+                    | NextMessage::SecurityCount
+                    | NextMessage::SecurityTypes(_)
+                    | NextMessage::SecurityResult
+                    | NextMessage::Start
             );
         has_begun && self.output.len() < MOST_OUTPUT
     }
 
     /// Presses or releases a key. A pressed key is released by its physical position, even if it has another meaning by
     /// then.
-    pub(super) fn key(&mut self, key: &Key) {
+    pub(super) fn key(&mut self, key: &KeyPress) {
         let held = if key.down { None } else { self.held.remove(&key.code) };
         let Some(keysym) = held.or_else(|| keys::keysym(key)) else {
             return;
@@ -397,8 +405,12 @@ impl Rfb {
 }
 
 /// Skips bytes before the next message.
-fn skip(length: u32) -> Next {
-    if length == 0 { Next::Message } else { Next::Skip(length) }
+fn skip(length: u32) -> NextMessage {
+    if length == 0 {
+        NextMessage::Message
+    } else {
+        NextMessage::Skip(length)
+    }
 }
 
 /// Reads 16 bits. Each element is as long as [`Rfb::length`] returns.
@@ -507,11 +519,11 @@ mod tests {
     #[test]
     fn input_is_events_and_held_keys_are_released() {
         let mut rfb = connected();
-        let key = |key: &str, code: &str, down| Key {
+        let key = |key: &str, code: &str, down| KeyPress {
             key: key.into(),
             code: code.into(),
             down,
-            ..Key::default()
+            ..KeyPress::default()
         };
         rfb.key(&key("Shift", "ShiftLeft", true));
         rfb.key(&key("A", "KeyA", true));
@@ -589,7 +601,7 @@ mod tests {
             for piece in bytes.chunks(piece) {
                 split.feed(piece).unwrap();
             }
-            prop_assert_eq!((whole.next, split.next), (Next::Message, Next::Message));
+            prop_assert_eq!((whole.next, split.next), (NextMessage::Message, NextMessage::Message));
             prop_assert_eq!(whole.take_output(), split.take_output());
             prop_assert_eq!(whole.frame().unwrap().take(), split.frame().unwrap().take());
         }

@@ -31,7 +31,7 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::console::{url::segment, view::Device};
+use crate::console::{url::segment, view::GuestDevice};
 
 /// KubeVirt's subprotocol: bytes in binary messages.
 const SUBPROTOCOL: &str = "plain.kubevirt.io";
@@ -48,7 +48,7 @@ const LONGEST_ERROR: usize = 64 << 10;
 
 /// Why there is no websocket.
 #[derive(Debug, Error)]
-pub(super) enum Refused {
+pub(super) enum HandshakeError {
     /// The API server, or the server of the subresources, refuses it with this message.
     #[error("{message}")]
     Status { code: u16, message: String },
@@ -66,7 +66,7 @@ pub(super) enum Refused {
 
 /// Something that the other side has done.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Event {
+pub(super) enum SocketEvent {
     /// It has sent bytes.
     Data(Bytes),
     /// It has closed the websocket with a code and a reason.
@@ -76,27 +76,37 @@ pub(super) enum Event {
 }
 
 /// A connection of any kind.
-trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+trait ClientStream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> ClientStream for T {}
 
 /// An open websocket.
-pub(super) struct Socket {
-    stream: WebSocketStream<Box<dyn Duplex>>,
+pub(super) struct GuestSocket {
+    stream: WebSocketStream<Box<dyn ClientStream>>,
     /// When the last message came.
     last: Instant,
 }
 
-impl Socket {
+impl GuestSocket {
     /// Opens one.
     ///
     /// # Errors
     /// If it is refused, or the API server is not reached.
-    pub(super) async fn open(client: &Client, namespace: &str, name: &str, device: Device) -> Result<Self, Refused> {
+    pub(super) async fn open(
+        client: &Client,
+        namespace: &str,
+        name: &str,
+        device: GuestDevice,
+    ) -> Result<Self, HandshakeError> {
         let open = Self::upgrade(client, namespace, name, device);
-        timeout(CONNECT, open).await.map_err(|_| Refused::TooLate)?
+        timeout(CONNECT, open).await.map_err(|_| HandshakeError::TooLate)?
     }
 
-    async fn upgrade(client: &Client, namespace: &str, name: &str, device: Device) -> Result<Self, Refused> {
+    async fn upgrade(
+        client: &Client,
+        namespace: &str,
+        name: &str,
+        device: GuestDevice,
+    ) -> Result<Self, HandshakeError> {
         let key = generate_key();
         let request = Request::get(path(namespace, name, device))
             .header(CONNECTION, "Upgrade")
@@ -105,17 +115,17 @@ impl Socket {
             .header(SEC_WEBSOCKET_KEY, &key)
             .header(SEC_WEBSOCKET_PROTOCOL, SUBPROTOCOL)
             .body(Body::empty())
-            .map_err(Refused::Request)?;
-        let response = client.send(request).await.map_err(Refused::Unreached)?;
+            .map_err(HandshakeError::Request)?;
+        let response = client.send(request).await.map_err(HandshakeError::Unreached)?;
         let code = response.status();
         if code.is_client_error() || code.is_server_error() {
             let body = to_bytes(Collected::new(response.into_body()), LONGEST_ERROR).await;
             return Err(refusal(code, &body.unwrap_or_default()));
         }
         if code != StatusCode::SWITCHING_PROTOCOLS || !is_accepted(response.headers(), &key) {
-            return Err(Refused::NoWebSocket);
+            return Err(HandshakeError::NoWebSocket);
         }
-        let upgraded = hyper::upgrade::on(response).await.map_err(Refused::Upgrade)?;
+        let upgraded = hyper::upgrade::on(response).await.map_err(HandshakeError::Upgrade)?;
         Ok(Self::over(TokioIo::new(upgraded)).await)
     }
 
@@ -124,7 +134,7 @@ impl Socket {
         let config = WebSocketConfig::default()
             .max_message_size(Some(LARGEST_MESSAGE))
             .max_frame_size(Some(LARGEST_MESSAGE));
-        let connection: Box<dyn Duplex> = Box::new(connection);
+        let connection: Box<dyn ClientStream> = Box::new(connection);
         Self {
             stream: WebSocketStream::from_raw_socket(connection, Role::Client, Some(config)).await,
             last: Instant::now(),
@@ -132,30 +142,30 @@ impl Socket {
     }
 
     /// Waits for the next event. Cancel safe: no event is lost if the future is dropped.
-    pub(super) async fn next(&mut self) -> Event {
+    pub(super) async fn next(&mut self) -> SocketEvent {
         loop {
             let message = match timeout(PING, self.stream.next()).await {
                 Ok(Some(Ok(message))) => message,
-                Ok(Some(Err(_)) | None) => return Event::Lost,
-                Err(_) if self.last.elapsed() > SILENCE => return Event::Lost,
+                Ok(Some(Err(_)) | None) => return SocketEvent::Lost,
+                Err(_) if self.last.elapsed() > SILENCE => return SocketEvent::Lost,
                 Err(_) => {
                     if self.stream.send(Message::Ping(Bytes::new())).await.is_err() {
-                        return Event::Lost;
+                        return SocketEvent::Lost;
                     }
                     continue;
                 }
             };
             self.last = Instant::now();
             match message {
-                Message::Binary(data) => return Event::Data(data),
-                Message::Text(text) => return Event::Data(text.into()),
+                Message::Binary(data) => return SocketEvent::Data(data),
+                Message::Text(text) => return SocketEvent::Data(text.into()),
                 Message::Close(Some(frame)) => {
-                    return Event::Closed {
+                    return SocketEvent::Closed {
                         code: frame.code.into(),
                         reason: frame.reason.to_string(),
                     };
                 }
-                Message::Close(None) => return Event::Lost,
+                Message::Close(None) => return SocketEvent::Lost,
                 Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
             }
         }
@@ -168,11 +178,11 @@ impl Socket {
 }
 
 /// Returns the path of a subresource. KubeVirt's default is to take a display from whoever has it.
-fn path(namespace: &str, name: &str, device: Device) -> String {
+fn path(namespace: &str, name: &str, device: GuestDevice) -> String {
     let subresource = match device {
-        Device::Console => "console",
-        Device::Display { take: true } => "vnc",
-        Device::Display { take: false } => "vnc?preserveSession=true",
+        GuestDevice::Console => "console",
+        GuestDevice::Display { take: true } => "vnc",
+        GuestDevice::Display { take: false } => "vnc?preserveSession=true",
     };
     format!(
         "/apis/subresources.kubevirt.io/v1/namespaces/{}/virtualmachineinstances/{}/{subresource}",
@@ -194,7 +204,7 @@ fn is_accepted(headers: &HeaderMap, key: &str) -> bool {
 }
 
 /// Returns a refusal in the words of who refused it: a Status of Kubernetes, or plain text.
-fn refusal(code: StatusCode, body: &[u8]) -> Refused {
+fn refusal(code: StatusCode, body: &[u8]) -> HandshakeError {
     let status = serde_json::from_slice::<Status>(body).ok();
     let text = status
         .and_then(|status| status.message)
@@ -204,7 +214,7 @@ fn refusal(code: StatusCode, body: &[u8]) -> Refused {
     } else {
         text
     };
-    Refused::Status {
+    HandshakeError::Status {
         code: code.as_u16(),
         message,
     }
@@ -217,10 +227,14 @@ mod tests {
     #[test]
     fn path_names_the_subresource_and_nothing_else() {
         for (device, name, expected) in [
-            (Device::Console, "web", "web/console"),
-            (Device::Display { take: false }, "web", "web/vnc?preserveSession=true"),
-            (Device::Display { take: true }, "web", "web/vnc"),
-            (Device::Console, "a/b?c", "a%2Fb%3Fc/console"),
+            (GuestDevice::Console, "web", "web/console"),
+            (
+                GuestDevice::Display { take: false },
+                "web",
+                "web/vnc?preserveSession=true",
+            ),
+            (GuestDevice::Display { take: true }, "web", "web/vnc"),
+            (GuestDevice::Console, "a/b?c", "a%2Fb%3Fc/console"),
         ] {
             assert_eq!(
                 path("shop", name, device),

@@ -36,7 +36,7 @@ const PALETTE: [[u8; 3]; 16] = [
 const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
 
 /// A screen, and what is not on it yet.
-pub(super) struct Terminal {
+pub(super) struct TerminalScreen {
     screen: avt::Terminal,
     /// The beginning of a character whose other bytes have not come.
     partial: Vec<u8>,
@@ -44,7 +44,7 @@ pub(super) struct Terminal {
     query: String,
 }
 
-impl Terminal {
+impl TerminalScreen {
     /// Returns an empty screen.
     ///
     /// # Errors
@@ -204,7 +204,7 @@ mod tests {
 
     /// Returns the rows that are not empty after this output.
     fn shown(output: &[u8]) -> Vec<String> {
-        let mut terminal = Terminal::new().unwrap();
+        let mut terminal = TerminalScreen::new().unwrap();
         terminal.feed(output);
         let rows = terminal.rows().into_iter().map(Markup::into_string);
         rows.filter(|row| !row.is_empty()).collect()
@@ -261,7 +261,7 @@ mod tests {
             (b"\x1b[16n[6n\x1b]6n", b""),
         ] {
             assert_eq!(
-                Terminal::new().unwrap().feed(output),
+                TerminalScreen::new().unwrap().feed(output),
                 expected,
                 "{}",
                 output.escape_ascii()
@@ -281,10 +281,10 @@ mod tests {
         ) {
             let output = pieces.concat();
             let (before, after) = output.split_at(at.index(output.len() + 1));
-            let (mut whole, mut split) = (Terminal::new().unwrap(), Terminal::new().unwrap());
+            let (mut whole, mut split) = (TerminalScreen::new().unwrap(), TerminalScreen::new().unwrap());
             let replies = whole.feed(&output);
             prop_assert_eq!([split.feed(before), split.feed(after)].concat(), replies);
-            let text = |terminal: &Terminal| terminal.rows().into_iter().map(Markup::into_string).collect::<Vec<_>>();
+            let text = |terminal: &TerminalScreen| terminal.rows().into_iter().map(Markup::into_string).collect::<Vec<_>>();
             prop_assert_eq!(text(&whole).len(), ROWS);
             prop_assert_eq!(text(&whole), text(&split));
         }

@@ -14,10 +14,10 @@ use super::*;
 
 type Server = WebSocketStream<DuplexStream>;
 
-fn guest(screen: Screen) -> Guest {
-    Guest {
-        state: Mutex::new(State {
-            status: Status::Connecting,
+fn guest(screen: StreamScreen) -> OpenGuest {
+    OpenGuest {
+        state: Mutex::new(ViewState {
+            status: StreamStatus::Connecting,
             screen,
         }),
         changes: watch::Sender::new(0),
@@ -26,30 +26,33 @@ fn guest(screen: Screen) -> Guest {
     }
 }
 
-fn terminal() -> Guest {
-    guest(Screen::Terminal(Box::new(Terminal::new().unwrap()), Vec::new()))
+fn terminal() -> OpenGuest {
+    guest(StreamScreen::Terminal(
+        Box::new(TerminalScreen::new().unwrap()),
+        Vec::new(),
+    ))
 }
 
 /// Returns both ends of a websocket.
-async fn websocket() -> (Socket, Server) {
+async fn websocket() -> (GuestSocket, Server) {
     let (near, far) = duplex(64 << 10);
     let server = WebSocketStream::from_raw_socket(far, Role::Server, None).await;
-    (Socket::over(near).await, server)
+    (GuestSocket::over(near).await, server)
 }
 
 /// Runs a guest with these outcomes of attempts to connect, and then no other one.
-async fn run(guest: &Guest, attempts: Vec<Result<Socket, Refused>>) {
+async fn run(guest: &OpenGuest, attempts: Vec<Result<GuestSocket, HandshakeError>>) {
     let attempts = RefCell::new(VecDeque::from(attempts));
     guest
         .run(|| {
             let next = attempts.borrow_mut().pop_front();
-            async { next.unwrap_or(Err(Refused::NoWebSocket)) }
+            async { next.unwrap_or(Err(HandshakeError::NoWebSocket)) }
         })
         .await;
 }
 
-fn refused(code: u16, message: &str) -> Refused {
-    Refused::Status {
+fn refused(code: u16, message: &str) -> HandshakeError {
+    HandshakeError::Status {
         code,
         message: message.into(),
     }
@@ -63,22 +66,22 @@ async fn close(server: &mut Server, code: u16, reason: &str) {
     server.send(Message::Close(Some(frame))).await.unwrap();
 }
 
-fn status(guest: &Guest) -> Status {
+fn status(guest: &OpenGuest) -> StreamStatus {
     lock(&guest.state).status.clone()
 }
 
-fn text(guest: &Guest) -> String {
+fn text(guest: &OpenGuest) -> String {
     match &lock(&guest.state).screen {
-        Screen::Terminal(terminal, _) => terminal.rows().into_iter().map(Markup::into_string).collect(),
-        Screen::Display(_) => String::new(),
+        StreamScreen::Terminal(terminal, _) => terminal.rows().into_iter().map(Markup::into_string).collect(),
+        StreamScreen::Display(_) => String::new(),
     }
 }
 
-fn key(name: &str) -> Input {
-    Input::Key(Key {
+fn key(name: &str) -> UserInput {
+    UserInput::Key(KeyPress {
         key: name.into(),
         down: true,
-        ..Key::default()
+        ..KeyPress::default()
     })
 }
 
@@ -94,11 +97,14 @@ async fn console_that_moves_is_connected_again_and_keeps_its_screen() {
         target.send(Message::binary(&b"after"[..])).await.unwrap();
         let mut changes = guest.changes.subscribe();
         changes.wait_for(|_| text(&guest).contains("after")).await.unwrap();
-        assert_eq!(status(&guest), Status::Connected(Some("it migrated to node b".into())));
+        assert_eq!(
+            status(&guest),
+            StreamStatus::Connected(Some("it migrated to node b".into()))
+        );
         close(&mut target, 1001, "the guest has ended").await;
     };
     tokio::join!(run(&guest, attempts), moves);
-    assert_eq!(status(&guest), Status::Ended("the guest has ended".into()));
+    assert_eq!(status(&guest), StreamStatus::Ended("the guest has ended".into()));
     assert!(text(&guest).contains("before after"), "{}", text(&guest));
 }
 
@@ -109,22 +115,25 @@ async fn console_that_is_not_back_in_time_ends_with_the_last_error() {
     let begun = Instant::now();
     let closes = close(&mut source, AGAIN, "it migrated to node b");
     tokio::join!(run(&guest, vec![Ok(first)]), closes);
-    assert!(matches!(status(&guest), Status::Ended(why) if why.contains("no websocket")));
+    assert!(matches!(status(&guest), StreamStatus::Ended(why) if why.contains("no websocket")));
     assert!(begun.elapsed() >= RECONNECT && begun.elapsed() < RECONNECT * 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusal_is_shown_verbatim_and_not_retried() {
     for (refusal, expected) in [
-        (refused(403, "you may not"), Status::Ended("you may not".into())),
+        (refused(403, "you may not"), StreamStatus::Ended("you may not".into())),
         (
             refused(400, "VMI is not running"),
-            Status::Ended("VMI is not running".into()),
+            StreamStatus::Ended("VMI is not running".into()),
         ),
-        (refused(500, "Active VNC connection. Request denied."), Status::InUse),
         (
-            Refused::TooLate,
-            Status::Ended("the API server opened no websocket within 60 s".into()),
+            refused(500, "Active VNC connection. Request denied."),
+            StreamStatus::InUse,
+        ),
+        (
+            HandshakeError::TooLate,
+            StreamStatus::Ended("the API server opened no websocket within 60 s".into()),
         ),
     ] {
         let guest = terminal();
@@ -139,7 +148,7 @@ async fn connection_without_a_reason_for_its_end_is_not_opened_again() {
     let (socket, server) = websocket().await;
     drop(server);
     run(&guest, vec![Ok(socket)]).await;
-    assert_eq!(status(&guest), Status::Lost);
+    assert_eq!(status(&guest), StreamStatus::Lost);
     guest.input(vec![key("a")]);
     assert!(guest.take_output().is_empty(), "nothing is kept for another connection");
 }
@@ -151,17 +160,17 @@ async fn typed_keys_and_replies_reach_the_guest_in_order() {
     let types = async {
         let mut changes = guest.changes.subscribe();
         changes
-            .wait_for(|_| matches!(status(&guest), Status::Connected(None)))
+            .wait_for(|_| matches!(status(&guest), StreamStatus::Connected(None)))
             .await
             .unwrap();
         guest.input(vec![
             key("l"),
             key("s"),
             key("Enter"),
-            Input::Release,
-            Input::CtrlAltDelete,
+            UserInput::Release,
+            UserInput::CtrlAltDelete,
         ]);
-        guest.input(vec![Input::Text { text: "a\nb".into() }]);
+        guest.input(vec![UserInput::Text { text: "a\nb".into() }]);
         assert_eq!(server.next().await.unwrap().unwrap(), Message::binary(&b"ls\ra\rb"[..]));
         server.send(Message::binary(&b"\x1b[6n"[..])).await.unwrap();
         assert_eq!(
@@ -170,7 +179,7 @@ async fn typed_keys_and_replies_reach_the_guest_in_order() {
         );
         // What a guest that takes nothing is sent is bounded.
         for _ in 0..100 {
-            guest.input(vec![Input::Text { text: "x".repeat(1024) }]);
+            guest.input(vec![UserInput::Text { text: "x".repeat(1024) }]);
         }
         assert!(guest.take_output().len() <= MOST_INPUT);
         close(&mut server, 1001, "over").await;
@@ -180,7 +189,7 @@ async fn typed_keys_and_replies_reach_the_guest_in_order() {
 
 #[tokio::test(start_paused = true)]
 async fn display_is_requested_as_the_browser_takes_it() {
-    let guest = guest(Screen::Display(Rfb::new(Budget::default())));
+    let guest = guest(StreamScreen::Display(Rfb::new(Budget::default())));
     let (socket, mut server) = websocket().await;
     let shows = async {
         // A display of 2 by 1 pixels, without a name.
@@ -205,5 +214,5 @@ async fn display_is_requested_as_the_browser_takes_it() {
         server.send(Message::binary(&b"\x09"[..])).await.unwrap();
     };
     tokio::join!(run(&guest, vec![Ok(socket)]), shows);
-    assert!(matches!(status(&guest), Status::Ended(why) if why.contains("message 9")));
+    assert!(matches!(status(&guest), StreamStatus::Ended(why) if why.contains("message 9")));
 }

@@ -95,7 +95,7 @@ struct Setup {
     registry: Registry,
 }
 
-async fn setup(limits: Limits) -> Setup {
+async fn setup(limits: UserLimits) -> Setup {
     drydock_runtime::install_crypto();
     let api = Arc::new(ApiServer::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -108,11 +108,11 @@ async fn setup(limits: Limits) -> Setup {
         authority: None,
     };
     let (closing, mut registry) = (CancellationToken::new(), Registry::default());
-    let cluster = Cluster {
+    let cluster = ClusterContext {
         context: "staging".into(),
-        ..Cluster::default()
+        ..ClusterContext::default()
     };
-    let metrics = Metrics::register(&mut registry);
+    let metrics = UserMetrics::register(&mut registry);
     let front = Arc::new(Front {
         hosts: Hosts::new(&["console.example.org".to_owned()], "drydock"),
         users: Users::new(server, cluster, false, limits, metrics, process, closing.clone()),
@@ -191,7 +191,7 @@ async fn until_ended(mut lines: axum::body::BodyDataStream) {
 
 #[tokio::test]
 async fn users_see_their_own_objects_and_names_alone() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     setup.api.issue("of-anna", "anna", &["worker-1", "worker-2"]);
     setup.api.issue("of-ben", "ben", &["worker-2"]);
     let (annas, _open) = first(setup.open("of-anna").await).await;
@@ -217,7 +217,7 @@ async fn users_see_their_own_objects_and_names_alone() {
 
 #[tokio::test]
 async fn token_that_is_missing_or_refused_shows_nothing() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     let (code, body) = setup.refused(None).await;
     assert_eq!((code, body.get("reason")), (401, None), "nobody has signed in yet");
     let response = setup.open("guess").await;
@@ -240,7 +240,7 @@ async fn token_that_is_missing_or_refused_shows_nothing() {
 
 #[tokio::test]
 async fn documents_need_no_token_and_have_no_data() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     for (path, expected) in [
         ("/", 200),
         ("/nodes/worker-1", 200),
@@ -275,7 +275,7 @@ async fn documents_need_no_token_and_have_no_data() {
 
 #[tokio::test]
 async fn own_machine_gets_no_header_for_all_of_its_ports() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     let request = Request::builder().uri("/").header(HOST, "localhost:8443");
     let request = request.body(Body::empty()).unwrap();
     let Ok(response) = router(setup.front.clone()).oneshot(request).await;
@@ -285,9 +285,9 @@ async fn own_machine_gets_no_header_for_all_of_its_ports() {
 
 #[tokio::test]
 async fn pages_end_once_their_token_is_revoked() {
-    let limits = Limits {
+    let limits = UserLimits {
         review: Duration::from_millis(50),
-        ..Limits::default()
+        ..UserLimits::default()
     };
     let setup = setup(limits).await;
     setup.api.issue("of-anna", "anna", &["worker-1"]);
@@ -304,7 +304,7 @@ async fn pages_end_once_their_token_is_revoked() {
 
 #[tokio::test]
 async fn write_that_is_refused_has_the_token_reviewed() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     setup.api.issue("of-anna", "anna", &["worker-1"]);
     let (_, lines) = first(setup.open("of-anna").await).await;
     let cancel = json!({"namespace": "shop", "name": "m"});
@@ -318,9 +318,9 @@ async fn write_that_is_refused_has_the_token_reviewed() {
 
 #[tokio::test]
 async fn objects_are_dropped_once_nobody_uses_them() {
-    let limits = Limits {
+    let limits = UserLimits {
         idle: Duration::from_millis(300),
-        ..Limits::default()
+        ..UserLimits::default()
     };
     let setup = setup(limits).await;
     setup.api.issue("of-anna", "anna", &["worker-1"]);
@@ -335,11 +335,11 @@ async fn objects_are_dropped_once_nobody_uses_them() {
 
 #[tokio::test]
 async fn number_of_tokens_and_requests_is_limited() {
-    let limits = Limits {
+    let limits = UserLimits {
         users: 3,
         of_user: 2,
         requests: 2,
-        ..Limits::default()
+        ..UserLimits::default()
     };
     let setup = setup(limits).await;
     for (token, user) in [
@@ -378,7 +378,7 @@ async fn number_of_tokens_and_requests_is_limited() {
 
 #[tokio::test]
 async fn all_pages_end_with_the_console() {
-    let setup = setup(Limits::default()).await;
+    let setup = setup(UserLimits::default()).await;
     setup.api.issue("of-anna", "anna", &["worker-1"]);
     let (_, lines) = first(setup.open("of-anna").await).await;
     setup.closing.cancel();

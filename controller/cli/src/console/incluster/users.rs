@@ -30,10 +30,10 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    super::{Active, Cluster, Shared, idle, routes},
+    super::{Active, ClusterContext, ConsoleContext, idle, routes},
     token::{Digest, NoToken, Token},
 };
-use crate::connection::{Server, ServerError};
+use crate::connection::{Server, ServerAddressError};
 
 /// How long a review may take.
 const REVIEW_WITHIN: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ const ANONYMOUS: &str = "system:anonymous";
 
 /// How much is kept at once.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct UserLimits {
     /// Tokens whose objects are kept.
     pub(super) users: usize,
     /// Tokens of one user among them. A proxy's tokens are replaced every few minutes, while older pages are still open.
@@ -57,7 +57,7 @@ pub(super) struct Limits {
     pub(super) review: Duration,
 }
 
-impl Default for Limits {
+impl Default for UserLimits {
     fn default() -> Self {
         Self {
             users: 20,
@@ -72,12 +72,12 @@ impl Default for Limits {
 
 /// Metrics of users.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Metrics {
+pub(super) struct UserMetrics {
     tokens: Gauge,
     refused: Counter,
 }
 
-impl Metrics {
+impl UserMetrics {
     /// Counts in `registry`.
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
@@ -122,25 +122,25 @@ pub(super) enum Denied {
 #[derive(Debug, Error)]
 pub(super) enum Unreviewed {
     #[error(transparent)]
-    Server(ServerError),
+    Server(ServerAddressError),
     #[error("the request has failed")]
     Request(#[source] Box<kube::Error>),
     #[error("there was no response within {} s", REVIEW_WITHIN.as_secs())]
-    Silent,
+    TimedOut,
     #[error("it does not name its user")]
     Nameless,
 }
 
 /// A token that the API server has accepted.
-pub(super) struct User {
+pub(super) struct SignedInUser {
     name: String,
-    shared: Arc<Shared>,
+    shared: Arc<ConsoleContext>,
     routes: Router,
     process: Process,
     review: Notify,
 }
 
-impl User {
+impl SignedInUser {
     /// Returns what this user sees and does.
     pub(super) fn routes(&self) -> Router {
         self.routes.clone()
@@ -163,23 +163,23 @@ impl User {
 
 /// A user with a request in progress or an open page.
 pub(super) struct Visit {
-    pub(super) user: Arc<User>,
+    pub(super) user: Arc<SignedInUser>,
     _active: Active,
 }
 
 /// All users. Clones share one state.
 #[derive(Clone)]
-pub(super) struct Users(Arc<Inner>);
+pub(super) struct Users(Arc<UserTable>);
 
-struct Inner {
+struct UserTable {
     server: Server,
     /// The cluster, without a user.
-    cluster: Cluster,
+    cluster: ClusterContext,
     read_only: bool,
-    limits: Limits,
-    known: Mutex<HashMap<Digest, Arc<User>>>,
+    limits: UserLimits,
+    known: Mutex<HashMap<Digest, Arc<SignedInUser>>>,
     reviews: Semaphore,
-    metrics: Metrics,
+    metrics: UserMetrics,
     process: Process,
     closing: CancellationToken,
 }
@@ -188,14 +188,14 @@ impl Users {
     /// Creates an empty set. Everything ends when `closing` is cancelled; `process` runs the tasks.
     pub(super) fn new(
         server: Server,
-        cluster: Cluster,
+        cluster: ClusterContext,
         read_only: bool,
-        limits: Limits,
-        metrics: Metrics,
+        limits: UserLimits,
+        metrics: UserMetrics,
         process: Process,
         closing: CancellationToken,
     ) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(UserTable {
             server,
             cluster,
             read_only,
@@ -237,7 +237,7 @@ impl Users {
         if let Some(user) = known.get(&digest) {
             return self.0.visit(user);
         }
-        let Limits { users, of_user, .. } = self.0.limits;
+        let UserLimits { users, of_user, .. } = self.0.limits;
         if known.values().filter(|user| user.name == name).count() >= of_user {
             self.0.make_room(&mut known, |user| user.name == name);
         }
@@ -251,12 +251,12 @@ impl Users {
             return Err(Denied::Full(users));
         }
         let process = Process::new();
-        let cluster = Cluster {
+        let cluster = ClusterContext {
             user: name.clone(),
             ..self.0.cluster.clone()
         };
-        let shared = Shared::start(client, cluster, self.0.read_only, &process);
-        let user = Arc::new(User {
+        let shared = ConsoleContext::start(client, cluster, self.0.read_only, &process);
+        let user = Arc::new(SignedInUser {
             routes: routes(shared.clone()),
             name,
             shared,
@@ -272,17 +272,17 @@ impl Users {
     }
 }
 
-impl Inner {
-    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Arc<User>>> {
+impl UserTable {
+    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Arc<SignedInUser>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn count(&self, known: &HashMap<Digest, Arc<User>>) {
+    fn count(&self, known: &HashMap<Digest, Arc<SignedInUser>>) {
         self.metrics.tokens.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
     }
 
     /// Begins something for a user. All users are locked, so that this one does not end meanwhile.
-    fn visit(&self, user: &Arc<User>) -> Result<Visit, Denied> {
+    fn visit(&self, user: &Arc<SignedInUser>) -> Result<Visit, Denied> {
         if user.shared.active.load(Ordering::Relaxed) >= self.limits.requests {
             return Err(Denied::TooManyRequests(self.limits.requests));
         }
@@ -293,7 +293,7 @@ impl Inner {
     }
 
     /// Ends the user among these that has not been used for longest.
-    fn make_room(&self, known: &mut HashMap<Digest, Arc<User>>, among: impl Fn(&User) -> bool) {
+    fn make_room(&self, known: &mut HashMap<Digest, Arc<SignedInUser>>, among: impl Fn(&SignedInUser) -> bool) {
         let unused = known.iter().filter(|(_, user)| among(user) && !user.is_used());
         let oldest = unused.min_by_key(|(_, user)| *user.shared.last.borrow());
         if let Some(digest) = oldest.map(|(digest, _)| *digest) {
@@ -301,7 +301,7 @@ impl Inner {
         }
     }
 
-    fn end(&self, known: &mut HashMap<Digest, Arc<User>>, digest: &Digest, why: &str) {
+    fn end(&self, known: &mut HashMap<Digest, Arc<SignedInUser>>, digest: &Digest, why: &str) {
         if let Some(user) = known.remove(digest) {
             info!(user = user.name, why, "the objects of a user are dropped");
             user.process.stop();
@@ -310,7 +310,7 @@ impl Inner {
     }
 
     /// Ends a user once that is due.
-    async fn keep(self: Arc<Self>, digest: Digest, user: Arc<User>) {
+    async fn keep(self: Arc<Self>, digest: Digest, user: Arc<SignedInUser>) {
         let ended = user.ended();
         loop {
             tokio::select! {
@@ -338,7 +338,7 @@ impl Inner {
     }
 }
 
-async fn until_review(user: &User, limit: Duration) {
+async fn until_review(user: &SignedInUser, limit: Duration) {
     tokio::select! {
         () = sleep(limit) => {}
         () = user.review.notified() => {}
@@ -351,7 +351,7 @@ async fn review(client: &Client) -> Result<String, Denied> {
     let (parameters, own) = (PostParams::default(), SelfSubjectReview::default());
     let reviewed = timeout(REVIEW_WITHIN, api.create(&parameters, &own)).await;
     let review = match reviewed {
-        Err(_) => return Err(Denied::NotReviewed(Unreviewed::Silent)),
+        Err(_) => return Err(Denied::NotReviewed(Unreviewed::TimedOut)),
         Ok(Err(kube::Error::Api(status))) if status.code == 401 => return Err(Denied::Refused(String::new())),
         Ok(Err(error)) => return Err(Denied::NotReviewed(Unreviewed::Request(Box::new(error)))),
         Ok(Ok(review)) => review,

@@ -2,20 +2,20 @@
 
 use std::fmt::Write as _;
 
-use drydock_view::{nodes::State, text::seconds};
+use drydock_view::{nodes::NodeAvailability, text::seconds};
 use jiff::Timestamp;
 use maud::{Markup, html};
 
-use super::Context;
+use super::PageContext;
 pub(super) use crate::console::url::segment;
 use crate::console::{
     page::{BANNERS, CLUSTER, Page, ROOT},
-    rights::Action,
-    view::{Path, ROWS},
+    rights::UserAction,
+    view::{ROWS, ViewPath},
 };
 
 /// Appends what is on every page: the cluster, what is out of date, and what could not be read.
-pub(super) fn frame(page: &mut Page, context: &Context<'_>) {
+pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
     let cluster = context.cluster;
     page.push(
         CLUSTER,
@@ -80,22 +80,22 @@ fn coarse(passed: u64) -> String {
 }
 
 /// Returns a state as an icon and a word.
-pub(super) fn state(state: State) -> Markup {
+pub(super) fn state(state: NodeAvailability) -> Markup {
     // Paths in a box of 16.
     let (class, path) = match state {
-        State::Open => ("open", "M8 3a5 5 0 1 0 0 10A5 5 0 0 0 8 3z"),
-        State::Closed => (
+        NodeAvailability::Open => ("open", "M8 3a5 5 0 1 0 0 10A5 5 0 0 0 8 3z"),
+        NodeAvailability::Closed => (
             "closed",
             "M4 7h8v6H4zM5.5 7V5a2.5 2.5 0 0 1 5 0v2h-1.6V5a.9.9 0 0 0-1.8 0v2z",
         ),
-        State::Emptying => ("emptying", "M2 7h7V4l5 4-5 4V9H2z"),
-        State::Blocked => ("blocked", "M8 2l7 12H1zM7.2 6.5v3.6h1.6V6.5zM7.2 11.2v1.5h1.6v-1.5z"),
-        State::Empty => ("empty-node", "M6.5 11.7 2.8 8l1.3-1.3 2.4 2.4 5.4-5.4L13.2 5z"),
-        State::NotUsable => (
+        NodeAvailability::Emptying => ("emptying", "M2 7h7V4l5 4-5 4V9H2z"),
+        NodeAvailability::Blocked => ("blocked", "M8 2l7 12H1zM7.2 6.5v3.6h1.6V6.5zM7.2 11.2v1.5h1.6v-1.5z"),
+        NodeAvailability::Empty => ("empty-node", "M6.5 11.7 2.8 8l1.3-1.3 2.4 2.4 5.4-5.4L13.2 5z"),
+        NodeAvailability::NotUsable => (
             "unusable",
             "M4.5 3.2 8 6.7l3.5-3.5 1.3 1.3L9.3 8l3.5 3.5-1.3 1.3L8 9.3l-3.5 3.5-1.3-1.3L6.7 8 3.2 4.5z",
         ),
-        State::Unknown => (
+        NodeAvailability::Unknown => (
             "unknown",
             "M7 11h2v2H7zM5 6a3 3 0 1 1 4.2 2.7c-.5.2-.6.5-.6 1.3H7.2c0-1.6.4-2.2 1.3-2.6A1.4 1.4 0 1 0 6.6 6z",
         ),
@@ -151,7 +151,7 @@ pub(super) fn command(text: &str) -> Markup {
 }
 
 /// Returns a button that opens a dialog; disabled with the reason if the user may not do it, or if nothing can be done now.
-pub(super) fn opens(label: &str, path: &str, action: Action, context: &Context<'_>) -> Markup {
+pub(super) fn opens(label: &str, path: &str, action: UserAction, context: &PageContext<'_>) -> Markup {
     let missing = missing(action, context);
     html! {
         button type="button" data-dialog=(path) disabled[missing.is_some()] title=[missing] { (label) }
@@ -183,7 +183,7 @@ pub(super) fn table(id: &str, what: &str, headings: &[&str], body: &str) -> Mark
 }
 
 /// Returns the row of a table in which nothing matches the filter.
-pub(super) fn no_match(path: &Path, columns: usize, what: &str) -> Markup {
+pub(super) fn no_match(path: &ViewPath, columns: usize, what: &str) -> Markup {
     html! { tr #no-match { td colspan=(columns) { "No " (what) " has “" (path.filter) "” in it." } } }
 }
 
@@ -198,7 +198,7 @@ pub(super) fn heading(page: &mut Page, title: &str, summary: &str) {
 }
 
 /// A confirmation by one button.
-pub(super) struct Question<'a> {
+pub(super) struct Confirmation<'a> {
     /// The identity of the form.
     pub(super) id: &'a str,
     /// Where it is sent.
@@ -207,7 +207,7 @@ pub(super) struct Question<'a> {
     pub(super) hidden: &'a [(&'a str, &'a str)],
     /// What follows from it, and other fields.
     pub(super) content: Markup,
-    pub(super) action: Action,
+    pub(super) action: UserAction,
     /// Whether there is still something to be done.
     pub(super) open: bool,
     /// The words of the button.
@@ -217,7 +217,7 @@ pub(super) struct Question<'a> {
 }
 
 /// Returns the form of a question; its button is disabled with the reason where nothing can be done.
-pub(super) fn form(question: &Question<'_>, context: &Context<'_>) -> Markup {
+pub(super) fn form(question: &Confirmation<'_>, context: &PageContext<'_>) -> Markup {
     let missing = missing(question.action, context);
     html! {
         form id=(question.id) data-post=(question.path) {
@@ -235,7 +235,7 @@ pub(super) fn form(question: &Question<'_>, context: &Context<'_>) -> Markup {
 }
 
 /// Returns why something cannot be done now.
-pub(super) fn missing<'a>(action: Action, context: &Context<'a>) -> Option<&'a str> {
+pub(super) fn missing<'a>(action: UserAction, context: &PageContext<'a>) -> Option<&'a str> {
     match context.stale_since {
         Some(_) => Some("the API server is not reached"),
         None => context.rights.missing(action),
@@ -243,7 +243,7 @@ pub(super) fn missing<'a>(action: Action, context: &Context<'a>) -> Option<&'a s
 }
 
 /// Appends the field that leaves rows out.
-pub(super) fn filter(page: &mut Page, path: &Path, what: &str) {
+pub(super) fn filter(page: &mut Page, path: &ViewPath, what: &str) {
     page.push(
         ROOT,
         "filter",
@@ -257,7 +257,7 @@ pub(super) fn filter(page: &mut Page, path: &Path, what: &str) {
 }
 
 /// Appends the pages of a table with this number of rows.
-pub(super) fn pagination(page: &mut Page, path: &Path, base: &str, rows: usize, what: &str) {
+pub(super) fn pagination(page: &mut Page, path: &ViewPath, base: &str, rows: usize, what: &str) {
     let pages = rows.div_ceil(ROWS);
     let link = |number: usize| format!("{base}?q={}&page={}", segment(&path.filter), number + 1);
     page.push(

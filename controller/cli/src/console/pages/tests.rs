@@ -5,20 +5,20 @@ use drydock_api::{
     maintenance::{Group, NodeMaintenance},
 };
 use drydock_view::{
-    check::{Check, Finding, Outcome, Section},
+    check::{Check, CheckOutcome, Finding, Section},
     plan::Remedy,
     plan::fixture::{cluster, node},
-    snapshot::Unread,
+    snapshot::UnreadKind,
 };
 use serde_json::json;
 
 use maud::html;
 
-use super::{guest::Circumstances, *};
+use super::{guest_page::GuestPageContext, *};
 use crate::console::{
-    guest::{Picture, Shown, Status},
-    page::Part,
-    view::Device,
+    guest::{Picture, Shown, StreamStatus},
+    page::PageElement,
+    view::GuestDevice,
 };
 
 const NOW: &str = "2026-11-27T14:05:00Z";
@@ -80,27 +80,32 @@ fn drained() -> Snapshot {
 /// Returns a page of a snapshot, for a user with these rights.
 fn shown(path: &str, snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>) -> Page {
     with(snapshot, rights, stale_since, |context| {
-        render(&Path::parse(path).unwrap(), context)
+        render(&ViewPath::parse(path).unwrap(), context)
     })
 }
 
 /// Returns the page of a guest that shows this.
-fn guest_page(path: &str, status: Status, picture: Picture, circumstances: Circumstances) -> Page {
+fn guest_page(path: &str, status: StreamStatus, picture: Picture, circumstances: GuestPageContext) -> Page {
     let mut page = shown(path, &drained(), &Rights::default(), None);
     let shown = Shown { id: 7, status, picture };
-    guest::show(&mut page, &Path::parse(path).unwrap().view, &shown, circumstances);
+    guest_page::show(&mut page, &ViewPath::parse(path).unwrap().view, &shown, circumstances);
     page
 }
 
-fn with<T>(snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>, f: impl FnOnce(&Context<'_>) -> T) -> T {
-    let cluster = Cluster {
+fn with<T>(
+    snapshot: &Snapshot,
+    rights: &Rights,
+    stale_since: Option<&str>,
+    f: impl FnOnce(&PageContext<'_>) -> T,
+) -> T {
+    let cluster = ClusterContext {
         context: "prod-eu".into(),
         server: "https://10.0.0.1:6443".into(),
         user: "anna".into(),
         careful: true,
     };
     let report = Ok(checked());
-    let context = Context {
+    let context = PageContext {
         snapshot,
         now: NOW.parse().unwrap(),
         rights,
@@ -112,7 +117,7 @@ fn with<T>(snapshot: &Snapshot, rights: &Rights, stale_since: Option<&str>, f: i
 }
 
 /// Returns a report with a check of each outcome.
-fn checked() -> Report {
+fn checked() -> CheckReport {
     let finding = |outcome, message: &str| Finding {
         outcome,
         message: message.into(),
@@ -126,26 +131,26 @@ fn checked() -> Report {
         outcome,
         findings,
     };
-    Report {
+    CheckReport {
         at: NOW.parse().unwrap(),
         sections: vec![Section {
             title: "Nodes",
             checks: vec![
-                check("kubelets are ready", Outcome::Ok, Vec::new()),
+                check("kubelets are ready", CheckOutcome::Ok, Vec::new()),
                 check(
                     "no node is cordoned",
-                    Outcome::Warning,
-                    vec![finding(Outcome::Warning, "<b> is cordoned")],
+                    CheckOutcome::Warning,
+                    vec![finding(CheckOutcome::Warning, "<b> is cordoned")],
                 ),
                 check(
                     "nodes accept virtual machines",
-                    Outcome::Error,
-                    vec![finding(Outcome::Error, "none does")],
+                    CheckOutcome::Error,
+                    vec![finding(CheckOutcome::Error, "none does")],
                 ),
-                check("agents are ready", Outcome::Skipped, Vec::new()),
+                check("agents are ready", CheckOutcome::Skipped, Vec::new()),
             ],
         }],
-        unread: vec![Unread {
+        unread: vec![UnreadKind {
             resource: "pods".into(),
             why: "forbidden".into(),
         }],
@@ -154,7 +159,7 @@ fn checked() -> Report {
 
 /// Returns the parts of a page, a line for each, so that a changed one is one changed line.
 fn lines(page: &Page) -> String {
-    let line = |part: &Part| format!("{} > {}: {}\n", part.into, part.id, part.html);
+    let line = |part: &PageElement| format!("{} > {}: {}\n", part.into, part.id, part.html);
     page.parts.iter().map(line).collect()
 }
 
@@ -182,7 +187,7 @@ fn pages_have_what_they_had() {
 fn parts_are_distinct_and_within_earlier_ones() {
     const DOCUMENT: [&str; 4] = ["page", "dialog", "cluster", "banners"];
     let mut snapshot = drained();
-    snapshot.unread.push(Unread {
+    snapshot.unread.push(UnreadKind {
         resource: "pods".into(),
         why: "forbidden".into(),
     });
@@ -205,7 +210,7 @@ fn parts_are_distinct_and_within_earlier_ones() {
         for (index, part) in page.parts.iter().enumerate() {
             let earlier = &page.parts[..index];
             assert!(earlier.iter().all(|other| other.id != part.id), "{path} {}", part.id);
-            let holds = |other: &Part| other.html.contains(&format!("id=\"{}\"", part.into));
+            let holds = |other: &PageElement| other.html.contains(&format!("id=\"{}\"", part.into));
             assert!(
                 DOCUMENT.contains(&part.into) || earlier.iter().any(holds),
                 "{path}: {} is in {}",
@@ -237,7 +242,7 @@ fn markup_of_others_is_text_on_every_page() {
     }
 }
 
-const WRITES: Circumstances = Circumstances {
+const WRITES: GuestPageContext = GuestPageContext {
     read_only: false,
     runs: true,
 };
@@ -250,16 +255,16 @@ fn pages_of_a_guest_have_what_they_had() {
         html! { "login: " span.cursor { " " } },
         html! { span.f1 { "<b>" } },
     ]);
-    let page = guest_page(CONSOLE, Status::Connected(None), rows, WRITES);
+    let page = guest_page(CONSOLE, StreamStatus::Connected(None), rows, WRITES);
     insta::assert_snapshot!("guest-console", lines(&page));
     let size = Picture::Size(Some((800, 600)));
-    let page = guest_page(DISPLAY, Status::Connected(None), size.clone(), WRITES);
+    let page = guest_page(DISPLAY, StreamStatus::Connected(None), size.clone(), WRITES);
     insta::assert_snapshot!("guest-display", lines(&page));
-    let read_only = Circumstances {
+    let read_only = GuestPageContext {
         read_only: true,
         ..WRITES
     };
-    let page = lines(&guest_page(DISPLAY, Status::Connected(None), size, read_only));
+    let page = lines(&guest_page(DISPLAY, StreamStatus::Connected(None), size, read_only));
     assert!(
         !page.contains("data-guest") && !page.contains("<form") && page.contains("--read-only"),
         "{page}"
@@ -270,19 +275,19 @@ fn pages_of_a_guest_have_what_they_had() {
 fn state_of_a_guest_has_its_reason_and_a_way_on() {
     let again = "<a href=\"/virtual-machines/shop/web/display\">";
     for (status, runs, expected) in [
-        (Status::Connecting, true, vec!["Connecting"]),
+        (StreamStatus::Connecting, true, vec!["Connecting"]),
         (
-            Status::Connected(Some("it migrated to node b".into())),
+            StreamStatus::Connected(Some("it migrated to node b".into())),
             true,
             vec!["Connected again after: it migrated to node b."],
         ),
         (
-            Status::Reconnecting("it migrated to node b".into()),
+            StreamStatus::Reconnecting("it migrated to node b".into()),
             true,
             vec!["Closed: it migrated to node b.", "is being connected again"],
         ),
         (
-            Status::InUse,
+            StreamStatus::InUse,
             true,
             vec![
                 "Another client",
@@ -290,15 +295,23 @@ fn state_of_a_guest_has_its_reason_and_a_way_on() {
                 again,
             ],
         ),
-        (Status::Lost, true, vec!["Another client has taken the display", again]),
-        (Status::Lost, false, vec!["The guest does not run any more", again]),
         (
-            Status::Ended("<b>".into()),
+            StreamStatus::Lost,
+            true,
+            vec!["Another client has taken the display", again],
+        ),
+        (
+            StreamStatus::Lost,
+            false,
+            vec!["The guest does not run any more", again],
+        ),
+        (
+            StreamStatus::Ended("<b>".into()),
             true,
             vec!["The display has ended: &lt;b&gt;.", again],
         ),
     ] {
-        let circumstances = Circumstances { runs, ..WRITES };
+        let circumstances = GuestPageContext { runs, ..WRITES };
         let page = guest_page(DISPLAY, status.clone(), Picture::Size(None), circumstances);
         let state = &page.parts.iter().find(|part| part.id == "state").unwrap().html;
         for text in expected {
@@ -327,7 +340,7 @@ fn guest_that_cannot_be_opened_has_the_reason_on_both_pages() {
         let mut snapshot = drained();
         devices(&mut snapshot, phase, attached);
         let why = with(&snapshot, rights, None, |context| {
-            guest::unavailable("shop", "web", Device::Console, context)
+            guest_page::unavailable("shop", "web", GuestDevice::Console, context)
         });
         assert_eq!(why.is_some(), expected.is_some(), "{why:?}");
         let machine = lines(&shown("/virtual-machines/shop/web", &snapshot, rights, None));

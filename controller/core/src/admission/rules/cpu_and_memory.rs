@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use drydock_api::{
     kubevirt::{
         Amount,
-        domain::{Cpu, Domain, Resources},
+        domain_spec::{Cpu, Domain, Resources},
     },
     launcher::KVM_RESOURCE,
 };
 
 use crate::{
-    admission::{At, Refusals},
+    admission::{At, RefusalList},
     quantity,
 };
 
@@ -28,7 +28,7 @@ const TOO_MUCH: u64 = 1 << 53;
 const BYTES: &str = "an amount of bytes such as 64Mi or 1.5Gi, below 8Pi and not negative";
 const CPU_AMOUNT: &str = "an amount of CPU such as 2 or 500m, not negative";
 
-pub(super) fn check(domain: &Domain, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(domain: &Domain, at: &At, refusals: &mut RefusalList) {
     if let Some(cpu) = &domain.cpu {
         topology(cpu, &at.field("cpu"), refusals);
     }
@@ -37,7 +37,7 @@ pub(super) fn check(domain: &Domain, at: &At, refusals: &mut Refusals) {
     memory(domain, &resources, at, refusals);
 }
 
-fn topology(cpu: &Cpu, at: &At, refusals: &mut Refusals) {
+fn topology(cpu: &Cpu, at: &At, refusals: &mut RefusalList) {
     let mut product = 1;
     for (name, count) in [("cores", cpu.cores), ("sockets", cpu.sockets), ("threads", cpu.threads)] {
         let Some(count) = count else { continue };
@@ -64,7 +64,7 @@ fn topology(cpu: &Cpu, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) {
+fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut RefusalList) {
     for (part, amounts) in [("requests", &resources.requests), ("limits", &resources.limits)] {
         for (name, amount) in amounts {
             let at = at.field(part).field(name);
@@ -110,7 +110,7 @@ fn requests_and_limits(resources: &Resources, at: &At, refusals: &mut Refusals) 
     }
 }
 
-fn memory(domain: &Domain, resources: &Resources, at: &At, refusals: &mut Refusals) {
+fn memory(domain: &Domain, resources: &Resources, at: &At, refusals: &mut RefusalList) {
     let at_guest = at.field("memory").field("guest");
     let guest = domain.memory.as_ref().and_then(|memory| memory.guest.as_ref());
     let (limit, request) = (resources.limits.get("memory"), resources.requests.get("memory"));

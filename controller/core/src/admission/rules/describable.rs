@@ -11,7 +11,7 @@ use drydock_api::{
 
 use crate::{
     admission::{
-        At, Refusals,
+        At, RefusalList,
         defaults::{Named, default_instance},
     },
     configuration::Configuration,
@@ -24,7 +24,7 @@ const ARCHITECTURE: (&str, &str) = ("amd64", "x86_64");
 const NAME: &str = "guest";
 
 /// Refuses a guest whose domain XML cannot be generated. Called only if every single field is valid.
-pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     let mut spec = spec.clone();
     let named = Named {
         namespace: NAME,

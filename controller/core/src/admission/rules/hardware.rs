@@ -3,12 +3,12 @@
 use drydock_api::kubevirt::{
     VirtualMachineInstanceSpec,
     devices::{DiskBus, Input},
-    domain::{Clock, TickPolicy, Timer},
+    domain_spec::{Clock, TickPolicy, Timer},
 };
 
-use crate::admission::{At, Refusals, defaults};
+use crate::admission::{At, RefusalList, defaults};
 
-pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     let domain = at.field("domain");
     if let Some(architecture) = &spec.architecture
         && !defaults::ARCHITECTURES.contains(&architecture.as_str())
@@ -44,7 +44,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     }
 }
 
-fn inputs(inputs: &[Input], at: &At, refusals: &mut Refusals) {
+fn inputs(inputs: &[Input], at: &At, refusals: &mut RefusalList) {
     for (index, input) in inputs.iter().enumerate() {
         let earlier = inputs[..index].iter().position(|other| other.name == input.name);
         if let Some(first) = earlier {
@@ -54,7 +54,7 @@ fn inputs(inputs: &[Input], at: &At, refusals: &mut Refusals) {
 }
 
 /// Requires a machine type with the bus that the guest's devices attach to: PCI Express, or channels on s390x.
-fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     let machine = spec
         .domain
         .machine
@@ -93,7 +93,7 @@ fn machine(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) 
     }
 }
 
-fn clock(clock: &Clock, at: &At, refusals: &mut Refusals) {
+fn clock(clock: &Clock, at: &At, refusals: &mut RefusalList) {
     let Some(timers) = &clock.timer else { return };
     let at = at.field("timer");
     // The policies that KubeVirt's API documents for each timer.

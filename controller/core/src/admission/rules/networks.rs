@@ -5,10 +5,10 @@ use drydock_api::kubevirt::{
     devices::{Interface, Port},
 };
 
-use super::names::{DNS_LABEL, is_dns_label, is_port_name};
-use crate::admission::{At, Refusals};
+use super::name_rules::{DNS_LABEL, is_dns_label, is_port_name};
+use crate::admission::{At, RefusalList};
 
-pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     let at_networks = at.field("networks");
     let at_interfaces = at.field("domain").field("devices").field("interfaces");
     let interfaces = &spec.domain.devices.interfaces;
@@ -68,7 +68,7 @@ fn is_interface_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
 }
 
-fn interface(interface: &Interface, at: &At, refusals: &mut Refusals) {
+fn interface(interface: &Interface, at: &At, refusals: &mut RefusalList) {
     let bindings = [
         ("masquerade", &interface.masquerade),
         ("passt", &interface.passt),
@@ -112,7 +112,7 @@ fn mac(interface: &Interface) -> Option<[u8; 6]> {
 }
 
 /// Checks the ports, which become ports of the pod, where names and numbers must be unique.
-fn ports(interfaces: &[Interface], at: &At, refusals: &mut Refusals) {
+fn ports(interfaces: &[Interface], at: &At, refusals: &mut RefusalList) {
     let mut seen: Vec<(&Port, At)> = Vec::new();
     for (index, interface) in interfaces.iter().enumerate() {
         for (number, port) in interface.ports.iter().enumerate() {
@@ -140,7 +140,7 @@ fn ports(interfaces: &[Interface], at: &At, refusals: &mut Refusals) {
 }
 
 /// Checks the pod's host name and subdomain.
-pub(super) fn host_names(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+pub(super) fn host_names(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     for (field, name) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
         if let Some(name) = name
             && !is_dns_label(name)

@@ -6,7 +6,7 @@ use drydock_api::{
 };
 
 use super::iso_label;
-use crate::admission::{At, Refusals};
+use crate::admission::{At, RefusalList};
 
 /// Fields of a pod that a file may have (Kubernetes' `DownwardAPIVolumeFile`). A key in brackets may follow the maps.
 const FIELDS: [&str; 5] = [
@@ -31,7 +31,7 @@ const DIVISORS: [&str; 13] = [
 ];
 const CPU_DIVISORS: [&str; 2] = ["1m", "1"];
 
-pub(super) fn check(facts: &DownwardApiVolume, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(facts: &DownwardApiVolume, at: &At, refusals: &mut RefusalList) {
     iso_label::check(facts.volume_label.as_deref(), at, refusals);
     let at_all = at.field("fields");
     for (index, fact) in facts.fields.iter().enumerate() {
@@ -47,7 +47,7 @@ pub(super) fn check(facts: &DownwardApiVolume, at: &At, refusals: &mut Refusals)
     }
 }
 
-fn source(fact: &DownwardApiField, at: &At, refusals: &mut Refusals) {
+fn source(fact: &DownwardApiField, at: &At, refusals: &mut RefusalList) {
     match (&fact.field_ref, &fact.resource_field_ref) {
         (None, None) => refusals.required(at, "one of fieldRef and resourceFieldRef"),
         (Some(_), Some(_)) => refusals.conflict(&at.field("resourceFieldRef"), at.field("fieldRef")),
@@ -56,7 +56,7 @@ fn source(fact: &DownwardApiField, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn field_ref(field: &FieldRef, at: &At, refusals: &mut Refusals) {
+fn field_ref(field: &FieldRef, at: &At, refusals: &mut RefusalList) {
     if let Some(version) = field.api_version.as_deref().filter(|version| *version != "v1") {
         refusals.not_allowed(&at.field("apiVersion"), version, "v1");
     }
@@ -74,7 +74,7 @@ fn field_ref(field: &FieldRef, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn resource_ref(field: &ResourceFieldRef, at: &At, refusals: &mut Refusals) {
+fn resource_ref(field: &ResourceFieldRef, at: &At, refusals: &mut RefusalList) {
     if field.container_name != CONTAINER {
         refusals.not_allowed(&at.field("containerName"), &field.container_name, CONTAINER);
     }

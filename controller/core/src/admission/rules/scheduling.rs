@@ -7,8 +7,8 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::LabelSelector,
 };
 
-use super::{names, networks};
-use crate::admission::{At, Refusals};
+use super::{name_rules, networks};
+use crate::admission::{At, RefusalList};
 
 const DNS_POLICIES: [&str; 4] = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
@@ -16,9 +16,9 @@ const UNSATISFIABLE: [&str; 2] = ["DoNotSchedule", "ScheduleAnyway"];
 /// Longest accepted grace period, in seconds: a day.
 const GRACE: i64 = 86400;
 
-pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     networks::host_names(spec, at, refusals);
-    names::node_selector(&spec.node_selector, &at.field("nodeSelector"), refusals);
+    name_rules::node_selector(&spec.node_selector, &at.field("nodeSelector"), refusals);
     for (index, found) in spec.tolerations.iter().enumerate() {
         toleration(found, &at.field("tolerations").index(index), refusals);
     }
@@ -31,10 +31,10 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
         refusals,
     );
     if let Some(class) = &spec.priority_class_name {
-        names::reference(class, &at.field("priorityClassName"), refusals);
+        name_rules::reference(class, &at.field("priorityClassName"), refusals);
     }
     if let Some(scheduler) = &spec.scheduler_name {
-        names::reference(scheduler, &at.field("schedulerName"), refusals);
+        name_rules::reference(scheduler, &at.field("schedulerName"), refusals);
     }
     if let Some(seconds) = spec.termination_grace_period_seconds
         && !(0..=GRACE).contains(&seconds)
@@ -45,7 +45,7 @@ pub(super) fn check(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut R
     dns(spec, at, refusals);
 }
 
-fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
+fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut RefusalList) {
     if let Some(policy) = &spec.dns_policy {
         one_of(policy, &DNS_POLICIES, &at.field("dnsPolicy"), refusals);
     }
@@ -71,8 +71,8 @@ fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     }
     for (index, search) in searches.iter().enumerate() {
         let name = search.strip_suffix('.').unwrap_or(search);
-        if search != "." && !names::is_dns_subdomain(&name.replace('_', "a")) {
-            refusals.not_allowed(&at_searches.index(index), search, names::DNS_SUBDOMAIN);
+        if search != "." && !name_rules::is_dns_subdomain(&name.replace('_', "a")) {
+            refusals.not_allowed(&at_searches.index(index), search, name_rules::DNS_SUBDOMAIN);
         }
     }
     for (index, option) in config.options.unwrap_or_default().iter().enumerate() {
@@ -83,13 +83,13 @@ fn dns(spec: &VirtualMachineInstanceSpec, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn one_of(found: &str, allowed: &[&str], at: &At, refusals: &mut Refusals) {
+fn one_of(found: &str, allowed: &[&str], at: &At, refusals: &mut RefusalList) {
     if !allowed.contains(&found) {
         refusals.not_allowed(at, found, allowed.join(", "));
     }
 }
 
-fn toleration(found: &Toleration, at: &At, refusals: &mut Refusals) {
+fn toleration(found: &Toleration, at: &At, refusals: &mut RefusalList) {
     let key = found.key.as_deref().unwrap_or_default();
     let operator = found
         .operator
@@ -104,12 +104,12 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut Refusals) {
             refusals.not_allowed(&at.field("operator"), operator, "Exists, as there is no key");
         }
     } else {
-        names::label_key(key, &at.field("key"), refusals);
+        name_rules::label_key(key, &at.field("key"), refusals);
     }
     if operator == "Exists" && !value.is_empty() {
         refusals.not_allowed(&at.field("value"), value, "nothing with operator Exists");
     } else {
-        names::label_value(value, &at.field("value"), refusals);
+        name_rules::label_value(value, &at.field("value"), refusals);
     }
     if !effect.is_empty() {
         one_of(effect, &EFFECTS, &at.field("effect"), refusals);
@@ -122,7 +122,7 @@ fn toleration(found: &Toleration, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn affinity(found: &Affinity, at: &At, refusals: &mut Refusals) {
+fn affinity(found: &Affinity, at: &At, refusals: &mut RefusalList) {
     if let Some(node) = &found.node_affinity {
         node_affinity(node, &at.field("nodeAffinity"), refusals);
     }
@@ -156,7 +156,7 @@ fn affinity(found: &Affinity, at: &At, refusals: &mut Refusals) {
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
 
-fn node_affinity(found: &NodeAffinity, at: &At, refusals: &mut Refusals) {
+fn node_affinity(found: &NodeAffinity, at: &At, refusals: &mut RefusalList) {
     if let Some(required) = &found.required_during_scheduling_ignored_during_execution {
         let at = at.field(REQUIRED).field("nodeSelectorTerms");
         if required.node_selector_terms.is_empty() {
@@ -177,10 +177,10 @@ fn node_affinity(found: &NodeAffinity, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut Refusals) {
+fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut RefusalList) {
     for (index, requirement) in term.match_expressions.iter().flatten().enumerate() {
         let at = at.field("matchExpressions").index(index);
-        names::node_label_key(&requirement.key, &at.field("key"), refusals);
+        name_rules::node_label_key(&requirement.key, &at.field("key"), refusals);
         let values = requirement.values.as_deref().unwrap_or_default();
         let at_values = at.field("values");
         match requirement.operator.as_str() {
@@ -198,7 +198,7 @@ fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut Refusals) {
         }
         if matches!(requirement.operator.as_str(), "In" | "NotIn") {
             for (index, value) in values.iter().enumerate() {
-                names::label_value(value, &at_values.index(index), refusals);
+                name_rules::label_value(value, &at_values.index(index), refusals);
             }
         }
     }
@@ -213,20 +213,20 @@ fn node_term(term: &NodeSelectorTerm, at: &At, refusals: &mut Refusals) {
     }
 }
 
-fn weight(weight: i32, at: &At, refusals: &mut Refusals) {
+fn weight(weight: i32, at: &At, refusals: &mut RefusalList) {
     if !(1..=100).contains(&weight) {
         refusals.not_allowed(&at.field("weight"), weight, "1 to 100");
     }
 }
 
-fn pod_term(term: &PodAffinityTerm, at: &At, refusals: &mut Refusals) {
+fn pod_term(term: &PodAffinityTerm, at: &At, refusals: &mut RefusalList) {
     if term.topology_key.is_empty() {
         refusals.required(
             &at.field("topologyKey"),
             "a label of nodes, such as kubernetes.io/hostname",
         );
     } else {
-        names::label_key(&term.topology_key, &at.field("topologyKey"), refusals);
+        name_rules::label_key(&term.topology_key, &at.field("topologyKey"), refusals);
     }
     if let Some(selector) = &term.label_selector {
         selector_expressions(selector, &at.field("labelSelector"), refusals);
@@ -237,10 +237,10 @@ fn pod_term(term: &PodAffinityTerm, at: &At, refusals: &mut Refusals) {
 }
 
 /// Checks the expressions of a label selector.
-pub(super) fn selector_expressions(selector: &LabelSelector, at: &At, refusals: &mut Refusals) {
+pub(super) fn selector_expressions(selector: &LabelSelector, at: &At, refusals: &mut RefusalList) {
     for (index, requirement) in selector.match_expressions.iter().flatten().enumerate() {
         let at = at.field("matchExpressions").index(index);
-        names::label_key(&requirement.key, &at.field("key"), refusals);
+        name_rules::label_key(&requirement.key, &at.field("key"), refusals);
         let values = requirement.values.as_deref().unwrap_or_default();
         match requirement.operator.as_str() {
             "In" | "NotIn" if values.is_empty() => {
@@ -255,7 +255,7 @@ pub(super) fn selector_expressions(selector: &LabelSelector, at: &At, refusals: 
     }
 }
 
-fn spread(constraints: &[TopologySpreadConstraint], at: &At, refusals: &mut Refusals) {
+fn spread(constraints: &[TopologySpreadConstraint], at: &At, refusals: &mut RefusalList) {
     for (index, constraint) in constraints.iter().enumerate() {
         let at_constraint = at.index(index);
         if constraint.max_skew < 1 {
@@ -264,7 +264,7 @@ fn spread(constraints: &[TopologySpreadConstraint], at: &At, refusals: &mut Refu
         if constraint.topology_key.is_empty() {
             refusals.required(&at_constraint.field("topologyKey"), "a label of nodes");
         } else {
-            names::label_key(&constraint.topology_key, &at_constraint.field("topologyKey"), refusals);
+            name_rules::label_key(&constraint.topology_key, &at_constraint.field("topologyKey"), refusals);
         }
         let unsatisfiable = &constraint.when_unsatisfiable;
         one_of(

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    super::{Kind, VERSION, annotations::REFUSED},
+    super::{AdmittedKind, VERSION, annotations::REFUSED},
     instance, machine, refusal_text,
 };
 
@@ -28,18 +28,21 @@ fn annotations_that_are_not_carried_out_are_refused() {
     for key in REFUSED {
         let refused = format!("annotations[{key}] is not supported by Drydock {VERSION}");
         let object = annotated(instance(), "/metadata", key, r#"[{"image": "example.org/hook"}]"#);
-        assert_eq!(refusal_text(&object, Kind::Instance), format!("metadata.{refused}"));
+        assert_eq!(
+            refusal_text(&object, AdmittedKind::Instance),
+            format!("metadata.{refused}")
+        );
         let inner = annotated(machine(instance()), "/spec/template/metadata", key, "true");
         let expected = format!("spec.template.metadata.{refused}");
-        assert_eq!(refusal_text(&inner, Kind::Machine), expected);
-        assert_eq!(refusal_text(&replica_set(&inner), Kind::ReplicaSet), expected);
+        assert_eq!(refusal_text(&inner, AdmittedKind::Machine), expected);
+        assert_eq!(refusal_text(&replica_set(&inner), AdmittedKind::ReplicaSet), expected);
         for nothing in ["", "false", "[]", " "] {
             let object = annotated(instance(), "/metadata", key, nothing);
-            assert_eq!(refusal_text(&object, Kind::Instance), "", "{key}: {nothing:?}");
+            assert_eq!(refusal_text(&object, AdmittedKind::Instance), "", "{key}: {nothing:?}");
         }
         // A machine's own annotations are not those of its instances.
         let outer = annotated(machine(instance()), "/metadata", key, "true");
-        assert_eq!(refusal_text(&outer, Kind::Machine), "", "{key}");
+        assert_eq!(refusal_text(&outer, AdmittedKind::Machine), "", "{key}");
     }
 }
 
@@ -59,11 +62,11 @@ fn harmless_annotations_are_kept() {
         ("example.org/anything", "true"),
     ] {
         assert_eq!(
-            refusal_text(&annotated(instance(), "/metadata", key, value), Kind::Instance),
+            refusal_text(&annotated(instance(), "/metadata", key, value), AdmittedKind::Instance),
             "",
             "{key}"
         );
         let inner = annotated(machine(instance()), "/spec/template/metadata", key, value);
-        assert_eq!(refusal_text(&inner, Kind::Machine), "", "{key}");
+        assert_eq!(refusal_text(&inner, AdmittedKind::Machine), "", "{key}");
     }
 }

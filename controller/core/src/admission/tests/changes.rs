@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        Kind, Reason,
+        AdmissionReason, AdmittedKind,
         change::review_change,
-        migration::{INSTANCE_LABEL, prepared, review_in_flight, review_instance, review_requester},
+        migration_requests::{INSTANCE_LABEL, prepared, review_in_flight, review_instance, review_requester},
         reserved::{CONTROLLER, RESERVED_LABELS},
         sentence,
     },
@@ -24,22 +24,22 @@ fn an_instance_stays_as_it_was_created() {
     let mut new = old.clone();
     put(&mut new, "/metadata/labels", json!({"app": "db"}));
     put(&mut new, "/status", json!({"phase": "Running"}));
-    assert_eq!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
+    assert_eq!(review_change(&old, &new, AdmittedKind::Instance, SOMEBODY), []);
     put(&mut new, "/spec/evictionStrategy", json!("LiveMigrate"));
-    let refusals = review_change(&old, &new, Kind::Instance, SOMEBODY);
+    let refusals = review_change(&old, &new, AdmittedKind::Instance, SOMEBODY);
     assert_eq!(sentence(&refusals), "update of VMI object is restricted");
-    assert_eq!(refusals[0].reason, Reason::Immutable);
+    assert_eq!(refusals[0].reason, AdmissionReason::Immutable);
     // The controller fills in defaults, which are reviewed as well.
-    assert_eq!(review_change(&old, &new, Kind::Instance, CONTROLLER), []);
+    assert_eq!(review_change(&old, &new, AdmittedKind::Instance, CONTROLLER), []);
     put(&mut new, "/spec/architecture", json!("pdp11"));
-    let refusals = review_change(&old, &new, Kind::Instance, CONTROLLER);
+    let refusals = review_change(&old, &new, AdmittedKind::Instance, CONTROLLER);
     assert_eq!(
         sentence(&refusals),
         "spec.architecture: `pdp11` is not allowed; allowed: amd64, arm64, s390x"
     );
     // Deletion always works.
     put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-    assert_eq!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
+    assert_eq!(review_change(&old, &new, AdmittedKind::Instance, SOMEBODY), []);
 }
 
 #[test]
@@ -59,11 +59,11 @@ fn the_time_to_shut_down_can_only_become_shorter() {
         put(&mut old, "/spec/terminationGracePeriodSeconds", before.clone());
         let mut new = old.clone();
         put(&mut new, "/spec/terminationGracePeriodSeconds", after.clone());
-        let refusals = review_change(&old, &new, Kind::Instance, SOMEBODY);
+        let refusals = review_change(&old, &new, AdmittedKind::Instance, SOMEBODY);
         assert_eq!(refusals.is_empty(), allowed, "{before} to {after}: {refusals:?}");
         // No other field may change at the same time.
         put(&mut new, "/spec/evictionStrategy", json!("None"));
-        assert_ne!(review_change(&old, &new, Kind::Instance, SOMEBODY), []);
+        assert_ne!(review_change(&old, &new, AdmittedKind::Instance, SOMEBODY), []);
     }
 }
 
@@ -73,9 +73,9 @@ fn a_virtual_machine_is_reviewed_when_its_spec_changes() {
     put(&mut old, "/spec/instancetype", json!({"name": "of an older version"}));
     let mut new = old.clone();
     put(&mut new, "/metadata/labels", json!({"app": "db"}));
-    assert_eq!(review_change(&old, &new, Kind::Machine, SOMEBODY), []);
+    assert_eq!(review_change(&old, &new, AdmittedKind::Machine, SOMEBODY), []);
     put(&mut new, "/spec/runStrategy", json!("Halted"));
-    let refusals = review_change(&old, &new, Kind::Machine, SOMEBODY);
+    let refusals = review_change(&old, &new, AdmittedKind::Machine, SOMEBODY);
     assert!(
         sentence(&refusals).starts_with("spec.instancetype is not supported"),
         "{refusals:?}"
@@ -87,7 +87,7 @@ fn labels_of_the_system_cannot_be_set() {
     for label in RESERVED_LABELS {
         let mut object = instance();
         put(&mut object, "/metadata/labels", json!({(label): "x"}));
-        let refusal_text = refusal_text(&object, Kind::Instance);
+        let refusal_text = refusal_text(&object, AdmittedKind::Instance);
         assert!(
             refusal_text.contains(label) && refusal_text.contains("prohibited"),
             "{refusal_text}"
@@ -99,7 +99,7 @@ fn labels_of_the_system_cannot_be_set() {
         "/metadata/labels",
         json!({"kubevirt.io/domain": "db", "kubevirt.io/size": "small"}),
     );
-    assert_eq!(refusal_text(&object, Kind::Instance), "");
+    assert_eq!(refusal_text(&object, AdmittedKind::Instance), "");
 }
 
 fn migration(phase: Option<&str>) -> VirtualMachineInstanceMigration {
@@ -131,7 +131,7 @@ fn migration_refusals_have_the_text_of_kubevirt() {
     assert_eq!(missing.message, "the VMI \"vm\" does not exist under the cluster");
     assert_eq!(
         (missing.reason, missing.field.as_str()),
-        (Reason::WrongState, "spec.vmiName")
+        (AdmissionReason::WrongState, "spec.vmiName")
     );
     for (status, expected_text) in [
         (
@@ -169,7 +169,12 @@ fn migration_refusals_have_the_text_of_kubevirt() {
 
 #[test]
 fn a_migration_names_its_instance_and_nothing_more() {
-    let refused_for = |spec: Value| refusal_text(&json!({"metadata": {"name": "move"}, "spec": spec}), Kind::Migration);
+    let refused_for = |spec: Value| {
+        refusal_text(
+            &json!({"metadata": {"name": "move"}, "spec": spec}),
+            AdmittedKind::Migration,
+        )
+    };
     assert_eq!(
         refused_for(json!({"vmiName": "vm", "addedNodeSelector": {"a": "b"}})),
         ""
@@ -208,14 +213,14 @@ fn a_migration_names_its_instance_and_nothing_more() {
             .starts_with("spec.sendTo is not supported")
     );
     let (old, new) = (json!({"spec": {"vmiName": "a"}}), json!({"spec": {"vmiName": "b"}}));
-    let refusals = review_change(&old, &new, Kind::Migration, CONTROLLER);
+    let refusals = review_change(&old, &new, AdmittedKind::Migration, CONTROLLER);
     assert_eq!(sentence(&refusals), "update of Migration object's spec is restricted");
 }
 
 #[test]
 fn only_the_controller_may_set_migration_urgency() {
     let urgent = json!({"metadata": {"name": "move"}, "spec": {"vmiName": "vm", "priority": "system-critical"}});
-    assert_eq!(refusal_text(&urgent, Kind::Migration), "");
+    assert_eq!(refusal_text(&urgent, AdmittedKind::Migration), "");
     assert_eq!(review_requester(None, &urgent, CONTROLLER), []);
     for user in [SOMEBODY, "", "system:serviceaccount:other:drydock-controller"] {
         let refusals = review_requester(None, &urgent, user);
@@ -225,7 +230,7 @@ fn only_the_controller_may_set_migration_urgency() {
         );
         assert_eq!(
             (refusals[0].reason, refusals[0].field.as_str()),
-            (Reason::Reserved, "spec.priority")
+            (AdmissionReason::Reserved, "spec.priority")
         );
     }
     for spec in [json!({"vmiName": "vm"}), json!({"vmiName": "vm", "priority": null})] {
@@ -252,7 +257,7 @@ fn only_the_controller_may_mark_an_evacuation() {
             let refusals = review_requester(old, &new, SOMEBODY);
             assert_eq!(
                 (refusals.len(), refusals[0].reason, refusals[0].field.clone()),
-                (1, Reason::Reserved, format!("metadata.annotations[{key}]"))
+                (1, AdmissionReason::Reserved, format!("metadata.annotations[{key}]"))
             );
         }
         // What the controller has set is not refused when another user changes other fields.
@@ -320,12 +325,12 @@ fn a_migration_in_flight_keeps_the_label_of_its_instance() {
         (None, Some("vm"), "Running", ""),
     ] {
         let (old, mut new) = (labelled(before, phase), labelled(after, phase));
-        let refusal_text = sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY));
+        let refusal_text = sentence(&review_change(&old, &new, AdmittedKind::Migration, SOMEBODY));
         assert_eq!(refusal_text, expected_text, "{before:?} to {after:?}");
         // A migration that is being deleted is still in flight.
         put(&mut new, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
         assert_eq!(
-            sentence(&review_change(&old, &new, Kind::Migration, SOMEBODY)),
+            sentence(&review_change(&old, &new, AdmittedKind::Migration, SOMEBODY)),
             expected_text
         );
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        Kind,
+        AdmittedKind,
         defaults::{Named, default_instance, defaulted},
     },
     instance, machine, manifest, put, refusal_text,
@@ -50,10 +50,10 @@ fn a_sparse_manifest_is_complete_afterwards() {
           - {name: scratch, emptyDisk: {capacity: 1Gi}}
         ",
     );
-    assert_eq!(refusal_text(&sparse, Kind::Instance), "");
+    assert_eq!(refusal_text(&sparse, AdmittedKind::Instance), "");
     let whole = filled(&sparse);
     insta::assert_snapshot!(serde_json::to_string_pretty(&whole["spec"]).unwrap());
-    assert_eq!(refusal_text(&whole, Kind::Instance), "");
+    assert_eq!(refusal_text(&whole, AdmittedKind::Instance), "");
     // Identities are derived from the name alone.
     assert_eq!(whole["spec"]["domain"]["firmware"]["uuid"], firmware_uuid("shop", "vm"));
     assert_eq!(
@@ -165,8 +165,8 @@ fn an_empty_text_is_the_same_as_none() {
     }
     put(&mut object, "/spec/domain/machine", json!({"type": ""}));
     put(&mut object, "/spec/domain/firmware", json!({"uuid": "", "serial": ""}));
-    assert_eq!(refusal_text(&object, Kind::Instance), "");
-    assert_eq!(refusal_text(&machine(object.clone()), Kind::Machine), "");
+    assert_eq!(refusal_text(&object, AdmittedKind::Instance), "");
+    assert_eq!(refusal_text(&machine(object.clone()), AdmittedKind::Machine), "");
     let spec =
         |object: Value| -> VirtualMachineInstanceSpec { serde_json::from_value(object["spec"].clone()).unwrap() };
     assert_eq!(spec(filled(&object)), spec(filled(&plain)));
@@ -366,9 +366,9 @@ proptest! {
 
     #[test]
     fn what_is_admitted_stays_admitted_and_can_be_carried_out(object in specs()) {
-        let before = refusal_text(&object, Kind::Instance);
+        let before = refusal_text(&object, AdmittedKind::Instance);
         let once = filled(&object);
-        let after = refusal_text(&once, Kind::Instance);
+        let after = refusal_text(&once, AdmittedKind::Instance);
         prop_assert!(!before.is_empty() || after.is_empty(), "{} though nothing was wrong before", after);
         let spec: VirtualMachineInstanceSpec = serde_json::from_value(once["spec"].clone()).unwrap();
         if after.is_empty() && spec.architecture.as_deref() == Some("amd64") {

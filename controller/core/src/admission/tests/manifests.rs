@@ -1,13 +1,13 @@
 //! Manifests from KubeVirt's documentation are admitted unchanged.
 
-use super::{super::Kind, manifest, refusal_text};
+use super::{super::AdmittedKind, manifest, refusal_text};
 
 /// The instance from KubeVirt's documentation page on node drain.
 const DOCUMENTED: &str = include_str!("documented.yaml");
 
 #[test]
 fn the_documented_instance_is_admitted_unchanged() {
-    assert_eq!(refusal_text(&manifest(DOCUMENTED), Kind::Instance), "");
+    assert_eq!(refusal_text(&manifest(DOCUMENTED), AdmittedKind::Instance), "");
 }
 
 #[test]
@@ -16,12 +16,12 @@ fn a_virtual_machine_of_it_is_admitted_for_each_strategy() {
     for strategy in ["Always", "RerunOnFailure", "Manual", "Once", "Halted"] {
         let mut machine = machine.clone();
         super::put(&mut machine, "/spec/runStrategy", strategy.into());
-        assert_eq!(refusal_text(&machine, Kind::Machine), "", "{strategy}");
+        assert_eq!(refusal_text(&machine, AdmittedKind::Machine), "", "{strategy}");
     }
     let mut machine = machine;
     machine["spec"].as_object_mut().unwrap().remove("runStrategy");
     super::put(&mut machine, "/spec/running", true.into());
-    assert_eq!(refusal_text(&machine, Kind::Machine), "");
+    assert_eq!(refusal_text(&machine, AdmittedKind::Machine), "");
 }
 
 #[test]
@@ -58,6 +58,6 @@ fn misspelt_strategy_is_refused_with_the_right_one() {
     ] {
         let mut machine = super::machine(super::instance());
         super::put(&mut machine, "/spec/runStrategy", expected_part.into());
-        assert_eq!(refusal_text(&machine, Kind::Machine), expected);
+        assert_eq!(refusal_text(&machine, AdmittedKind::Machine), expected);
     }
 }

@@ -13,17 +13,17 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        Kind,
-        migration::prepared,
-        rules::names::{is_dns_label, is_dns_subdomain, is_label_value},
+        AdmittedKind,
+        migration_requests::prepared,
+        rules::name_rules::{is_dns_label, is_dns_subdomain, is_label_value},
     },
     instance, machine, refusal_text,
 };
 use crate::{
     configuration::Configuration,
-    eviction::budget,
+    eviction::own_pdb,
     label_keys,
-    launcher_pod::{MigrationTarget, PodInput, host_uuid, pod, suffix, target_pod},
+    launcher_pod::{PodInput, TargetPodInput, host_uuid, pod, suffix, target_pod},
     machine::instance_of::instance_of,
     minimum::Minimum,
     placement::requirements,
@@ -87,7 +87,7 @@ fn check_instance(
     made.metadata.uid = Some("5d307ca9-b3ef-428c-8861-06e72d69f223".into());
     let name = made.metadata.name.clone().unwrap();
     let object = json!({"metadata": {"name": name, "labels": made.metadata.labels}, "spec": made.spec});
-    prop_assert_eq!(refusal_text(&object, Kind::Instance), "");
+    prop_assert_eq!(refusal_text(&object, AdmittedKind::Instance), "");
     let requirements = requirements(&made.spec, &Configuration::default(), &Minimum::default());
     let (suffix, host_uuid) = (suffix(migration), host_uuid(migration));
     let input = PodInput {
@@ -100,7 +100,7 @@ fn check_instance(
         emulation: false,
         arriving: None,
     };
-    let target = MigrationTarget {
+    let target = TargetPodInput {
         uid: "4b2b0a54-4e0a-4a4b-9d9a-0f4d0c3ab001",
         name: migration,
         rejected: 0,
@@ -111,11 +111,11 @@ fn check_instance(
     for mut pod in [pod(&input), target_pod(&input, target)] {
         check_pod(&pod)?;
         pod.metadata.uid = Some("p".into());
-        let budget = budget::of(&pod).unwrap();
-        prop_assert!(is_dns_subdomain(budget.metadata.name.as_deref().unwrap()));
+        let pdb = own_pdb::of(&pod).unwrap();
+        prop_assert!(is_dns_subdomain(pdb.metadata.name.as_deref().unwrap()));
     }
     let refused_for = json!({"metadata": {"name": migration}, "spec": {"vmiName": name}});
-    prop_assert_eq!(refusal_text(&refused_for, Kind::Migration), "");
+    prop_assert_eq!(refusal_text(&refused_for, AdmittedKind::Migration), "");
     let labels = prepared(&refused_for).unwrap()["metadata"]["labels"].clone();
     prop_assert_eq!(labels, json!({"kubevirt.io/vmi-name": name}));
     let evacuation = format!("{EVACUATION_PREFIX}{}", crate::launcher_pod::suffix(migration));
@@ -140,10 +140,10 @@ proptest! {
         let mut object = instance();
         object["metadata"]["name"] = json!(name);
         object["spec"]["volumes"] = volumes();
-        let refused = refusal_text(&object, Kind::Instance);
+        let refused = refusal_text(&object, AdmittedKind::Instance);
         let mut machine = machine(object.clone());
         machine["metadata"]["name"] = json!(name);
-        prop_assert_eq!(&refusal_text(&machine, Kind::Machine), &refused);
+        prop_assert_eq!(&refusal_text(&machine, AdmittedKind::Machine), &refused);
         if refused.is_empty() {
             check_instance(serde_json::from_value(object).unwrap(), &migration)?;
             let machine: VirtualMachine = serde_json::from_value(machine).unwrap();
@@ -160,13 +160,13 @@ proptest! {
             "metadata": {"name": name, "namespace": "shop", "uid": "set-uid"},
             "spec": {"replicas": 3, "selector": {"matchLabels": {"app": "web"}}, "template": template},
         });
-        let refused = refusal_text(&set, Kind::ReplicaSet);
+        let refused = refusal_text(&set, AdmittedKind::ReplicaSet);
         if !refused.is_empty() {
             return check_refusal(&refused, &name);
         }
         let set: VirtualMachineInstanceReplicaSet = serde_json::from_value(set).unwrap();
         let instances: [Arc<VirtualMachineInstance>; 0] = [];
-        let plan = replica_set::plan(&replica_set::Observed {
+        let plan = replica_set::plan(&replica_set::ObservedReplicaSet {
             now: Timestamp::UNIX_EPOCH,
             set: &set,
             instances: &instances,

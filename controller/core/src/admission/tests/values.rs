@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{super::Kind, instance, machine, put, refusal_text};
+use super::{super::AdmittedKind, instance, machine, put, refusal_text};
 
 /// Changes to a valid instance (JSON pointer below `/spec`, value), and the beginning of the expected message; empty
 /// if the change is admitted.
@@ -15,13 +15,13 @@ fn check(cases: &[Case]) {
             let value: Value = serde_json::from_str(value).unwrap_or_else(|error| panic!("{value}: {error}"));
             put(&mut object, &format!("/spec{pointer}"), value);
         }
-        let refusal_text = refusal_text(&object, Kind::Instance);
+        let refusal_text = refusal_text(&object, AdmittedKind::Instance);
         if expected.is_empty() {
             assert_eq!(refusal_text, "", "{changes:?}");
         } else {
             assert!(refusal_text.starts_with(expected), "{changes:?}: {refusal_text}");
             // In a template, the only difference is a longer path.
-            let inner = super::refusal_text(&machine(object), Kind::Machine);
+            let inner = super::refusal_text(&machine(object), AdmittedKind::Machine);
             let longer = expected
                 .replace("spec.", "spec.template.spec.")
                 .replace("spec cannot", "spec.template.spec cannot");
@@ -329,7 +329,7 @@ fn domain_not_describable_to_libvirt_is_refused_at_creation() {
         let volume = json!({"name": name, "emptyDisk": {"capacity": "1Gi"}});
         put(&mut object, "/spec/volumes/-", volume);
     }
-    let refusal_text = refusal_text(&object, Kind::Instance);
+    let refusal_text = refusal_text(&object, AdmittedKind::Instance);
     assert!(
         refusal_text.contains("spec.domain cannot be had: there are too many devices"),
         "{refusal_text}"
@@ -490,7 +490,7 @@ fn cloud_init_data_is_limited_by_its_decoded_length() {
                 "/spec/volumes/-",
                 json!({"name": "c", "cloudInitNoCloud": {(field): text}}),
             );
-            refusal_text(&object, Kind::Instance)
+            refusal_text(&object, AdmittedKind::Instance)
         };
         assert_eq!(with(text.clone()), "", "{field}");
         let longer = with(format!("xxxx{text}"));
@@ -507,7 +507,7 @@ fn cloud_init_data_is_limited_by_its_decoded_length() {
         "/spec/volumes/-",
         json!({"name": "c", "cloudInitNoCloud": {"userData": text}}),
     );
-    let refusal_text = refusal_text(&object, Kind::Instance);
+    let refusal_text = refusal_text(&object, AdmittedKind::Instance);
     assert!(
         refusal_text.contains("userData: `xxx")
             && refusal_text.contains("at most 2048 bytes")
@@ -811,9 +811,9 @@ fn names_and_dns_settings_of_the_pod_are_checked() {
 fn names_of_objects_become_labels() {
     let mut object = instance();
     put(&mut object, "/metadata/name", json!("x".repeat(64)));
-    assert!(refusal_text(&object, Kind::Instance).contains("metadata.name: `xxx"));
+    assert!(refusal_text(&object, AdmittedKind::Instance).contains("metadata.name: `xxx"));
     put(&mut object, "/metadata/name", json!("x".repeat(63)));
-    assert_eq!(refusal_text(&object, Kind::Instance), "");
+    assert_eq!(refusal_text(&object, AdmittedKind::Instance), "");
 }
 
 #[test]
@@ -821,10 +821,10 @@ fn machines_run_by_one_rule() {
     let mut object = machine(instance());
     put(&mut object, "/spec/running", json!(true));
     let conflict = "spec.running cannot be set together with spec.runStrategy";
-    assert_eq!(refusal_text(&object, Kind::Machine), conflict);
+    assert_eq!(refusal_text(&object, AdmittedKind::Machine), conflict);
     object["spec"].as_object_mut().unwrap().remove("running");
     object["spec"].as_object_mut().unwrap().remove("runStrategy");
-    assert!(refusal_text(&object, Kind::Machine).starts_with("spec.runStrategy must be set: one of Always"));
+    assert!(refusal_text(&object, AdmittedKind::Machine).starts_with("spec.runStrategy must be set: one of Always"));
 }
 
 #[test]
@@ -836,24 +836,24 @@ fn replica_sets_select_what_they_make() {
             "template": {"metadata": {"labels": {"app": "db"}}, "spec": instance()["spec"]},
         },
     });
-    assert_eq!(refusal_text(&object, Kind::ReplicaSet), "");
+    assert_eq!(refusal_text(&object, AdmittedKind::ReplicaSet), "");
     put(
         &mut object,
         "/spec/template/metadata/labels",
         json!({"app": "db", "tier": "web"}),
     );
     assert_eq!(
-        refusal_text(&object, Kind::ReplicaSet),
+        refusal_text(&object, AdmittedKind::ReplicaSet),
         "spec.template.metadata.labels: `app=db,tier=web` is not allowed; allowed: labels that spec.selector selects"
     );
     put(&mut object, "/spec/selector", json!({}));
-    assert!(refusal_text(&object, Kind::ReplicaSet).starts_with("spec.selector must be set: an empty one"));
+    assert!(refusal_text(&object, AdmittedKind::ReplicaSet).starts_with("spec.selector must be set: an empty one"));
     put(
         &mut object,
         "/spec/selector",
         json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}),
     );
-    assert!(refusal_text(&object, Kind::ReplicaSet).starts_with(
+    assert!(refusal_text(&object, AdmittedKind::ReplicaSet).starts_with(
         "spec.selector.matchExpressions[0].operator: `Is` is not allowed; allowed: In, NotIn, Exists, DoesNotExist"
     ));
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        Kind, Reason, VERSION,
+        AdmissionReason, AdmittedKind, VERSION,
         annotations::REFUSED,
         fields::{CONTAINERS, recorded, refused_fields},
         hints::{Accepted, HINTS},
@@ -43,20 +43,20 @@ fn with(path: &str, value: Value) -> Value {
 }
 
 /// Returns whether KubeVirt's list has fields inside this one.
-fn holds_fields(kind: Kind, path: &str) -> bool {
+fn holds_fields(kind: AdmittedKind, path: &str) -> bool {
     let inner = format!("{path}.");
     recorded().any(|(other, field)| other == kind && field.starts_with(&inner))
 }
 
-fn refusal(kind: Kind, path: &str, value: Value) -> Option<String> {
+fn refusal(kind: AdmittedKind, path: &str, value: Value) -> Option<String> {
     let refusals = refused_fields(&with(path, value), kind);
     for refusal in &refusals {
-        assert_eq!(refusal.reason, Reason::NotSupported, "{path}: {refusal}");
+        assert_eq!(refusal.reason, AdmissionReason::NotSupported, "{path}: {refusal}");
     }
     (!refusals.is_empty()).then(|| refusals[0].to_string())
 }
 
-fn fate(kind: Kind, path: &str) -> Fate {
+fn fate(kind: AdmittedKind, path: &str) -> Fate {
     let sample = if holds_fields(kind, path) {
         json!({})
     } else {
@@ -99,14 +99,14 @@ fn fate(kind: Kind, path: &str) -> Fate {
 fn every_field_of_kubevirt_has_its_fate() {
     let mut table = String::new();
     let mut counts = [0; 4];
-    let all: BTreeSet<(Kind, &str)> = recorded().collect();
+    let all: BTreeSet<(AdmittedKind, &str)> = recorded().collect();
     assert!(all.len() > 450, "{}", all.len());
     for (kind, path) in all {
         let fate = fate(kind, path);
         counts[fate as usize] += 1;
         writeln!(table, "{fate:?} {} {path}", kind.as_str()).unwrap();
         // A template has the same fields, treated in the same way.
-        if kind == Kind::Instance {
+        if kind == AdmittedKind::Instance {
             let value = if holds_fields(kind, path) {
                 json!({})
             } else {
@@ -114,9 +114,9 @@ fn every_field_of_kubevirt_has_its_fate() {
             };
             let inner = with(path, value.clone());
             let alone = refused_fields(&inner, kind);
-            for maker in [Kind::Machine, Kind::ReplicaSet] {
+            for maker in [AdmittedKind::Machine, AdmittedKind::ReplicaSet] {
                 let made = refused_fields(&json!({"spec": {"template": inner}}), maker);
-                let fields = |refusals: &[super::super::Refusal], prefix: &str| -> Vec<String> {
+                let fields = |refusals: &[super::super::AdmissionRefusal], prefix: &str| -> Vec<String> {
                     refusals
                         .iter()
                         .map(|refusal| format!("{prefix}{}", refusal.field))
@@ -160,15 +160,18 @@ fn supported_fields_are_read_by_the_api_types() {
     let everything = manifest(EVERYTHING);
     for (kind, read_and_written) in [
         (
-            Kind::Instance,
+            AdmittedKind::Instance,
             read_and_written::<VirtualMachineInstanceSpec> as fn(&Value) -> Value,
         ),
-        (Kind::Machine, read_and_written::<VirtualMachineSpec>),
+        (AdmittedKind::Machine, read_and_written::<VirtualMachineSpec>),
         (
-            Kind::ReplicaSet,
+            AdmittedKind::ReplicaSet,
             read_and_written::<VirtualMachineInstanceReplicaSetSpec>,
         ),
-        (Kind::Migration, read_and_written::<VirtualMachineInstanceMigrationSpec>),
+        (
+            AdmittedKind::Migration,
+            read_and_written::<VirtualMachineInstanceMigrationSpec>,
+        ),
     ] {
         let spec = &everything[kind.as_str()];
         assert_eq!(*spec, read_and_written(spec), "{}", kind.as_str());
@@ -203,7 +206,7 @@ fn all_unsupported_fields_are_in_one_refusal() {
         json!({"path": "/x", "type": "Disk"}),
     );
     assert_eq!(
-        refusal_text(&object, Kind::Instance),
+        refusal_text(&object, AdmittedKind::Instance),
         format!(
             "spec.domain.devices.gpus is not supported by Drydock {VERSION}; \
              spec.domain.devices.tpm is not supported by Drydock {VERSION}; \
@@ -213,7 +216,7 @@ fn all_unsupported_fields_are_in_one_refusal() {
         )
     );
     let machine = super::machine(object);
-    let found = refused_fields(&machine, Kind::Machine);
+    let found = refused_fields(&machine, AdmittedKind::Machine);
     assert_eq!(found[0].field, "spec.template.spec.domain.devices.gpus");
     assert_eq!(found.len(), 5);
 }
@@ -230,7 +233,7 @@ fn unsupported_parts_of_machines_are_refused_by_name() {
             ("updateVolumesStrategy", json!("Migration")),
         ],
     );
-    let refusal_text = refusal_text(&object, Kind::Machine);
+    let refusal_text = refusal_text(&object, AdmittedKind::Machine);
     for expected_part in [
         "spec.dataVolumeTemplates is not supported",
         "spec.instancetype is not supported",
@@ -248,7 +251,7 @@ fn unsupported_parts_of_machines_are_refused_by_name() {
         ],
     );
     assert_eq!(
-        super::refusal_text(&object, Kind::Machine),
+        super::refusal_text(&object, AdmittedKind::Machine),
         format!("spec.preference is not supported by Drydock {VERSION}")
     );
 }
@@ -283,18 +286,18 @@ fn unknown_fields_are_refused_with_the_name_that_may_be_meant() {
             "spec.something is not a field of VirtualMachineInstance",
         ),
     ] {
-        let refusals = refused_fields(&with(path, json!("sample")), Kind::Instance);
+        let refusals = refused_fields(&with(path, json!("sample")), AdmittedKind::Instance);
         assert_eq!(refusals.len(), 1, "{path}");
-        assert_eq!(refusals[0].reason, Reason::UnknownField);
+        assert_eq!(refusals[0].reason, AdmissionReason::UnknownField);
         assert_eq!(refusals[0].message, expected);
     }
     // A key that looks like a path is not a path.
     let forged = json!({"spec": {"domain": {"cpu.maxSockets": 4, "features[]": 1}}});
-    let found = refused_fields(&forged, Kind::Instance);
+    let found = refused_fields(&forged, AdmittedKind::Instance);
     assert_eq!(found.len(), 2, "{found:?}");
     // The response stays small, whatever the request contains.
     let many: serde_json::Map<String, Value> = (0..10_000).map(|n| (format!("{n:0>4000}"), json!(1))).collect();
-    let found = refused_fields(&json!({"spec": many}), Kind::Instance);
+    let found = refused_fields(&json!({"spec": many}), AdmittedKind::Instance);
     assert_eq!(found.len(), 10_000);
     assert!(super::sentence(&found).len() < 40_000);
 }

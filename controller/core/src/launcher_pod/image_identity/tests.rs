@@ -1,4 +1,4 @@
-//! Which references are pinned to which image, and which containerDisks get a witness.
+//! Which references are pinned to which image, and which containerDisks get a probe.
 
 use std::slice;
 
@@ -149,8 +149,8 @@ fn layers_go_alone_only_to_the_very_same_images() {
 #[test]
 fn image_of_tag_is_probed_once_where_guest_started() {
     let probes = |guest: &VirtualMachineInstance, of: &Value| {
-        let witnesses = wanted_image_probes(guest, &pod(of));
-        let names = witnesses.into_iter().map(|witness| witness.name);
+        let probes = wanted_image_probes(guest, &pod(of));
+        let names = probes.into_iter().map(|probe| probe.name);
         names.collect::<Vec<_>>()
     };
     let here = json!({});
@@ -160,7 +160,7 @@ fn image_of_tag_is_probed_once_where_guest_started() {
         ("two", &digest, None),
         ("three", "r.example/c", None),
     ]);
-    assert_eq!(probes(&tags, &here), ["image-witness-0", "image-witness-2"]);
+    assert_eq!(probes(&tags, &here), ["image-digest-probe-0", "image-digest-probe-2"]);
     assert_eq!(
         probes(&guest(&[("two", &digest, None)]), &here),
         [""; 0],
@@ -174,7 +174,7 @@ fn image_of_tag_is_probed_once_where_guest_started() {
     assert_eq!(probes(&guest(&[]), &here), [""; 0]);
     let cases = [
         (
-            json!({"spec": {"ephemeralContainers": [{"name": "image-witness-0"}]}}),
+            json!({"spec": {"ephemeralContainers": [{"name": "image-digest-probe-0"}]}}),
             "they are there",
         ),
         (
@@ -191,60 +191,60 @@ fn image_of_tag_is_probed_once_where_guest_started() {
 }
 
 #[test]
-fn a_witness_is_of_the_image_and_sees_the_guests() {
+fn probe_runs_the_image_and_sees_the_guests_disk() {
     let mut guest = guest(&[
         ("run", "r.example/a:1", None),
         ("launcher-image", "r.example/b:1", None),
     ]);
     guest.spec.volumes[1].container_disk.as_mut().unwrap().path = Some("/disk/b.img".into());
-    let witnesses = wanted_image_probes(&guest, &pod(&json!({})));
-    let witness = &witnesses[0];
-    assert_eq!(witness.image.as_deref(), Some("r.example/a:1"));
-    let mounts: Vec<_> = witness.volume_mounts.iter().flatten().collect();
+    let probes = wanted_image_probes(&guest, &pod(&json!({})));
+    let probe = &probes[0];
+    assert_eq!(probe.image.as_deref(), Some("r.example/a:1"));
+    let mounts: Vec<_> = probe.volume_mounts.iter().flatten().collect();
     let mounts: Vec<_> = mounts
         .iter()
         .map(|mount| (mount.name.as_str(), mount.mount_path.as_str()))
         .collect();
     // The guest has volumes with both names of the pod's own volumes.
     assert_eq!(mounts, [("volume-run", "/images/run"), ("launcher-1", LAUNCHER_FOLDER)]);
-    let command = witness.command.clone().unwrap();
+    let command = probe.command.clone().unwrap();
     assert_eq!(
         command[command.len() - 3..],
         ["same-disk", "/images/run", "/disk/b.img"]
     );
-    assert_eq!(witness.security_context, Some(security::container()));
+    assert_eq!(probe.security_context, Some(security::container()));
     assert_eq!(
-        witnesses[1].command.as_ref().unwrap().last().unwrap(),
+        probes[1].command.as_ref().unwrap().last().unwrap(),
         "/images/launcher-image"
     );
 }
 
-/// Returns a pod with a witness of volume `one` in that state.
-fn witnessed(state: &Value, image_id: &str) -> Pod {
+/// Returns a pod with a probe of volume `one` in that state.
+fn with_probe_status(state: &Value, image_id: &str) -> Pod {
     pod(&json!({
         "spec": {
             "volumes": images(&[("one", "r.example/a:1"), ("two", &format!("r.example/b@{B}"))]),
             "ephemeralContainers": [
                 {"name": "debugger", "volumeMounts": [{"name": "one", "mountPath": "/images/one"}]},
-                {"name": "image-witness-0", "volumeMounts": [
+                {"name": "image-digest-probe-0", "volumeMounts": [
                     {"name": "launcher-image", "mountPath": LAUNCHER_FOLDER}, {"name": "one", "mountPath": "/images/one"}]},
             ],
         },
         "status": {"ephemeralContainerStatuses": [
             {"name": "debugger", "image": "", "imageID": "debugger@sha256:dddd", "ready": false, "restartCount": 0,
              "state": {"terminated": {"exitCode": 0}}},
-            {"name": "image-witness-0", "image": "", "imageID": image_id, "ready": false, "restartCount": 0, "state": state},
+            {"name": "image-digest-probe-0", "image": "", "imageID": image_id, "ready": false, "restartCount": 0, "state": state},
         ]},
     }))
 }
 
 #[test]
-fn a_witness_is_believed_once_it_has_ended_well() {
+fn probe_counts_once_it_has_succeeded() {
     let instance = guest(&[
         ("one", "r.example/a:1", None),
         ("two", &format!("r.example/b@{B}"), None),
     ]);
-    let ids = |state: &Value, image_id: &str| image_ids(&instance.spec, &witnessed(state, image_id));
+    let ids = |state: &Value, image_id: &str| image_ids(&instance.spec, &with_probe_status(state, image_id));
     let by_name = ("two".to_owned(), format!("r.example/b@{B}"));
     let a = format!("r.example/a@{A}");
     let proved = json!({"terminated": {"exitCode": 0}});

@@ -110,7 +110,7 @@ fn a_running_guest_that_moves_is_migrating() {
     let machine = machine(RunStrategy::Always);
     for (phase, expected) in [(Phase::Running, "Migrating"), (Phase::Scheduled, "Starting")] {
         let seen = instance(&machine, "i1", phase);
-        let plan = plan(&Observed {
+        let plan = plan(&ObservedMachine {
             now: now(),
             machine: &machine,
             instance: Some(&seen),

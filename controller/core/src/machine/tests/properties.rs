@@ -35,14 +35,14 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-struct World {
+struct MachineWorld {
     now: Timestamp,
     machine: Option<VirtualMachine>,
     instance: Option<VirtualMachineInstance>,
     made: u32,
 }
 
-impl World {
+impl MachineWorld {
     fn happens(&mut self, act: Act) {
         let Some(machine) = &mut self.machine else { return };
         let requests = &mut machine.status.get_or_insert_default().state_change_requests;
@@ -93,7 +93,7 @@ impl World {
     fn settles(&mut self) -> u32 {
         for step in 0..10 {
             let Some(machine) = &mut self.machine else { return step };
-            let mut observed = Observed {
+            let mut observed = ObservedMachine {
                 now: self.now,
                 machine,
                 instance: self.instance.as_ref(),
@@ -108,10 +108,10 @@ impl World {
                 assert!(!todo.confirm, "confirmed twice");
             }
             let waits = todo.wake;
-            if (Plan {
+            if (MachinePlan {
                 wake: None,
                 ..todo.clone()
-            }) == Plan::default()
+            }) == MachinePlan::default()
             {
                 assert!(waits.is_none_or(|at| at > self.now), "nothing would wake it");
                 return step;
@@ -154,7 +154,7 @@ proptest! {
 
     #[test]
     fn it_settles_with_at_most_one_instance_and_obeys(acts in prop::collection::vec(act(), 0..40), last in prop::sample::select(&RunStrategy::ALL[..])) {
-        let mut world = World { now: now(), machine: Some(machine(RunStrategy::Always)), instance: None, made: 0 };
+        let mut world = MachineWorld { now: now(), machine: Some(machine(RunStrategy::Always)), instance: None, made: 0 };
         world.machine.as_mut().unwrap().status = None;
         world.machine.as_mut().unwrap().metadata.finalizers = None;
         for act in acts {

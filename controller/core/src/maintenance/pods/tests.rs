@@ -29,18 +29,18 @@ fn the_pods_that_leave_are_those_of_kubectl_drain() {
     let mut daemon_mirror = owned("DaemonSet", true);
     daemon_mirror["annotations"] = mirror["annotations"].clone();
     for (metadata, phase, gone, expected) in [
-        (json!({}), "Running", false, Verdict::Leaves),
-        (owned("ReplicaSet", true), "Running", false, Verdict::Leaves),
-        (owned("DaemonSet", true), "Running", false, Verdict::DaemonSet),
-        (owned("DaemonSet", false), "Running", false, Verdict::Leaves),
-        (owned("DaemonSet", true), "Running", true, Verdict::Leaves),
-        (owned("DaemonSet", true), "Succeeded", false, Verdict::Leaves),
-        (owned("DaemonSet", true), "Failed", false, Verdict::Leaves),
-        (mirror.clone(), "Running", false, Verdict::Mirror),
-        (mirror, "Succeeded", false, Verdict::Mirror),
-        (daemon_mirror.clone(), "Running", false, Verdict::DaemonSet),
-        (daemon_mirror, "Running", true, Verdict::Mirror),
-        (json!({}), "Succeeded", false, Verdict::Leaves),
+        (json!({}), "Running", false, PodVerdict::Leaves),
+        (owned("ReplicaSet", true), "Running", false, PodVerdict::Leaves),
+        (owned("DaemonSet", true), "Running", false, PodVerdict::DaemonSet),
+        (owned("DaemonSet", false), "Running", false, PodVerdict::Leaves),
+        (owned("DaemonSet", true), "Running", true, PodVerdict::Leaves),
+        (owned("DaemonSet", true), "Succeeded", false, PodVerdict::Leaves),
+        (owned("DaemonSet", true), "Failed", false, PodVerdict::Leaves),
+        (mirror.clone(), "Running", false, PodVerdict::Mirror),
+        (mirror, "Succeeded", false, PodVerdict::Mirror),
+        (daemon_mirror.clone(), "Running", false, PodVerdict::DaemonSet),
+        (daemon_mirror, "Running", true, PodVerdict::Mirror),
+        (json!({}), "Succeeded", false, PodVerdict::Leaves),
     ] {
         let pod = pod("p", &metadata, phase);
         assert_eq!(
@@ -63,10 +63,10 @@ fn attempt(result: Option<EvictionResult>, seconds_ago: i64) -> Attempt {
     }
 }
 
-fn judged(pod: &Arc<Pod>, attempt: Option<&Attempt>, unreachable: bool, budgets: &[Arc<PodDisruptionBudget>]) -> Drain {
-    let known = Known {
+fn judged(pod: &Arc<Pod>, attempt: Option<&Attempt>, unreachable: bool, pdbs: &[Arc<PodDisruptionBudget>]) -> PodDrain {
+    let known = PodContext {
         daemon_set_is_gone: &|_, _| false,
-        budgets,
+        pdbs,
     };
     let pods = [Arc::clone(pod)];
     drain(&pods, &known, &|_| attempt.cloned(), unreachable, Some(7), now())
@@ -74,7 +74,7 @@ fn judged(pod: &Arc<Pod>, attempt: Option<&Attempt>, unreachable: bool, budgets:
 
 /// A pod, the last attempt to evict it, whether its node is unreachable; the expected reason, whether the pod is
 /// evicted, and the expected wake-up time.
-type Case = (Arc<Pod>, Option<Attempt>, bool, Reason, bool, Option<Timestamp>);
+type Case = (Arc<Pod>, Option<Attempt>, bool, StayReason, bool, Option<Timestamp>);
 
 fn running() -> Arc<Pod> {
     pod("p", &json!({}), "Running")
@@ -87,38 +87,31 @@ fn at(text: &str) -> Option<Timestamp> {
 /// Pods that are evicted, or were.
 fn eviction_cases() -> Vec<Case> {
     let tried = |result, seconds_ago| Some(attempt(Some(result), seconds_ago));
-    let budget = || EvictionResult::Budget("no".into());
+    let pdb = || EvictionResult::BlockedByPdb("no".into());
     let in_flight = Attempt {
         in_flight: true,
-        ..attempt(Some(budget()), 60)
+        ..attempt(Some(pdb()), 60)
     };
     let free = Attempt {
         unblocked: true,
-        ..attempt(Some(budget()), 1)
+        ..attempt(Some(pdb()), 1)
     };
     let accepted = EvictionResult::Accepted;
     vec![
-        (running(), None, false, Reason::Evicting, true, None),
-        (running(), None, true, Reason::Evicting, true, None),
-        (running(), Some(in_flight), false, Reason::BlockedByBudget, false, None),
-        (running(), Some(free), false, Reason::BlockedByBudget, true, None),
-        (
-            running(),
-            tried(budget(), 5),
-            false,
-            Reason::BlockedByBudget,
-            true,
-            None,
-        ),
+        (running(), None, false, StayReason::Evicting, true, None),
+        (running(), None, true, StayReason::Evicting, true, None),
+        (running(), Some(in_flight), false, StayReason::BlockedByPdb, false, None),
+        (running(), Some(free), false, StayReason::BlockedByPdb, true, None),
+        (running(), tried(pdb(), 5), false, StayReason::BlockedByPdb, true, None),
         (
             running(),
             tried(accepted.clone(), 29),
             false,
-            Reason::Evicting,
+            StayReason::Evicting,
             false,
             at("2026-01-01T12:00:01Z"),
         ),
-        (running(), tried(accepted, 30), false, Reason::Evicting, true, None),
+        (running(), tried(accepted, 30), false, StayReason::Evicting, true, None),
     ]
 }
 
@@ -130,11 +123,11 @@ fn refusal_cases() -> Vec<Case> {
         (running(), Some(attempt), false, reason, false, wake)
     };
     vec![
-        refused(EvictionResult::Budget, Reason::BlockedByBudget),
-        refused(EvictionResult::Deferred, Reason::EvictionDeferred),
-        refused(EvictionResult::Failed, Reason::EvictionFailed),
-        refused(EvictionResult::SeveralBudgets, Reason::SeveralBudgets),
-        refused(EvictionResult::NamespaceTerminating, Reason::NamespaceTerminating),
+        refused(EvictionResult::BlockedByPdb, StayReason::BlockedByPdb),
+        refused(EvictionResult::Deferred, StayReason::EvictionDeferred),
+        refused(EvictionResult::Failed, StayReason::EvictionFailed),
+        refused(EvictionResult::SeveralPdbs, StayReason::SeveralPdbs),
+        refused(EvictionResult::NamespaceTerminating, StayReason::NamespaceTerminating),
     ]
 }
 
@@ -151,13 +144,18 @@ fn termination_cases() -> Vec<Case> {
         deleted(
             ends("2026-01-01T12:00:10Z"),
             false,
-            Reason::Terminating,
+            StayReason::Terminating,
             at("2026-01-01T12:00:40Z"),
         ),
-        deleted(ends("2026-01-01T11:59:30Z"), false, Reason::TerminationOverdue, None),
-        deleted(ends("2026-01-01T12:00:10Z"), true, Reason::NodeUnreachable, None),
-        deleted(held, false, Reason::HeldByFinalizers, None),
-        deleted(let_go, true, Reason::HeldByFinalizers, None),
+        deleted(
+            ends("2026-01-01T11:59:30Z"),
+            false,
+            StayReason::TerminationOverdue,
+            None,
+        ),
+        deleted(ends("2026-01-01T12:00:10Z"), true, StayReason::NodeUnreachable, None),
+        deleted(held, false, StayReason::HeldByFinalizers, None),
+        deleted(let_go, true, StayReason::HeldByFinalizers, None),
     ]
 }
 
@@ -176,15 +174,16 @@ fn each_pod_reports_its_progress() {
 }
 
 #[test]
-fn a_blocked_pod_names_its_budget_and_its_numbers() {
-    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+fn blocked_pod_reports_its_pdb_and_its_numbers() {
+    let pdb: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "blk", "namespace": "default"}, "spec": {"selector": {}},
         "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
     }))
     .unwrap();
-    let result = EvictionResult::Budget("The disruption budget blk needs 1 healthy pods and has 1 currently".into());
+    let result =
+        EvictionResult::BlockedByPdb("The disruption budget blk needs 1 healthy pods and has 1 currently".into());
     let pod = pod("p", &json!({}), "Running");
-    let drain = judged(&pod, Some(&attempt(Some(result), 0)), false, &[Arc::new(budget)]);
+    let drain = judged(&pod, Some(&attempt(Some(result), 0)), false, &[Arc::new(pdb)]);
     let pending = &drain.pending[0];
     assert_eq!(pending.blocker.as_ref().unwrap().name, "blk");
     assert_eq!(
@@ -195,7 +194,7 @@ fn a_blocked_pod_names_its_budget_and_its_numbers() {
 
 #[test]
 fn reasons_are_distinct_and_in_their_order() {
-    let names: std::collections::BTreeSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
-    assert_eq!(names.len(), Reason::ALL.len());
-    assert!(Reason::ALL.is_sorted());
+    let names: std::collections::BTreeSet<_> = StayReason::ALL.iter().map(|reason| reason.as_str()).collect();
+    assert_eq!(names.len(), StayReason::ALL.len());
+    assert!(StayReason::ALL.is_sorted());
 }

@@ -2,15 +2,15 @@ use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, Ta
 use proptest::{prelude::*, sample::select};
 
 use super::{
-    ClusterStep as Do, ClusterView, Failure as F, GuestLocation, Instance as I, SourcePod, TargetPod as Pod,
-    guest_location, step,
+    ClusterStep as Do, ClusterView, GuestLocation, Instance as I, MigrationFailure as F, SourcePod,
+    TargetPodState as Pod, guest_location, step,
 };
-use crate::migration::record::Record;
+use crate::migration::record::MigrationRecord;
 
 /// A migration before its first reconcile, of a running VMI.
 fn fresh() -> ClusterView {
     ClusterView {
-        record: Record::default(),
+        record: MigrationRecord::default(),
         another: false,
         instance: I::Running,
         target_pod: Pod::Missing,

@@ -35,9 +35,9 @@ impl Outlook {
 /// A rate in bytes per second, as a moving average in which each sample has a weight of 2/5 (KubeVirt's `ewmaAlpha`,
 /// 0.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rate(Option<u64>);
+pub(super) struct AverageRate(Option<u64>);
 
-impl Rate {
+impl AverageRate {
     pub(super) fn get(self) -> Option<u64> {
         self.0
     }
@@ -82,7 +82,7 @@ impl Pass {
 }
 
 /// Inputs of the outlook: bytes, bytes per second, and the downtime currently allowed.
-pub(super) struct Facts {
+pub(super) struct ForecastInput {
     pub(super) remaining: u64,
     pub(super) bandwidth: u64,
     pub(super) dirty: u64,
@@ -90,7 +90,7 @@ pub(super) struct Facts {
     pub(super) downtime: Duration,
 }
 
-impl Facts {
+impl ForecastInput {
     pub(super) fn outlook(&self) -> Outlook {
         let bandwidth = u128::from(self.bandwidth);
         if bandwidth == 0 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use drydock_api::kubevirt::migration::MigrationConfiguration;
 
 use crate::{
-    configuration::{LONGEST_DOWNTIME_MS, Problem},
+    configuration::{InvalidValue, LONGEST_DOWNTIME_MS},
     quantity,
 };
 
@@ -17,7 +17,7 @@ const TIMEOUT_SECONDS: i64 = 150;
 
 /// Limits and permissions of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConvergenceLimits {
     /// Completion timeout per GiB; `None`: no limit.
     pub completion_per_gib: Option<Duration>,
     /// Maximum time without progress; `None`: no limit.
@@ -37,19 +37,19 @@ pub struct Limits {
     pub bandwidth: Option<u64>,
 }
 
-impl Limits {
+impl ConvergenceLimits {
     /// Builds the limits from the `configuration` recorded with the migration and its `total` bytes. Unset fields get
     /// KubeVirt's defaults; 0 means no limit.
     ///
     /// # Errors
     /// If a value is not allowed.
-    pub fn new(configuration: &MigrationConfiguration, total: u64) -> Result<Self, Problem> {
+    pub fn new(configuration: &MigrationConfiguration, total: u64) -> Result<Self, InvalidValue> {
         let post_copy = configuration.allow_post_copy.unwrap_or(false);
         let max_downtime = match configuration.max_downtime_ms {
             None => MAX_DOWNTIME,
             Some(value) if (1..=LONGEST_DOWNTIME_MS).contains(&value) => Duration::from_millis(value),
             Some(value) => {
-                return Err(Problem::new(
+                return Err(InvalidValue::new(
                     "maxDowntimeMs",
                     value.to_string(),
                     format!("milliseconds from 1 to {LONGEST_DOWNTIME_MS}"),
@@ -76,12 +76,12 @@ impl Limits {
     }
 }
 
-fn seconds(field: &str, value: Option<i64>) -> Result<Option<Duration>, Problem> {
+fn seconds(field: &str, value: Option<i64>) -> Result<Option<Duration>, InvalidValue> {
     let value = value.unwrap_or(TIMEOUT_SECONDS);
     match u64::try_from(value) {
         Ok(0) => Ok(None),
         Ok(value) => Ok(Some(Duration::from_secs(value))),
-        Err(_) => Err(Problem::new(
+        Err(_) => Err(InvalidValue::new(
             field,
             value.to_string(),
             "whole seconds, or 0 for no limit",
@@ -89,11 +89,11 @@ fn seconds(field: &str, value: Option<i64>) -> Result<Option<Duration>, Problem>
     }
 }
 
-fn bandwidth(text: Option<&str>) -> Result<Option<u64>, Problem> {
+fn bandwidth(text: Option<&str>) -> Result<Option<u64>, InvalidValue> {
     let Some(text) = text else { return Ok(None) };
     match quantity::bytes(text) {
         Some(bytes) => Ok((bytes > 0).then_some(bytes)),
-        None => Err(Problem::new(
+        None => Err(InvalidValue::new(
             "bandwidthPerMigration",
             text,
             "bytes a second such as 64Mi, or 0 for no limit",

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use drydock_api::kubevirt::migration::MigrationConfiguration;
 use proptest::prelude::*;
-use simulator::{End, Guest, MIB, Story, moves};
+use simulator::{MIB, SimulatedEnd, SimulatedGuest, Story, moves};
 
 use super::*;
 
 const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
-fn quiet() -> Guest {
-    Guest {
+fn quiet() -> SimulatedGuest {
+    SimulatedGuest {
         memory: 4096 * MIB,
         disks: 0,
         dirty: 20 * MIB,
@@ -25,23 +25,23 @@ fn quiet() -> Guest {
     }
 }
 
-fn busy() -> Guest {
-    Guest {
+fn busy() -> SimulatedGuest {
+    SimulatedGuest {
         dirty: 210 * MIB,
         working_set: 2048 * MIB,
         ..quiet()
     }
 }
 
-fn limits(guest: &Guest) -> Limits {
-    Limits {
+fn limits(guest: &SimulatedGuest) -> ConvergenceLimits {
+    ConvergenceLimits {
         auto_converge: guest.auto_converge,
-        ..Limits::new(&MigrationConfiguration::default(), guest.total()).unwrap()
+        ..ConvergenceLimits::new(&MigrationConfiguration::default(), guest.total()).unwrap()
     }
 }
 
-fn with(guest: &Guest, post_copy: bool, disruption: bool) -> Limits {
-    Limits {
+fn with(guest: &SimulatedGuest, post_copy: bool, disruption: bool) -> ConvergenceLimits {
+    ConvergenceLimits {
         post_copy,
         workload_disruption: disruption,
         ..limits(guest)
@@ -56,7 +56,7 @@ fn last(story: &Story) -> (u64, Act, &'static str) {
 #[test]
 fn a_quiet_guest_moves_and_nothing_is_done() {
     let story = moves(&quiet(), limits(&quiet()), &[]);
-    assert_eq!((story.end, story.actions), (End::Moved, vec![]));
+    assert_eq!((story.end, story.actions), (SimulatedEnd::Moved, vec![]));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn usual_downtime_is_set_once_when_the_first_pass_has_ended() {
         (100, 100, None),
         (50, 50, None),
     ] {
-        let limits = Limits {
+        let limits = ConvergenceLimits {
             max_downtime: Duration::from_millis(most),
             ..limits(&quiet())
         };
@@ -108,21 +108,21 @@ fn raised_downtime_is_not_lowered_after_the_first_pass() {
 
 #[test]
 fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
-    let guest = Guest {
+    let guest = SimulatedGuest {
         working_set: 80 * MIB,
         ..busy()
     };
     let story = moves(&guest, limits(&guest), &[]);
     let steps = [600, 900].map(|ms| (Act::SetDowntime(Duration::from_millis(ms)), "DowntimeTooShort"));
-    assert_eq!((story.end, story.reasons()), (End::Moved, steps.to_vec()));
+    assert_eq!((story.end, story.reasons()), (SimulatedEnd::Moved, steps.to_vec()));
     assert!(story.actions[1].0 - story.actions[0].0 >= 10);
 }
 
 #[test]
 fn endless_migration_is_paused_or_switched_before_its_timeout() {
     for (post_copy, disruption, act, end) in [
-        (false, true, Act::Pause, End::MovedPaused),
-        (true, true, Act::StartPostCopy, End::MovedByPostCopy),
+        (false, true, Act::Pause, SimulatedEnd::MovedPaused),
+        (true, true, Act::StartPostCopy, SimulatedEnd::MovedByPostCopy),
     ] {
         let story = moves(&busy(), with(&busy(), post_copy, disruption), &[]);
         let (at, last, reason) = last(&story);
@@ -140,7 +140,7 @@ fn sentence_contains_measurements() {
     );
     let aborted = moves(
         &busy(),
-        Limits {
+        ConvergenceLimits {
             progress: None,
             ..limits(&busy())
         },
@@ -160,7 +160,7 @@ fn sentence_contains_measurements() {
 #[test]
 fn post_copy_alone_is_not_begun_without_leave_to_disturb() {
     let story = moves(&busy(), with(&busy(), true, false), &[]);
-    assert_eq!(story.end, End::Aborted);
+    assert_eq!(story.end, SimulatedEnd::Aborted);
     assert!(story.actions.iter().all(|(_, action)| action.act != Act::StartPostCopy));
 }
 
@@ -173,8 +173,8 @@ fn migration_without_remedies_is_aborted_at_its_limits() {
         .filter(|(act, _)| *act == Act::Report)
         .collect();
     assert_eq!(reports, [(Act::Report, "DoesNotConverge")]);
-    assert_eq!(story.end, End::Aborted);
-    let patient = Limits {
+    assert_eq!(story.end, SimulatedEnd::Aborted);
+    let patient = ConvergenceLimits {
         progress: None,
         ..limits(&busy())
     };
@@ -182,40 +182,40 @@ fn migration_without_remedies_is_aborted_at_its_limits() {
         last(&moves(&busy(), patient, &[])),
         (601, Act::Abort, "CompletionTimeExceeded")
     );
-    let endless = Limits {
+    let endless = ConvergenceLimits {
         completion_per_gib: None,
         ..patient
     };
-    assert_eq!(moves(&busy(), endless, &[]).end, End::Open, "0 is no limit");
+    assert_eq!(moves(&busy(), endless, &[]).end, SimulatedEnd::Open, "0 is no limit");
 }
 
 #[test]
 fn what_libvirt_refuses_is_followed_by_the_next_means() {
     let refused = moves(&busy(), with(&busy(), true, true), &[Act::StartPostCopy]);
-    assert_eq!(refused.end, End::MovedPaused);
+    assert_eq!(refused.end, SimulatedEnd::MovedPaused);
     let acts: Vec<Act> = refused.reasons().into_iter().map(|(act, _)| act).collect();
     let times = |act| acts.iter().filter(|own| **own == act).count();
     assert_eq!((times(Act::StartPostCopy), times(Act::Pause)), (1, 1));
     let all = moves(&busy(), with(&busy(), true, true), &[Act::StartPostCopy, Act::Pause]);
-    assert_eq!(all.end, End::Aborted);
+    assert_eq!(all.end, SimulatedEnd::Aborted);
 }
 
 #[test]
 fn throttled_guest_is_not_paused_while_throttling_helps() {
-    let guest = Guest {
+    let guest = SimulatedGuest {
         auto_converge: true,
         dirty: 140 * MIB,
         working_set: 1024 * MIB,
         ..quiet()
     };
     let story = moves(&guest, with(&guest, false, true), &[]);
-    assert_eq!(story.end, End::Moved, "{:?}", story.actions);
+    assert_eq!(story.end, SimulatedEnd::Moved, "{:?}", story.actions);
     assert_eq!(story.reasons()[0], (Act::Report, "AutoConverge"));
 }
 
 #[test]
 fn a_connection_that_is_cut_is_no_progress() {
-    let guest = Guest {
+    let guest = SimulatedGuest {
         cut_at: Some(20),
         ..quiet()
     };
@@ -252,40 +252,46 @@ fn a_long_pass_is_progress_only_of_a_guest_that_converges() {
 
 #[test]
 fn copied_disks_are_progress_and_memory_after_them_is_too() {
-    let guest = Guest {
+    let guest = SimulatedGuest {
         memory: 60 * 1024 * MIB,
         disks: 60 * 1024 * MIB,
         ..quiet()
     };
     let story = moves(&guest, limits(&guest), &[]);
-    assert_eq!((story.end, story.actions), (End::Moved, vec![]));
+    assert_eq!((story.end, story.actions), (SimulatedEnd::Moved, vec![]));
     assert!(story.took > 1200, "{}", story.took);
 }
 
 /// Before memory is sent, only a pause would be possible.
 #[test]
 fn guest_with_post_copy_is_paused_for_disks_after_twice_time() {
-    let guest = |disks| Guest {
+    let guest = |disks| SimulatedGuest {
         memory: 100 * MIB,
         disks: disks * MIB,
         bandwidth: MIB,
         ..quiet()
     };
-    let time = |post_copy| Limits {
+    let time = |post_copy| ConvergenceLimits {
         completion_per_gib: Some(Duration::from_secs(60)),
         progress: None,
         ..with(&guest(0), post_copy, true)
     };
-    let (late, too_late) = ("CompletionTimeExceeded", End::Aborted);
+    let (late, too_late) = ("CompletionTimeExceeded", SimulatedEnd::Aborted);
     for (name, disks, post_copy, expected, end) in [
         (
             "in time",
             30,
             true,
             vec![(61, Act::StartPostCopy)],
-            End::MovedByPostCopy,
+            SimulatedEnd::MovedByPostCopy,
         ),
-        ("late", 90, true, vec![(91, Act::StartPostCopy)], End::MovedByPostCopy),
+        (
+            "late",
+            90,
+            true,
+            vec![(91, Act::StartPostCopy)],
+            SimulatedEnd::MovedByPostCopy,
+        ),
         (
             "too late",
             130,
@@ -322,11 +328,11 @@ fn guest_with_post_copy_is_paused_for_disks_after_twice_time() {
 
 #[test]
 fn a_pause_doubles_the_time_and_is_not_repeated() {
-    let guest = Guest {
+    let guest = SimulatedGuest {
         cut_at: Some(200),
         ..busy()
     };
-    let limits = Limits {
+    let limits = ConvergenceLimits {
         progress: None,
         ..with(&guest, false, true)
     };
@@ -417,7 +423,7 @@ fn the_summary_is_short_and_round() {
 
 #[test]
 fn progress_is_written_each_five_seconds_or_on_mode_change() {
-    let written = |seconds: i64, mode, left| Written {
+    let written = |seconds: i64, mode, left| WrittenProgress {
         at: NOW + jiff::SignedDuration::from_secs(seconds),
         mode,
         progress: MigrationProgress {
@@ -449,8 +455,8 @@ fn limits_are_read_as_they_were_recorded() {
         allow_post_copy: Some(true),
         ..Recorded::default()
     };
-    let limits = Limits::new(&recorded, 5).unwrap();
-    let expected = Limits {
+    let limits = ConvergenceLimits::new(&recorded, 5).unwrap();
+    let expected = ConvergenceLimits {
         completion_per_gib: None,
         progress: Some(Duration::from_secs(7)),
         max_downtime: Duration::from_millis(500),
@@ -475,7 +481,7 @@ fn limits_are_read_as_they_were_recorded() {
             ..Recorded::default()
         },
     ];
-    let messages = bad.map(|recorded| Limits::new(&recorded, 5).unwrap_err().to_string());
+    let messages = bad.map(|recorded| ConvergenceLimits::new(&recorded, 5).unwrap_err().to_string());
     assert_eq!(
         messages,
         [
@@ -484,7 +490,11 @@ fn limits_are_read_as_they_were_recorded() {
             "maxDowntimeMs: `0` is not allowed; allowed: milliseconds from 1 to 2000000",
         ]
     );
-    let of = |total| Limits::new(&Recorded::default(), total).unwrap().completion_time();
+    let of = |total| {
+        ConvergenceLimits::new(&Recorded::default(), total)
+            .unwrap()
+            .completion_time()
+    };
     assert_eq!(of(0), Some(Duration::from_secs(150)));
     assert_eq!(of((1 << 30) + 1), Some(Duration::from_secs(300)));
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use drydock_api::kubevirt::migration::{MigrationMode, MigrationProgress};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Act, Action, Cause, Monitor, Outlook, Sample};
+use super::{Act, ActionCause, ConvergenceAction, Monitor, Outlook, Sample};
 
 /// Minimum time between two writes of the progress, unless the mode changes.
 const BETWEEN_WRITES: SignedDuration = SignedDuration::from_secs(5);
 
 /// A written progress report, or a candidate for the next one.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct WrittenProgress {
     /// Time of the report.
     pub at: Timestamp,
     /// The migration mode.
@@ -23,7 +23,7 @@ pub struct Written {
 
 /// Returns whether the new report is worth a write: at once if the mode has changed, else at most every five seconds if
 /// anything has changed.
-pub fn worth_writing(previous: Option<&Written>, new: &Written) -> bool {
+pub fn worth_writing(previous: Option<&WrittenProgress>, new: &WrittenProgress) -> bool {
     previous.is_none_or(|previous| {
         let since = new.at.duration_since(previous.at);
         let due = since >= BETWEEN_WRITES || since.is_negative();
@@ -94,17 +94,17 @@ impl Monitor {
     }
 
     /// Builds the action with its reason and sentence.
-    pub(super) fn action(&self, act: Act, cause: Cause, sample: &Sample) -> Action {
+    pub(super) fn action(&self, act: Act, cause: ActionCause, sample: &Sample) -> ConvergenceAction {
         let remaining = bytes(sample.remaining());
         let why = match cause {
-            Cause::DoesNotConverge => format!("{}: it would never end", self.rates()),
-            Cause::CompletionTimeExceeded => format!(
+            ActionCause::DoesNotConverge => format!("{}: it would never end", self.rates()),
+            ActionCause::CompletionTimeExceeded => format!(
                 "it has taken {} of the {} that it may, with {remaining} left ({})",
                 time(self.elapsed),
                 self.allowed_time(sample).map_or_else(|| "time".into(), time),
                 self.rates()
             ),
-            Cause::NoProgress => format!(
+            ActionCause::NoProgress => format!(
                 "for {} no less than {remaining} has been left ({})",
                 time(self.elapsed.saturating_sub(self.progress_at)),
                 self.rates()
@@ -117,7 +117,7 @@ impl Monitor {
             Act::StartPostCopy => "it goes on at its target, and the rest follows".into(),
             Act::Abort => "it is given up".into(),
         };
-        Action {
+        ConvergenceAction {
             act,
             reason: cause.reason(),
             sentence: format!("{why}; {what}"),

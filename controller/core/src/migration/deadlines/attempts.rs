@@ -20,7 +20,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::after;
-use crate::migration::purpose::Purpose;
+use crate::migration::purpose::MigrationPurpose;
 
 /// Wait after the first failure (KubeVirt's value).
 const FIRST: Duration = Duration::from_secs(20);
@@ -80,11 +80,11 @@ pub enum Retry {
 
 impl Attempts {
     /// Returns what follows after these failures. A migration requested by a user always starts: it is tried once.
-    pub fn next(&self, purpose: Purpose, failures: Failures, now: Timestamp) -> Retry {
+    pub fn next(&self, purpose: MigrationPurpose, failures: Failures, now: Timestamp) -> Retry {
         let reason = match purpose {
-            Purpose::UserRequest => return Retry::Go,
-            Purpose::Evacuation => "CannotEvacuate",
-            Purpose::WorkloadUpdate => "CannotUpdateWorkload",
+            MigrationPurpose::UserRequest => return Retry::Go,
+            MigrationPurpose::Evacuation => "CannotEvacuate",
+            MigrationPurpose::WorkloadUpdate => "CannotUpdateWorkload",
         };
         if failures.count >= self.most && !failures.outdated {
             return Retry::GiveUp {

@@ -4,12 +4,12 @@ use jiff::SignedDuration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::migration::purpose::Purpose;
+use crate::migration::purpose::MigrationPurpose;
 
 const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
-fn pod(unschedulable: bool) -> Part {
-    Part::TargetPod(TargetPod {
+fn pod(unschedulable: bool) -> DeadlinePhase {
+    DeadlinePhase::TargetPod(TargetPodProgress {
         unschedulable,
         ready: false,
     })
@@ -35,20 +35,22 @@ fn each_part_has_its_deadline() {
             "the target pod was not ready within 900 s",
         ),
         (
-            Part::Preparing,
+            DeadlinePhase::Preparing,
             240,
             "PreparationTimedOut",
             "source and target were not both prepared within 240 s",
         ),
         (
-            Part::Starting,
+            DeadlinePhase::Starting,
             240,
             "StartTimedOut",
             "both sides were prepared, and the guest did not begin to move within 240 s",
         ),
     ] {
-        let deadline = Deadlines::default().deadline(part, NOW, &annotations(&[])).unwrap();
-        let expected = Deadline {
+        let deadline = PhaseDeadlines::default()
+            .deadline(part, NOW, &annotations(&[]))
+            .unwrap();
+        let expected = PhaseDeadline {
             at: NOW + SignedDuration::from_secs(seconds),
             reason,
             sentence: sentence.into(),
@@ -61,11 +63,11 @@ fn each_part_has_its_deadline() {
 
 #[test]
 fn a_pod_that_is_ready_has_no_deadline() {
-    let part = Part::TargetPod(TargetPod {
+    let part = DeadlinePhase::TargetPod(TargetPodProgress {
         unschedulable: false,
         ready: true,
     });
-    assert_eq!(Deadlines::default().deadline(part, NOW, &annotations(&[])), None);
+    assert_eq!(PhaseDeadlines::default().deadline(part, NOW, &annotations(&[])), None);
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn annotations_override_and_the_shorter_time_counts() {
             (600, "TargetPodUnschedulable"),
         ),
     ] {
-        let deadline = Deadlines::default()
+        let deadline = PhaseDeadlines::default()
             .deadline(pod(unschedulable), NOW, &annotations(&given))
             .unwrap();
         let seconds = deadline.at.duration_since(NOW).as_secs();
@@ -104,8 +106,8 @@ fn invalid_annotations_are_reported_and_ignored() {
         "five",
     ] {
         let given = annotations(&[(PENDING_SECONDS, bad), (UNSCHEDULABLE_SECONDS, "7")]);
-        let (own, problems) = Deadlines::default().with_annotations(&given);
-        assert_eq!(own.pending, Deadlines::default().pending, "{bad}");
+        let (own, problems) = PhaseDeadlines::default().with_annotations(&given);
+        assert_eq!(own.pending, PhaseDeadlines::default().pending, "{bad}");
         assert_eq!(own.unschedulable.as_secs(), 7, "{bad}");
         let messages: Vec<String> = problems.iter().map(ToString::to_string).collect();
         let expected = format!(
@@ -117,7 +119,7 @@ fn invalid_annotations_are_reported_and_ignored() {
 
 #[test]
 fn a_deadline_past_the_end_of_time_is_its_end() {
-    let deadline = Deadlines::default().deadline(Part::Preparing, Timestamp::MAX, &annotations(&[]));
+    let deadline = PhaseDeadlines::default().deadline(DeadlinePhase::Preparing, Timestamp::MAX, &annotations(&[]));
     assert_eq!(deadline.unwrap().at, Timestamp::MAX);
 }
 
@@ -144,7 +146,7 @@ fn a_change_of_what_decides_ends_the_wait() {
         (99, late, Some("end"), Retry::Go),
     ] {
         let failures = failed(count, NOW);
-        let found = match attempts.next(Purpose::Evacuation, failures, now) {
+        let found = match attempts.next(MigrationPurpose::Evacuation, failures, now) {
             Retry::Go => None,
             Retry::WaitUntil(_) => Some("wait"),
             Retry::GiveUp { .. } => Some("end"),
@@ -155,7 +157,7 @@ fn a_change_of_what_decides_ends_the_wait() {
             ..failures
         };
         assert_eq!(
-            attempts.next(Purpose::Evacuation, outdated, now),
+            attempts.next(MigrationPurpose::Evacuation, outdated, now),
             changed,
             "{count} {now}"
         );
@@ -165,7 +167,7 @@ fn a_change_of_what_decides_ends_the_wait() {
 #[test]
 fn the_wait_doubles_up_to_the_longest_and_ends() {
     let attempts = Attempts::default();
-    for purpose in [Purpose::Evacuation, Purpose::WorkloadUpdate] {
+    for purpose in [MigrationPurpose::Evacuation, MigrationPurpose::WorkloadUpdate] {
         assert_eq!(attempts.next(purpose, Failures::default(), NOW), Retry::Go);
         for (failures, seconds) in [(1, 20), (2, 40), (3, 80), (4, 160), (5, 320), (6, 320), (9, 320)] {
             let until = NOW + SignedDuration::from_secs(seconds);
@@ -185,7 +187,7 @@ fn wait_is_bounded_after_the_clock_is_set_back() {
         (3600, Retry::Go),
     ] {
         let failures = failed(1, NOW + SignedDuration::from_secs(ahead));
-        let next = Attempts::default().next(Purpose::Evacuation, failures, NOW);
+        let next = Attempts::default().next(MigrationPurpose::Evacuation, failures, NOW);
         assert_eq!(next, expected, "{ahead}");
     }
 }
@@ -193,8 +195,8 @@ fn wait_is_bounded_after_the_clock_is_set_back() {
 #[test]
 fn last_failed_attempt_is_reported() {
     for (purpose, expected) in [
-        (Purpose::Evacuation, "CannotEvacuate"),
-        (Purpose::WorkloadUpdate, "CannotUpdateWorkload"),
+        (MigrationPurpose::Evacuation, "CannotEvacuate"),
+        (MigrationPurpose::WorkloadUpdate, "CannotUpdateWorkload"),
     ] {
         let Retry::GiveUp { reason, sentence } = Attempts::default().next(purpose, failed(10, NOW), NOW) else {
             panic!("it goes on for ever");
@@ -203,7 +205,7 @@ fn last_failed_attempt_is_reported() {
         assert!(sentence.starts_with("all of 10 attempts"), "{sentence}");
     }
     assert_eq!(
-        Attempts::default().next(Purpose::UserRequest, failed(99, NOW), NOW),
+        Attempts::default().next(MigrationPurpose::UserRequest, failed(99, NOW), NOW),
         Retry::Go
     );
 }
@@ -214,7 +216,7 @@ proptest! {
         let attempts = Attempts { most: u32::MAX, ..Attempts::default() };
         prop_assert!(attempts.wait(failures) <= attempts.wait(failures.saturating_add(1)));
         let last = Timestamp::from_second(last % 253_402_200_000).unwrap();
-        match attempts.next(Purpose::Evacuation, failed(failures, last), last) {
+        match attempts.next(MigrationPurpose::Evacuation, failed(failures, last), last) {
             Retry::WaitUntil(until) => {
                 let waited = until.duration_since(last).as_secs();
                 prop_assert!((0..=320).contains(&waited), "{waited}");

@@ -1,6 +1,6 @@
 use proptest::{collection::vec, prelude::*};
 
-use super::{GuestHere, HandOverRefusal, Proof, Release, SourceSide, TakenOver, TargetSide, TargetStep};
+use super::{GuestHere, GuestRelease, HandOverRefusal, HandOverStep, Proof, SourceSide, TakenOver, TargetSide};
 
 const STATES: [GuestHere; 5] = [
     GuestHere::Unknown,
@@ -10,14 +10,14 @@ const STATES: [GuestHere; 5] = [
     GuestHere::HasRun,
 ];
 
-fn release(keep_paused: bool) -> Release {
+fn release(keep_paused: bool) -> GuestRelease {
     let proof = Proof::ReplyConsumed;
-    Release { proof, keep_paused }
+    GuestRelease { proof, keep_paused }
 }
 
 #[test]
 fn the_target_acts_on_a_release_and_a_complete_guest_only() {
-    use {GuestHere as G, TakenOver as T, TargetStep as S};
+    use {GuestHere as G, HandOverStep as S, TakenOver as T};
     for guest in STATES {
         assert_eq!(TargetSide::default().step(guest), S::Wait, "{guest:?}");
     }
@@ -65,7 +65,7 @@ fn last_pause_decision_counts_until_release_is_sent() {
     source.prove(Proof::ReplyConsumed);
     source.keep_paused(false).unwrap();
     source.keep_paused(true).unwrap();
-    let sent = Some(Release {
+    let sent = Some(GuestRelease {
         proof: Proof::SourceStopped,
         keep_paused: true,
     });
@@ -136,15 +136,15 @@ fn happens() -> impl Strategy<Value = Happens> {
 fn observe(source: &mut SourceSide, target: &mut TargetSide, guest: GuestHere, resumes: bool, arrives: bool) -> bool {
     let mut resumed = false;
     match target.step(guest) {
-        TargetStep::Wait => {}
-        TargetStep::Resume => {
+        HandOverStep::Wait => {}
+        HandOverStep::Resume => {
             resumed = resumes;
             if resumed {
                 target.take_over(TakenOver::Resumed);
             }
         }
-        TargetStep::TakeOver(taken_over) => target.take_over(taken_over),
-        TargetStep::Acknowledge(_) => {}
+        HandOverStep::TakeOver(taken_over) => target.take_over(taken_over),
+        HandOverStep::Acknowledge(_) => {}
     }
     if let (true, Some(taken_over)) = (arrives, target.taken_over()) {
         source.acknowledge(taken_over).unwrap();
@@ -209,18 +209,18 @@ fn values_of_a_later_version_release_and_acknowledge_nothing() {
     );
     assert_eq!(source.taken_over(), None);
     let mut target = TargetSide::default();
-    let unknown = Release {
+    let unknown = GuestRelease {
         proof: Proof::Unknown,
         keep_paused: false,
     };
     assert_eq!(target.released(unknown), Err(HandOverRefusal::NotUnderstood));
-    assert_eq!(target.step(GuestHere::Complete), TargetStep::Wait);
+    assert_eq!(target.step(GuestHere::Complete), HandOverStep::Wait);
     // Known values are still accepted after that.
     target
-        .released(Release {
+        .released(GuestRelease {
             proof: Proof::SourceStopped,
             ..unknown
         })
         .unwrap();
-    assert_eq!(target.step(GuestHere::Complete), TargetStep::Resume);
+    assert_eq!(target.step(GuestHere::Complete), HandOverStep::Resume);
 }

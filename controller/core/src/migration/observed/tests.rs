@@ -6,7 +6,7 @@ use super::*;
 use crate::instance::AgentSign;
 use crate::launcher_pod::MIGRATION_UID;
 use crate::migration::{
-    cluster::{ClusterStep, Failure, step},
+    cluster::{ClusterStep, MigrationFailure, step},
     rejected::ATTEMPTS,
 };
 use drydock_api::kubevirt::migration::MigrationPhase;
@@ -67,8 +67,8 @@ fn facts<'a>(
     migration: &'a VirtualMachineInstanceMigration,
     instance: Option<&'a VirtualMachineInstance>,
     pods: &'a [Arc<Pod>],
-) -> Facts<'a> {
-    Facts {
+) -> MigrationFacts<'a> {
+    MigrationFacts {
         migration,
         instance,
         instance_confirmed: true,
@@ -107,20 +107,20 @@ fn rejected_target_pod_is_replaced() {
         (
             "once",
             vec![rejected("q")],
-            TargetPod::Rejected,
+            TargetPodState::Rejected,
             vec![ClusterStep::CreatePod],
         ),
         (
             "another is made",
             and(vec![rejected("q")], coming()),
-            TargetPod::Coming,
+            TargetPodState::Coming,
             vec![],
         ),
         (
             "too often",
             all(),
-            TargetPod::Over,
-            vec![ClusterStep::Fail(Failure::PodEnded)],
+            TargetPodState::Over,
+            vec![ClusterStep::Fail(MigrationFailure::PodEnded)],
         ),
     ] {
         let mut facts = facts(&migration, Some(&instance), &pods);
@@ -167,14 +167,22 @@ fn pods_are_matched_by_uid_and_end_by_launcher_report() {
     let migration = named("Running", None, None);
     let instance = instance("i", &up());
     for (source, target, expected) in [
-        (running(), running(), (SourcePod::Alive, TargetPod::Ready)),
-        (ended_with("Migrated"), running(), (SourcePod::Left, TargetPod::Ready)),
+        (running(), running(), (SourcePod::Alive, TargetPodState::Ready)),
+        (
+            ended_with("Migrated"),
+            running(),
+            (SourcePod::Left, TargetPodState::Ready),
+        ),
         (
             ended_with("Crashed"),
             json!({"waiting": {}}),
-            (SourcePod::Over, TargetPod::Coming),
+            (SourcePod::Over, TargetPodState::Coming),
         ),
-        (running(), ended_with("Failed"), (SourcePod::Alive, TargetPod::Over)),
+        (
+            running(),
+            ended_with("Failed"),
+            (SourcePod::Alive, TargetPodState::Over),
+        ),
     ] {
         let pods = [pod("p", None, &source), pod("q", Some("u"), &target)];
         let seen = view(&facts(&migration, Some(&instance), &pods));
@@ -184,11 +192,11 @@ fn pods_are_matched_by_uid_and_end_by_launcher_report() {
     let pods = [pod("p", None, &running()), pod("q", Some("other"), &running())];
     assert_eq!(
         view(&facts(&migration, Some(&instance), &pods)).target_pod,
-        TargetPod::Missing
+        TargetPodState::Missing
     );
     let mut cached = facts(&migration, Some(&instance), &pods);
     cached.pods_confirmed = false;
-    assert_eq!(view(&cached).target_pod, TargetPod::Unknown);
+    assert_eq!(view(&cached).target_pod, TargetPodState::Unknown);
 }
 
 #[test]
@@ -197,7 +205,7 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
     let pods = [pod("p", None, &running()), pod("q", Some("u"), &running())];
     let at = |source, target| {
         let migration = Arc::new(named("Running", source, target));
-        let moving = moving(std::slice::from_ref(&migration), |migration| Facts {
+        let moving = moving(std::slice::from_ref(&migration), |migration| MigrationFacts {
             migration,
             ..facts(migration, None, &[])
         })
@@ -227,7 +235,7 @@ fn vanished_target_pod_is_confirmed_by_the_api_server() {
     facts.pods_confirmed = false;
     assert_eq!(step(&view(&facts)), [ClusterStep::Confirm]);
     facts.pods_confirmed = true;
-    assert_eq!(step(&view(&facts)), [ClusterStep::Fail(Failure::PodRemoved)]);
+    assert_eq!(step(&view(&facts)), [ClusterStep::Fail(MigrationFailure::PodRemoved)]);
 }
 
 #[test]
@@ -250,7 +258,7 @@ fn node_of_a_side_is_gone_only_with_a_silent_agent() {
         (NodeState::Ready, false),
         (NodeState::Unknown, false),
         (NodeState::of_deleted(AgentSign::MayLive), false),
-        (NodeState::of_deleted(AgentSign::Silent), true),
+        (NodeState::of_deleted(AgentSign::Unresponsive), true),
         (NodeState::OutOfService, true),
     ] {
         let mut facts = facts(&migration, None, &[]);

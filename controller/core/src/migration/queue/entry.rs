@@ -4,12 +4,12 @@ use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigrat
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::{Entry, Stage, Urgency, order};
+use super::{QueueStage, QueuedMigration, Urgency, order};
 use crate::{
     launcher_pod::pending::pending,
     migration::{
         observed::is_ready,
-        record::Record,
+        record::MigrationRecord,
         sides::{source, target},
     },
 };
@@ -23,15 +23,15 @@ pub fn entry(
     pod: Option<&Pod>,
     refused: bool,
     now: Timestamp,
-) -> Option<Entry> {
-    let record = Record::of(migration);
+) -> Option<QueuedMigration> {
+    let record = MigrationRecord::of(migration);
     if record.is_over() || (record.deleted && !record.has_sides()) {
         return None;
     }
     let recorded = source(migration).and_then(|side| side.node.clone());
     let source = recorded.or_else(|| instance.status.as_ref()?.node_name.clone())?;
     let metadata = &migration.metadata;
-    Some(Entry {
+    Some(QueuedMigration {
         uid: metadata.uid.clone()?,
         name: format!(
             "{}/{}",
@@ -51,24 +51,28 @@ pub fn entry(
 
 fn stage(
     migration: &VirtualMachineInstanceMigration,
-    record: &Record,
+    record: &MigrationRecord,
     pod: Option<&Pod>,
     refused: bool,
     now: Timestamp,
-) -> Stage {
+) -> QueueStage {
     if let Some(target) = target(migration).and_then(|side| side.node.clone()) {
-        return Stage::Holding { target };
+        return QueueStage::Holding { target };
     }
     let Some(pod) = pod else {
-        return if refused { Stage::Refused } else { Stage::Waiting };
+        return if refused {
+            QueueStage::Refused
+        } else {
+            QueueStage::Waiting
+        };
     };
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     match node.filter(|_| record.phase == Some(MigrationPhase::Scheduled) || is_ready(pod)) {
-        Some(target) => Stage::Placed {
+        Some(target) => QueueStage::Placed {
             target,
             ready: waits_since(migration),
         },
-        None => Stage::Placing {
+        None => QueueStage::Placing {
             held_up: pending(pod, now).hindrance.is_some(),
         },
     }
@@ -104,7 +108,7 @@ mod tests {
         .unwrap()
     }
 
-    fn stage_of(status: &Value, deleted: bool, pod: Option<&Pod>, refused: bool) -> Option<Stage> {
+    fn stage_of(status: &Value, deleted: bool, pod: Option<&Pod>, refused: bool) -> Option<QueueStage> {
         let mut migration = json!({
             "metadata": {"name": "m", "namespace": "shop", "uid": "u"}, "spec": {"vmiName": "web"}, "status": status,
         });
@@ -134,16 +138,16 @@ mod tests {
         );
         let containers = |all: &[Value]| json!({"phase": "Pending", "containerStatuses": all});
         let unschedulable = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});
-        let placing = |held_up| Some(Stage::Placing { held_up });
+        let placing = |held_up| Some(QueueStage::Placing { held_up });
         let placed = |ready| {
-            Some(Stage::Placed {
+            Some(QueueStage::Placed {
                 target: "b".into(),
                 ready,
             })
         };
         let (compute, sidecar) = (container("compute", &running), container("istio-proxy", &waiting));
         for (name, pod, expected) in [
-            ("no pod", None, Some(Stage::Waiting)),
+            ("no pod", None, Some(QueueStage::Waiting)),
             ("no node yet", Some(pod(None, &json!({}))), placing(false)),
             ("no node takes it", Some(pod(None, &unschedulable)), placing(true)),
             (
@@ -200,18 +204,18 @@ mod tests {
     #[test]
     fn refused_target_pod_holds_no_place_until_its_retry() {
         let pending = json!({"phase": "Pending"});
-        assert_eq!(stage_of(&pending, false, None, true), Some(Stage::Refused));
+        assert_eq!(stage_of(&pending, false, None, true), Some(QueueStage::Refused));
         let bound = pod(Some("b"), &json!({}));
         assert_eq!(
             stage_of(&pending, false, Some(&bound), true),
-            Some(Stage::Placing { held_up: false })
+            Some(QueueStage::Placing { held_up: false })
         );
         assert_eq!(stage_of(&pending, true, None, false), None);
         assert_eq!(stage_of(&json!({"phase": "Failed"}), false, None, false), None);
         let named = json!({"phase": "Running", "target": {"node": "b"}});
         assert_eq!(
             stage_of(&named, true, None, false),
-            Some(Stage::Holding { target: "b".into() })
+            Some(QueueStage::Holding { target: "b".into() })
         );
     }
 }

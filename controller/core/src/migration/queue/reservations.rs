@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 
-use super::{Entry, Grants, Stage, Urgency, grants};
-use crate::configuration::Migrations;
+use super::{Grants, QueueStage, QueuedMigration, Urgency, grants};
+use crate::configuration::MigrationSettings;
 
 /// Grants of one migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub struct Reservations {
 
 impl Reservations {
     /// Restores the grants that the objects show.
-    pub fn rebuilt(entries: &[Entry]) -> Self {
+    pub fn rebuilt(entries: &[QueuedMigration]) -> Self {
         let mut reservations = Self::default();
         reservations.learn(entries);
         reservations
@@ -43,14 +43,14 @@ impl Reservations {
     ///
     /// `entries` are all unfinished migrations in the cache, in any order. A migration that is no longer among them
     /// keeps its grants until [`Self::finished`]: absence proves nothing.
-    pub fn grant(&mut self, limits: &Migrations, entries: &[Entry], now: Timestamp) -> Grants {
+    pub fn grant(&mut self, limits: &MigrationSettings, entries: &[QueuedMigration], now: Timestamp) -> Grants {
         self.learn(entries);
         let known = self.with_what_was_granted(entries);
         let grants = grants(limits, &known, now);
         for entry in &known {
             let target = match &entry.stage {
-                Stage::Placed { target, .. } if grants.slots.contains(&entry.uid) => target,
-                Stage::Waiting if grants.place.contains(&entry.uid) => {
+                QueueStage::Placed { target, .. } if grants.slots.contains(&entry.uid) => target,
+                QueueStage::Waiting if grants.place.contains(&entry.uid) => {
                     self.reserve(&entry.uid, &entry.source, None);
                     continue;
                 }
@@ -112,34 +112,34 @@ impl Reservations {
     }
 
     /// Adopts grants that the objects show and this process has not made itself.
-    fn learn(&mut self, entries: &[Entry]) {
+    fn learn(&mut self, entries: &[QueuedMigration]) {
         for entry in entries {
             match &entry.stage {
-                Stage::Waiting | Stage::Refused => {}
-                Stage::Placing { .. } | Stage::Placed { .. } => self.reserve(&entry.uid, &entry.source, None),
-                Stage::Holding { target } => self.reserve(&entry.uid, &entry.source, Some(target)),
+                QueueStage::Waiting | QueueStage::Refused => {}
+                QueueStage::Placing { .. } | QueueStage::Placed { .. } => self.reserve(&entry.uid, &entry.source, None),
+                QueueStage::Holding { target } => self.reserve(&entry.uid, &entry.source, Some(target)),
             }
         }
     }
 
     /// Returns `entries` updated with grants that the watch has not shown yet, plus granted migrations missing from the
     /// cache.
-    fn with_what_was_granted(&self, entries: &[Entry]) -> Vec<Entry> {
-        let mut known: Vec<Entry> = entries.to_vec();
+    fn with_what_was_granted(&self, entries: &[QueuedMigration]) -> Vec<QueuedMigration> {
+        let mut known: Vec<QueuedMigration> = entries.to_vec();
         for entry in &mut known {
             let Some(granted) = self.granted.get(&entry.uid) else {
                 continue;
             };
             if let Some(target) = &granted.target {
                 entry.source.clone_from(&granted.source);
-                entry.stage = Stage::Holding { target: target.clone() };
-            } else if entry.stage == Stage::Waiting {
-                entry.stage = Stage::Placing { held_up: false };
+                entry.stage = QueueStage::Holding { target: target.clone() };
+            } else if entry.stage == QueueStage::Waiting {
+                entry.stage = QueueStage::Placing { held_up: false };
             }
         }
         let seen: std::collections::BTreeSet<&str> = entries.iter().map(|entry| entry.uid.as_str()).collect();
         let unseen = self.granted.iter().filter(|(uid, _)| !seen.contains(uid.as_str()));
-        known.extend(unseen.map(|(uid, granted)| Entry {
+        known.extend(unseen.map(|(uid, granted)| QueuedMigration {
             uid: uid.clone(),
             name: String::new(),
             urgency: Urgency::None,
@@ -147,8 +147,8 @@ impl Reservations {
             order: 0,
             source: granted.source.clone(),
             stage: match &granted.target {
-                Some(target) => Stage::Holding { target: target.clone() },
-                None => Stage::Placing { held_up: false },
+                Some(target) => QueueStage::Holding { target: target.clone() },
+                None => QueueStage::Placing { held_up: false },
             },
         }));
         known

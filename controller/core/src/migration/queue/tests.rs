@@ -13,8 +13,8 @@ use crate::configuration::Configuration;
 
 const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
-fn limits(per_cluster: u32, outbound_per_node: u32, inbound_per_node: u32) -> Migrations {
-    Migrations {
+fn limits(per_cluster: u32, outbound_per_node: u32, inbound_per_node: u32) -> MigrationSettings {
+    MigrationSettings {
         per_cluster,
         outbound_per_node,
         inbound_per_node,
@@ -22,39 +22,39 @@ fn limits(per_cluster: u32, outbound_per_node: u32, inbound_per_node: u32) -> Mi
     }
 }
 
-fn waiting() -> Stage {
-    Stage::Waiting
+fn waiting() -> QueueStage {
+    QueueStage::Waiting
 }
 
-fn placing() -> Stage {
-    Stage::Placing { held_up: false }
+fn placing() -> QueueStage {
+    QueueStage::Placing { held_up: false }
 }
 
-fn stuck() -> Stage {
-    Stage::Placing { held_up: true }
+fn stuck() -> QueueStage {
+    QueueStage::Placing { held_up: true }
 }
 
-fn placed(target: &str) -> Stage {
-    Stage::Placed {
+fn placed(target: &str) -> QueueStage {
+    QueueStage::Placed {
         target: target.into(),
         ready: NOW,
     }
 }
 
-fn ready_for_long(target: &str) -> Stage {
-    Stage::Placed {
+fn ready_for_long(target: &str) -> QueueStage {
+    QueueStage::Placed {
         target: target.into(),
         ready: NOW - MAX_OVERTAKING - SignedDuration::from_secs(1),
     }
 }
 
-fn holding(target: &str) -> Stage {
-    Stage::Holding { target: target.into() }
+fn holding(target: &str) -> QueueStage {
+    QueueStage::Holding { target: target.into() }
 }
 
 /// Entries of equal age and urgency, named m0, m1 ... in the given order.
-fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
-    let entry = |(number, (source, stage)): (usize, (&str, Stage))| Entry {
+fn queue(stages: Vec<(&str, QueueStage)>) -> Vec<QueuedMigration> {
+    let entry = |(number, (source, stage)): (usize, (&str, QueueStage))| QueuedMigration {
         uid: format!("m{number}"),
         name: format!("default/m{number}"),
         urgency: Urgency::None,
@@ -67,7 +67,12 @@ fn queue(stages: Vec<(&str, Stage)>) -> Vec<Entry> {
 }
 
 /// Name, limits, source node and stage of each entry, and the expected results.
-type Case = (&'static str, Migrations, Vec<(&'static str, Stage)>, Vec<&'static str>);
+type Case = (
+    &'static str,
+    MigrationSettings,
+    Vec<(&'static str, QueueStage)>,
+    Vec<&'static str>,
+);
 
 fn outcomes(grants: &Grants) -> Vec<String> {
     let mut all: Vec<String> = grants.place.iter().map(|uid| format!("{uid} place")).collect();
@@ -298,22 +303,22 @@ fn migration_urgency_follows_priority_or_purpose() {
 fn queued_migration_reports_reason_and_place() {
     for (reason, place, expected) in [
         (
-            Reason::ClusterLimit(5),
+            WaitReason::ClusterLimit(5),
             1,
             "as many guests move in the cluster as may at once (5); its place in the queue is 1",
         ),
         (
-            Reason::SourceNodeLimit(2),
+            WaitReason::SourceNodeLimit(2),
             10,
             "as many guests leave its node as may at once (2); its place in the queue is 10",
         ),
         (
-            Reason::TargetNodeLimit(2),
+            WaitReason::TargetNodeLimit(2),
             11,
             "as many guests arrive at its target node as may at once (2); its place in the queue is about 20",
         ),
         (
-            Reason::PlacementLimit(5),
+            WaitReason::PlacementLimit(5),
             301,
             "enough target pods are on their way to run as many migrations as may at once (5); its place in the queue is about 400",
         ),

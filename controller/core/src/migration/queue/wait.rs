@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The limit that holds a migration back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Reason {
+pub enum WaitReason {
     /// The cluster already runs the maximum number of migrations.
     ClusterLimit(u32),
     /// The maximum number of migrations already leaves the source node.
@@ -15,7 +15,7 @@ pub enum Reason {
     PlacementLimit(u32),
 }
 
-impl Reason {
+impl WaitReason {
     /// Returns the CamelCase reason for conditions, events and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -45,7 +45,7 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Wait {
     /// The limit.
-    pub reason: Reason,
+    pub reason: WaitReason,
     /// Position among all waiting migrations, from 1; above 10 rounded up to tens, above 100 to hundreds and so on.
     /// Each departure changes the exact position of every waiting migration: with a thousand of them, that would be a
     /// thousand writes each time.
@@ -54,7 +54,7 @@ pub struct Wait {
 
 impl Wait {
     /// Creates a wait for the exact position `place`, from 1.
-    pub(super) fn new(reason: Reason, place: usize) -> Self {
+    pub(super) fn new(reason: WaitReason, place: usize) -> Self {
         let mut step = 1_usize;
         while place > step.saturating_mul(10) {
             step = step.saturating_mul(10);
@@ -70,12 +70,14 @@ impl fmt::Display for Wait {
     /// Writes a human-readable sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.reason {
-            Reason::ClusterLimit(limit) => write!(f, "as many guests move in the cluster as may at once ({limit})")?,
-            Reason::SourceNodeLimit(limit) => write!(f, "as many guests leave its node as may at once ({limit})")?,
-            Reason::TargetNodeLimit(limit) => {
+            WaitReason::ClusterLimit(limit) => {
+                write!(f, "as many guests move in the cluster as may at once ({limit})")?;
+            }
+            WaitReason::SourceNodeLimit(limit) => write!(f, "as many guests leave its node as may at once ({limit})")?,
+            WaitReason::TargetNodeLimit(limit) => {
                 write!(f, "as many guests arrive at its target node as may at once ({limit})")?;
             }
-            Reason::PlacementLimit(limit) => write!(
+            WaitReason::PlacementLimit(limit) => write!(
                 f,
                 "enough target pods are on their way to run as many migrations as may at once ({limit})"
             )?,

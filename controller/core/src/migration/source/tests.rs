@@ -1,8 +1,8 @@
 use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
 use proptest::{prelude::*, sample::select};
 
-use super::{Call, Job, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step};
-use crate::migration::{hand_over::Proof, record::Record};
+use super::{JobState, MigrateCall, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step};
+use crate::migration::{hand_over::Proof, record::MigrationRecord};
 
 /// An open session without any progress.
 const OPEN: SourceTunnel = SourceTunnel::Open {
@@ -35,13 +35,13 @@ const TAKEN_OVER: SourceTunnel = SourceTunnel::Open {
 /// The guest runs, and both sides of its migration are named.
 fn named() -> SourceView {
     SourceView {
-        record: Record {
+        record: MigrationRecord {
             phase: Some(P::PreparingTarget),
-            ..Record::default()
+            ..MigrationRecord::default()
         },
         domain: D::Running,
-        job: Job::None,
-        call: Call::Unknown,
+        job: JobState::None,
+        call: MigrateCall::Unknown,
         tunnel: SourceTunnel::Missing,
         stood_still: false,
         target_is_late: false,
@@ -62,8 +62,8 @@ fn moving() -> SourceView {
     let mut view = ready();
     view.record.phase = Some(P::Running);
     view.record.source = Some(S::Migrating);
-    view.job = Job::Outgoing;
-    view.call = Call::Pending;
+    view.job = JobState::Outgoing;
+    view.call = MigrateCall::Pending;
     view
 }
 
@@ -80,7 +80,7 @@ fn halted() -> SourceView {
     let mut view = leaving();
     view.record.source = Some(S::Halted);
     view.record.target = Some(T::Prepared);
-    (view.job, view.call) = (Job::None, Call::Failed);
+    (view.job, view.call) = (JobState::None, MigrateCall::Failed);
     view
 }
 
@@ -124,7 +124,7 @@ fn a_session_is_opened_once_both_sides_are_named() {
             ),
             ("paused by its user", |v| v.domain = D::Paused, &[Do::Prepare]),
             ("libvirt is down", |v| v.domain = D::Unknown, &[]),
-            ("its job is not known", |v| v.job = Job::Unknown, &[]),
+            ("its job is not known", |v| v.job = JobState::Unknown, &[]),
             ("deleted", |v| v.record.deleted = true, &[Do::Report(S::Stayed)]),
             ("given up", |v| v.record.abort = true, &[Do::Report(S::Stayed)]),
             ("failed", |v| v.record.phase = Some(P::Failed), &[Do::Report(S::Stayed)]),
@@ -164,40 +164,48 @@ fn libvirt_call_is_made_once() {
     check(
         moving,
         &[
-            ("reported", |v| (v.job, v.call) = (Job::None, Call::Due), &[Do::Start]),
+            (
+                "reported",
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Due),
+                &[Do::Start],
+            ),
             (
                 "given up meanwhile",
-                |v| (v.job, v.call, v.record.abort) = (Job::None, Call::Due, true),
+                |v| (v.job, v.call, v.record.abort) = (JobState::None, MigrateCall::Due, true),
                 &[Do::Close],
             ),
             ("it moves", |_| {}, &[]),
-            ("the call is on its way", |v| v.job = Job::None, &[]),
-            ("of another process", |v| v.call = Call::Unknown, &[]),
+            ("the call is on its way", |v| v.job = JobState::None, &[]),
+            ("of another process", |v| v.call = MigrateCall::Unknown, &[]),
             (
                 "over, and of another process",
-                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Unknown, SourceTunnel::Missing),
+                |v| (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Unknown, SourceTunnel::Missing),
                 &[Do::Report(S::Stayed)],
             ),
-            ("failed", |v| (v.job, v.call) = (Job::None, Call::Failed), &[Do::Close]),
+            (
+                "failed",
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Failed),
+                &[Do::Close],
+            ),
             (
                 "failed, and closed",
-                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Failed, SourceTunnel::Missing),
+                |v| (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Failed, SourceTunnel::Missing),
                 &[Do::Report(S::Stayed)],
             ),
             // If `Stayed` were reported with an open session, the guest could still leave.
             (
                 "the call of an earlier process may be on its way",
-                |v| (v.job, v.call) = (Job::None, Call::Unknown),
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Unknown),
                 &[Do::Close],
             ),
             (
                 "the same, the tunnel is down",
-                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Unknown, SourceTunnel::Unknown),
+                |v| (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Unknown, SourceTunnel::Unknown),
                 &[],
             ),
             (
                 "succeeded, and libvirt is about to stop it",
-                |v| (v.job, v.call) = (Job::None, Call::Succeeded),
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Succeeded),
                 &[],
             ),
             ("deleted", |v| v.record.deleted = true, &[Do::Abort]),
@@ -259,7 +267,7 @@ fn source_reports_stop_before_release() {
             ),
             (
                 "the target has taken it over, and libvirtd was lost",
-                |v| (v.tunnel, v.job) = (TAKEN_OVER, Job::None),
+                |v| (v.tunnel, v.job) = (TAKEN_OVER, JobState::None),
                 &[Do::Report(S::Released)],
             ),
             (
@@ -300,21 +308,25 @@ fn source_without_libvirtd_decides_by_its_target() {
     check(
         leaving,
         &[
-            ("libvirtd was lost", |v| v.job = Job::None, &[Do::Report(S::Released)]),
-            ("its job is not known", |v| v.job = Job::Unknown, &[]),
+            (
+                "libvirtd was lost",
+                |v| v.job = JobState::None,
+                &[Do::Report(S::Released)],
+            ),
+            ("its job is not known", |v| v.job = JobState::Unknown, &[]),
             (
                 "libvirtd was lost, the target has not reported that it has it",
-                |v| (v.job, v.record.target) = (Job::None, Some(T::Prepared)),
+                |v| (v.job, v.record.target) = (JobState::None, Some(T::Prepared)),
                 &[Do::Report(S::Halted)],
             ),
             (
                 "libvirtd was lost, it ended on the target",
-                |v| (v.job, v.record.target) = (Job::None, Some(T::Ended)),
+                |v| (v.job, v.record.target) = (JobState::None, Some(T::Ended)),
                 &[Do::Report(S::Released)],
             ),
             (
                 "libvirtd was lost, the target has nothing",
-                |v| (v.job, v.record.target) = (Job::None, Some(T::Gone)),
+                |v| (v.job, v.record.target) = (JobState::None, Some(T::Gone)),
                 &[Do::Resume],
             ),
         ],
@@ -338,7 +350,7 @@ fn source_releases_a_guest_that_was_switched() {
             ),
             (
                 "it was switched, and the target has nothing of it",
-                |v| (v.domain, v.record.target, v.job) = (D::PostCopy, Some(T::Gone), Job::None),
+                |v| (v.domain, v.record.target, v.job) = (D::PostCopy, Some(T::Gone), JobState::None),
                 &[Do::Report(S::Released)],
             ),
         ],
@@ -362,8 +374,8 @@ fn source_of_a_switched_guest_stays_until_post_copy_ends() {
         switched,
         &[
             ("memory follows", |_| {}, release),
-            ("nobody works on it any more", |v| v.job = Job::None, release),
-            ("libvirt reports no state", |v| v.job = Job::Unknown, release),
+            ("nobody works on it any more", |v| v.job = JobState::None, release),
+            ("libvirt reports no state", |v| v.job = JobState::Unknown, release),
             ("it is given up", |v| v.record.abort = true, release),
             ("the object is deleted", |v| v.record.deleted = true, release),
             ("the tunnel is lost", |v| v.tunnel = SourceTunnel::Missing, nothing),
@@ -467,17 +479,17 @@ fn release_is_repeated_until_target_has_taken_over() {
             ),
             (
                 "libvirtd was lost, and it runs there",
-                |v| (v.job, v.tunnel, v.record.target) = (Job::None, ACKNOWLEDGED, Some(T::Running)),
+                |v| (v.job, v.tunnel, v.record.target) = (JobState::None, ACKNOWLEDGED, Some(T::Running)),
                 &[Do::Destroy],
             ),
             (
                 "libvirtd was lost, and it ended there",
-                |v| (v.job, v.record.target) = (Job::None, Some(T::Ended)),
+                |v| (v.job, v.record.target) = (JobState::None, Some(T::Ended)),
                 &[Do::Release(Proof::SourceGone), Do::Destroy],
             ),
             (
                 "libvirtd was lost, and it is over",
-                |v| (v.job, v.tunnel, v.record.phase) = (Job::None, SourceTunnel::Missing, Some(P::Failed)),
+                |v| (v.job, v.tunnel, v.record.phase) = (JobState::None, SourceTunnel::Missing, Some(P::Failed)),
                 &[Do::Destroy],
             ),
             (
@@ -528,18 +540,18 @@ fn paused_guest_is_released_once_the_reply_is_read() {
             ),
             (
                 "the reply was read, and libvirtd was lost",
-                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, READ),
+                |v| (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Lost, READ),
                 &[Do::Report(S::Released)],
             ),
             (
                 "the same, and it was taken over",
-                |v| (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, TAKEN_OVER),
+                |v| (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Lost, TAKEN_OVER),
                 &[Do::Report(S::Released)],
             ),
             (
                 "libvirtd was lost after it was released, and so was the tunnel",
                 |v| {
-                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Lost, SourceTunnel::Missing);
                     v.record.source = Some(S::Released);
                 },
                 &[],
@@ -547,7 +559,7 @@ fn paused_guest_is_released_once_the_reply_is_read() {
             (
                 "the same, and the target has it",
                 |v| {
-                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Lost, SourceTunnel::Missing);
                     (v.record.source, v.record.target) = (Some(S::Released), Some(T::Running));
                 },
                 &[Do::Destroy],
@@ -563,18 +575,18 @@ fn paused_guest_may_have_left_if_libvirtd_was_lost() {
         &[
             (
                 "libvirtd was lost, and the target has it",
-                |v| (v.job, v.call) = (Job::None, Call::Lost),
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Lost),
                 &[Do::Report(S::Released)],
             ),
             (
                 "libvirtd was lost, and the target has not reported that it has it",
-                |v| (v.job, v.call, v.record.target) = (Job::None, Call::Lost, Some(T::Prepared)),
+                |v| (v.job, v.call, v.record.target) = (JobState::None, MigrateCall::Lost, Some(T::Prepared)),
                 &[Do::Report(S::Halted)],
             ),
             (
                 "the target has nothing",
                 |v| {
-                    (v.job, v.call, v.record.target) = (Job::None, Call::Lost, Some(T::Gone));
+                    (v.job, v.call, v.record.target) = (JobState::None, MigrateCall::Lost, Some(T::Gone));
                     v.record.source = Some(S::Halted);
                 },
                 &[Do::Close],
@@ -582,7 +594,7 @@ fn paused_guest_may_have_left_if_libvirtd_was_lost() {
             (
                 "the target's node is gone",
                 |v| {
-                    (v.job, v.call, v.record.phase) = (Job::None, Call::Lost, Some(P::Failed));
+                    (v.job, v.call, v.record.phase) = (JobState::None, MigrateCall::Lost, Some(P::Failed));
                     v.record.source = Some(S::Halted);
                 },
                 &[Do::Close],
@@ -590,32 +602,32 @@ fn paused_guest_may_have_left_if_libvirtd_was_lost() {
             (
                 "the target has nothing, and the session is closed",
                 |v| {
-                    (v.job, v.call, v.tunnel) = (Job::None, Call::Lost, SourceTunnel::Missing);
+                    (v.job, v.call, v.tunnel) = (JobState::None, MigrateCall::Lost, SourceTunnel::Missing);
                     (v.record.source, v.record.target) = (Some(S::Halted), Some(T::Gone));
                 },
                 &[Do::Report(S::Stayed)],
             ),
             (
                 "the agent was lost, too",
-                |v| (v.job, v.call) = (Job::None, Call::Unknown),
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Unknown),
                 &[Do::Report(S::Released)],
             ),
             (
                 "the agent was lost, and its call may be on its way",
-                |v| (v.job, v.call, v.record.target) = (Job::None, Call::Unknown, Some(T::Prepared)),
+                |v| (v.job, v.call, v.record.target) = (JobState::None, MigrateCall::Unknown, Some(T::Prepared)),
                 &[Do::Close],
             ),
             (
                 "the agent was lost after it had reported that the guest may have left",
                 |v| {
-                    (v.job, v.call, v.record.target) = (Job::None, Call::Unknown, Some(T::Prepared));
+                    (v.job, v.call, v.record.target) = (JobState::None, MigrateCall::Unknown, Some(T::Prepared));
                     v.record.source = Some(S::Halted);
                 },
                 &[],
             ),
             (
                 "libvirt has ended its migration with an error",
-                |v| (v.job, v.call) = (Job::None, Call::Failed),
+                |v| (v.job, v.call) = (JobState::None, MigrateCall::Failed),
                 &[Do::Close],
             ),
         ],
@@ -687,7 +699,7 @@ fn overtaken() -> SourceView {
     let mut view = named();
     view.record.phase = Some(P::Failed);
     view.tunnel = OPEN;
-    view.job = Job::Outgoing;
+    view.job = JobState::Outgoing;
     view
 }
 
@@ -701,10 +713,10 @@ fn guest_moving_before_the_call_is_left_to_another_migration() {
             ("nothing was prepared", |v| v.tunnel = SourceTunnel::Missing, STAYED),
             ("it stands still", |v| v.domain = D::Leaving, STAYED),
             ("it was switched", |v| v.domain = D::PostCopy, STAYED),
-            ("it has left", |v| (v.domain, v.job) = (D::Left, Job::None), STAYED),
+            ("it has left", |v| (v.domain, v.job) = (D::Left, JobState::None), STAYED),
             (
                 "the call to libvirt would be next",
-                |v| (v.record.source, v.call) = (Some(S::Migrating), Call::Due),
+                |v| (v.record.source, v.call) = (Some(S::Migrating), MigrateCall::Due),
                 STAYED,
             ),
             (
@@ -714,7 +726,7 @@ fn guest_moving_before_the_call_is_left_to_another_migration() {
             ),
             (
                 "its own is given up",
-                |v| (v.record.source, v.call) = (Some(S::Migrating), Call::Pending),
+                |v| (v.record.source, v.call) = (Some(S::Migrating), MigrateCall::Pending),
                 &[Do::Abort],
             ),
             (
@@ -739,8 +751,8 @@ prop_compose! {
     fn view()(
         record in crate::migration::record::any_record(),
         domain in select(vec![D::Unknown, D::Running, D::Paused, D::Leaving, D::PostCopy, D::Left, D::Ended]),
-        job in select(vec![Job::Unknown, Job::None, Job::Outgoing]),
-        call in select(vec![Call::Unknown, Call::Due, Call::Pending, Call::Failed, Call::Lost, Call::Succeeded]),
+        job in select(vec![JobState::Unknown, JobState::None, JobState::Outgoing]),
+        call in select(vec![MigrateCall::Unknown, MigrateCall::Due, MigrateCall::Pending, MigrateCall::Failed, MigrateCall::Lost, MigrateCall::Succeeded]),
         tunnel in tunnel(),
         stood_still in any::<bool>(),
         target_is_late in any::<bool>(),
@@ -763,12 +775,12 @@ proptest! {
             match step {
                 Do::Report(state) => prop_assert!(record.source.is_none_or(|before| state.may_follow(before)), "{steps:?}"),
                 Do::Close | Do::Pair | Do::Release(_) => prop_assert!(open, "{steps:?}"),
-                Do::Start => prop_assert!(view.call == Call::Due && record.source == Some(S::Migrating)),
+                Do::Start => prop_assert!(view.call == MigrateCall::Due && record.source == Some(S::Migrating)),
                 Do::Abort => {
-                    prop_assert!(view.job == Job::Outgoing && record.is_given_up() && !view.has_not_begun());
+                    prop_assert!(view.job == JobState::Outgoing && record.is_given_up() && !view.has_not_begun());
                 }
                 // A guest that is resumed or destroyed must be known to be paused without a running job.
-                Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == Job::None && !record.source_has_let_go()),
+                Do::Resume => prop_assert!(view.domain == D::Leaving && view.job == JobState::None && !record.source_has_let_go()),
                 // The guest is not needed: the target has all of it, or has ended, or never gets it.
                 Do::Destroy if view.domain == D::PostCopy => {
                     let needless = matches!(record.target, Some(T::Running | T::Ended)) || record.is_over();
@@ -776,7 +788,7 @@ proptest! {
                 }
                 Do::Destroy => {
                     let is_left = view.domain == D::Leaving || (view.domain == D::Paused && record.source_has_let_go());
-                    prop_assert!(is_left && view.job == Job::None, "{steps:?}");
+                    prop_assert!(is_left && view.job == JobState::None, "{steps:?}");
                     prop_assert!(record.source_has_let_go() || view.tunnel == SourceTunnel::Missing, "{steps:?}");
                 }
                 Do::Prepare => prop_assert!(view.tunnel == SourceTunnel::Missing && record.source.is_none()),

@@ -35,7 +35,7 @@ fn sides() -> Sides {
 
 fn changed(
     before: &VirtualMachineInstanceMigration,
-    change: &Change,
+    change: &StatusChange,
     now: &str,
 ) -> VirtualMachineInstanceMigrationStatus {
     after(before, change, now.parse().unwrap())
@@ -43,10 +43,10 @@ fn changed(
 
 /// A migration whose sides are named and have reported a state.
 fn under_way() -> VirtualMachineInstanceMigration {
-    let change = Change {
+    let change = StatusChange {
         enter: vec![MigrationPhase::PreparingTarget],
         sides: Some(sides()),
-        ..Change::default()
+        ..StatusChange::default()
     };
     let status = changed(&migration(&json!(null)), &change, EARLY);
     let mut migration = migration(&serde_json::to_value(status).unwrap());
@@ -62,9 +62,9 @@ fn under_way() -> VirtualMachineInstanceMigration {
 
 #[test]
 fn phases_are_recorded_once_including_skipped_ones() {
-    let change = Change {
+    let change = StatusChange {
         enter: vec![MigrationPhase::Pending, MigrationPhase::Scheduling],
-        ..Change::default()
+        ..StatusChange::default()
     };
     let status = changed(&migration(&json!(null)), &change, EARLY);
     assert_eq!(status.phase, Some(MigrationPhase::Scheduling));
@@ -76,7 +76,7 @@ fn phases_are_recorded_once_including_skipped_ones() {
 
 #[test]
 fn side_states_are_owned_by_the_sides() {
-    let status = changed(&under_way(), &Change::default(), LATE);
+    let status = changed(&under_way(), &StatusChange::default(), LATE);
     let source = status.source.unwrap();
     assert_eq!(
         (source.node.as_deref(), source.pod_uid.as_deref(), source.fingerprint),
@@ -92,7 +92,9 @@ fn side_states_are_owned_by_the_sides() {
 
 #[test]
 fn status_is_mirrored_in_kubevirt_fields() {
-    let state = changed(&under_way(), &Change::default(), LATE).migration_state.unwrap();
+    let state = changed(&under_way(), &StatusChange::default(), LATE)
+        .migration_state
+        .unwrap();
     assert_eq!(
         (
             state.source_node.as_deref(),
@@ -111,17 +113,17 @@ fn status_is_mirrored_in_kubevirt_fields() {
 
 #[test]
 fn an_end_has_a_time_and_a_reason() {
-    let ended = Change {
+    let ended = StatusChange {
         enter: vec![MigrationPhase::Succeeded],
-        ..Change::default()
+        ..StatusChange::default()
     };
     let status = changed(&under_way(), &ended, LATE);
     let state = status.migration_state.unwrap();
     assert!(state.completed && !state.failed);
     assert_eq!(state.end_timestamp.unwrap().to_string(), LATE);
-    let failed = Change {
-        fail: Some((Failure::GuestStayed, "the stream broke".into())),
-        ..Change::default()
+    let failed = StatusChange {
+        fail: Some((MigrationFailure::GuestStayed, "the stream broke".into())),
+        ..StatusChange::default()
     };
     let status = changed(&under_way(), &failed, LATE);
     assert_eq!(
@@ -138,9 +140,9 @@ fn an_end_has_a_time_and_a_reason() {
 
 #[test]
 fn migration_that_fails_before_it_has_sides_has_a_reason() {
-    let failed = Change {
-        fail: Some((Failure::Overdue, "no node took the target pod".into())),
-        ..Change::default()
+    let failed = StatusChange {
+        fail: Some((MigrationFailure::Overdue, "no node took the target pod".into())),
+        ..StatusChange::default()
     };
     let status = changed(&migration(&json!({"phase": "Scheduling"})), &failed, LATE);
     let state = status.migration_state.unwrap();
@@ -153,26 +155,26 @@ fn migration_that_fails_before_it_has_sides_has_a_reason() {
 
 #[test]
 fn wait_reason_is_reported_while_waiting() {
-    let waiting = |message: &str| Change {
+    let waiting = |message: &str| StatusChange {
         waiting: Some(Waiting {
             reason: "ClusterLimit".into(),
             message: message.into(),
         }),
-        ..Change::default()
+        ..StatusChange::default()
     };
     let first = changed(&migration(&json!({"phase": "Pending"})), &waiting("place 2"), EARLY);
     assert_eq!(first.conditions[0].reason.as_deref(), Some("ClusterLimit"));
     let before = migration(&serde_json::to_value(&first).unwrap());
     assert!(!differs(&before, &changed(&before, &waiting("place 2"), LATE)));
-    let done = changed(&before, &Change::default(), LATE);
+    let done = changed(&before, &StatusChange::default(), LATE);
     assert!(done.conditions.is_empty() && differs(&before, &done));
 }
 
 #[test]
 fn abort_and_its_result_are_reported_once() {
-    let abort = Change {
-        abort: Some((Failure::Overdue, String::new())),
-        ..Change::default()
+    let abort = StatusChange {
+        abort: Some((MigrationFailure::Overdue, String::new())),
+        ..StatusChange::default()
     };
     let status = changed(&under_way(), &abort, EARLY);
     assert_eq!(status.abort.as_ref().unwrap().reason, "DeadlineExceeded");
@@ -181,10 +183,10 @@ fn abort_and_its_result_are_reported_once() {
         Some("Aborting")
     );
     let before = migration(&serde_json::to_value(&status).unwrap());
-    let other = Change {
-        abort: Some((Failure::PodEnded, String::new())),
-        fail: Some((Failure::GuestStayed, String::new())),
-        ..Change::default()
+    let other = StatusChange {
+        abort: Some((MigrationFailure::PodEnded, String::new())),
+        fail: Some((MigrationFailure::GuestStayed, String::new())),
+        ..StatusChange::default()
     };
     let status = changed(&before, &other, LATE);
     assert_eq!(status.abort.unwrap().reason, "DeadlineExceeded");
@@ -196,7 +198,7 @@ fn abort_and_its_result_are_reported_once() {
 
 #[test]
 fn post_copy_risk_is_reported_while_it_lasts() {
-    let post_copy_condition = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &Change| {
+    let post_copy_condition = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &StatusChange| {
         let mut migration = under_way();
         let status = migration.status.as_mut().unwrap();
         let (source, target) = (status.source.as_mut().unwrap(), status.target.as_mut().unwrap());
@@ -206,7 +208,7 @@ fn post_copy_risk_is_reported_while_it_lasts() {
         let found = conditions.into_iter().find(|condition| condition.type_ == POST_COPY);
         found.map(|condition| (condition.status, condition.reason.unwrap(), condition.message.unwrap()))
     };
-    let nothing = Change::default();
+    let nothing = StatusChange::default();
     assert_eq!(post_copy_condition(&|_, _| (), &nothing), None);
     let switched = post_copy_condition(&|source, _| source.mode = Some(MigrationMode::PostCopy), &nothing).unwrap();
     assert_eq!((switched.0.as_str(), switched.1.as_str()), ("True", "Switched"));
@@ -238,9 +240,9 @@ fn post_copy_risk_is_reported_while_it_lasts() {
         target.state = Some(TargetState::Running);
     };
     assert_eq!(post_copy_condition(&arrived, &nothing), None);
-    let over = Change {
-        fail: Some((Failure::LostOnTarget, String::new())),
-        ..Change::default()
+    let over = StatusChange {
+        fail: Some((MigrationFailure::LostOnTarget, String::new())),
+        ..StatusChange::default()
     };
     assert_eq!(post_copy_condition(&broken, &over), None);
 }
@@ -302,10 +304,10 @@ fn failure_by_a_deadline_may_have_the_reason_of_the_deadline() {
         (None, "DeadlineExceeded"),
         (Some("TargetPodNotReady"), "TargetPodNotReady"),
     ] {
-        let change = Change {
-            fail: Some((Failure::Overdue, String::new())),
+        let change = StatusChange {
+            fail: Some((MigrationFailure::Overdue, String::new())),
             deadline,
-            ..Change::default()
+            ..StatusChange::default()
         };
         let status = changed(&migration(&json!({"phase": "Scheduling"})), &change, EARLY);
         assert_eq!(status.reason.as_deref(), Some(reason));
@@ -314,9 +316,9 @@ fn failure_by_a_deadline_may_have_the_reason_of_the_deadline() {
 
 #[test]
 fn source_node_is_reported_from_the_first_phase_to_the_last() {
-    let on = |node: Option<&str>| Change {
+    let on = |node: Option<&str>| StatusChange {
         source_node: node.map(str::to_owned),
-        ..Change::default()
+        ..StatusChange::default()
     };
     for (name, status, seen, expected) in [
         ("new", json!({}), Some("a"), Some("a")),

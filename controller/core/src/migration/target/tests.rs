@@ -2,7 +2,7 @@ use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, Ta
 use proptest::{prelude::*, sample::select};
 
 use super::{TargetDomain as D, TargetStep as Do, TargetTunnel, TargetView, step};
-use crate::migration::record::Record;
+use crate::migration::record::MigrationRecord;
 
 /// An open session without any progress.
 const OPEN: TargetTunnel = TargetTunnel::Open {
@@ -29,9 +29,9 @@ const TAKEN_OVER: TargetTunnel = TargetTunnel::Open {
 /// Both sides are named, and the target has not checked whether the guest fits.
 fn named() -> TargetView {
     TargetView {
-        record: Record {
+        record: MigrationRecord {
             phase: Some(P::PreparingTarget),
-            ..Record::default()
+            ..MigrationRecord::default()
         },
         tunnel: TargetTunnel::Missing,
         domain: D::Absent,

@@ -12,7 +12,7 @@ use crate::{
 
 /// A constraint, and the number of matching pods in each domain.
 #[derive(Clone, Debug)]
-pub(super) struct Spread {
+pub(super) struct SpreadConstraint {
     key: String,
     max_skew: u64,
     matches_newcomer: bool,
@@ -27,7 +27,7 @@ pub(super) fn is_required(constraint: &TopologySpreadConstraint) -> bool {
     constraint.when_unsatisfiable != "ScheduleAnyway"
 }
 
-impl Spread {
+impl SpreadConstraint {
     /// Counts the pods that match a constraint of a pod that is to be placed. `for_each` calls its argument with each
     /// pod of the new pod's namespace.
     pub(super) fn count(

@@ -15,9 +15,9 @@ const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A term of pod affinity or anti-affinity.
 #[derive(Clone, Debug)]
-pub(super) struct Term<'t>(Cow<'t, PodAffinityTerm>);
+pub(super) struct AffinityTerm<'t>(Cow<'t, PodAffinityTerm>);
 
-impl<'t> Term<'t> {
+impl<'t> AffinityTerm<'t> {
     pub(super) fn new(term: &'t PodAffinityTerm) -> Self {
         Self(Cow::Borrowed(term))
     }
@@ -83,7 +83,7 @@ impl<'t> Term<'t> {
     }
 }
 
-impl fmt::Display for Term<'_> {
+impl fmt::Display for AffinityTerm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let selector = self.0.label_selector.as_ref().map(Selector::new);
         match selector {
@@ -95,7 +95,7 @@ impl fmt::Display for Term<'_> {
 
 /// Returns the terms of a pod that is to be placed. As the API server does when it creates the pod, the values of its
 /// own labels in `matchLabelKeys` and `mismatchLabelKeys` are added to the selectors.
-pub(super) fn own_terms(terms: &[PodAffinityTerm], newcomer: &Newcomer<'_>) -> Vec<Term<'static>> {
+pub(super) fn own_terms(terms: &[PodAffinityTerm], newcomer: &Newcomer<'_>) -> Vec<AffinityTerm<'static>> {
     let merged = terms.iter().map(|term| {
         let mut term = term.clone();
         let keys = [
@@ -107,7 +107,7 @@ pub(super) fn own_terms(terms: &[PodAffinityTerm], newcomer: &Newcomer<'_>) -> V
                 add_own_labels(selector, &keys.unwrap_or_default(), operator, newcomer.labels);
             }
         }
-        Term(Cow::Owned(term))
+        AffinityTerm(Cow::Owned(term))
     });
     merged.collect()
 }

@@ -8,15 +8,15 @@ use super::*;
 
 /// A guest on `here`, the node `b` that suits it, and `poor`, which does not.
 #[derive(Clone)]
-struct World {
+struct PlacementWorld {
     instance: VirtualMachineInstance,
     configuration: Configuration,
-    nodes: [Known; 3],
+    nodes: [KnownObjects; 3],
     reversed: bool,
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownObjects {
     name: &'static str,
     labels: BTreeMap<String, String>,
     facts: NodeFacts,
@@ -28,7 +28,7 @@ struct Known {
     room: Option<Arc<NodeRoom>>,
 }
 
-impl Known {
+impl KnownObjects {
     fn new(name: &'static str, features: &[&str]) -> Self {
         Self {
             name,
@@ -54,7 +54,7 @@ impl Known {
     }
 }
 
-impl World {
+impl PlacementWorld {
     fn new() -> Self {
         let instance = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "metadata": {"name": "vm"},
@@ -66,9 +66,9 @@ impl World {
             instance: serde_json::from_value(instance).unwrap(),
             configuration: Configuration::default(),
             nodes: [
-                Known::new("here", &["avx2"]),
-                Known::new("b", &["avx2"]),
-                Known::new("poor", &[]),
+                KnownObjects::new("here", &["avx2"]),
+                KnownObjects::new("b", &["avx2"]),
+                KnownObjects::new("poor", &[]),
             ],
             reversed: false,
         }
@@ -103,7 +103,7 @@ impl World {
 
 #[test]
 fn circumstances_are_all_that_could_let_a_migration_succeed() {
-    type Change = fn(&mut World);
+    type Change = fn(&mut PlacementWorld);
     let taint = |key: &str| Taint {
         key: key.into(),
         effect: "NoSchedule".into(),
@@ -151,17 +151,17 @@ fn circumstances_are_all_that_could_let_a_migration_succeed() {
             world.instance.status.as_mut().unwrap().node_name = Some("elsewhere".into());
         }),
     ];
-    let before = World::new().digest();
+    let before = PlacementWorld::new().digest();
     let mut seen = BTreeSet::from([before.clone()]);
     for (what, change) in changes {
-        let mut world = World::new();
+        let mut world = PlacementWorld::new();
         change(&mut world);
         let after = world.digest();
         assert_ne!(after, before, "{what}");
         assert_eq!(after, world.digest(), "{what}");
         seen.insert(after);
     }
-    let mut tainted = World::new();
+    let mut tainted = PlacementWorld::new();
     tainted.nodes[1].taints.push(taint("closed"));
     assert_ne!(tainted.digest(), before);
     assert!(seen.len() > 10, "changes have distinct digests: {seen:?}");
@@ -169,7 +169,7 @@ fn circumstances_are_all_that_could_let_a_migration_succeed() {
 
 #[test]
 fn circumstances_are_not_what_attempts_and_time_change() {
-    type Change = fn(&mut World);
+    type Change = fn(&mut PlacementWorld);
     let changes: [(&str, Change); 8] = [
         ("order", |world| world.reversed = true),
         ("another label", |world| {
@@ -196,9 +196,9 @@ fn circumstances_are_not_what_attempts_and_time_change() {
             status.evacuation_node_name = Some("here".into());
         }),
     ];
-    let before = World::new().digest();
+    let before = PlacementWorld::new().digest();
     for (what, change) in changes {
-        let mut world = World::new();
+        let mut world = PlacementWorld::new();
         change(&mut world);
         assert_eq!(world.digest(), before, "{what}");
     }

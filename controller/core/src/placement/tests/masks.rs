@@ -17,7 +17,7 @@ const FEATURE: &str = "avx2";
 
 /// Why a guest uses [`FEATURE`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Guest {
+enum FeatureUse {
     /// It has its host's model, plus the feature.
     HostModel,
     /// It has its host's model, which contains the feature.
@@ -34,17 +34,17 @@ enum Guest {
     HostsOwn,
 }
 
-const GUESTS: [Guest; 7] = [
-    Guest::HostModel,
-    Guest::PartOfHostModel,
-    Guest::Demanded,
-    Guest::DemandedMinimum,
-    Guest::Model,
-    Guest::PartialModel,
-    Guest::HostsOwn,
+const GUESTS: [FeatureUse; 7] = [
+    FeatureUse::HostModel,
+    FeatureUse::PartOfHostModel,
+    FeatureUse::Demanded,
+    FeatureUse::DemandedMinimum,
+    FeatureUse::Model,
+    FeatureUse::PartialModel,
+    FeatureUse::HostsOwn,
 ];
 
-impl Guest {
+impl FeatureUse {
     fn instance(self) -> VirtualMachineInstance {
         let demand = json!({"features": [{"name": FEATURE, "policy": "require"}]});
         let without = json!({"model": "Haswell", "features": [{"name": "rtm", "policy": "disable"}]});
@@ -148,7 +148,7 @@ impl Host {
 }
 
 /// Returns the requirements on another node.
-fn needs_to_move(kind: Guest, hosts: &[Host]) -> Requirements {
+fn needs_to_move(kind: FeatureUse, hosts: &[Host]) -> Requirements {
     let source = hosts[0].view();
     let views = || hosts.iter().map(Host::view);
     let mut needs = requirements(&kind.instance().spec, &Configuration::default(), &kind.minimum());
@@ -159,7 +159,7 @@ fn needs_to_move(kind: Guest, hosts: &[Host]) -> Requirements {
 }
 
 /// Returns whether the affinity of a target pod admits a node.
-fn is_admitted(kind: Guest, hosts: &[Host], host: &Host) -> bool {
+fn is_admitted(kind: FeatureUse, hosts: &[Host], host: &Host) -> bool {
     let mut needs = needs_to_move(kind, hosts);
     let views = hosts.iter().map(Host::view);
     require_recorded_cpu(
@@ -215,7 +215,7 @@ fn masks_count_alike_in_placement_affinity_and_agent() {
 
 #[test]
 fn feature_that_no_node_lists_is_left_to_libvirt_unless_masked() {
-    let instance = Guest::HostModel.instance();
+    let instance = FeatureUse::HostModel.instance();
     for (source_masks, target_masks, goes) in [
         (false, false, true),
         (true, false, true),
@@ -225,14 +225,14 @@ fn feature_that_no_node_lists_is_left_to_libvirt_unless_masked() {
         let hosts = [("here", source_masks), ("b", target_masks)]
             .map(|(name, masks)| Host::new(name, false, masks, &Minimum::default()));
         let views: Vec<_> = hosts.iter().map(Host::view).collect();
-        let needs = needs_to_move(Guest::HostModel, &hosts);
+        let needs = needs_to_move(FeatureUse::HostModel, &hosts);
         let found = migration_targets(&instance, &needs, Some(&views[0]), &Rules::default(), &views);
         let row = format!("{source_masks} {target_masks}: {}", found.message);
         assert_eq!(found.available, goes, "{row}");
         let each = target_misfits(&instance, &needs, Some(&views[0]), &Rules::default(), &views).unwrap();
         assert_eq!(each[0].1.is_empty(), goes, "{row}: {each:?}");
         assert_eq!(found.message.contains(&means()), !goes, "{row}");
-        assert_eq!(is_admitted(Guest::HostModel, &hosts, &hosts[1]), goes, "{row}");
+        assert_eq!(is_admitted(FeatureUse::HostModel, &hosts, &hosts[1]), goes, "{row}");
         let migrated = guest(&instance, &Pod::default(), Some(&views[0]));
         let offered = hosts[1].offered.virtualization.as_ref().unwrap();
         let mask = hosts[1].mask.iter().cloned().collect();

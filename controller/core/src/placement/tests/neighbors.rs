@@ -90,7 +90,7 @@ fn judged(manifest: &Value, nodes: &[(&str, &str)], pods: &[Pod]) -> (Vec<String
         needs: &needs,
         excluded: &[],
     };
-    let rules = neighbors(pods).rules(&newcomer, &Moves::default(), || Cow::Borrowed(&views));
+    let rules = neighbors(pods).rules(&newcomer, &PodMoves::default(), || Cow::Borrowed(&views));
     let found = fit(&needs, &spec, &rules, &views);
     let reasons = if found.misfits.is_empty() {
         String::new()
@@ -544,7 +544,7 @@ fn spread_excluded_nodes_are_no_domain() {
             needs: &needs,
             excluded,
         };
-        let rules = pods.rules(&newcomer, &Moves::default(), || Cow::Borrowed(&views));
+        let rules = pods.rules(&newcomer, &PodMoves::default(), || Cow::Borrowed(&views));
         rules.admit(&views[1])
     };
     assert!(!fits(&[]), "zone x has no pod");
@@ -634,7 +634,7 @@ proptest! {
         let needs = requirements(&spec, &Configuration::default(), &Minimum::default());
         let labels = BTreeMap::from([("app".to_owned(), own.1.to_owned())]);
         let newcomer = Newcomer { namespace: "n", labels: &labels, spec: &spec, needs: &needs, excluded: &[] };
-        let rules = neighbors(&bound).rules(&newcomer, &Moves::default(), || Cow::Borrowed(&views));
+        let rules = neighbors(&bound).rules(&newcomer, &PodMoves::default(), || Cow::Borrowed(&views));
         for (here, view) in views.iter().enumerate() {
             let is_beside = |other: usize, key: &str| domain(here, key).is_some() && domain(here, key) == domain(other, key);
             let kept_apart = own.2.is_some_and(|(key, other)| pods.iter().any(|pod| pod.1 == other && is_beside(pod.0, key)));

@@ -17,7 +17,7 @@ struct Sized {
     feature: Option<&'static str>,
     /// Topology key of its required anti-affinity to all guests.
     apart: Option<&'static str>,
-    change: fn(&mut Leaving<'_>),
+    change: fn(&mut DepartingGuest<'_>),
 }
 
 fn sized(name: &str, gib: u64) -> Sized {
@@ -65,19 +65,19 @@ fn instance(guest: &Sized) -> VirtualMachineInstance {
     .unwrap()
 }
 
-fn gib(gib: u64, cpus: u64) -> Requests {
+fn gib(gib: u64, cpus: u64) -> ResourceAmounts {
     let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c", "resources": {"requests": {
         "memory": format!("{gib}Gi"), "cpu": cpus.to_string()}}}]}}))
     .unwrap();
-    Requests::of_pod(&pod)
+    ResourceAmounts::of_pod(&pod)
 }
 
-fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Outlook> {
+fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<DepartureOutlook> {
     packing(guests, nodes).outlooks
 }
 
 /// Returns the packing onto nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
-fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Packing {
+fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> PackingResult {
     // Nodes are in two zones.
     let zone = |name: &str| if name < "y" { "west" } else { "east" };
     let plain: Vec<_> = nodes
@@ -111,7 +111,7 @@ fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Packin
         let mut needs = requirements(&instance.spec, &Configuration::default(), &Minimum::default());
         needs.requests = gib(guest.gib, guest.cpus);
         needs.priority = Some(0);
-        let mut leaving = Leaving {
+        let mut leaving = DepartingGuest {
             instance,
             needs,
             source: None,
@@ -129,8 +129,8 @@ fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Packin
     })
 }
 
-fn fits(node: &str) -> Outlook {
-    Outlook::Fits(node.into())
+fn fits(node: &str) -> DepartureOutlook {
+    DepartureOutlook::Fits(node.into())
 }
 
 #[test]
@@ -150,9 +150,9 @@ fn guest_that_others_leave_no_room_is_crowded_out() {
     );
     let message = "no other node has room for it beside the others that leave: \
                    1 node has 2.0 GiB of memory free of the 5.0 GiB that are requested (x)";
-    assert_eq!(found, [Outlook::Crowded(message.into()), fits("x")]);
+    assert_eq!(found, [DepartureOutlook::Crowded(message.into()), fits("x")]);
     let found = packed(&[sized("a", 9)], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
-    let Outlook::Nowhere(message) = &found[0] else {
+    let DepartureOutlook::Nowhere(message) = &found[0] else {
         panic!("{found:?}");
     };
     assert!(
@@ -201,7 +201,7 @@ fn guest_with_a_migration_goes_before_and_a_failed_one_after() {
         ..sized("failed", 6)
     };
     let found = packed(&[failed, sized("small", 3)], &nodes);
-    assert!(matches!(found[0], Outlook::Crowded(_)), "{found:?}");
+    assert!(matches!(found[0], DepartureOutlook::Crowded(_)), "{found:?}");
     assert_eq!(found[1], fits("x"));
 }
 
@@ -217,7 +217,7 @@ fn guests_that_stay_apart_get_different_nodes() {
     let found = packed(&by_host(&["a", "b", "c"]), &three);
     let message = "no other node has room for it beside the others that leave: \
                    2 nodes have pods from which it must stay apart, such as n/b (x, y)";
-    assert_eq!(found, [fits("x"), fits("y"), Outlook::Crowded(message.into())]);
+    assert_eq!(found, [fits("x"), fits("y"), DepartureOutlook::Crowded(message.into())]);
 }
 
 #[test]
@@ -230,7 +230,7 @@ fn guest_that_its_own_pod_keeps_away_has_no_target() {
     let found = packed(&[alone], &[("here", 100, 10, ""), ("x", 8, 10, "")]);
     let message = "no other node can take it: \
                    1 node is in the same zone as the pod n/a-pod, from which it must stay apart (x)";
-    assert_eq!(found, [Outlook::Nowhere(message.into())]);
+    assert_eq!(found, [DepartureOutlook::Nowhere(message.into())]);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn guest_that_waits_for_others_to_leave_is_crowded_out() {
         &[("here", 100, 10, ""), ("x", 8, 10, ""), ("y", 1, 10, "")],
     );
     assert_eq!(found[0], fits("y"));
-    assert!(matches!(found[1], Outlook::Crowded(_)), "{found:?}");
+    assert!(matches!(found[1], DepartureOutlook::Crowded(_)), "{found:?}");
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn guest_without_a_place_beside_others_has_none_in_the_end() {
         &[sized("a", 5), sized("b", 6)],
         &[("here", 100, 10, ""), ("x", 8, 10, "")],
     );
-    assert!(matches!(found[0], Outlook::Nowhere(_)), "{found:?}");
+    assert!(matches!(found[0], DepartureOutlook::Nowhere(_)), "{found:?}");
     assert_eq!(found[1], fits("x"));
     let apart = |name: &str, key: &'static str, gib| Sized {
         apart: Some(key),
@@ -291,7 +291,7 @@ fn guest_with_an_unknown_cpu_is_not_judged() {
     };
     let mut instance = instance(&unknown);
     instance.status.as_mut().unwrap().drydock.as_mut().unwrap().guest_cpu = None;
-    let leaving = Leaving {
+    let leaving = DepartingGuest {
         instance: &instance,
         needs: Requirements::default(),
         source: None,
@@ -302,7 +302,10 @@ fn guest_with_an_unknown_cpu_is_not_judged() {
         excluded: Vec::new(),
     };
     let found = pack(&[leaving], &[], &|_, _| Rules::default());
-    assert_eq!((found.outlooks, found.reserved), (vec![Outlook::Unknown], vec![false]));
+    assert_eq!(
+        (found.outlooks, found.reserved),
+        (vec![DepartureOutlook::Unknown], vec![false])
+    );
 }
 
 #[test]
@@ -348,7 +351,7 @@ proptest! {
         }
         for (guest, outlook) in guests.iter().zip(&found) {
             let alone = nodes.iter().any(|(_, gib, cpus, _)| guest.gib <= *gib && guest.cpus <= *cpus);
-            prop_assert_eq!(matches!(outlook, Outlook::Nowhere(_)), !alone);
+            prop_assert_eq!(matches!(outlook, DepartureOutlook::Nowhere(_)), !alone);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::*;
 
 fn taken(pod: &Value) -> Vec<(String, u64)> {
     let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-    let requests = Requests::of_pod(&pod);
+    let requests = ResourceAmounts::of_pod(&pod);
     requests
         .iter()
         .map(|(name, amount)| (name.to_owned(), amount))

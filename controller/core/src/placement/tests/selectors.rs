@@ -28,10 +28,10 @@ fn a_cpu_becomes_selectors() {
         selects(&named, "cpu-minimum.node.drydock.dev/Penryn"),
         "sse2 has no label of its own"
     );
-    for silent in ["sse2", "aes", "smep", "svm", "vmx"] {
+    for unnamed in ["sse2", "aes", "smep", "svm", "vmx"] {
         assert!(
-            !selects(&named, &format!("cpu-feature.node.kubevirt.io/{silent}")),
-            "{silent}"
+            !selects(&named, &format!("cpu-feature.node.kubevirt.io/{unnamed}")),
+            "{unnamed}"
         );
     }
     assert_eq!(absent(&needs(&named)), ["cpu-feature.node.kubevirt.io/svm"]);

@@ -129,9 +129,9 @@ fn alike_nodes_have_the_misfits_of_each_alone() {
 #[test]
 fn what_is_not_known_is_no_target() {
     let mut guest = running(&json!({"model": "EPYC"}));
-    let (rich, silent) = (facts(&[]), NodeFacts::default());
+    let (rich, unknown) = (facts(&[]), NodeFacts::default());
     assert_eq!(
-        targets(&guest, &[("here", &rich), ("b", &silent)]).reason,
+        targets(&guest, &[("here", &rich), ("b", &unknown)]).reason,
         "NodeNotInspected"
     );
     guest.status.as_mut().unwrap().drydock.as_mut().unwrap().guest_cpu = None;
@@ -276,12 +276,12 @@ fn a_named_model_does_not_cross_vendors() {
     let guest = running(&json!({"model": "Nehalem"}));
     let here = facts(&[]);
     let intel = with(facts(&[]), |facts| facts.vendor = "Intel".into());
-    let silent = with(facts(&[]), |facts| facts.vendor = String::new());
+    let unknown = with(facts(&[]), |facts| facts.vendor = String::new());
     assert_eq!(
         targets(&guest, &[("here", &here), ("b", &intel)]).message,
         "no other node can take it: 1 node has a CPU that is not of AMD (b)"
     );
-    for (here, there) in [(&here, &silent), (&silent, &intel)] {
+    for (here, there) in [(&here, &unknown), (&unknown, &intel)] {
         assert_eq!(targets(&guest, &[("here", here), ("b", there)]).reason, "TargetsFound");
     }
     // An emulated CPU belongs to the emulator, whatever hardware it runs on.

@@ -1,7 +1,7 @@
 //! Simulates candidates over a network that loses, delays and reorders messages, with clocks of different rates and
 //! processes that pause or die. At no time do two candidates lead, and once the faults stop, one leads.
 
-use super::{Action, Election, Record, Response, Step, Terms};
+use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
 use crate::retry::SplitMix;
 use proptest::prelude::*;
 use std::time::Duration;
@@ -29,26 +29,26 @@ struct Weather {
 
 #[derive(Default)]
 struct Server {
-    record: Option<Record>,
+    record: Option<LeaseRecord>,
     writes: u32,
 }
 
 impl Server {
-    fn take_in(&mut self, by: &str, action: &Action) -> Response {
+    fn take_in(&mut self, by: &str, action: &LeaseRequest) -> Response {
         let duration = Terms::default().duration;
-        let held = |holder: &str, transitions| Record {
+        let held = |holder: &str, transitions| LeaseRecord {
             holder: holder.to_owned(),
             duration,
             transitions,
             version: String::new(),
         };
         let (expected, new) = match action {
-            Action::Read => return self.record.clone().map_or(Response::Missing, Response::Is),
-            Action::Create if self.record.is_some() => return Response::Conflict,
-            Action::Create => (None, held(by, 0)),
-            Action::Take { version, transitions } => (Some(version), held(by, *transitions)),
-            Action::Renew { version } => (Some(version), held(by, 0)),
-            Action::Release { version } => (Some(version), held("", 0)),
+            LeaseRequest::Read => return self.record.clone().map_or(Response::Missing, Response::Is),
+            LeaseRequest::Create if self.record.is_some() => return Response::Conflict,
+            LeaseRequest::Create => (None, held(by, 0)),
+            LeaseRequest::Take { version, transitions } => (Some(version), held(by, *transitions)),
+            LeaseRequest::Renew { version } => (Some(version), held(by, 0)),
+            LeaseRequest::Release { version } => (Some(version), held("", 0)),
         };
         match (&self.record, expected) {
             (None, Some(_)) => return Response::Missing,
@@ -56,7 +56,7 @@ impl Server {
             _ => {}
         }
         self.writes += 1;
-        let record = Record {
+        let record = LeaseRecord {
             version: self.writes.to_string(),
             ..new
         };
@@ -70,7 +70,7 @@ struct Candidate {
     identity: String,
     rate: f64,
     /// The pending request: its number, action and send time.
-    waits: Option<(u64, Action, Instant)>,
+    waits: Option<(u64, LeaseRequest, Instant)>,
     stands_still_until: u64,
     cut_off_until: u64,
 }
@@ -84,11 +84,11 @@ struct Message {
 }
 
 enum Body {
-    Request(Action),
+    Request(LeaseRequest),
     Reply(Response),
 }
 
-struct World {
+struct ElectionWorld {
     base: Instant,
     chance: SplitMix,
     weather: Weather,
@@ -99,7 +99,7 @@ struct World {
     deaths: u32,
 }
 
-impl World {
+impl ElectionWorld {
     fn new(seed: u64, candidates: usize, weather: Weather) -> Self {
         let base = Instant::now();
         let mut chance = SplitMix(seed);
@@ -154,7 +154,7 @@ impl World {
         self.base + Duration::from_millis(now).mul_f64(self.candidates[index].rate)
     }
 
-    fn send(&mut self, now: u64, index: usize, action: Action) {
+    fn send(&mut self, now: u64, index: usize, action: LeaseRequest) {
         self.sent += 1;
         let candidate = &mut self.candidates[index];
         let sent = self.base + Duration::from_millis(now).mul_f64(candidate.rate);
@@ -249,7 +249,7 @@ impl World {
             candidate.election.complete(&action, Response::Unknown, sent, clock);
         }
         if candidate.waits.is_none()
-            && let Step::Send(action) = candidate.election.step(clock)
+            && let ElectionStep::Send(action) = candidate.election.step(clock)
         {
             self.send(now, index, action);
         }
@@ -285,7 +285,7 @@ proptest! {
         fastest_clock in 1.0..1.3,
     ) {
         let weather = Weather { lost, longest_delay, stands_still, cut_off, dies, resigns, fastest_clock };
-        let mut world = World::new(seed, candidates, weather);
+        let mut world = ElectionWorld::new(seed, candidates, weather);
         let mut led = 0;
         for now in (0..STORM + CALM).step_by(usize::try_from(TICK).unwrap()) {
             if now == STORM {

@@ -1,4 +1,4 @@
-use super::{Action, Election, Record, Response, Step, Terms};
+use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -22,10 +22,10 @@ impl Test {
     }
 
     /// Returns the candidate's current request, if any.
-    fn pending(&self) -> Option<Action> {
+    fn pending(&self) -> Option<LeaseRequest> {
         match self.election.step(self.now) {
-            Step::Send(action) => Some(action),
-            Step::Wait(until) => {
+            ElectionStep::Send(action) => Some(action),
+            ElectionStep::Wait(until) => {
                 assert!(until > self.now, "it would wait for the past");
                 None
             }
@@ -33,7 +33,7 @@ impl Test {
     }
 
     /// Expects this request and responds after 100 ms.
-    fn complete_with(&mut self, action: &Action, response: Response) {
+    fn complete_with(&mut self, action: &LeaseRequest, response: Response) {
         assert_eq!(self.pending().as_ref(), Some(action));
         let sent = self.now;
         self.wait(100);
@@ -45,14 +45,14 @@ impl Test {
     }
 
     fn wins(&mut self) {
-        self.complete_with(&Action::Read, Response::Missing);
-        self.complete_with(&Action::Create, is("me", "1"));
+        self.complete_with(&LeaseRequest::Read, Response::Missing);
+        self.complete_with(&LeaseRequest::Create, is("me", "1"));
         assert!(self.leads());
     }
 }
 
 fn is(holder: &str, version: &str) -> Response {
-    Response::Is(Record {
+    Response::Is(LeaseRecord {
         holder: holder.to_owned(),
         duration: Duration::from_secs(15),
         transitions: 3,
@@ -60,14 +60,14 @@ fn is(holder: &str, version: &str) -> Response {
     })
 }
 
-fn renew(version: &str) -> Action {
-    Action::Renew {
+fn renew(version: &str) -> LeaseRequest {
+    LeaseRequest::Renew {
         version: version.to_owned(),
     }
 }
 
-fn take(version: &str, transitions: i32) -> Action {
-    Action::Take {
+fn take(version: &str, transitions: i32) -> LeaseRequest {
+    LeaseRequest::Take {
         version: version.to_owned(),
         transitions,
     }
@@ -86,7 +86,7 @@ fn the_first_one_makes_the_lease_and_leads() {
 #[test]
 fn a_free_lease_is_taken_at_once() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, is("", "7"));
+    test.complete_with(&LeaseRequest::Read, is("", "7"));
     assert!(!test.leads(), "reading makes nobody leader");
     test.complete_with(&take("7", 4), is("me", "8"));
     assert!(test.leads());
@@ -95,18 +95,18 @@ fn a_free_lease_is_taken_at_once() {
 #[test]
 fn held_lease_is_acquired_once_unchanged_for_its_duration() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, is("other", "7"));
+    test.complete_with(&LeaseRequest::Read, is("other", "7"));
     for _ in 0..3 {
         assert_eq!(test.pending(), None);
         test.wait(2000);
-        test.complete_with(&Action::Read, is("other", "7"));
+        test.complete_with(&LeaseRequest::Read, is("other", "7"));
     }
     test.wait(2000);
-    test.complete_with(&Action::Read, is("other", "8"));
+    test.complete_with(&LeaseRequest::Read, is("other", "8"));
     let changed = test.now;
     while test.now + Duration::from_millis(2200) < changed + Duration::from_secs(15) {
         test.wait(2000);
-        test.complete_with(&Action::Read, is("other", "8"));
+        test.complete_with(&LeaseRequest::Read, is("other", "8"));
     }
     let until_free = changed + Duration::from_secs(15) - test.now;
     test.wait(u64::try_from(until_free.as_millis()).unwrap() - 1);
@@ -119,15 +119,15 @@ fn held_lease_is_acquired_once_unchanged_for_its_duration() {
 #[test]
 fn longer_lease_duration_of_holder_is_respected() {
     let mut test = Test::new();
-    let slow = Record {
+    let slow = LeaseRecord {
         holder: "other".to_owned(),
         duration: Duration::from_secs(60),
         transitions: 0,
         version: "7".to_owned(),
     };
-    test.complete_with(&Action::Read, Response::Is(slow.clone()));
+    test.complete_with(&LeaseRequest::Read, Response::Is(slow.clone()));
     test.wait(59_000);
-    test.complete_with(&Action::Read, Response::Is(slow));
+    test.complete_with(&LeaseRequest::Read, Response::Is(slow));
     test.wait(900);
     test.complete_with(&take("7", 1), is("me", "8"));
 }
@@ -135,9 +135,9 @@ fn longer_lease_duration_of_holder_is_respected() {
 #[test]
 fn who_lost_the_race_for_it_waits_again() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, is("", "7"));
+    test.complete_with(&LeaseRequest::Read, is("", "7"));
     test.complete_with(&take("7", 4), Response::Conflict);
-    test.complete_with(&Action::Read, is("other", "8"));
+    test.complete_with(&LeaseRequest::Read, is("other", "8"));
     assert!(!test.leads());
     assert_eq!(test.pending(), None);
 }
@@ -145,9 +145,9 @@ fn who_lost_the_race_for_it_waits_again() {
 #[test]
 fn leadership_ends_in_time_without_a_confirmed_renewal() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, Response::Missing);
+    test.complete_with(&LeaseRequest::Read, Response::Missing);
     let sent = test.now;
-    test.complete_with(&Action::Create, is("me", "1"));
+    test.complete_with(&LeaseRequest::Create, is("me", "1"));
     while test.now < sent + Duration::from_millis(9900) {
         assert!(test.leads());
         match test.pending() {
@@ -168,7 +168,7 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
     test.wait(2000);
     test.complete_with(&renew("1"), Response::Conflict);
     assert!(test.leads());
-    test.complete_with(&Action::Read, is("me", "2"));
+    test.complete_with(&LeaseRequest::Read, is("me", "2"));
     test.complete_with(&renew("2"), is("me", "3"));
     assert!(test.leads());
 }
@@ -176,10 +176,10 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
 #[test]
 fn a_lost_reply_to_taking_it_makes_nobody_leader() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, is("", "7"));
+    test.complete_with(&LeaseRequest::Read, is("", "7"));
     test.complete_with(&take("7", 4), Response::Unknown);
     test.wait(2000);
-    test.complete_with(&Action::Read, is("me", "8"));
+    test.complete_with(&LeaseRequest::Read, is("me", "8"));
     assert!(!test.leads());
     test.complete_with(&take("8", 3), is("me", "9"));
     assert!(test.leads());
@@ -191,7 +191,7 @@ fn it_stops_when_it_sees_another_holder() {
     test.wins();
     test.wait(2000);
     test.complete_with(&renew("1"), Response::Conflict);
-    test.complete_with(&Action::Read, is("other", "5"));
+    test.complete_with(&LeaseRequest::Read, is("other", "5"));
     assert!(!test.leads());
 }
 
@@ -203,7 +203,7 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
     test.complete_with(&renew("1"), Response::Missing);
     assert!(!test.leads());
     let deleted = test.now;
-    while test.pending() != Some(Action::Create) {
+    while test.pending() != Some(LeaseRequest::Create) {
         match test.pending() {
             Some(action) => test.complete_with(&action, Response::Missing),
             None => test.wait(100),
@@ -215,11 +215,11 @@ fn deleted_lease_ends_leadership_and_is_awaited_as_renewed() {
 #[test]
 fn a_missing_namespace_is_no_reason_for_haste() {
     let mut test = Test::new();
-    test.complete_with(&Action::Read, Response::Missing);
-    test.complete_with(&Action::Create, Response::Missing);
+    test.complete_with(&LeaseRequest::Read, Response::Missing);
+    test.complete_with(&LeaseRequest::Create, Response::Missing);
     assert_eq!(test.pending(), None);
     test.wait(2000);
-    assert_eq!(test.pending(), Some(Action::Create));
+    assert_eq!(test.pending(), Some(LeaseRequest::Create));
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn who_resigns_makes_it_free_if_it_still_leads() {
     };
     assert_eq!(
         test.election.resign(test.now),
-        Some(Action::Release {
+        Some(LeaseRequest::Release {
             version: "1".to_owned()
         })
     );

@@ -100,7 +100,7 @@ async fn leader_without_responses_stops_before_next_leader() {
     elect(&mut server).await;
     let sent = Instant::now();
     let term = leadership.elected().await;
-    let silent = async {
+    let unresponsive = async {
         let mut lost = Vec::new();
         loop {
             lost.push(server.next_request().await.lose());
@@ -108,7 +108,7 @@ async fn leader_without_responses_stops_before_next_leader() {
     };
     tokio::select! {
         () = term.lost().cancelled() => {}
-        () = silent => {}
+        () = unresponsive => {}
     }
     let led = sent.elapsed();
     assert!(led <= Duration::from_millis(10_002), "{led:?}: others wait for 15 s");

@@ -1,4 +1,4 @@
-use super::{ActionResult, Held, Holding, LeaseHolder, Phase, When, next};
+use super::{ActionResult, HolderState, Holding, LeaseHolder, NextAction, When, next};
 use crate::{
     Process, Trigger,
     clock::Instant,
@@ -58,10 +58,10 @@ async fn settle() {
 async fn taking_and_each_renewal_is_one_request() {
     let (holder, mut server, changed) = setup();
     assert!(server.is_left_alone_for(Duration::from_secs(60)).await);
-    assert_eq!(holder.held(), Held::NotTaken);
+    assert_eq!(holder.held(), HolderState::NotTaken);
 
     holder.take_over();
-    assert_eq!(holder.held(), Held::Taking);
+    assert_eq!(holder.held(), HolderState::Taking);
     let start = Instant::now();
     let take = server.next_request().await;
     assert_eq!(take.method, Method::PATCH);
@@ -72,7 +72,7 @@ async fn taking_and_each_renewal_is_one_request() {
     assert_eq!(take.body["metadata"]["ownerReferences"][0]["kind"], "Node");
     take.with(&lease("pod-1", "7"));
     changed.notified().await;
-    assert_eq!(holder.held(), Held::Ours);
+    assert_eq!(holder.held(), HolderState::Ours);
 
     for version in ["7", "8", "9"] {
         let renewal = server.next_request().await;
@@ -114,7 +114,7 @@ async fn a_deleted_lease_is_made_again_at_once() {
     assert!(before.elapsed() < Duration::from_millis(5));
     make.with(&lease("pod-1", "9"));
     assert_eq!(server.next_request().await.body["metadata"]["resourceVersion"], "9");
-    assert_eq!(holder.held(), Held::Ours);
+    assert_eq!(holder.held(), HolderState::Ours);
 }
 
 #[tokio::test(start_paused = true)]
@@ -126,7 +126,7 @@ async fn a_deleted_lease_is_left_to_who_made_it_first() {
     server.next_request().await.refuse(409, "AlreadyExists");
     server.next_request().await.with(&lease("pod-2", "9"));
     settle().await;
-    assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
+    assert_eq!(holder.held(), HolderState::By("pod-2".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,7 +143,7 @@ async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
     );
     read.with(&lease("pod-2", "9"));
     changed.notified().await;
-    assert_eq!(holder.held(), Held::By("pod-2".to_owned()));
+    assert_eq!(holder.held(), HolderState::By("pod-2".to_owned()));
     assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
 
     holder.take_over();
@@ -162,7 +162,7 @@ async fn renewal_with_lost_response_is_detected() {
     server.next_request().await.with(&lease("pod-1", "8"));
     let renewal = server.next_request().await;
     assert_eq!(renewal.body["metadata"]["resourceVersion"], "8");
-    assert_eq!(holder.held(), Held::Ours);
+    assert_eq!(holder.held(), HolderState::Ours);
     drop(lost);
 }
 
@@ -174,12 +174,12 @@ async fn let_go_it_is_renewed_no_more() {
     settle().await;
     holder.let_go();
     assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
-    assert_eq!(holder.held(), Held::NotTaken);
+    assert_eq!(holder.held(), HolderState::NotTaken);
 }
 
 #[test]
 fn next_step_follows_from_response() {
-    let renew = |version: &str| Phase::Renew {
+    let renew = |version: &str| NextAction::Renew {
         version: version.to_owned(),
     };
     let is = |holder: &str| ActionResult::Is {
@@ -187,23 +187,23 @@ fn next_step_follows_from_response() {
         version: "8".to_owned(),
     };
     for (phase, result, then, when) in [
-        (Phase::Take, is("me"), renew("8"), When::InTime),
-        (Phase::Take, ActionResult::Missing, Phase::Take, When::Later),
-        (Phase::Take, ActionResult::Conflict, Phase::Take, When::Later),
-        (Phase::Take, ActionResult::Unknown, Phase::Take, When::Later),
+        (NextAction::Take, is("me"), renew("8"), When::InTime),
+        (NextAction::Take, ActionResult::Missing, NextAction::Take, When::Later),
+        (NextAction::Take, ActionResult::Conflict, NextAction::Take, When::Later),
+        (NextAction::Take, ActionResult::Unknown, NextAction::Take, When::Later),
         (renew("7"), is("me"), renew("8"), When::InTime),
-        (renew("7"), is("other"), Phase::Idle, When::Now),
-        (renew("7"), ActionResult::Missing, Phase::Make, When::Now),
-        (renew("7"), ActionResult::Conflict, Phase::Read, When::Now),
+        (renew("7"), is("other"), NextAction::Idle, When::Now),
+        (renew("7"), ActionResult::Missing, NextAction::Make, When::Now),
+        (renew("7"), ActionResult::Conflict, NextAction::Read, When::Now),
         (renew("7"), ActionResult::Unknown, renew("7"), When::Later),
-        (Phase::Read, is("me"), renew("8"), When::Now),
-        (Phase::Read, is("other"), Phase::Idle, When::Now),
-        (Phase::Read, ActionResult::Missing, Phase::Make, When::Now),
-        (Phase::Make, is("me"), renew("8"), When::InTime),
-        (Phase::Make, ActionResult::Conflict, Phase::Read, When::Now),
-        (Phase::Make, ActionResult::Missing, Phase::Make, When::Later),
-        (Phase::Make, ActionResult::Unknown, Phase::Make, When::Later),
-        (Phase::Read, ActionResult::Unknown, Phase::Read, When::Later),
+        (NextAction::Read, is("me"), renew("8"), When::Now),
+        (NextAction::Read, is("other"), NextAction::Idle, When::Now),
+        (NextAction::Read, ActionResult::Missing, NextAction::Make, When::Now),
+        (NextAction::Make, is("me"), renew("8"), When::InTime),
+        (NextAction::Make, ActionResult::Conflict, NextAction::Read, When::Now),
+        (NextAction::Make, ActionResult::Missing, NextAction::Make, When::Later),
+        (NextAction::Make, ActionResult::Unknown, NextAction::Make, When::Later),
+        (NextAction::Read, ActionResult::Unknown, NextAction::Read, When::Later),
     ] {
         let shown = format!("{phase:?} {result:?}");
         assert_eq!(next(phase, result, "me"), (then, when), "{shown}");

@@ -7,12 +7,12 @@ use k8s_openapi::api::{
 use serde_json::{Value, json};
 
 use crate::check::{
-    Outcome, Survey,
+    CheckOutcome, Survey,
     fixture::{self, changed, of},
 };
 
 /// A misconfiguration: the check that finds it, how serious it is, and how it comes about.
-pub(super) type Case = (&'static str, Outcome, fn(&mut Survey));
+pub(super) type Case = (&'static str, CheckOutcome, fn(&mut Survey));
 
 fn metadata(labels: &Value, namespace: &str, name: &str) -> Value {
     json!({"namespace": namespace, "name": name, "labels": labels})
@@ -90,66 +90,74 @@ fn budget(survey: &mut Survey, allowed: i32) {
 }
 
 const KUBERNETES: &[Case] = &[
-    ("the API server has a supported version", Outcome::Error, |survey| {
-        survey.version = Some("v1.34.2".into());
-    }),
-    ("the API server has a supported version", Outcome::Warning, |survey| {
-        survey.version = Some("v1.38.0".into());
-    }),
-    ("nodes have supported versions", Outcome::Warning, |survey| {
+    (
+        "the API server has a supported version",
+        CheckOutcome::Error,
+        |survey| {
+            survey.version = Some("v1.34.2".into());
+        },
+    ),
+    (
+        "the API server has a supported version",
+        CheckOutcome::Warning,
+        |survey| {
+            survey.version = Some("v1.38.0".into());
+        },
+    ),
+    ("nodes have supported versions", CheckOutcome::Warning, |survey| {
         let status = changed(&mut survey.snapshot.nodes, 1).status.as_mut().unwrap();
         status.node_info.as_mut().unwrap().kubelet_version = "v1.34.0".into();
     }),
-    ("nodes have supported versions", Outcome::Warning, |survey| {
+    ("nodes have supported versions", CheckOutcome::Warning, |survey| {
         let status = changed(&mut survey.snapshot.nodes, 1).status.as_mut().unwrap();
         status.node_info.as_mut().unwrap().container_runtime_version = "containerd://1.7.27".into();
     }),
-    ("custom resources are served", Outcome::Error, |survey| {
+    ("custom resources are served", CheckOutcome::Error, |survey| {
         drop(survey.definitions.remove(0));
     }),
-    ("custom resources are served", Outcome::Error, |survey| {
+    ("custom resources are served", CheckOutcome::Error, |survey| {
         survey.definitions[0].spec.versions[0].served = false;
     }),
-    ("custom resources are served", Outcome::Error, |survey| {
+    ("custom resources are served", CheckOutcome::Error, |survey| {
         let refused = json!({"conditions": [{"type": "NamesAccepted", "status": "False", "message": "hv is taken"}]});
         survey.definitions[0].status = Some(of(refused));
     }),
-    ("admission policies are in force", Outcome::Warning, |survey| {
+    ("admission policies are in force", CheckOutcome::Warning, |survey| {
         drop(survey.policies.remove(0));
     }),
-    ("admission policies are in force", Outcome::Warning, |survey| {
+    ("admission policies are in force", CheckOutcome::Warning, |survey| {
         drop(survey.policy_bindings.remove(1));
     }),
 ];
 
 const CONTROLLERS: &[Case] = &[
-    ("a replica of the controller is ready", Outcome::Error, |survey| {
+    ("a replica of the controller is ready", CheckOutcome::Error, |survey| {
         survey.deployments[0].status.as_mut().unwrap().ready_replicas = None;
     }),
-    ("another replica can take over", Outcome::Warning, |survey| {
+    ("another replica can take over", CheckOutcome::Warning, |survey| {
         survey.deployments[0].status.as_mut().unwrap().ready_replicas = Some(1);
     }),
-    ("another replica can take over", Outcome::Warning, |survey| {
+    ("another replica can take over", CheckOutcome::Warning, |survey| {
         let deployment = &mut survey.deployments[0];
         deployment.spec.as_mut().unwrap().replicas = Some(1);
         deployment.status.as_mut().unwrap().ready_replicas = Some(1);
     }),
-    ("replicas are on different nodes", Outcome::Warning, |survey| {
+    ("replicas are on different nodes", CheckOutcome::Warning, |survey| {
         pod(survey, "drydock-controller-b").spec.as_mut().unwrap().node_name = Some("a".into());
     }),
-    ("one replica leads", Outcome::Error, |survey| {
+    ("one replica leads", CheckOutcome::Error, |survey| {
         let spec = survey.leases[0].spec.as_mut().unwrap();
         spec.renew_time = of(json!("2026-11-27T14:01:00.000000Z"));
     }),
-    ("one replica leads", Outcome::Error, |survey| {
+    ("one replica leads", CheckOutcome::Error, |survey| {
         survey.leases[0].spec.as_mut().unwrap().holder_identity = Some(String::new());
     }),
-    ("Drydock is installed once", Outcome::Error, |survey| {
+    ("Drydock is installed once", CheckOutcome::Error, |survey| {
         let mut other = survey.deployments[0].clone();
         other.metadata.namespace = Some("virtualization".into());
         survey.deployments.push(other);
     }),
-    ("images have one version", Outcome::Warning, |survey| {
+    ("images have one version", CheckOutcome::Warning, |survey| {
         let spec = survey.daemon_sets[0].spec.as_mut().unwrap();
         let containers = &mut spec.template.spec.as_mut().unwrap().containers;
         containers[0].image = Some("registry.example:5000/drydock/agent:v2".into());
@@ -157,40 +165,40 @@ const CONTROLLERS: &[Case] = &[
 ];
 
 const WEBHOOK_CASES: &[Case] = &[
-    ("webhooks are registered", Outcome::Error, |survey| {
+    ("webhooks are registered", CheckOutcome::Error, |survey| {
         survey.validating[0]
             .webhooks
             .as_mut()
             .unwrap()
             .retain(|webhook| !webhook.name.contains("eviction"));
     }),
-    ("webhooks are registered", Outcome::Warning, |survey| {
+    ("webhooks are registered", CheckOutcome::Warning, |survey| {
         survey.mutating.clear();
     }),
-    ("webhooks have certificates", Outcome::Error, |survey| {
+    ("webhooks have certificates", CheckOutcome::Error, |survey| {
         survey.validating[0].webhooks.as_mut().unwrap()[2]
             .client_config
             .ca_bundle = None;
     }),
-    ("certificates are valid and renewed", Outcome::Error, |survey| {
+    ("certificates are valid and renewed", CheckOutcome::Error, |survey| {
         for survey in &mut survey.leases {
             survey.spec.as_mut().unwrap().renew_time = of(json!("2026-11-29T12:00:00.000000Z"));
         }
         survey.snapshot.at = "2026-11-29T12:00:00Z".parse().unwrap();
     }),
-    ("certificates are valid and renewed", Outcome::Warning, |survey| {
+    ("certificates are valid and renewed", CheckOutcome::Warning, |survey| {
         for survey in &mut survey.leases {
             survey.spec.as_mut().unwrap().renew_time = of(json!("2026-11-29T00:00:01.000000Z"));
         }
         survey.snapshot.at = "2026-11-29T00:00:01Z".parse().unwrap();
     }),
-    ("certificates are valid and renewed", Outcome::Error, |survey| {
+    ("certificates are valid and renewed", CheckOutcome::Error, |survey| {
         let garbage = k8s_openapi::ByteString(b"garbage".into());
         survey.mutating[0].webhooks.as_mut().unwrap()[0].client_config.ca_bundle = Some(garbage);
     }),
     (
         "webhooks see all namespaces with virtual machines",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             let selector = json!({"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["shop"]}]});
             survey.validating[0].webhooks.as_mut().unwrap()[4].namespace_selector = of(selector);
@@ -198,34 +206,38 @@ const WEBHOOK_CASES: &[Case] = &[
     ),
     (
         "webhooks see all namespaces with virtual machines",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             let selector = json!({"matchLabels": {"checked": "true"}});
             survey.validating[0].webhooks.as_mut().unwrap()[1].object_selector = of(selector);
         },
     ),
-    ("the Service of the webhooks has endpoints", Outcome::Error, |survey| {
-        survey.endpoints[0].endpoints[0].conditions.as_mut().unwrap().ready = Some(false);
-    }),
-    ("the subresources API is available", Outcome::Error, |survey| {
+    (
+        "the Service of the webhooks has endpoints",
+        CheckOutcome::Error,
+        |survey| {
+            survey.endpoints[0].endpoints[0].conditions.as_mut().unwrap().ready = Some(false);
+        },
+    ),
+    ("the subresources API is available", CheckOutcome::Error, |survey| {
         drop(survey.api_services.remove(1));
     }),
-    ("the subresources API is available", Outcome::Error, |survey| {
+    ("the subresources API is available", CheckOutcome::Error, |survey| {
         let status =
             json!({"conditions": [{"type": "Available", "status": "False", "message": "no response from 10.0.0.1"}]});
         survey.api_services[0].status = Some(of(status));
     }),
-    ("the subresources API is available", Outcome::Error, |survey| {
+    ("the subresources API is available", CheckOutcome::Error, |survey| {
         let spec = survey.api_services[0].spec.as_mut().unwrap();
         spec.service.as_mut().unwrap().name = Some("virt-api".into());
     }),
 ];
 
 const AGENTS: &[Case] = &[
-    ("each node has an agent", Outcome::Warning, |survey| {
+    ("each node has an agent", CheckOutcome::Warning, |survey| {
         without_pod(survey, "drydock-agent-c");
     }),
-    ("each node has an agent", Outcome::Error, |survey| {
+    ("each node has an agent", CheckOutcome::Error, |survey| {
         without_pod(survey, "drydock-agent-a");
         let spec = survey.daemon_sets[0]
             .spec
@@ -237,7 +249,7 @@ const AGENTS: &[Case] = &[
             .unwrap();
         spec.node_selector = of(json!({"kubernetes.io/hostname": "b"}));
     }),
-    ("each node has an agent", Outcome::Warning, |survey| {
+    ("each node has an agent", CheckOutcome::Warning, |survey| {
         without_pod(survey, "drydock-agent-c");
         taint(survey, 2, "dedicated", "NoSchedule");
         let spec = survey.daemon_sets[0]
@@ -250,62 +262,74 @@ const AGENTS: &[Case] = &[
             .unwrap();
         spec.tolerations = of(json!([{"key": "other", "operator": "Exists"}]));
     }),
-    ("agents are ready", Outcome::Error, |survey| {
+    ("agents are ready", CheckOutcome::Error, |survey| {
         let waiting = json!({"conditions": [], "containerStatuses": [{"name": "agent", "image": "", "imageID": "",
             "ready": false, "restartCount": 7, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}]});
         pod(survey, "drydock-agent-b").status = Some(of(waiting));
     }),
-    ("agents renew their Leases", Outcome::Error, |survey| {
+    ("agents renew their Leases", CheckOutcome::Error, |survey| {
         let spec = survey.leases[2].spec.as_mut().unwrap();
         spec.renew_time = of(json!("2026-11-27T14:01:20.000000Z"));
     }),
-    ("agents renew their Leases", Outcome::Error, |survey| {
+    ("agents renew their Leases", CheckOutcome::Error, |survey| {
         drop(survey.leases.remove(1));
     }),
-    ("agents have one version", Outcome::Warning, |survey| {
+    ("agents have one version", CheckOutcome::Warning, |survey| {
         changed(&mut survey.snapshot.hypervisors, 2)
             .status
             .as_mut()
             .unwrap()
             .agent_version = "0.2.0".into();
     }),
-    ("the namespace of agents admits them", Outcome::Error, |survey| {
+    ("the namespace of agents admits them", CheckOutcome::Error, |survey| {
         survey.namespaces[0].metadata.labels = of(json!({"pod-security.kubernetes.io/enforce": "restricted"}));
     }),
-    ("nodes accept virtual machines", Outcome::Warning, |survey| {
+    ("nodes accept virtual machines", CheckOutcome::Warning, |survey| {
         untrue(survey, 2, "Ready", "/dev/kvm is not there");
     }),
-    ("nodes accept virtual machines", Outcome::Warning, |survey| {
+    ("nodes accept virtual machines", CheckOutcome::Warning, |survey| {
         drop(survey.snapshot.hypervisors.remove(2));
     }),
-    ("nodes accept virtual machines", Outcome::Error, |survey| {
+    ("nodes accept virtual machines", CheckOutcome::Error, |survey| {
         (0..3).for_each(|node| untrue(survey, node, "Ready", "/dev/kvm is not there"));
     }),
-    ("inspections of nodes succeed", Outcome::Warning, |survey| {
+    ("inspections of nodes succeed", CheckOutcome::Warning, |survey| {
         untrue(survey, 1, "Inspected", "libvirtd hung");
     }),
-    ("guests can have a network on each node", Outcome::Warning, |survey| {
-        untrue(survey, 1, "GuestNetwork", "user namespaces are off");
-    }),
-    ("CPU labels of nodes are kept up to date", Outcome::Warning, |survey| {
-        let annotations = json!({"node-labeller.kubevirt.io/skip-node": "true"});
-        changed(&mut survey.snapshot.nodes, 1).metadata.annotations = of(annotations);
-        untrue(survey, 1, "Labelled", "labels are frozen by annotation");
-    }),
-    ("CPU labels of nodes are kept up to date", Outcome::Warning, |survey| {
-        untrue(survey, 1, "Labelled", "not known yet");
-    }),
+    (
+        "guests can have a network on each node",
+        CheckOutcome::Warning,
+        |survey| {
+            untrue(survey, 1, "GuestNetwork", "user namespaces are off");
+        },
+    ),
+    (
+        "CPU labels of nodes are kept up to date",
+        CheckOutcome::Warning,
+        |survey| {
+            let annotations = json!({"node-labeller.kubevirt.io/skip-node": "true"});
+            changed(&mut survey.snapshot.nodes, 1).metadata.annotations = of(annotations);
+            untrue(survey, 1, "Labelled", "labels are frozen by annotation");
+        },
+    ),
+    (
+        "CPU labels of nodes are kept up to date",
+        CheckOutcome::Warning,
+        |survey| {
+            untrue(survey, 1, "Labelled", "not known yet");
+        },
+    ),
 ];
 
 const NODES: &[Case] = &[
-    ("kubelets are ready", Outcome::Error, |survey| {
+    ("kubelets are ready", CheckOutcome::Error, |survey| {
         let status = changed(&mut survey.snapshot.nodes, 2).status.as_mut().unwrap();
         status.conditions =
             of(json!([{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}]));
     }),
     (
         "no node is cordoned without a maintenance",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             changed(&mut survey.snapshot.nodes, 2)
                 .spec
@@ -315,47 +339,47 @@ const NODES: &[Case] = &[
     ),
     (
         "taints that drain nodes have the effect NoSchedule",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             taint(survey, 2, "kubevirt.io/drain", "NoExecute");
         },
     ),
     (
         "taints that drain nodes have the effect NoSchedule",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             taint(survey, 2, "kubevirt.io/drain", "PreferNoSchedule");
         },
     ),
-    ("guests run with KVM", Outcome::Warning, |survey| {
+    ("guests run with KVM", CheckOutcome::Warning, |survey| {
         config_map(survey, &json!({"debug.useEmulation": "true"}));
         untrue(survey, 2, "KVMAvailable", "/dev/kvm is not there");
     }),
 ];
 
 const CONFIGURATION: &[Case] = &[
-    ("configuration has allowed values", Outcome::Error, |survey| {
+    ("configuration has allowed values", CheckOutcome::Error, |survey| {
         let spec = json!({"liveMigrationConfig": {"parallelMigrationsPerCluster": 0}});
         let condition = json!({"type": "InForce", "status": "False", "reason": "Refused", "lastTransitionTime": fixture::AT,
             "message": "a value is not allowed"});
         hyperconverged(survey, "drydock", &spec, &json!({"conditions": [condition]}));
     }),
-    ("configuration has allowed values", Outcome::Error, |survey| {
+    ("configuration has allowed values", CheckOutcome::Error, |survey| {
         config_map(survey, &json!({"min-cpu-model": "no model"}));
     }),
-    ("nodes follow the configuration", Outcome::Warning, |survey| {
+    ("nodes follow the configuration", CheckOutcome::Warning, |survey| {
         let condition = json!({"type": "InForce", "status": "False", "reason": "NotOnAllNodes", "lastTransitionTime": fixture::AT,
             "message": "2 of 3 nodes follow it; not yet c"});
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
-    ("nodes follow the configuration", Outcome::Warning, |survey| {
+    ("nodes follow the configuration", CheckOutcome::Warning, |survey| {
         let condition = json!({"type": "DefaultCPUModelOffered", "status": "False", "reason": "NoNodeOffersModel",
             "lastTransitionTime": fixture::AT, "message": "no node can give guests Icelake-Server"});
         hyperconverged(survey, "drydock", &json!({}), &json!({"conditions": [condition]}));
     }),
     (
         "one object of each kind configures the cluster",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             hyperconverged(survey, "drydock", &json!({}), &json!({}));
             hyperconverged(survey, "openshift-cnv", &json!({}), &json!({}));
@@ -363,14 +387,14 @@ const CONFIGURATION: &[Case] = &[
     ),
     (
         "one object of each kind configures the cluster",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             hyperconverged(survey, "default", &json!({}), &json!({}));
         },
     ),
     (
         "no legacy configuration is mixed with a HyperConverged",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| {
             config_map(survey, &json!({}));
             hyperconverged(survey, "drydock", &json!({}), &json!({}));
@@ -379,66 +403,90 @@ const CONFIGURATION: &[Case] = &[
 ];
 
 const OTHERS: &[Case] = &[
-    ("no other KubeVirt is installed", Outcome::Error, |survey| {
+    ("no other KubeVirt is installed", CheckOutcome::Error, |survey| {
         survey
             .deployments
             .push(deployment("kubevirt", "virt-controller", &json!({})));
     }),
-    ("no other KubeVirt is installed", Outcome::Error, |survey| {
+    ("no other KubeVirt is installed", CheckOutcome::Error, |survey| {
         let mut handler = daemon_set("handlers", &[]);
         handler.metadata.labels = of(json!({"kubevirt.io": "virt-handler"}));
         survey.daemon_sets.push(handler);
     }),
-    ("no other KubeVirt is installed", Outcome::Warning, |survey| {
+    ("no other KubeVirt is installed", CheckOutcome::Warning, |survey| {
         let mut definition = survey.definitions[0].clone();
         definition.metadata.name = Some("kubevirts.kubevirt.io".into());
         survey.definitions.push(definition);
     }),
-    ("no node maintenance operator is installed", Outcome::Error, |survey| {
-        let name = "node-maintenance-operator-controller-manager";
-        survey.deployments.push(deployment("medik8s", name, &json!({})));
-    }),
-    ("kured does not reboot nodes by itself", Outcome::Warning, |survey| {
-        survey.daemon_sets.push(daemon_set("kured", &[]));
-    }),
-    ("kured does not reboot nodes by itself", Outcome::Error, |survey| {
+    (
+        "no node maintenance operator is installed",
+        CheckOutcome::Error,
+        |survey| {
+            let name = "node-maintenance-operator-controller-manager";
+            survey.deployments.push(deployment("medik8s", name, &json!({})));
+        },
+    ),
+    (
+        "kured does not reboot nodes by itself",
+        CheckOutcome::Warning,
+        |survey| {
+            survey.daemon_sets.push(daemon_set("kured", &[]));
+        },
+    ),
+    ("kured does not reboot nodes by itself", CheckOutcome::Error, |survey| {
         survey.daemon_sets.push(daemon_set("kured", &["--force-reboot=true"]));
     }),
-    ("the descheduler waits for guests to move", Outcome::Warning, |survey| {
-        let job = json!({"metadata": {"namespace": "kube-system", "name": "descheduler"}, "spec": {"schedule": "*/2 * * * *",
+    (
+        "the descheduler waits for guests to move",
+        CheckOutcome::Warning,
+        |survey| {
+            let job = json!({"metadata": {"namespace": "kube-system", "name": "descheduler"}, "spec": {"schedule": "*/2 * * * *",
             "jobTemplate": {"spec": {"template": {"spec": {"containers": []}}}}}});
-        survey.cron_jobs.push(of(job));
-    }),
-    ("no autoscaler removes nodes with guests", Outcome::Warning, |survey| {
-        let labels = json!({"app.kubernetes.io/name": "cluster-autoscaler"});
-        survey.deployments.push(deployment("kube-system", "scaler", &labels));
-    }),
-    ("no autoscaler removes nodes with guests", Outcome::Warning, |survey| {
-        survey
-            .deployments
-            .push(deployment("kube-system", "karpenter", &json!({})));
-    }),
+            survey.cron_jobs.push(of(job));
+        },
+    ),
+    (
+        "no autoscaler removes nodes with guests",
+        CheckOutcome::Warning,
+        |survey| {
+            let labels = json!({"app.kubernetes.io/name": "cluster-autoscaler"});
+            survey.deployments.push(deployment("kube-system", "scaler", &labels));
+        },
+    ),
+    (
+        "no autoscaler removes nodes with guests",
+        CheckOutcome::Warning,
+        |survey| {
+            survey
+                .deployments
+                .push(deployment("kube-system", "karpenter", &json!({})));
+        },
+    ),
 ];
 
 const GUESTS: &[Case] = &[
-    ("guests that have to move can be migrated", Outcome::Error, |survey| {
-        let instance = changed(&mut survey.snapshot.instances, 0);
-        let condition = json!([{"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable",
+    (
+        "guests that have to move can be migrated",
+        CheckOutcome::Error,
+        |survey| {
+            let instance = changed(&mut survey.snapshot.instances, 0);
+            let condition = json!([{"type": "LiveMigratable", "status": "False", "reason": "DisksNotLiveMigratable",
             "message": "PVC data is not shared"}]);
-        instance.status.as_mut().unwrap().conditions = of(condition);
-    }),
-    ("each guest finds another node", Outcome::Error, |survey| {
+            instance.status.as_mut().unwrap().conditions = of(condition);
+        },
+    ),
+    ("each guest finds another node", CheckOutcome::Error, |survey| {
         let instance = changed(&mut survey.snapshot.instances, 0);
         instance.spec.node_selector = of(json!({"kubernetes.io/hostname": "a"}));
     }),
-    ("each guest finds another node", Outcome::Warning, |survey| {
+    ("each guest finds another node", CheckOutcome::Warning, |survey| {
         let instance = changed(&mut survey.snapshot.instances, 0);
         instance.spec.node_selector = of(json!({"kubernetes.io/hostname": "a"}));
         instance.spec.eviction_strategy = of(json!("LiveMigrateIfPossible"));
     }),
     (
         "virtual machines that are to start find a node",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             let mut instance = (*survey.snapshot.instances[0]).clone();
             instance.metadata.name = Some("new".into());
@@ -448,17 +496,17 @@ const GUESTS: &[Case] = &[
             survey.snapshot.instances.push(instance.into());
         },
     ),
-    ("guests have an eviction strategy", Outcome::Warning, |survey| {
+    ("guests have an eviction strategy", CheckOutcome::Warning, |survey| {
         changed(&mut survey.snapshot.instances, 0).spec.eviction_strategy = None;
     }),
     (
         "no other PodDisruptionBudget selects guests' pods",
-        Outcome::Warning,
+        CheckOutcome::Warning,
         |survey| budget(survey, 0),
     ),
     (
         "no other PodDisruptionBudget selects guests' pods",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             budget(survey, 0);
             changed(&mut survey.snapshot.instances, 0).spec.eviction_strategy = of(json!("None"));
@@ -466,14 +514,14 @@ const GUESTS: &[Case] = &[
     ),
     (
         "quotas leave room for the pod that a guest moves to",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             quota(survey, &json!({"pods": "3"}), &json!({"pods": "3"}));
         },
     ),
     (
         "quotas leave room for the pod that a guest moves to",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             quota(
                 survey,
@@ -484,7 +532,7 @@ const GUESTS: &[Case] = &[
     ),
     (
         "quotas leave room for the pod that a guest moves to",
-        Outcome::Error,
+        CheckOutcome::Error,
         |survey| {
             quota(
                 survey,
@@ -493,53 +541,62 @@ const GUESTS: &[Case] = &[
             );
         },
     ),
-    ("no guest waits for its node to be fenced", Outcome::Error, |survey| {
-        let status = changed(&mut survey.snapshot.instances, 0).status.as_mut().unwrap();
-        let condition = json!({"type": "FencingRequired", "status": "True", "message": "the agent of a is silent"});
-        status.conditions.push(of(condition));
-    }),
+    (
+        "no guest waits for its node to be fenced",
+        CheckOutcome::Error,
+        |survey| {
+            let status = changed(&mut survey.snapshot.instances, 0).status.as_mut().unwrap();
+            let condition =
+                json!({"type": "FencingRequired", "status": "True", "message": "the agent of a is unresponsive"});
+            status.conditions.push(of(condition));
+        },
+    ),
 ];
 
 const MAINTENANCE: &[Case] = &[
-    ("maintenances name nodes that exist", Outcome::Warning, |survey| {
+    ("maintenances name nodes that exist", CheckOutcome::Warning, |survey| {
         maintenance(survey, "gone", "2026-11-27T14:00:00Z", &json!({"phase": "Failed"}));
     }),
-    ("each node has one maintenance at most", Outcome::Warning, |survey| {
-        maintenance(survey, "c", "2026-11-27T14:00:00Z", &json!({"phase": "Running"}));
-        maintenance(survey, "c", "2026-11-27T14:00:00Z", &json!({"phase": "Failed"}));
-    }),
-    ("maintenances make progress", Outcome::Warning, |survey| {
+    (
+        "each node has one maintenance at most",
+        CheckOutcome::Warning,
+        |survey| {
+            maintenance(survey, "c", "2026-11-27T14:00:00Z", &json!({"phase": "Running"}));
+            maintenance(survey, "c", "2026-11-27T14:00:00Z", &json!({"phase": "Failed"}));
+        },
+    ),
+    ("maintenances make progress", CheckOutcome::Warning, |survey| {
         let status = json!({"phase": "Running", "lastError": "budget pg lets none go"});
         maintenance(survey, "c", "2026-11-27T13:00:00Z", &status);
     }),
-    ("maintenances make progress", Outcome::Error, |survey| {
+    ("maintenances make progress", CheckOutcome::Error, |survey| {
         let status = json!({"phase": "Failed", "lastError": "the node was not empty in time"});
         maintenance(survey, "c", "2026-11-27T14:00:00Z", &status);
     }),
-    ("maintenances make progress", Outcome::Warning, |survey| {
+    ("maintenances make progress", CheckOutcome::Warning, |survey| {
         maintenance(survey, "c", "2026-11-27T13:00:00Z", &json!({"phase": "Succeeded"}));
         let (_, object) = &mut survey.snapshot.maintenances[0];
         let metadata = &mut std::sync::Arc::make_mut(object).metadata;
         metadata.deletion_timestamp = of(json!("2026-11-27T13:30:00Z"));
         metadata.finalizers = Some(vec!["example.com/audit".into()]);
     }),
-    ("no maintenance is forgotten", Outcome::Warning, |survey| {
+    ("no maintenance is forgotten", CheckOutcome::Warning, |survey| {
         maintenance(survey, "c", "2026-11-01T14:00:00Z", &json!({"phase": "Succeeded"}));
     }),
-    ("drains are not blocked", Outcome::Error, |survey| {
+    ("drains are not blocked", CheckOutcome::Error, |survey| {
         let drain = json!({"requestedBy": ["Maintenance"], "startedAt": fixture::AT, "total": 1, "left": 1, "moving": 0,
             "waiting": 0, "blocked": 1, "shuttingDown": 0, "remaining": [{"namespace": "shop", "name": "db",
                 "state": "Blocked", "reason": "NotMigratable", "message": "it cannot be migrated"}]});
         let status = changed(&mut survey.snapshot.hypervisors, 2).status.as_mut().unwrap();
         status.drain = Some(of(drain));
     }),
-    ("migrations begin", Outcome::Warning, |survey| {
+    ("migrations begin", CheckOutcome::Warning, |survey| {
         let migration = json!({"metadata": {"namespace": "shop", "name": "web-1", "creationTimestamp": "2026-11-27T13:40:00Z"},
             "spec": {"vmiName": "web"}, "status": {"phase": "Pending", "conditions": [{"type": "Waiting", "status": "True",
                 "reason": "TargetNodeLimit", "message": "2 guests arrive at b already"}]}});
         survey.snapshot.migrations.push(of(migration));
     }),
-    ("you may put nodes into maintenance", Outcome::Warning, |survey| {
+    ("you may put nodes into maintenance", CheckOutcome::Warning, |survey| {
         survey.rights[0].allowed = false;
     }),
 ];

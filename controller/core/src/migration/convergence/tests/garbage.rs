@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn guest() -> impl Strategy<Value = Guest> {
+fn guest() -> impl Strategy<Value = SimulatedGuest> {
     let size = |range: std::ops::Range<u64>| range.prop_map(|mib| mib * MIB);
     (
         size(64..20_000),
@@ -12,15 +12,17 @@ fn guest() -> impl Strategy<Value = Guest> {
         size(1..400),
         any::<bool>(),
     )
-        .prop_map(|(memory, disks, dirty, working_set, bandwidth, auto_converge)| Guest {
-            memory,
-            disks,
-            dirty,
-            working_set: working_set.min(memory),
-            bandwidth,
-            auto_converge,
-            cut_at: None,
-        })
+        .prop_map(
+            |(memory, disks, dirty, working_set, bandwidth, auto_converge)| SimulatedGuest {
+                memory,
+                disks,
+                dirty,
+                working_set: working_set.min(memory),
+                bandwidth,
+                auto_converge,
+                cut_at: None,
+            },
+        )
 }
 
 fn time() -> impl Strategy<Value = Option<Duration>> {
@@ -63,8 +65,8 @@ fn sample() -> impl Strategy<Value = Sample> {
     })
 }
 
-fn bounded(guest: &Guest, allowed: (Option<Duration>, Option<Duration>, bool, bool)) -> Limits {
-    Limits {
+fn bounded(guest: &SimulatedGuest, allowed: (Option<Duration>, Option<Duration>, bool, bool)) -> ConvergenceLimits {
+    ConvergenceLimits {
         completion_per_gib: allowed.0,
         progress: allowed.1,
         ..with(guest, allowed.2, allowed.3)
@@ -108,7 +110,7 @@ proptest! {
         guest.disks = 0;
         guest.working_set = guest.working_set.min(guest.memory);
         let story = moves(&guest, with(&guest, post_copy, disruption), &[]);
-        prop_assert!(story.end != End::Open, "{:?}", story.actions);
+        prop_assert!(story.end != SimulatedEnd::Open, "{:?}", story.actions);
     }
 
     #[test]
@@ -117,7 +119,7 @@ proptest! {
         allowed in allowed(),
         most in 1u64..3000,
     ) {
-        let limits = Limits { max_downtime: Duration::from_millis(most), ..bounded(&guest, allowed) };
+        let limits = ConvergenceLimits { max_downtime: Duration::from_millis(most), ..bounded(&guest, allowed) };
         for (at, action) in moves(&guest, limits, &[]).actions {
             let disks = at <= guest.disks / guest.bandwidth + 1;
             match action.act {
@@ -132,16 +134,16 @@ proptest! {
     /// Once the rates are known, a guest that converges ends close to its estimate.
     #[test]
     fn the_estimate_is_near_the_end(memory in 2000u64..20_000, bandwidth in 50u64..200, part in 0u64..80) {
-        let guest = Guest {
+        let guest = SimulatedGuest {
             memory: memory * MIB,
             working_set: memory * MIB,
             bandwidth: bandwidth * MIB,
             dirty: bandwidth * MIB * part / 100,
             ..quiet()
         };
-        let limits = Limits { completion_per_gib: None, progress: None, ..limits(&guest) };
+        let limits = ConvergenceLimits { completion_per_gib: None, progress: None, ..limits(&guest) };
         let story = moves(&guest, limits, &[]);
-        prop_assert_eq!(story.end, End::Moved);
+        prop_assert_eq!(story.end, SimulatedEnd::Moved);
         let first_pass = memory / bandwidth + 3;
         for (at, outlook) in story.outlooks.iter().enumerate().skip(usize::try_from(first_pass).unwrap()) {
             let Outlook::Ends(left) = outlook else { panic!("{outlook:?}") };
@@ -159,7 +161,7 @@ proptest! {
         bandwidth in prop::option::of(number()),
         most in duration(),
     ) {
-        let limits = Limits { total, bandwidth, max_downtime: most, ..bounded(&quiet(), allowed) };
+        let limits = ConvergenceLimits { total, bandwidth, max_downtime: most, ..bounded(&quiet(), allowed) };
         let mut monitor = Monitor::new(limits);
         for sample in samples {
             let actions = monitor.observe(&sample);
@@ -177,7 +179,7 @@ proptest! {
 
     #[test]
     fn nothing_is_aborted_after_post_copy_start(samples in prop::collection::vec(sample(), 1..60)) {
-        let limits = Limits { ..with(&busy(), true, true) };
+        let limits = ConvergenceLimits { ..with(&busy(), true, true) };
         let mut monitor = Monitor::new(limits);
         let mut requested = false;
         for sample in samples {

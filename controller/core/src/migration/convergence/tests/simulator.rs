@@ -8,7 +8,7 @@ const STEPS: u64 = 64;
 
 /// A guest and the path to its target.
 #[derive(Clone, Debug)]
-pub(super) struct Guest {
+pub(super) struct SimulatedGuest {
     pub(super) memory: u64,
     pub(super) disks: u64,
     /// Bytes that it dirties per second.
@@ -23,7 +23,7 @@ pub(super) struct Guest {
     pub(super) cut_at: Option<u64>,
 }
 
-impl Guest {
+impl SimulatedGuest {
     pub(super) fn total(&self) -> u64 {
         self.memory + self.disks
     }
@@ -31,7 +31,7 @@ impl Guest {
 
 /// The end of a simulated migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum SimulatedEnd {
     Moved,
     MovedPaused,
     MovedByPostCopy,
@@ -43,21 +43,21 @@ pub(super) enum End {
 /// The history of a simulation, with times in seconds.
 #[derive(Clone, Debug)]
 pub(super) struct Story {
-    pub(super) end: End,
+    pub(super) end: SimulatedEnd,
     pub(super) took: u64,
-    pub(super) actions: Vec<(u64, Action)>,
+    pub(super) actions: Vec<(u64, ConvergenceAction)>,
     pub(super) outlooks: Vec<Outlook>,
 }
 
 impl Story {
     pub(super) fn reasons(&self) -> Vec<(Act, &'static str)> {
-        let of = |(_, action): &(u64, Action)| (action.act, action.reason);
+        let of = |(_, action): &(u64, ConvergenceAction)| (action.act, action.reason);
         self.actions.iter().map(of).collect()
     }
 }
 
 struct Qemu<'a> {
-    guest: &'a Guest,
+    guest: &'a SimulatedGuest,
     second: u64,
     disk_left: u64,
     pass: u64,
@@ -90,21 +90,21 @@ impl Qemu<'_> {
 
     /// Simulates a part of a second.
     fn step(&mut self) -> bool {
-        let mut budget = self.guest.bandwidth / STEPS;
-        let disk = budget.min(self.disk_left);
+        let mut pdb = self.guest.bandwidth / STEPS;
+        let disk = pdb.min(self.disk_left);
         self.disk_left -= disk;
         self.processed += disk;
-        budget -= disk;
-        if budget == 0 {
+        pdb -= disk;
+        if pdb == 0 {
             return false;
         }
         if self.pass == 0 {
             (self.pass, self.left) = (1, self.guest.memory);
         }
-        let share = u128::from(self.dirty()) * u128::from(budget) / u128::from(self.guest.bandwidth);
+        let share = u128::from(self.dirty()) * u128::from(pdb) / u128::from(self.guest.bandwidth);
         let share = u64::try_from(share).unwrap();
         self.changed = (self.changed + share).min(self.guest.working_set);
-        let sent = budget.min(self.left);
+        let sent = pdb.min(self.left);
         self.left -= sent;
         self.processed += sent;
         if self.left > 0 {
@@ -144,7 +144,7 @@ impl Qemu<'_> {
 }
 
 /// Migrates a guest within `limits`, carrying out the monitor's actions except those in `refuses`.
-pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
+pub(super) fn moves(guest: &SimulatedGuest, limits: ConvergenceLimits, refuses: &[Act]) -> Story {
     let mut monitor = Monitor::new(limits);
     let mut qemu = Qemu {
         guest,
@@ -160,7 +160,7 @@ pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
         post_copy: false,
     };
     let mut story = Story {
-        end: End::Open,
+        end: SimulatedEnd::Open,
         took: 0,
         actions: Vec::new(),
         outlooks: Vec::new(),
@@ -170,9 +170,9 @@ pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
         story.took = qemu.second;
         if done {
             story.end = match (qemu.post_copy, qemu.paused) {
-                (true, _) => End::MovedByPostCopy,
-                (false, true) => End::MovedPaused,
-                (false, false) => End::Moved,
+                (true, _) => SimulatedEnd::MovedByPostCopy,
+                (false, true) => SimulatedEnd::MovedPaused,
+                (false, false) => SimulatedEnd::Moved,
             };
             break;
         }
@@ -193,7 +193,7 @@ pub(super) fn moves(guest: &Guest, limits: Limits, refuses: &[Act]) -> Story {
                 Act::Pause => qemu.paused = true,
                 Act::StartPostCopy => qemu.post_copy = true,
                 Act::Abort => {
-                    story.end = End::Aborted;
+                    story.end = SimulatedEnd::Aborted;
                     return story;
                 }
             }

@@ -48,39 +48,39 @@ fn act() -> impl Strategy<Value = Act> {
 
 /// A migration with all versions of its object, the current one last; `None`: finished.
 struct Object {
-    entry: Entry,
+    entry: QueuedMigration,
     target: &'static str,
-    versions: Vec<Option<Stage>>,
+    versions: Vec<Option<QueueStage>>,
     /// The version that the cache shows; `None`: the object is not in the cache yet.
     shown: Option<usize>,
 }
 
 impl Object {
-    fn stage(&self) -> Option<&Stage> {
+    fn stage(&self) -> Option<&QueueStage> {
         self.versions.last().and_then(Option::as_ref)
     }
 
-    fn write(&mut self, stage: Option<Stage>) {
+    fn write(&mut self, stage: Option<QueueStage>) {
         self.versions.push(stage);
     }
 
-    fn seen(&self) -> Option<Entry> {
+    fn seen(&self) -> Option<QueuedMigration> {
         let stage = self.versions[self.shown?].clone()?;
-        Some(Entry {
+        Some(QueuedMigration {
             stage,
             ..self.entry.clone()
         })
     }
 }
 
-struct World {
-    limits: Migrations,
+struct QueueWorld {
+    limits: MigrationSettings,
     now: Timestamp,
     objects: Vec<Object>,
     reservations: Reservations,
 }
 
-impl World {
+impl QueueWorld {
     fn new() -> Self {
         Self {
             limits: limits(3, 2, 2),
@@ -96,13 +96,13 @@ impl World {
             Act::Decide => self.decide(true),
             Act::DecideAndBeRefused => self.decide(false),
             Act::PodReady(which) => {
-                let all = self.that(|stage| matches!(stage, Stage::Placing { .. }));
+                let all = self.that(|stage| matches!(stage, QueueStage::Placing { .. }));
                 if !all.is_empty() {
                     self.pod_is_ready(*which.get(&all));
                 }
             }
             Act::Finish(which) => {
-                let all = self.that(|stage| matches!(stage, Stage::Holding { .. }));
+                let all = self.that(|stage| matches!(stage, QueueStage::Holding { .. }));
                 if !all.is_empty() {
                     self.objects[*which.get(&all)].write(None);
                 }
@@ -114,11 +114,11 @@ impl World {
             Act::Show(..) => {}
             Act::Limit(cluster, out, into) => self.limits = limits(*cluster, *out, *into),
             Act::TakeOver => {
-                let listed: Vec<Entry> = self
+                let listed: Vec<QueuedMigration> = self
                     .objects
                     .iter()
                     .filter_map(|object| {
-                        Some(Entry {
+                        Some(QueuedMigration {
                             stage: object.stage()?.clone(),
                             ..object.entry.clone()
                         })
@@ -133,23 +133,23 @@ impl World {
     fn request(&mut self, source: usize, target: usize, urgent: bool) {
         let number = self.objects.len();
         self.objects.push(Object {
-            entry: Entry {
+            entry: QueuedMigration {
                 uid: format!("m{number}"),
                 name: format!("default/m{number}"),
                 urgency: if urgent { Urgency::SystemCritical } else { Urgency::None },
                 created: self.now,
                 order: 0,
                 source: SOURCES[source].into(),
-                stage: Stage::Waiting,
+                stage: QueueStage::Waiting,
             },
             target: TARGETS[target],
-            versions: vec![Some(Stage::Waiting)],
+            versions: vec![Some(QueueStage::Waiting)],
             shown: None,
         });
     }
 
     /// The indexes of the objects in a matching stage.
-    fn that(&self, wanted: impl Fn(&Stage) -> bool) -> Vec<usize> {
+    fn that(&self, wanted: impl Fn(&QueueStage) -> bool) -> Vec<usize> {
         (0..self.objects.len())
             .filter(|at| self.objects[*at].stage().is_some_and(&wanted))
             .collect()
@@ -158,18 +158,18 @@ impl World {
     fn pod_is_ready(&mut self, at: usize) {
         let target = self.objects[at].target.into();
         let ready = self.now;
-        self.objects[at].write(Some(Stage::Placed { target, ready }));
+        self.objects[at].write(Some(QueueStage::Placed { target, ready }));
     }
 
     fn first_pod_is_ready(&mut self) {
-        let all = self.that(|stage| matches!(stage, Stage::Placing { .. }));
+        let all = self.that(|stage| matches!(stage, QueueStage::Placing { .. }));
         if let Some(at) = all.first() {
             self.pod_is_ready(*at);
         }
     }
 
     fn first_ends(&mut self) {
-        let all = self.that(|stage| matches!(stage, Stage::Holding { .. }));
+        let all = self.that(|stage| matches!(stage, QueueStage::Holding { .. }));
         if let Some(at) = all.first() {
             self.objects[*at].write(None);
         }
@@ -187,7 +187,7 @@ impl World {
 
     /// Requests grants and carries them out.
     fn decide(&mut self, accepted: bool) {
-        let entries: Vec<Entry> = self.objects.iter().filter_map(Object::seen).collect();
+        let entries: Vec<QueuedMigration> = self.objects.iter().filter_map(Object::seen).collect();
         let before = self.holders();
         let grants = self.reservations.grant(&self.limits, &entries, self.now);
         for uid in grants.place.iter().chain(&grants.slots) {
@@ -199,8 +199,8 @@ impl World {
                 continue;
             }
             match object.stage() {
-                Some(Stage::Waiting) if !is_slot => object.write(Some(placing())),
-                Some(Stage::Placed { target, .. }) if is_slot => {
+                Some(QueueStage::Waiting) if !is_slot => object.write(Some(placing())),
+                Some(QueueStage::Placed { target, .. }) if is_slot => {
                     let stage = holding(&target.clone());
                     object.write(Some(stage));
                 }
@@ -233,7 +233,7 @@ impl World {
     /// Migrations that really have a slot, with their nodes.
     fn holders(&self) -> BTreeMap<String, (String, String)> {
         let holder = |object: &Object| match object.stage()? {
-            Stage::Holding { target } => {
+            QueueStage::Holding { target } => {
                 Some((object.entry.uid.clone(), (object.entry.source.clone(), target.clone())))
             }
             _ => None,
@@ -252,10 +252,10 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// `World::decide` checks the limits at each grant.
+    /// `QueueWorld::decide` checks the limits at each grant.
     #[test]
     fn limits_hold_and_no_slot_is_lost_or_doubled(acts in prop::collection::vec(act(), 1..120)) {
-        let mut world = World::new();
+        let mut world = QueueWorld::new();
         for act in &acts {
             world.happens(act);
         }
@@ -271,7 +271,7 @@ proptest! {
     /// Once caches are current and slots are freed, the queue empties in as many rounds as necessary.
     #[test]
     fn everybody_goes_in_the_end(acts in prop::collection::vec(act(), 1..120)) {
-        let mut world = World::new();
+        let mut world = QueueWorld::new();
         for act in &acts {
             world.happens(act);
         }

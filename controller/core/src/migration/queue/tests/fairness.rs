@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Entries on few nodes in any stage.
-fn entries() -> impl Strategy<Value = Vec<Entry>> {
+fn entries() -> impl Strategy<Value = Vec<QueuedMigration>> {
     let urgency = prop::sample::select(vec![
         Urgency::None,
         Urgency::SystemMaintenance,
@@ -15,7 +15,7 @@ fn entries() -> impl Strategy<Value = Vec<Entry>> {
     let node = || prop::sample::select(vec!["a", "b", "c", "d"]);
     let one = (urgency, 0i64..3, node(), node(), 0u8..6);
     prop::collection::vec(one, 0..30).prop_map(|all| {
-        let entry = |(number, (urgency, age, source, target, stage))| Entry {
+        let entry = |(number, (urgency, age, source, target, stage))| QueuedMigration {
             uid: format!("m{number}"),
             name: format!("default/m{number}"),
             urgency,
@@ -35,15 +35,15 @@ fn entries() -> impl Strategy<Value = Vec<Entry>> {
     })
 }
 
-fn some_limits() -> impl Strategy<Value = Migrations> {
+fn some_limits() -> impl Strategy<Value = MigrationSettings> {
     (0u32..8, 0u32..4, 0u32..4).prop_map(|(cluster, out, into)| limits(cluster, out, into))
 }
 
 /// Numbers of slots in use: in the cluster, leaving `source`, arriving at `target`.
-fn load(entries: &[Entry], source: &str, target: &str) -> [usize; 3] {
+fn load(entries: &[QueuedMigration], source: &str, target: &str) -> [usize; 3] {
     let mut load = [0; 3];
     for entry in entries {
-        if let Stage::Holding { target: own } = &entry.stage {
+        if let QueueStage::Holding { target: own } = &entry.stage {
             load[0] += 1;
             load[1] += usize::from(entry.source == source);
             load[2] += usize::from(own == target);
@@ -52,7 +52,7 @@ fn load(entries: &[Entry], source: &str, target: &str) -> [usize; 3] {
     load
 }
 
-fn has_room(limits: &Migrations, entries: &[Entry], source: &str, target: &str) -> bool {
+fn has_room(limits: &MigrationSettings, entries: &[QueuedMigration], source: &str, target: &str) -> bool {
     let limits = [limits.per_cluster, limits.outbound_per_node, limits.inbound_per_node];
     load(entries, source, target)
         .iter()
@@ -60,9 +60,9 @@ fn has_room(limits: &Migrations, entries: &[Entry], source: &str, target: &str) 
         .all(|(taken, limit)| *taken < count(limit))
 }
 
-fn give(entries: &mut [Entry], uid: &str) {
+fn give(entries: &mut [QueuedMigration], uid: &str) {
     let entry = entries.iter_mut().find(|entry| entry.uid == uid).unwrap();
-    let Stage::Placed { target, .. } = &entry.stage else {
+    let QueueStage::Placed { target, .. } = &entry.stage else {
         panic!("{entry:?} is not ready");
     };
     entry.stage = holding(&target.clone());
@@ -86,10 +86,10 @@ proptest! {
             let found = [times(&grants.place), times(&grants.slots), waits];
             let allowed: &[[usize; 3]] = match entry.stage {
                 // An entry that may create its pod, or has created it, may have to wait for its slot.
-                Stage::Waiting => &[[1, 0, 0], [1, 0, 1], [0, 0, 1]],
-                Stage::Placing { held_up: false } => &[[0, 0, 0], [0, 0, 1]],
-                Stage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
-                Stage::Placing { held_up: true } | Stage::Holding { .. } | Stage::Refused => &[[0, 0, 0]],
+                QueueStage::Waiting => &[[1, 0, 0], [1, 0, 1], [0, 0, 1]],
+                QueueStage::Placing { held_up: false } => &[[0, 0, 0], [0, 0, 1]],
+                QueueStage::Placed { .. } => &[[0, 1, 0], [0, 0, 1]],
+                QueueStage::Placing { held_up: true } | QueueStage::Holding { .. } | QueueStage::Refused => &[[0, 0, 0]],
             };
             prop_assert!(allowed.contains(&found), "{:?}: {:?}", entry, found);
         }
@@ -100,18 +100,18 @@ proptest! {
         let granted = grants(&limits, &entries, NOW).slots;
         for uid in &granted {
             let entry = entries.iter().find(|entry| entry.uid == *uid).unwrap().clone();
-            let Stage::Placed { target, .. } = &entry.stage else { panic!("{entry:?} is not ready") };
+            let QueueStage::Placed { target, .. } = &entry.stage else { panic!("{entry:?} is not ready") };
             prop_assert!(has_room(&limits, &entries, &entry.source, target), "{:?}", entry);
             give(&mut entries, uid);
         }
         // No entry is left that could proceed, except those held back by the first impatient entry.
-        let mut left: Vec<&Entry> = entries.iter().filter(|entry| matches!(entry.stage, Stage::Placed { .. })).collect();
+        let mut left: Vec<&QueuedMigration> = entries.iter().filter(|entry| matches!(entry.stage, QueueStage::Placed { .. })).collect();
         left.sort_by(|one, other| one.rank().cmp(&other.rank()));
-        let impatient = left.iter().find(|entry| matches!(entry.stage, Stage::Placed { ready, .. } if ready < NOW));
+        let impatient = left.iter().find(|entry| matches!(entry.stage, QueueStage::Placed { ready, .. } if ready < NOW));
         for entry in &left {
-            let Stage::Placed { target, .. } = &entry.stage else { continue };
+            let QueueStage::Placed { target, .. } = &entry.stage else { continue };
             let held_back = impatient.is_some_and(|first| {
-                let Stage::Placed { target: own, .. } = &first.stage else { return false };
+                let QueueStage::Placed { target: own, .. } = &first.stage else { return false };
                 first.rank() < entry.rank() && (first.source == entry.source || own == target)
             });
             prop_assert!(held_back || !has_room(&limits, &entries, &entry.source, target), "{:?} could go", entry);
@@ -124,7 +124,7 @@ proptest! {
     fn a_freed_slot_wakes_exactly_the_next(limits in some_limits(), entries in entries(), which: prop::sample::Index) {
         let mut entries = entries;
         for entry in &mut entries {
-            if let Stage::Placed { ready, .. } = &mut entry.stage {
+            if let QueueStage::Placed { ready, .. } = &mut entry.stage {
                 *ready = NOW;
             }
         }
@@ -132,17 +132,17 @@ proptest! {
             give(&mut entries, uid);
         }
         let holders: Vec<usize> = (0..entries.len())
-            .filter(|at| matches!(entries[*at].stage, Stage::Holding { .. }))
+            .filter(|at| matches!(entries[*at].stage, QueueStage::Holding { .. }))
             .collect();
         if holders.is_empty() {
             return Ok(());
         }
-        let limits = Migrations { per_cluster: u32::try_from(holders.len()).unwrap(), ..limits };
+        let limits = MigrationSettings { per_cluster: u32::try_from(holders.len()).unwrap(), ..limits };
         entries.remove(*which.get(&holders));
-        let mut ready: Vec<&Entry> = entries.iter().filter(|entry| matches!(entry.stage, Stage::Placed { .. })).collect();
+        let mut ready: Vec<&QueuedMigration> = entries.iter().filter(|entry| matches!(entry.stage, QueueStage::Placed { .. })).collect();
         ready.sort_by(|one, other| one.rank().cmp(&other.rank()));
         let next = ready.iter().find(|entry| {
-            let Stage::Placed { target, .. } = &entry.stage else { return false };
+            let QueueStage::Placed { target, .. } = &entry.stage else { return false };
             has_room(&limits, &entries, &entry.source, target)
         });
         let next: Vec<String> = next.iter().map(|entry| entry.uid.clone()).collect();
@@ -155,11 +155,11 @@ proptest! {
         for source in ["a", "b", "c", "d"] {
             let of = |uid: &String| entries.iter().any(|entry| entry.uid == *uid && entry.source == source);
             let new = grants.place.iter().filter(|uid| of(uid)).count();
-            let before = entries.iter().filter(|entry| entry.source == source && entry.stage != Stage::Waiting).count();
+            let before = entries.iter().filter(|entry| entry.source == source && entry.stage != QueueStage::Waiting).count();
             let most = count(limits.outbound_per_node) * 2 * TARGET_POD_OVERCOMMIT;
             prop_assert!(new == 0 || before + new <= most, "{before} and {new} of {most}");
         }
-        let without_slot = |entry: &&Entry| !matches!(entry.stage, Stage::Waiting | Stage::Holding { .. });
+        let without_slot = |entry: &&QueuedMigration| !matches!(entry.stage, QueueStage::Waiting | QueueStage::Holding { .. });
         let before = entries.iter().filter(without_slot).count() - grants.slots.len();
         let most = count(limits.per_cluster) * TARGET_POD_OVERCOMMIT;
         prop_assert!(grants.place.is_empty() || before + grants.place.len() <= most);
@@ -174,17 +174,17 @@ fn nobody_is_passed_by_for_ever() {
     let mut now = NOW;
     let mut entries = queue(vec![("a", holding("y")), ("z", holding("x")), ("a", placed("x"))]);
     let mut turns = 0;
-    while !matches!(entries[2].stage, Stage::Holding { .. }) {
+    while !matches!(entries[2].stage, QueueStage::Holding { .. }) {
         now += SignedDuration::from_secs(30);
         let (gone, source, target) = if turns % 2 == 0 { (0, "a", "y") } else { (1, "z", "x") };
-        entries[gone] = Entry {
+        entries[gone] = QueuedMigration {
             uid: format!("n{turns}"),
             name: format!("default/n{turns}"),
             urgency: Urgency::None,
             created: now,
             order: 0,
             source: source.into(),
-            stage: Stage::Placed {
+            stage: QueueStage::Placed {
                 target: target.into(),
                 ready: now,
             },

@@ -1,0 +1,235 @@
+//! The guest's first serial port. QEMU connects to a socket here, and the guest's output is read at once, even if the
+//! log's reader is slow or missing. So the guest never blocks on its console.
+
+use std::{
+    fs,
+    io::{self, Read},
+    os::{
+        fd::AsFd,
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags};
+
+use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, line_sink::LineSink};
+
+/// An unfinished line is shown after this much idle time, because a prompt waits for input. An emulated guest that waits
+/// for a CPU stops for 0.2 s in the midst of a line; its lines should not be split.
+const SILENCE: Duration = Duration::from_secs(2);
+/// Size of one read in bytes.
+const BUFFER: usize = 8 * 1024;
+
+/// The socket, the connection of the current QEMU, and its client.
+#[derive(Debug)]
+pub(crate) struct ConsoleRelay {
+    listener: UnixListener,
+    connection: Option<UnixStream>,
+    client: ConsoleClient,
+    lines: ConsoleLines,
+    buffer: Vec<u8>,
+    /// When to show the unfinished line.
+    finish_at: Option<Instant>,
+}
+
+impl ConsoleRelay {
+    /// Listens on a socket at this path, and for clients on another.
+    ///
+    /// # Errors
+    /// If a socket cannot be created.
+    pub(crate) fn listen(path: &Path, clients: &Path) -> io::Result<Self> {
+        let listener = UnixListener::bind(path)?;
+        // Only for QEMU, which runs as the same user.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener,
+            connection: None,
+            client: ConsoleClient::listen(clients)?,
+            lines: ConsoleLines::new("guest: "),
+            buffer: vec![0; BUFFER],
+            finish_at: None,
+        })
+    }
+
+    /// Returns the descriptors to poll.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listener = PollFd::new(self.listener.as_fd(), PollFlags::POLLIN);
+        let connection = self.connection.as_ref().map(|connection| {
+            let mut flags = PollFlags::POLLIN;
+            flags.set(PollFlags::POLLOUT, self.client.has_input());
+            PollFd::new(connection.as_fd(), flags)
+        });
+        [Some(listener), connection]
+            .into_iter()
+            .flatten()
+            .chain(self.client.waits())
+    }
+
+    /// Returns when to call `work` again at the latest.
+    pub(crate) fn wake(&self) -> Option<Instant> {
+        self.finish_at
+    }
+
+    /// Reads the guest's output and forwards its lines.
+    pub(crate) fn work(&mut self, now: Instant, out: &mut LineSink) {
+        self.read(now, out);
+        // A new connection replaces the old one, which QEMU no longer uses.
+        if let Ok((connection, _)) = self.listener.accept()
+            && connection.set_nonblocking(true).is_ok()
+        {
+            self.connection = Some(connection);
+            self.read(now, out);
+        }
+        self.client.work(self.connection.as_mut());
+        if self.finish_at.is_some_and(|at| at <= now) {
+            self.finish(out);
+        }
+    }
+
+    /// Shows the unfinished line.
+    pub(crate) fn finish(&mut self, out: &mut LineSink) {
+        self.lines.finish(|line| out.line(line));
+        self.finish_at = None;
+    }
+
+    fn read(&mut self, now: Instant, out: &mut LineSink) {
+        let Some(connection) = &mut self.connection else { return };
+        match connection.read(&mut self.buffer) {
+            Ok(0) => self.disconnected(out),
+            Ok(length) => {
+                self.client.print(&self.buffer[..length]);
+                self.lines.feed(&self.buffer[..length], |line| out.line(line));
+                self.finish_at = self.lines.is_unfinished().then(|| now + SILENCE);
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(_) => self.disconnected(out),
+        }
+    }
+
+    /// Handles the end of QEMU's connection: the guest has ended, or has migrated.
+    fn disconnected(&mut self, out: &mut LineSink) {
+        self.connection = None;
+        self.client.close();
+        self.finish(out);
+    }
+
+    /// Reads the rest of the output of a QEMU that has ended.
+    pub(crate) fn drain(&mut self, now: Instant, out: &mut LineSink) {
+        // Bounded by the size of a socket's buffer.
+        for _ in 0..64 {
+            self.work(now, out);
+            out.flush();
+        }
+        self.finish(out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        io::{Read, Write},
+        os::{fd::OwnedFd, unix::net::UnixStream},
+        thread,
+        time::Instant,
+    };
+
+    use nix::poll::{PollFd, PollTimeout, poll};
+    use tempfile::TempDir;
+
+    use super::ConsoleRelay;
+    use crate::line_sink::LineSink;
+
+    /// Returns a console, its outlet, and the reading end of the outlet.
+    fn console(folder: &TempDir) -> (ConsoleRelay, LineSink, std::io::PipeReader) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let [socket, clients] = ["console.sock", "clients.sock"].map(|name| folder.path().join(name));
+        let console = ConsoleRelay::listen(&socket, &clients).unwrap();
+        let outlet = LineSink::new(File::from(OwnedFd::from(writer)), "of the guest");
+        (console, outlet, reader)
+    }
+
+    fn wait(console: &ConsoleRelay) {
+        let mut fds: Vec<PollFd> = console.waits().collect();
+        poll(&mut fds, PollTimeout::NONE).unwrap();
+    }
+
+    #[test]
+    fn a_guest_never_waits_for_whoever_should_read_its_console() {
+        const LINES: usize = 100_000;
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+        let writer = thread::spawn(move || {
+            for number in 0..LINES {
+                guest.write_all(format!("line {number}\r\n").as_bytes()).unwrap();
+            }
+        });
+        // The guest finishes and disconnects although nothing reads the outlet.
+        console.work(Instant::now(), &mut outlet);
+        while console.connection.is_some() {
+            wait(&console);
+            console.work(Instant::now(), &mut outlet);
+            outlet.flush();
+        }
+        writer.join().unwrap();
+        // A late reader is informed how many lines are missing.
+        let read = thread::spawn(move || {
+            let mut all = String::new();
+            reader.read_to_string(&mut all).unwrap();
+            all
+        });
+        while outlet
+            .waits()
+            .is_some_and(|wait| poll(&mut [wait], PollTimeout::NONE).is_ok())
+        {
+            outlet.flush();
+        }
+        drop(outlet);
+        let all = read.join().unwrap();
+        let lines = all.lines().filter(|line| line.starts_with("guest: line ")).count();
+        let note = all.lines().find(|line| line.starts_with("launcher: ")).expect("a note");
+        let dropped: usize = note.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(lines + dropped, LINES, "{note}");
+    }
+
+    #[test]
+    fn a_prompt_is_shown_though_its_line_has_no_end() {
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+        guest.write_all(b"login: ").unwrap();
+        console.work(Instant::now(), &mut outlet);
+        assert!(outlet.waits().is_none());
+        let silence = console.wake().expect("it comes back for the prompt");
+        console.work(silence, &mut outlet);
+        assert_eq!(console.wake(), None);
+        outlet.flush();
+        drop(outlet);
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "guest: login: \n");
+    }
+
+    #[test]
+    fn reconnected_qemu_console_is_read() {
+        let folder = TempDir::new().unwrap();
+        let (mut console, mut outlet, mut reader) = console(&folder);
+        for text in ["first\n", "second\n"] {
+            let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();
+            guest.write_all(text.as_bytes()).unwrap();
+            console.work(Instant::now(), &mut outlet);
+        }
+        outlet.flush();
+        drop(outlet);
+        let mut all = String::new();
+        reader.read_to_string(&mut all).unwrap();
+        assert_eq!(all, "guest: first\nguest: second\n");
+    }
+}

@@ -1,0 +1,79 @@
+//! The agent's writes about its guests.
+
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceStatus, names::CREATED_BY};
+use drydock_runtime::{Event, Events, Severity};
+use k8s_openapi::api::core::v1::{ObjectReference, Pod};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, Patch},
+};
+use serde_json::json;
+
+use crate::request_params::applying;
+
+/// Applies the agent's part of a VMI's status, if the VMI is unchanged since it was read. Returns the patched VMI.
+///
+/// # Errors
+/// If the request to the API server fails; a conflict if the VMI has changed.
+pub(super) async fn status(
+    client: &Client,
+    instance: &VirtualMachineInstance,
+    status: &VirtualMachineInstanceStatus,
+) -> kube::Result<VirtualMachineInstance> {
+    let api = Api::<VirtualMachineInstance>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
+    let apply = json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": instance.name_any(),
+            "uid": instance.uid(),
+            "resourceVersion": instance.resource_version(),
+        },
+        "status": status,
+    });
+    let mut stored = api
+        .patch_status(&instance.name_any(), &applying(), &Patch::Apply(apply))
+        .await?;
+    stored.metadata.managed_fields = None;
+    Ok(stored)
+}
+
+/// Returns whether a VMI's launcher pod with this UID exists, read from the API server past every cache.
+///
+/// # Errors
+/// If the request to the API server fails.
+pub(super) async fn launcher_exists(
+    client: &Client,
+    instance: &VirtualMachineInstance,
+    pod_uid: &str,
+) -> kube::Result<bool> {
+    let api = Api::<Pod>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
+    let parameters = ListParams::default().labels(&format!("{CREATED_BY}={}", instance.uid().unwrap_or_default()));
+    let pods = api.list_metadata(&parameters).await?.items;
+    Ok(pods.iter().any(|pod| pod.metadata.uid.as_deref() == Some(pod_uid)))
+}
+
+/// Records an event on a VMI.
+pub(super) fn publish_event(
+    events: &Events,
+    instance: &VirtualMachineInstance,
+    severity: Severity,
+    reason: &'static str,
+    note: String,
+) {
+    events.publish(Event {
+        regarding: ObjectReference {
+            api_version: Some("kubevirt.io/v1".into()),
+            kind: Some("VirtualMachineInstance".into()),
+            name: instance.metadata.name.clone(),
+            namespace: instance.metadata.namespace.clone(),
+            uid: instance.metadata.uid.clone(),
+            ..ObjectReference::default()
+        },
+        related: None,
+        severity,
+        reason: reason.into(),
+        action: "Guest".into(),
+        note,
+    });
+}

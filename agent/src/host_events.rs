@@ -1,0 +1,53 @@
+//! The kernel's notifications of changes on the host, as something a task can await.
+
+use std::{io, os::fd::AsFd, thread};
+
+use drydock_host::watch::HostWatch;
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+use tokio::sync::mpsc;
+use tracing::warn;
+
+/// Notifies that something on the host may have changed. Several changes may be merged into one notification.
+pub(crate) struct HostEvents(mpsc::Receiver<()>);
+
+impl HostEvents {
+    /// Reads `watch` on a thread that blocks in the kernel. The thread ends with the process.
+    pub(crate) fn of(mut watch: HostWatch) -> Self {
+        let (sender, receiver) = mpsc::channel(1);
+        thread::spawn(move || {
+            loop {
+                match wait(&mut watch) {
+                    Ok(false) => {}
+                    // Full: an earlier notification is still pending, which covers this change too.
+                    Ok(true) => match sender.try_send(()) {
+                        Ok(()) | Err(mpsc::error::TrySendError::Full(())) => {}
+                        Err(mpsc::error::TrySendError::Closed(())) => return,
+                    },
+                    Err(error) => {
+                        warn!(%error, "changes of the host are not announced; only the periodic check detects them");
+                        return;
+                    }
+                }
+            }
+        });
+        Self(receiver)
+    }
+
+    /// Waits for the next notification, or for ever if there can be no more.
+    pub(crate) async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn wait(watch: &mut HostWatch) -> io::Result<bool> {
+    match poll(&mut [PollFd::new(watch.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+        Ok(_) => watch.drain(),
+        Err(Errno::EINTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}

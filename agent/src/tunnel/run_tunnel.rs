@@ -1,0 +1,85 @@
+//! `drydock-agent tunnel`: wires the parts of the process together.
+
+use std::{error::Error, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
+
+use drydock_runtime::{Admin, Liveness, LogHandle, Process, Readiness, StartParameters, Threads, metrics::registry};
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tracing::info;
+
+use super::{
+    guest_access::LibvirtGuests,
+    listener::PortState,
+    metrics::TunnelMetrics,
+    server,
+    sessions::{Setting, TunnelSessions},
+};
+use crate::args::TunnelArgs;
+
+const COMPONENT: &str = "drydock-tunnel";
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long sessions may continue after the signal to stop. A guest that has half arrived is lost if its tunnel ends,
+/// so this is nearly as long as the pod's grace period (`terminationGracePeriodSeconds`).
+const DRAIN: Duration = Duration::from_secs(24 * 3600 - 60);
+
+/// The port could not be opened.
+#[derive(Debug, Error)]
+#[error("could not open the port for other tunnels {address}")]
+struct TunnelPortError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+/// Runs until it is signalled to stop and its last session has ended.
+pub(crate) fn run(args: TunnelArgs) -> ExitCode {
+    let start = StartParameters {
+        component: COMPONENT,
+        version: VERSION,
+        threads: Threads::One,
+        log_format: args.logs.log_format,
+        log_level: args.logs.log_level.clone(),
+        drain: DRAIN,
+    };
+    start.run(|process, logs| wire(args, process, logs))
+}
+
+async fn wire(args: TunnelArgs, process: Process, logs: LogHandle) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let TunnelArgs {
+        kubelet,
+        pod_uid,
+        advertise_address,
+        port,
+        socket_dir,
+        metrics_bind_address,
+        logs: _,
+    } = args;
+    let mut registry = registry(COMPONENT, VERSION);
+    let metrics = TunnelMetrics::register(&mut registry);
+    let served = Admin {
+        readiness: Readiness::new(),
+        liveness: Liveness::new(),
+        registry: Arc::new(registry),
+        logs,
+    };
+    served.serve(&process, metrics_bind_address).await?;
+    let address = SocketAddr::new(advertise_address, port);
+    let failed = |source| TunnelPortError { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let setting = Setting {
+        kubelet: kubelet.kubelet_dir,
+        address,
+        owner: Setting::launcher_user(),
+        guests: Arc::new(LibvirtGuests),
+        metrics,
+    };
+    let sessions = TunnelSessions::new(setting, &process);
+    process.spawn(
+        "port for other tunnels",
+        PortState::new(&sessions, &process).accept(listener),
+    );
+    info!(%address, "port for other tunnels open");
+    server::serve(&sessions, &socket_dir, &pod_uid, &process)?;
+    Ok(())
+}

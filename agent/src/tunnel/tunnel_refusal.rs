@@ -1,0 +1,204 @@
+//! What a tunnel refuses: calls of agents of its node, and connections from other nodes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use drydock_core::migration::hand_over::HandOverRefusal;
+use drydock_host::pod_folder::FolderError;
+use drydock_runtime::clock::Instant;
+use thiserror::Error;
+
+use super::identity::SessionIdentityError;
+
+/// Why an agent's call is refused.
+#[derive(Debug, Error)]
+pub(super) enum CallRefusal {
+    /// The process is about to end.
+    #[error("the tunnel is about to end and takes no new sessions")]
+    Draining,
+    /// The maximum number of sessions exists, which is more than a node can have migrating guests.
+    #[error("there are {0} sessions already")]
+    TooManySessions(usize),
+    /// Not a UID.
+    #[error("{0:?} is not the UID of a migration")]
+    BadMigration(String),
+    /// Neither source nor target.
+    #[error("the role of the session is neither source nor target")]
+    UnknownRole,
+    /// The migration has a session with another specification.
+    #[error("there is a session of migration {0} for another role, pod or domain")]
+    OtherSession(String),
+    /// There is no such session.
+    #[error("there is no session of migration {0}")]
+    NoSession(String),
+    /// The session is paired with another peer.
+    #[error("migration {0} is paired with another peer")]
+    OtherPeer(String),
+    /// The fingerprint or the address is invalid.
+    #[error("{0}")]
+    BadPeer(String),
+    /// The call is only for a source.
+    #[error("this side of migration {0} is not its source")]
+    NotSource(String),
+    /// The hand-over does not allow it any more.
+    #[error(transparent)]
+    HandOver(#[from] HandOverRefusal),
+    /// The sockets in the pod could not be created.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// No key could be generated.
+    #[error(transparent)]
+    Identity(#[from] SessionIdentityError),
+    /// The line was not a call.
+    #[error("not understood: {0}")]
+    NotUnderstood(String),
+    /// The kernel refused the listener.
+    #[error("could not listen: {0}")]
+    Listen(#[from] std::io::Error),
+}
+
+impl CallRefusal {
+    /// Returns a stable reason.
+    pub(super) fn reason(&self) -> &'static str {
+        match self {
+            Self::Draining => "Draining",
+            Self::TooManySessions(_) => "TooManySessions",
+            Self::BadMigration(_) => "BadMigration",
+            Self::UnknownRole => "UnknownRole",
+            Self::OtherSession(_) => "OtherSession",
+            Self::NoSession(_) => "NoSession",
+            Self::OtherPeer(_) => "OtherPeer",
+            Self::BadPeer(_) => "BadPeer",
+            Self::NotSource(_) => "NotSource",
+            Self::HandOver(refusal) => refusal.reason(),
+            Self::Folder(error) => error.reason(),
+            Self::Identity(_) => "NoIdentity",
+            Self::NotUnderstood(_) => "NotUnderstood",
+            Self::Listen(_) => "SocketFailed",
+        }
+    }
+}
+
+/// Why a connection is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Error)]
+pub(super) enum StreamRefusal {
+    /// Too many connections are not identified yet.
+    #[error("too many connections have not identified themselves yet")]
+    TooManyConnections,
+    /// The handshake and the header did not arrive in time.
+    #[error("it did not identify itself and its purpose in time")]
+    TooSlow,
+    /// It does not use TLS 1.3, or not with a tunnel's parameters.
+    #[error("the handshake failed")]
+    HandshakeFailed,
+    /// It names no session that exists, or one without a peer.
+    #[error("it requests a session that does not exist")]
+    UnknownSession,
+    /// It is not the peer of the session that it names.
+    #[error("its certificate is not that of the session's peer")]
+    WrongCertificate,
+    /// It closed before its header arrived.
+    #[error("it was closed before it named its purpose")]
+    ClosedEarly,
+    /// Its header names no known stream.
+    #[error("it does not name its stream")]
+    BadHeader,
+    /// The session has the maximum number of such streams.
+    #[error("there are as many of these streams as there may be")]
+    StreamTaken,
+    /// There is no listener for it in the pod.
+    #[error("nothing in the pod takes the stream")]
+    NoProcessInPod,
+}
+
+impl StreamRefusal {
+    /// All reasons, so that each is counted from the start.
+    pub(super) const ALL: [Self; 9] = [
+        Self::TooManyConnections,
+        Self::TooSlow,
+        Self::HandshakeFailed,
+        Self::UnknownSession,
+        Self::WrongCertificate,
+        Self::ClosedEarly,
+        Self::BadHeader,
+        Self::StreamTaken,
+        Self::NoProcessInPod,
+    ];
+
+    /// Returns a stable reason.
+    pub(super) fn reason(self) -> &'static str {
+        match self {
+            Self::TooManyConnections => "TooManyConnections",
+            Self::TooSlow => "TooSlow",
+            Self::HandshakeFailed => "HandshakeFailed",
+            Self::UnknownSession => "UnknownSession",
+            Self::WrongCertificate => "WrongCertificate",
+            Self::ClosedEarly => "ClosedEarly",
+            Self::BadHeader => "BadHeader",
+            Self::StreamTaken => "StreamTaken",
+            Self::NoProcessInPod => "NoProcessInPod",
+        }
+    }
+}
+
+/// Minimum interval between two log lines for the same reason.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// Limits the log lines about refused connections.
+#[derive(Debug, Default)]
+pub(super) struct RefusalLog {
+    /// When each reason was last logged, and the number of refusals not logged since.
+    last: Mutex<BTreeMap<StreamRefusal, (Instant, u64)>>,
+}
+
+impl RefusalLog {
+    /// Returns whether to log a refusal now; if so, the number of refusals of its kind that were not logged since the
+    /// last one.
+    pub(super) fn admits(&self, refusal: StreamRefusal, now: Instant) -> Option<u64> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match last.get_mut(&refusal) {
+            Some((logged, kept)) if now.duration_since(*logged) < LOG_EVERY => {
+                *kept += 1;
+                None
+            }
+            before => {
+                let kept = before.map_or(0, |(_, kept)| *kept);
+                last.insert(refusal, (now, 0));
+                Some(kept)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_logged_with_the_count_of_those_left_out() {
+        let (log, begin) = (RefusalLog::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        use StreamRefusal::{BadHeader, TooSlow};
+        for (seconds, refusal, expected) in [
+            (0, TooSlow, Some(0)),
+            (1, TooSlow, None),
+            (1, BadHeader, Some(0)),
+            (9, TooSlow, None),
+            (10, TooSlow, Some(2)),
+            (11, TooSlow, None),
+            (21, BadHeader, Some(0)),
+        ] {
+            assert_eq!(log.admits(refusal, at(seconds)), expected, "{seconds} {refusal:?}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_distinct() {
+        let mut reasons = StreamRefusal::ALL.map(StreamRefusal::reason);
+        reasons.sort_unstable();
+        assert!(reasons.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a browser requests for a guest that is open on one of its pages: to pass on input, and for pixels.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{Query, State},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::{OpenGuest, UserInput, keys::KeyPress};
+use crate::console::{ConsoleContext, actions::READ_ONLY, error};
+
+/// Path to which input is posted.
+pub(in crate::console) const INPUT: &str = "/api/guest/input";
+/// Path of pixels.
+pub(in crate::console) const FRAME: &str = "/api/guest/frame";
+/// Time after which a request for pixels ends without any.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Input for a guest: of its keyboard and pointer, or of a form, whose fields are all texts.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(in crate::console) struct Body {
+    /// The identity under which the guest is open.
+    guest: String,
+    #[serde(default)]
+    inputs: Vec<UserInput>,
+    /// A text that is typed.
+    #[serde(default)]
+    text: Option<String>,
+    /// Whether Enter is pressed after it.
+    #[serde(default)]
+    enter: Option<String>,
+    /// Whether Ctrl, Alt and Delete are pressed.
+    #[serde(default)]
+    ctrl_alt_delete: Option<String>,
+}
+
+/// Which pixels are requested.
+#[derive(Deserialize)]
+pub(in crate::console) struct Frame {
+    guest: String,
+    width: u16,
+    height: u16,
+}
+
+fn find(shared: &ConsoleContext, guest: &str) -> Option<Arc<OpenGuest>> {
+    shared.guests.find(guest.parse().ok()?)
+}
+
+fn not_open() -> Response {
+    error(
+        StatusCode::NOT_FOUND,
+        "this guest is not open any more: load the page again",
+    )
+}
+
+/// Passes input on.
+pub(in crate::console) async fn input(State(shared): State<Arc<ConsoleContext>>, Json(body): Json<Body>) -> Response {
+    if shared.read_only {
+        return error(StatusCode::FORBIDDEN, READ_ONLY);
+    }
+    let Some(guest) = find(&shared, &body.guest) else {
+        return not_open();
+    };
+    let mut inputs = body.inputs;
+    inputs.extend(body.text.map(|text| UserInput::Text { text }));
+    inputs.extend(body.ctrl_alt_delete.map(|_| UserInput::CtrlAltDelete));
+    if body.enter.is_some() {
+        inputs.extend([true, false].map(|down| UserInput::Key(KeyPress::enter(down))));
+    }
+    guest.input(inputs);
+    Json(json!({})).into_response()
+}
+
+/// Returns rectangles that have changed, see [`super::framebuffer::Framebuffer::take`]; none if nothing has for a while.
+pub(in crate::console) async fn frame(
+    State(shared): State<Arc<ConsoleContext>>,
+    Query(frame): Query<Frame>,
+) -> Response {
+    let Some(guest) = find(&shared, &frame.guest) else {
+        return not_open();
+    };
+    match guest.frame((frame.width, frame.height), PATIENCE).await {
+        Some(pixels) => ([(CONTENT_TYPE, "application/octet-stream")], pixels).into_response(),
+        None => error(StatusCode::CONFLICT, "the display has another size by now"),
+    }
+}

@@ -1,0 +1,95 @@
+//! What API servers trust, as observed by this process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::{Authority, Id, Lifetimes, Serving, later};
+
+/// One CA bundle that API servers read: that of one webhook of a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BundleReader {
+    /// Our authorities in it.
+    pub authorities: Vec<Authority>,
+    /// Whether it contains anything else.
+    pub foul: bool,
+}
+
+/// What API servers trust.
+///
+/// It records since when each authority has been observed in all places. After a restart that is the start of the
+/// process or later, so never earlier than the true time: no replica ever runs ahead of the API servers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishedTrust {
+    places: Option<Vec<BundleReader>>,
+    since: BTreeMap<Id, Timestamp>,
+}
+
+impl PublishedTrust {
+    /// Records the content of all places; `None`: not known.
+    pub fn observe(&mut self, now: Timestamp, places: Option<Vec<BundleReader>>) {
+        let mut everywhere: Option<BTreeSet<Id>> = None;
+        for place in places.iter().flatten() {
+            let here: BTreeSet<Id> = place.authorities.iter().map(|authority| authority.id.clone()).collect();
+            everywhere = Some(match everywhere {
+                None => here,
+                Some(before) => &before & &here,
+            });
+        }
+        let everywhere = everywhere.unwrap_or_default();
+        self.since.retain(|id, _| everywhere.contains(id));
+        for id in everywhere {
+            self.since.entry(id).or_insert(now);
+        }
+        self.places = places;
+    }
+
+    /// Returns whether the content of the places is known.
+    pub fn is_known(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// Returns since when an authority is in all places. If there are no places, no API server connects, so any time
+    /// will do.
+    pub fn since(&self, id: &Id) -> Option<Timestamp> {
+        match &self.places {
+            Some(places) if places.is_empty() => Some(Timestamp::MIN),
+            _ => self.since.get(id).copied(),
+        }
+    }
+
+    /// Returns whether an authority is in all places.
+    pub fn covers(&self, id: &Id) -> bool {
+        self.since(id).is_some()
+    }
+
+    /// Yields all of our authorities in any place; some more than once.
+    pub fn authorities(&self) -> impl Iterator<Item = &Authority> {
+        self.places.iter().flatten().flat_map(|place| &place.authorities)
+    }
+
+    /// Returns whether all places hold exactly these authorities and nothing else.
+    pub(super) fn is_exactly(&self, bundle: &BTreeSet<&Id>) -> bool {
+        self.places.iter().flatten().all(|place| {
+            let here: BTreeSet<&Id> = place.authorities.iter().map(|authority| &authority.id).collect();
+            !place.foul && here == *bundle
+        })
+    }
+}
+
+/// Returns when a certificate of `authority` may be served instead of `current`: once all API servers have certainly
+/// seen the authority, or after half of `current`'s remaining lifetime if that is shorter. `None` while the authority
+/// is not in all places.
+pub(super) fn settled(
+    current: &Serving,
+    authority: &Id,
+    trust: &PublishedTrust,
+    lifetimes: &Lifetimes,
+) -> Option<Timestamp> {
+    let since = trust.since(authority)?;
+    let left = Duration::try_from(current.until.duration_since(since)).unwrap_or_default();
+    Some(later(since, lifetimes.settle.min(left / 2)))
+}

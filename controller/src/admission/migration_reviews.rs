@@ -1,0 +1,102 @@
+//! Reviews whether a migration may be created, given the state of its instance in the cluster.
+//!
+//! ```text
+//!  caches ─▶ core: review ─ no objection ─▶ allowed
+//!                         └ objection ─▶ read from the API server ─▶ confirmed: refused
+//!                                                                  └ not confirmed, or no response: allowed
+//! ```
+//!
+//! The common case needs no request. A cache may lag a moment behind, so that it proves neither that an instance is
+//! missing nor that a migration is still in flight: an objection is confirmed before it is reported. What slips
+//! through is handled by the controller, which also fails the younger one of two migrations that were created at the
+//! same time.
+
+use std::{fmt::Debug, time::Duration};
+
+use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration};
+use drydock_core::admission::{
+    AdmissionRefusal,
+    migration_requests::{review_in_flight, review_instance},
+};
+use drydock_runtime::{Key, chain};
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use crate::{instances::Instances, migrations::MigrationCache, requests::api_of};
+
+/// How long the confirmation may take: well within the time that an API server gives the webhook.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
+
+/// Reviews migrations by the state of instances and of their migrations.
+#[derive(Clone)]
+pub(crate) struct ClusterState {
+    client: Client,
+    instances: Instances,
+    migrations: MigrationCache,
+}
+
+impl ClusterState {
+    /// Creates a review over these caches, and over the API server where they do not suffice.
+    pub(crate) fn new(client: Client, instances: Instances, migrations: MigrationCache) -> Self {
+        Self {
+            client,
+            instances,
+            migrations,
+        }
+    }
+
+    /// Returns what keeps this instance from being moved by a new migration, if that is certain.
+    pub(super) async fn review(&self, instance: &Key) -> Option<AdmissionRefusal> {
+        match tokio::time::timeout(CONFIRMED_WITHIN, self.confirmed(instance)).await {
+            Ok(Ok(refusal)) => refusal,
+            Ok(Err(error)) => {
+                warn!(vmi = %instance, error = %chain(&error), "migration admitted without a lookup of its instance, as the API server failed");
+                None
+            }
+            Err(_) => {
+                warn!(vmi = %instance, "migration admitted without a lookup of its instance, as the API server did not respond in time");
+                None
+            }
+        }
+    }
+
+    async fn confirmed(&self, key: &Key) -> kube::Result<Option<AdmissionRefusal>> {
+        let shown = self.instances.get(key);
+        if review_instance(&key.name, shown.as_deref()).is_some() {
+            let instance = self.get::<VirtualMachineInstance>(key).await?;
+            let refusal = review_instance(&key.name, instance.as_ref());
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+        for shown in self.migrations.of_instance(key) {
+            if review_in_flight(&shown).is_none() {
+                continue;
+            }
+            let other = self
+                .get::<VirtualMachineInstanceMigration>(&Key::of(shown.as_ref()))
+                .await?;
+            let refusal = other
+                .filter(|other| *other.spec.vmi_name == *key.name)
+                .and_then(|other| review_in_flight(&other));
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns an object from the API server.
+    async fn get<K>(&self, key: &Key) -> kube::Result<Option<K>>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let api = api_of::<K>(&self.client, key);
+        api.get_opt(&key.name).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

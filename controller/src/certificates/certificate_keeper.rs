@@ -1,0 +1,238 @@
+//! The certificates of a replica: its knowledge and decisions, without I/O.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use drydock_core::certificates::{
+    self, Authority, BundleReader, Id, Lifetimes, Make, PublishedTrust, RenewalInput, RenewalStep, ServingChange,
+    choose,
+};
+use jiff::Timestamp;
+use k8s_openapi::ByteString;
+use tracing::{info, warn};
+
+use super::{
+    BUNDLE, CERTIFICATE, KEY, SIGNER_KEY, ServedCertificate,
+    made::{self, MakeError},
+    metrics::{CertificateKind, CertificateMetrics},
+    read::{self, Contents, Servable, Unusable},
+};
+
+/// What is in a Secret.
+pub(super) type Data = BTreeMap<String, ByteString>;
+
+/// What the leader does to the API server's objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CertificateAction {
+    /// Write the Secret, if it is still as it was seen.
+    Write(Data),
+    /// Write this bundle to all places.
+    Publish(Vec<u8>),
+}
+
+/// The next action, and when to reconcile again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NextStep {
+    /// What the leader does now.
+    pub(super) action: Option<CertificateAction>,
+    /// When to reconcile again, even if nothing changes.
+    pub(super) wake: Option<Timestamp>,
+}
+
+/// The last observed state: bundles and Secret, as far as they are known.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ObservedCertificates {
+    bundles: Option<Vec<Vec<u8>>>,
+    secret: Option<Option<Data>>,
+}
+
+/// Keeps the certificates of one replica.
+#[derive(Debug)]
+pub(super) struct CertificateKeeper {
+    secret: &'static str,
+    names: Vec<String>,
+    lifetimes: Lifetimes,
+    seen: ObservedCertificates,
+    /// What webhooks trust; `None`: not known yet.
+    places: Option<Vec<BundleReader>>,
+    trust: PublishedTrust,
+    /// What the Secret holds; `None`: not known yet.
+    contents: Option<Contents>,
+    /// The problems that were last logged.
+    logged_problems: Vec<(&'static str, Unusable)>,
+    serving: Option<Arc<Servable>>,
+    served: ServedCertificate,
+    metrics: CertificateMetrics,
+}
+
+impl CertificateKeeper {
+    /// Creates a keeper that has not observed the Secret of this name yet. Its certificates are valid for all of these
+    /// DNS names.
+    pub(super) fn new(
+        secret: &'static str,
+        names: Vec<String>,
+        lifetimes: Lifetimes,
+        served: ServedCertificate,
+        metrics: CertificateMetrics,
+    ) -> Self {
+        Self {
+            secret,
+            names,
+            lifetimes,
+            seen: ObservedCertificates::default(),
+            places: None,
+            trust: PublishedTrust::default(),
+            contents: None,
+            logged_problems: Vec::new(),
+            serving: None,
+            served,
+            metrics,
+        }
+    }
+
+    /// Lifetimes from now on.
+    pub(super) fn configure(&mut self, lifetimes: Lifetimes) {
+        if self.lifetimes != lifetimes {
+            info!(?lifetimes, "lifetimes of webhook certificates");
+            self.lifetimes = lifetimes;
+        }
+    }
+
+    /// Takes note of the bundles of all webhooks and of the Secret (`Some(None)`: there is none).
+    pub(super) fn observe(&mut self, now: Timestamp, bundles: Option<Vec<Vec<u8>>>, secret: Option<Option<&Data>>) {
+        let seen = ObservedCertificates {
+            bundles,
+            secret: secret.map(Option::<&Data>::cloned),
+        };
+        // Signatures are checked only when there is something new.
+        if self.seen != seen {
+            self.read(&seen);
+            self.seen = seen;
+        }
+        self.trust.observe(now, self.places.clone());
+    }
+
+    fn read(&mut self, seen: &ObservedCertificates) {
+        let mut read: BTreeMap<&[u8], BundleReader> = BTreeMap::new();
+        let mut place = |pem| {
+            let place = read.entry(pem).or_insert_with(|| {
+                let (authorities, foul) = read::bundle(pem);
+                BundleReader { authorities, foul }
+            });
+            place.clone()
+        };
+        let bundles = seen.bundles.as_ref();
+        self.places = bundles.map(|bundles| bundles.iter().map(|pem| place(pem.as_slice())).collect());
+        let Some(secret) = &seen.secret else { return };
+        let published = self.places.iter().flatten().flat_map(|place| &place.authorities);
+        let contents = read::secret(secret.as_ref(), &self.names, published);
+        if contents.unusable != self.logged_problems {
+            for (key, why) in &contents.unusable {
+                let (reason, sentence) = (why.reason(), why.sentence());
+                warn!(
+                    key,
+                    secret = self.secret,
+                    reason,
+                    "the Secret of certificates cannot be used: {sentence}"
+                );
+            }
+            self.logged_problems.clone_from(&contents.unusable);
+        }
+        self.contents = Some(contents);
+    }
+
+    /// Serves the Secret's certificate, if it is better than the one in use. Returns when to reconcile again.
+    pub(super) fn serve(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let offered = self.contents.as_ref().and_then(|contents| contents.serving.clone());
+        let current = self.serving.as_ref().map(|serving| &serving.facts);
+        let choice = choose(
+            now,
+            current,
+            offered.as_ref().map(|offered| &offered.facts),
+            &self.trust,
+            &self.lifetimes,
+        );
+        if let Some(offered) = offered.filter(|_| choice.take) {
+            info!(until = %offered.facts.until, "another webhook certificate is served");
+            self.served.replace(Arc::clone(&offered.certified));
+            self.metrics.until.set(offered.facts.until.as_second());
+            self.serving = Some(offered);
+        }
+        choice.wake
+    }
+
+    /// Returns the leader's next action.
+    pub(super) fn next(&self, now: Timestamp) -> Result<NextStep, MakeError> {
+        let facts = RenewalInput {
+            held: self.contents.as_ref().map(|contents| &contents.held),
+            served: self.serving.as_ref().map(|serving| &serving.facts),
+            trust: &self.trust,
+        };
+        let plan = certificates::plan(now, facts, &self.lifetimes);
+        let action = match (plan.step, &self.contents) {
+            (Some(RenewalStep::Publish { bundle }), _) => Some(CertificateAction::Publish(pem(&bundle))),
+            (
+                Some(RenewalStep::Write {
+                    signer,
+                    bundle,
+                    serving,
+                }),
+                Some(contents),
+            ) => Some(CertificateAction::Write(
+                self.write(now, contents, signer, &bundle, serving)?,
+            )),
+            _ => None,
+        };
+        let wake = plan.wake;
+        Ok(NextStep { action, wake })
+    }
+
+    /// The Secret to be written.
+    fn write(
+        &self,
+        now: Timestamp,
+        contents: &Contents,
+        signer: Option<Make>,
+        bundle: &[Id],
+        serving: ServingChange,
+    ) -> Result<Data, MakeError> {
+        let mut ids = bundle.to_vec();
+        let mut signing: Option<(Authority, String)> = contents.held.signer.clone().zip(contents.signer_key.clone());
+        if let Some(make) = signer {
+            let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
+            info!(secret = self.secret, until = %make.until, reason, "a new authority is made: {sentence}");
+            let (authority, made) = made::authority(now, make.until)?;
+            self.metrics.made(CertificateKind::Authority, make.cause);
+            ids.insert(0, authority.id.clone());
+            signing = Some((authority, made.key));
+        }
+        let mut entries = vec![(BUNDLE, pem(&ids))];
+        entries.extend(signing.iter().map(|(_, key)| (SIGNER_KEY, key.clone().into_bytes())));
+        let kept = match serving {
+            ServingChange::Keep => contents.serving.as_ref(),
+            ServingChange::Carry => self.serving.as_ref(),
+            ServingChange::Sign(_) => None,
+        };
+        if let Some(kept) = kept {
+            entries.extend([(CERTIFICATE, kept.certificate.clone()), (KEY, kept.key.clone())]);
+        }
+        if let (ServingChange::Sign(make), Some((signer, key))) = (serving, &signing) {
+            let (reason, sentence) = (make.cause.reason(), make.cause.sentence());
+            info!(secret = self.secret, until = %make.until, reason, "a new certificate is made: {sentence}");
+            let made = made::serving(now, make.until, &self.names, &signer.id, key)?;
+            self.metrics.made(CertificateKind::Serving, make.cause);
+            entries.extend([
+                (CERTIFICATE, made.certificate.into_bytes()),
+                (KEY, made.key.into_bytes()),
+            ]);
+        }
+        Ok(entries
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), ByteString(value)))
+            .collect())
+    }
+}
+
+/// Certificates as PEM.
+fn pem(bundle: &[Id]) -> Vec<u8> {
+    bundle.iter().flat_map(|id| made::pem(id.der()).into_bytes()).collect()
+}

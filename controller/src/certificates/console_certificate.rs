@@ -1,0 +1,210 @@
+//! The certificate of the web console in the cluster (`deploy/console`), whose pods have no right to make one.
+//!
+//! The Secret is in the console's manifests, empty. If it exists, the leader fills it and renews its content; otherwise
+//! the console is not installed, and nothing is created. The pods mount the certificate and its key; the key of the
+//! authority is mounted nowhere. The authority is another than that of the webhooks, which agents and API servers
+//! trust.
+
+use std::time::Duration;
+
+use drydock_core::{certificates::Lifetimes, configuration::Lifetime};
+use drydock_runtime::{
+    Backoff, Cache, Key, Process, Readiness, Trigger, Watch, WatchStarter, chain, clock, lease::Leadership,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{Api, Client};
+use tracing::warn;
+
+use super::{
+    CertificateMetrics, ServedCertificate,
+    certificate_keeper::{CertificateAction, CertificateKeeper},
+    secret_writes::write,
+};
+
+/// The Secret, in the controller's own namespace; its name is also in `deploy/console` and in the controller's role.
+const SECRET: &str = "drydock-console-certificate";
+/// The console's Service, in the same namespace.
+const SERVICE: &str = "drydock-console";
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Longer than those of the webhooks: people and proxies are given the authority's certificate by hand. Both are trusted for
+/// three months when another takes over.
+const LIFETIMES: Lifetimes = Lifetimes {
+    authority: Lifetime {
+        duration: DAY.saturating_mul(365),
+        renew_before: DAY.saturating_mul(90),
+    },
+    serving: Lifetime {
+        duration: DAY.saturating_mul(30),
+        renew_before: DAY.saturating_mul(10),
+    },
+    settle: Duration::ZERO,
+};
+
+/// Keeps the console's certificate while this replica leads.
+pub(crate) struct ConsoleCertificateTask {
+    secrets: Api<Secret>,
+    secret: Cache<Secret>,
+    key: Key,
+    keeper: CertificateKeeper,
+    changed: Trigger,
+    leadership: Leadership,
+    process: Process,
+}
+
+impl ConsoleCertificateTask {
+    /// Starts watching the Secret in `namespace`.
+    pub(crate) fn new(
+        client: Client,
+        watches: &WatchStarter,
+        namespace: &str,
+        leadership: Leadership,
+        process: Process,
+    ) -> Self {
+        let changed = Trigger::new();
+        let secret = Watch::<Secret>::namespaced(client.clone(), namespace, "certificate of the console")
+            .fields(format!("metadata.name={SECRET}"))
+            .wakes(&changed);
+        // This replica serves it nowhere.
+        let served = ServedCertificate::new(Readiness::new().handle(SECRET));
+        Self {
+            secrets: Api::namespaced(client, namespace),
+            secret: watches.start(secret),
+            key: Key::namespaced(namespace, SECRET),
+            keeper: CertificateKeeper::new(
+                SECRET,
+                names(namespace),
+                LIFETIMES,
+                served,
+                CertificateMetrics::default(),
+            ),
+            changed,
+            leadership,
+            process,
+        }
+    }
+
+    /// Looks at every change until the process stops.
+    pub(crate) async fn run(mut self) {
+        let stopping = self.process.stopping();
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+        loop {
+            let now = clock::now();
+            let wake = match stopping.run_until_cancelled(self.reconcile(now)).await {
+                None => return,
+                Some(Ok(wake)) => {
+                    backoff.reset();
+                    wake
+                }
+                Some(Err(error)) => {
+                    warn!(%error, "the certificate of the console could not be renewed");
+                    now.checked_add(backoff.delay()).ok()
+                }
+            };
+            let leads = self.leadership.term().is_some();
+            tokio::select! {
+                () = stopping.cancelled() => return,
+                () = self.changed.notified() => {}
+                () = clock::sleep_until(wake) => {}
+                _ = self.leadership.elected(), if !leads => {}
+            }
+        }
+    }
+
+    /// Does the next step, if there is one and this replica leads. Returns when to do so again.
+    async fn reconcile(&mut self, now: Timestamp) -> Result<Option<Timestamp>, String> {
+        let (Some(secret), Some(term)) = (self.secret.get(&self.key), self.leadership.term()) else {
+            return Ok(None);
+        };
+        // No API server and no agent trusts this authority, so another takes over at once.
+        self.keeper.observe(now, Some(Vec::new()), Some(secret.data.as_ref()));
+        let next = self.keeper.next(now).map_err(|error| chain(&error).to_string())?;
+        match next.action {
+            Some(CertificateAction::Write(data)) if term.is_valid() => {
+                let written = write(&self.secrets, SECRET, Some(&secret), data).await;
+                match written {
+                    // Another writer was faster; the watch will show its change.
+                    Err(kube::Error::Api(status)) if status.code == 409 => {}
+                    written => written.map_err(|error| chain(&error).to_string())?,
+                }
+            }
+            _ => {}
+        }
+        Ok(next.wake)
+    }
+}
+
+/// The names under which the console is reached without a name of its own: those of its Service, and that of `kubectl
+/// port-forward`.
+fn names(namespace: &str) -> Vec<String> {
+    vec![
+        format!("{SERVICE}.{namespace}.svc"),
+        format!("{SERVICE}.{namespace}.svc.cluster.local"),
+        format!("{SERVICE}.{namespace}"),
+        SERVICE.into(),
+        "localhost".into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keeper() -> CertificateKeeper {
+        let served = ServedCertificate::new(Readiness::new().handle(SECRET));
+        CertificateKeeper::new(
+            SECRET,
+            names("drydock"),
+            LIFETIMES,
+            served,
+            CertificateMetrics::default(),
+        )
+    }
+
+    /// Returns what is written if the Secret holds this, and when to read it again.
+    fn next(
+        data: Option<&super::super::certificate_keeper::Data>,
+        now: Timestamp,
+    ) -> (Option<CertificateAction>, Option<Timestamp>) {
+        let mut keeper = keeper();
+        keeper.observe(now, Some(Vec::new()), Some(data));
+        let next = keeper.next(now).unwrap();
+        (next.action, next.wake)
+    }
+
+    #[test]
+    fn empty_secret_is_filled_and_then_left_until_it_is_due() {
+        let now = clock::now();
+        let (Some(CertificateAction::Write(data)), _) = next(None, now) else {
+            panic!("nothing is written")
+        };
+        let keys: Vec<&str> = data.keys().map(String::as_str).collect();
+        assert_eq!(keys, ["ca.crt", "ca.key", "tls.crt", "tls.key"]);
+        let (action, wake) = next(Some(&data), now);
+        assert_eq!(action, None);
+        let renewed = now.checked_add(DAY * 20).unwrap();
+        let wake = wake.unwrap();
+        assert!((wake.duration_since(renewed)).as_secs().abs() <= 1, "{wake}");
+        let (Some(CertificateAction::Write(again)), _) = next(Some(&data), wake) else {
+            panic!("it is not renewed")
+        };
+        assert_eq!(again["ca.crt"], data["ca.crt"], "the authority stays");
+        assert_ne!(again["tls.crt"], data["tls.crt"]);
+    }
+
+    #[test]
+    fn next_authority_leaves_the_one_before_trusted() {
+        let now = clock::now();
+        let (Some(CertificateAction::Write(data)), _) = next(None, now) else {
+            panic!("nothing is written")
+        };
+        let later = now.checked_add(DAY * 276).unwrap();
+        let (Some(CertificateAction::Write(after)), _) = next(Some(&data), later) else {
+            panic!("nothing is written")
+        };
+        let before = String::from_utf8(data["ca.crt"].0.clone()).unwrap();
+        let bundle = String::from_utf8(after["ca.crt"].0.clone()).unwrap();
+        assert!(bundle.ends_with(&before) && bundle.len() > before.len());
+    }
+}

@@ -1,0 +1,272 @@
+//! Writes the reports on nodes that are being drained, when they have changed.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+use drydock_api::{
+    Hypervisor,
+    hypervisor::{DrainPreview, DrainStatus},
+    node_reference,
+    reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
+};
+use drydock_core::{
+    conditions::{ConditionStatus, whole_seconds},
+    drain::{DrainReport, node_conditions::Drained},
+};
+use drydock_runtime::{Event, Events, Severity};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, NodeCondition};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tracing::info;
+
+use super::metrics::DrainMetrics;
+
+/// Field manager of drain reports.
+const FIELD_MANAGER: &str = "drydock-drain";
+/// Field manager of previews: server-side apply removes fields that their manager no longer applies.
+const PREVIEW_MANAGER: &str = "drydock-drain-preview";
+
+/// Writes reports. Remembers writes that a watch has not shown yet, so that it does not repeat them.
+#[derive(Debug)]
+pub(super) struct Reports {
+    nodes: Api<Node>,
+    hypervisors: Api<Hypervisor>,
+    events: Events,
+    metrics: DrainMetrics,
+    last: Mutex<HashMap<String, LastWrites>>,
+}
+
+/// The last writes for one node, each with the version of the object that the watch showed at that time.
+#[derive(Debug, Default)]
+struct LastWrites {
+    drain: LastWrite<Option<DrainStatus>>,
+    preview: LastWrite<Option<Vec<String>>>,
+    conditions: LastWrite<Vec<NodeCondition>>,
+}
+
+/// The resource version of the object before the write, and the written value; `None` if nothing was written.
+type LastWrite<T> = Option<(String, T)>;
+
+/// Returns the current value: the one written upon this version, which the watch has not shown yet, or else `shown`.
+fn standing<T: Clone>(written: &LastWrite<T>, version: &str, shown: impl FnOnce() -> T) -> T {
+    match written {
+        Some((of, value)) if of == version => value.clone(),
+        _ => shown(),
+    }
+}
+
+impl Reports {
+    pub(super) fn new(client: &Client, events: Events, metrics: DrainMetrics) -> Self {
+        Self {
+            nodes: Api::all(client.clone()),
+            hypervisors: Api::all(client.clone()),
+            events,
+            metrics,
+            last: Mutex::default(),
+        }
+    }
+
+    /// Returns whether the conditions of a Node report that it is being drained, or is empty.
+    pub(super) fn is_noteworthy(node: &Node) -> bool {
+        own(node)
+            .iter()
+            .any(|condition| condition.status != ConditionStatus::False.as_str())
+    }
+
+    /// Writes the drain status of a node, if it has changed.
+    pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &DrainReport) -> kube::Result<()> {
+        let shown = || hypervisor.status.as_ref().and_then(|status| status.drain.clone());
+        let version = hypervisor.resource_version().unwrap_or_default();
+        let before = self.with(&report.node, |last| standing(&last.drain, &version, shown));
+        if before == report.drain {
+            return Ok(());
+        }
+        let status = match &report.drain {
+            Some(drain) => json!({"drain": drain}),
+            None => json!({}),
+        };
+        if self.apply(hypervisor, FIELD_MANAGER, status).await? {
+            self.metrics.written(before.as_ref(), report.drain.as_ref());
+            self.with(&report.node, |last| last.drain = Some((version, report.drain.clone())));
+        }
+        Ok(())
+    }
+
+    /// Writes the drain preview of a node, if it has changed; `None` removes it.
+    pub(super) async fn preview(
+        &self,
+        hypervisor: &Hypervisor,
+        lines: Option<Vec<String>>,
+        now: Timestamp,
+    ) -> kube::Result<()> {
+        let name = hypervisor.name_any();
+        let shown = || Some(hypervisor.status.as_ref()?.drain_preview.as_ref()?.lines.clone());
+        let version = hypervisor.resource_version().unwrap_or_default();
+        let before = self.with(&name, |last| standing(&last.preview, &version, shown));
+        if before == lines {
+            return Ok(());
+        }
+        let preview = lines.clone().map(|lines| DrainPreview {
+            since: whole_seconds(now),
+            lines,
+        });
+        let status = match preview {
+            Some(preview) => json!({"drainPreview": preview}),
+            None => json!({}),
+        };
+        if self.apply(hypervisor, PREVIEW_MANAGER, status).await? {
+            self.with(&name, |last| last.preview = Some((version, lines)));
+        }
+        Ok(())
+    }
+
+    /// Applies a part of the status. Returns false if the object was deleted or recreated.
+    async fn apply(&self, hypervisor: &Hypervisor, manager: &str, status: serde_json::Value) -> kube::Result<bool> {
+        let name = hypervisor.name_any();
+        let apply = json!({
+            "apiVersion": "drydock.dev/v1alpha1",
+            "kind": "Hypervisor",
+            "metadata": {"name": name, "uid": hypervisor.uid()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(manager).force();
+        let stored = self
+            .hypervisors
+            .patch_status(&name, &parameters, &Patch::Apply(apply))
+            .await;
+        match stored {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
+            result => result.map(|_| true),
+        }
+    }
+
+    /// Writes the conditions of a Node, if they have changed, and publishes an event when the node has become empty.
+    pub(super) async fn conditions(&self, node: &Node, report: &DrainReport, now: Timestamp) -> kube::Result<()> {
+        let version = node.resource_version().unwrap_or_default();
+        let before = self.with(&report.node, |last| standing(&last.conditions, &version, || own(node)));
+        let has_nothing_to_report = !report.in_progress && report.drained == Drained::NotRequested && before.is_empty();
+        let wanted = wanted(&before, report, now);
+        if has_nothing_to_report || wanted == before || is_early(&before, report, now) {
+            return Ok(());
+        }
+        let apply = json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": report.node, "uid": node.uid()},
+            "status": {"conditions": wanted},
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match self
+            .nodes
+            .patch_status(&report.node, &parameters, &Patch::Apply(apply))
+            .await
+        {
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return Ok(()),
+            result => result.map(drop)?,
+        }
+        self.announce(node, &before, &wanted);
+        self.with(&report.node, |last| last.conditions = Some((version, wanted)));
+        Ok(())
+    }
+
+    /// Publishes an event when a node has become empty. There is none for the start: the requester knows of it, and
+    /// others see the condition and the events of each guest.
+    fn announce(&self, node: &Node, before: &[NodeCondition], after: &[NodeCondition]) {
+        let drained = |conditions: &[NodeCondition]| {
+            let found = conditions.iter().find(|condition| condition.type_ == DRAINED);
+            found.is_some_and(|condition| condition.status == ConditionStatus::True.as_str())
+        };
+        if drained(before) || !drained(after) {
+            return;
+        }
+        let (name, note) = (
+            node.name_any(),
+            "nothing is left to be moved: it is safe to switch the node off",
+        );
+        info!(node = name, "{note}");
+        self.events.publish(Event::new(
+            node_reference(&name, node.uid()),
+            "Drain",
+            Severity::Normal,
+            "NodeDrained",
+            note,
+        ));
+    }
+
+    fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        apply(last.entry(node.to_owned()).or_default())
+    }
+}
+
+/// Returns the conditions of a Node that are written here.
+fn own(node: &Node) -> Vec<NodeCondition> {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let mut own: Vec<NodeCondition> = conditions
+        .into_iter()
+        .flatten()
+        .filter(|condition| [DRAIN_IN_PROGRESS, DRAINED].contains(&condition.type_.as_str()))
+        .cloned()
+        .collect();
+    own.sort_by(|one, other| one.type_.cmp(&other.type_));
+    own
+}
+
+/// Returns whether a change is only that a drain has begun, which the Node does not report yet. That it is not safe to
+/// power the node off any more is reported at once.
+fn is_early(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> bool {
+    let was = |type_| {
+        before
+            .iter()
+            .any(|condition| condition.type_ == type_ && condition.status == ConditionStatus::True.as_str())
+    };
+    let begins = !was(DRAIN_IN_PROGRESS) && report.node_reports_from().is_some_and(|from| now < from);
+    begins && was(DRAINED) == (report.drained.status() == ConditionStatus::True)
+}
+
+/// Returns the desired conditions. Their transition time changes only with their status.
+fn wanted(before: &[NodeCondition], report: &DrainReport, now: Timestamp) -> Vec<NodeCondition> {
+    let condition = |type_: &str, status: ConditionStatus, reason: &str, message: &str| {
+        let since = before
+            .iter()
+            .find(|condition| condition.type_ == type_ && condition.status == status.as_str())
+            .and_then(|condition| condition.last_transition_time.clone());
+        NodeCondition {
+            type_: type_.into(),
+            status: status.as_str().into(),
+            reason: Some(reason.into()),
+            message: Some(message.into()),
+            last_transition_time: Some(since.unwrap_or_else(|| whole_seconds(now))),
+            last_heartbeat_time: None,
+        }
+    };
+    let progress = if report.in_progress {
+        condition(
+            DRAIN_IN_PROGRESS,
+            ConditionStatus::True,
+            "VirtualMachinesLeft",
+            "virtual machines are being moved off the node; the Hypervisor of its name lists them",
+        )
+    } else {
+        condition(
+            DRAIN_IN_PROGRESS,
+            ConditionStatus::False,
+            "NothingToMove",
+            "no virtual machine is to leave the node",
+        )
+    };
+    let drained = report.drained;
+    vec![
+        progress,
+        condition(DRAINED, drained.status(), drained.reason(), drained.message()),
+    ]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! Writes to migrations: status, events, finalizer and deletion.
+
+use drydock_api::{
+    CONTROLLER_FIELD_MANAGER,
+    kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase, names::MIGRATION_FINALIZER},
+};
+use drydock_core::migration::{
+    record::MigrationRecord,
+    sides::target,
+    status::{StatusChange, after, differs, failure_message},
+};
+use drydock_runtime::{Key, Severity};
+use jiff::Timestamp;
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tracing::info;
+
+use super::MigrationTask;
+use crate::{
+    migrations::instance_of,
+    requests::{deleting, patching, without_finalizer},
+};
+
+impl MigrationTask {
+    /// Writes the controller's part of the status, if the migration has not changed since it was read.
+    pub(super) async fn write(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+        change: &StatusChange,
+        now: Timestamp,
+    ) -> kube::Result<()> {
+        let wanted = after(migration, change, now);
+        if !differs(migration, &wanted) {
+            return Ok(());
+        }
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceMigration",
+            "metadata": {
+                "name": migration.name_any(),
+                "uid": migration.uid(),
+                "resourceVersion": migration.resource_version(),
+            },
+            "status": wanted,
+        });
+        let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
+        let stored = self
+            .api(key)
+            .patch_status(&migration.name_any(), &parameters, &Patch::Apply(apply))
+            .await?;
+        self.migrations.objects.remember(key, stored);
+        self.announce(migration, change);
+        Ok(())
+    }
+
+    /// Publishes the events of a write.
+    fn announce(&self, migration: &VirtualMachineInstanceMigration, change: &StatusChange) {
+        if let Some((failure, detail)) = &change.fail {
+            let note = failure_message(*failure, detail);
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, reason = failure.reason(), "{note}");
+            self.record_event(migration, Severity::Warning, "FailedMigration", &note);
+        }
+        // The agent reports that the target prepares.
+        if change.enter.contains(&MigrationPhase::Succeeded) {
+            let node = target(migration)
+                .and_then(|side| side.node.as_deref())
+                .unwrap_or_default();
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, node, "migration succeeded");
+            let note = "Source node reported migration succeeded";
+            self.record_event(migration, Severity::Normal, "SuccessfulMigration", note);
+        }
+    }
+
+    pub(super) async fn remove_finalizer(
+        &self,
+        key: &Key,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> kube::Result<()> {
+        let finalizers = without_finalizer(migration, MIGRATION_FINALIZER);
+        let patch = json!({"metadata": {
+            "uid": migration.uid(), "finalizers": finalizers, "resourceVersion": migration.resource_version(),
+        }});
+        let result = self
+            .api(key)
+            .patch(&migration.name_any(), &patching(), &Patch::Merge(patch))
+            .await;
+        self.migrations.objects.forget(key);
+        match result {
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Deletes the oldest ended migrations of an instance, as many as are due.
+    pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        let mut ended: Vec<_> = self
+            .migrations
+            .of_instance(&instance_of(key, migration))
+            .into_iter()
+            .filter(|other| other.uid() == migration.uid() || MigrationRecord::of(other).is_over())
+            .collect();
+        ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
+        for old in ended.iter().take(self.trimming.due(key, ended.len())) {
+            self.delete(&Key::of(old.as_ref()), old).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn delete(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
+        // The watch may not show its deletion yet.
+        let newest = self.migrations.objects.newest(key);
+        if newest.is_none_or(|newest| newest.metadata.deletion_timestamp.is_some()) {
+            return Ok(());
+        }
+        let parameters = deleting(migration.uid());
+        match self.api(key).delete(&migration.name_any(), &parameters).await {
+            Ok(stored) => {
+                // It exists until its finalizer is removed.
+                if let Some(deleted) = stored.left() {
+                    self.migrations.objects.remember(key, deleted);
+                }
+                Ok(())
+            }
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

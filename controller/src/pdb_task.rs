@@ -1,0 +1,204 @@
+//! Executes [`drydock_core::eviction::pdbs::plan`]: each pod that is to be protected from eviction has a
+//! PodDisruptionBudget (PDB), and no PDB outlives what it protects.
+//!
+//! ```text
+//!  instances, pods, PDBs, VMs ─▶ which instance ─▶ reconcile ─▶ plan ─▶ PDBs created or deleted, conflict reported
+//! ```
+
+use std::sync::Arc;
+
+use drydock_api::{hyperconverged::EvictionStrategy, kubevirt::VirtualMachineInstance};
+use drydock_core::eviction::{
+    own_pdb::{instance_of, is_ours},
+    pdbs::{ObservedPdbs, PdbPlan, PodPdbs, conflict, is_news, plan},
+};
+use drydock_runtime::{
+    ASSUMED_FOR, CacheChange, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+};
+use jiff::Timestamp;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::{
+    Client, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+
+use crate::{
+    instances::Instances,
+    launchers::Launchers,
+    reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
+    refusals::{RefusedStep, StepRefusals},
+    requests::api_of,
+};
+
+/// How many instances are reconciled concurrently.
+pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 8;
+/// Field manager of the condition that reports a conflict.
+const FIELD_MANAGER: &str = "drydock-budgets";
+
+/// Reconciles the PDBs of all instances.
+pub(crate) struct PdbTask {
+    client: Client,
+    instances: Instances,
+    launchers: Launchers,
+    refusals: StepRefusals,
+}
+
+impl PdbTask {
+    /// Creates the task over these caches.
+    pub(crate) fn new(client: Client, instances: Instances, launchers: Launchers, refusals: StepRefusals) -> Self {
+        Self {
+            client,
+            instances,
+            launchers,
+            refusals,
+        }
+    }
+
+    /// Reconciles instances while this process leads, until `process` stops. `configured` is notified of changes of
+    /// the configuration, which concern every instance: it contains the cluster's eviction strategy.
+    pub(crate) async fn run(self, process: Process, leadership: Leadership, work: WorkQueue, configured: Trigger) {
+        let stopping = process.stopping();
+        let following = async {
+            loop {
+                configured.notified().await;
+                work.add_pages(|last, count| self.instances.unfinished_after(last, count))
+                    .await;
+            }
+        };
+        tokio::join!(
+            reconciler::run(&self, &work, &stopping, leadership),
+            stopping.run_until_cancelled(following),
+        );
+    }
+}
+
+/// An instance, and the PDBs of its pods.
+pub(crate) struct PdbObservation {
+    now: Timestamp,
+    instance: Arc<VirtualMachineInstance>,
+    strategy: EvictionStrategy,
+    pods: Vec<PodPdbs>,
+}
+
+impl Reconciler for PdbTask {
+    type Observed = PdbObservation;
+    type Plan = PdbPlan;
+
+    async fn observe(&self, key: &Key) -> Result<Option<PdbObservation>, ReconcileError> {
+        // The PDBs of a deleted instance are deleted with its pods.
+        let Some(instance) = self.instances.get(key) else {
+            return Ok(None);
+        };
+        let pdbs = &self.launchers.pdbs;
+        let pods = self.launchers.of(&instance).into_iter().map(|pod| PodPdbs {
+            own: pdbs.of(&pod),
+            foreign: pdbs.conflicting(&pod),
+            pod,
+        });
+        Ok(Some(PdbObservation {
+            now: clock::now(),
+            pods: pods.collect(),
+            strategy: self.launchers.eviction_strategy(&instance),
+            instance,
+        }))
+    }
+
+    fn plan(&self, _: &Key, observed: &PdbObservation) -> PdbPlan {
+        plan(&ObservedPdbs {
+            now: observed.now,
+            instance: &observed.instance,
+            strategy: observed.strategy,
+            pods: &observed.pods,
+        })
+    }
+
+    async fn execute(
+        &self,
+        key: &Key,
+        observed: &mut PdbObservation,
+        plan: PdbPlan,
+    ) -> Result<Executed, ReconcileError> {
+        let (pdbs, instance, now) = (&self.launchers.pdbs, &observed.instance, observed.now);
+        for pdb in &plan.delete {
+            pdbs.delete(pdb).await?;
+        }
+        let mut refused = None;
+        for pod in &plan.create {
+            match pdbs.create(pod).await {
+                Err(kube::Error::Api(status)) if is_refusal(&status) => refused = Some(status.message),
+                result => result?,
+            }
+        }
+        let complaint = refused.as_deref();
+        let conflict = conflict(instance, plan.foreign.as_deref(), complaint, now);
+        if is_news(instance, conflict.as_ref()) {
+            let status = match &conflict {
+                Some(conflict) => json!({"conditions": [conflict]}),
+                None => json!({}),
+            };
+            self.patch_status(key, instance, status).await?;
+        }
+        if let Some(message) = refused {
+            // The status of the instance reports the reason; the queue retries with back-off.
+            let step = "creation of its PDB";
+            return Err(ReconcileError::Refused { step, message });
+        }
+        // By then the watch shows the created PDBs, or they are created again.
+        let shown = (!plan.create.is_empty()).then(|| now.checked_add(ASSUMED_FOR).ok());
+        let requeue = Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten());
+        Ok(Executed::Requeue(requeue))
+    }
+}
+
+impl Queued for PdbTask {
+    async fn all(&self) -> Vec<Key> {
+        tokio::join!(self.instances.wait_until_synced(), self.launchers.wait_until_synced());
+        self.instances.keys()
+    }
+
+    fn refusable(&self, key: &Key) -> Option<(&StepRefusals, RefusedStep)> {
+        Some((&self.refusals, RefusedStep::Pdb(key.clone())))
+    }
+}
+
+impl PdbTask {
+    async fn patch_status(
+        &self,
+        key: &Key,
+        instance: &VirtualMachineInstance,
+        status: serde_json::Value,
+    ) -> kube::Result<()> {
+        let apply = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": key.name, "uid": instance.uid()},
+            "status": status,
+        });
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        let api = api_of::<VirtualMachineInstance>(&self.client, key);
+        match api.patch_status(&key.name, &parameters, &Patch::Apply(apply)).await {
+            // The instance was deleted, or replaced by another one.
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+}
+
+/// Returns the namespace and the instance that a change of a PDB concerns. `None` stands for all instances in the
+/// namespace: for a PDB of another owner, the selected pods are unknown without checking all pods there.
+pub(crate) fn concerned(change: &CacheChange<PodDisruptionBudget>) -> Option<(String, Option<Key>)> {
+    let CacheChange::Object { key, old, new } = change else {
+        return None;
+    };
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    let pdb = new.as_ref().or(old.as_ref())?;
+    let instance = instance_of(pdb).filter(|_| is_ours(pdb));
+    Some((
+        namespace.to_owned(),
+        instance.map(|name| Key::namespaced(namespace, name)),
+    ))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! The open websockets of this replica.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use drydock_api::kubevirt::VirtualMachineInstance;
+use drydock_core::subresources::{
+    SubresourceError, SubresourceOperation, SubresourceTarget,
+    guest_commands::{self, Close},
+};
+use drydock_runtime::{Process, chain};
+use kube::{Api, Client, ResourceExt};
+use tracing::{debug, info};
+
+use super::{
+    active_streams::ActiveStreams,
+    guest_endpoints::Connected,
+    stream_end::EndedSide,
+    timeouts::StreamTimeouts,
+    websocket::{Closing, Handshake},
+};
+
+/// Maximum number of websockets of a user on one replica: a browser that uses a forwarded port opens dozens.
+const MAX_PER_USER: usize = 128;
+/// RFC 6455 (7.4.1): the connection ends because of a rule of the server.
+const POLICY: u16 = 1008;
+
+/// The websockets. Clones share one state.
+#[derive(Clone)]
+pub(super) struct StreamSessions {
+    client: Client,
+    by_user: Arc<Mutex<HashMap<String, usize>>>,
+    active: ActiveStreams,
+    timeouts: StreamTimeouts,
+    process: Process,
+}
+
+/// A user's place for a websocket; released when dropped.
+pub(super) struct UserPlace {
+    sessions: StreamSessions,
+    user: String,
+}
+
+impl StreamSessions {
+    pub(super) fn new(client: Client, active: ActiveStreams, timeouts: StreamTimeouts, process: &Process) -> Self {
+        Self {
+            client,
+            by_user: Arc::default(),
+            active,
+            timeouts,
+            process: process.clone(),
+        }
+    }
+
+    /// Reserves a place for a websocket of a user.
+    ///
+    /// # Errors
+    /// 429 if the user has as many as one may have.
+    pub(super) fn place(&self, user: &str) -> Result<UserPlace, SubresourceError> {
+        let mut by_user = self.lock();
+        let count = by_user.entry(user.to_owned()).or_default();
+        if *count >= MAX_PER_USER {
+            return Err(SubresourceError::too_many(format!(
+                "user {user:?} already has {MAX_PER_USER} streams open; close some"
+            )));
+        }
+        *count += 1;
+        Ok(UserPlace {
+            sessions: self.clone(),
+            user: user.to_owned(),
+        })
+    }
+
+    /// Connects a client, once it has the response to its handshake, until a side ends or the process stops.
+    pub(super) fn begin(
+        &self,
+        handshake: Handshake,
+        connected: Connected,
+        operation: SubresourceOperation,
+        target: &SubresourceTarget,
+        place: UserPlace,
+    ) {
+        let active = self.active.begin(operation, &target.namespace, &target.name);
+        let sessions = self.clone();
+        self.process.spawn("websocket of a client", async move {
+            let (_active, place) = (active, place);
+            let Connected { instance, peer } = connected;
+            let vmi = format!("{}/{}", instance.namespace().unwrap_or_default(), instance.name_any());
+            let (stream, user) = (operation.as_str(), place.user.as_str());
+            let socket = match handshake.complete().await {
+                Ok(socket) => socket,
+                Err(error) => {
+                    debug!(vmi, stream, user, error = %chain(&error), "client gone before its stream began");
+                    return;
+                }
+            };
+            info!(vmi, stream, user, "stream begins");
+            let stopping = sessions.process.stopping();
+            let (end, closing) = socket.relay(peer, &stopping, sessions.timeouts).await;
+            info!(vmi, stream, user, end = end.as_str(), "stream ended");
+            sessions.close(operation, &instance, end, closing).await;
+        });
+    }
+
+    /// Closes a websocket. If nothing is known about why the guest's side ended, the connection is dropped, of which
+    /// `virtctl` lists the possible causes.
+    async fn close(
+        &self,
+        operation: SubresourceOperation,
+        instance: &VirtualMachineInstance,
+        end: EndedSide,
+        closing: Closing,
+    ) {
+        let close = match (end, operation) {
+            (EndedSide::Client, _) => None,
+            (EndedSide::Stopping, _) => Some(Close {
+                code: 1012,
+                reason: "this controller stops: connect again".to_owned(),
+            }),
+            (EndedSide::Idle(after), _) => Some(Close {
+                code: POLICY,
+                reason: format!("no data for {} s, the cluster's limit: connect again", after.as_secs()),
+            }),
+            (EndedSide::Expired(after), _) => Some(Close {
+                code: POLICY,
+                reason: format!("open for {} s, the cluster's limit: connect again", after.as_secs()),
+            }),
+            // A service in the guest has closed its connection.
+            (EndedSide::Guest, SubresourceOperation::PortForward) => Some(Close {
+                code: 1000,
+                reason: String::new(),
+            }),
+            (EndedSide::Guest, _) => {
+                let namespace = instance.namespace().unwrap_or_default();
+                let api = Api::<VirtualMachineInstance>::namespaced(self.client.clone(), &namespace);
+                match api.get_opt(&instance.name_any()).await {
+                    Ok(now) => guest_commands::close(instance, now.as_ref()),
+                    Err(_) => None,
+                }
+            }
+        };
+        if let Some(close) = close {
+            closing.close(&close).await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+        self.by_user.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for UserPlace {
+    fn drop(&mut self) {
+        let mut by_user = self.sessions.lock();
+        if let Some(count) = by_user.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                by_user.remove(&self.user);
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Where a migration is: its phase, its place in the queue, its progress, and why it failed.
+
+use drydock_api::{
+    kubevirt::migration::{SourceState, TargetState},
+    kubevirt::{
+        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        migration::{MigrationPhase, MigrationProgress},
+    },
+};
+use drydock_core::{
+    launcher_pod::made_for,
+    migration::{
+        queue::{QueueStage, QueuedMigration, Urgency, entry, grants},
+        status::{WAITING, Waiting},
+    },
+    vm_conditions::find,
+};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::{
+    live::{amounts, describe},
+    snapshot::{ClusterObjects, Snapshot, UnreadKind, is_of},
+    text::{beside, bytes, seconds},
+};
+
+/// Column at which messages begin.
+const MESSAGE: usize = 16;
+
+/// What is known of a migration.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MigrationExplanation {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The instance that moves.
+    pub instance: String,
+    /// Its phase.
+    pub phase: MigrationPhase,
+    /// When it reached this phase.
+    pub since: Option<Timestamp>,
+    /// What it waits for, how it went, or why it failed.
+    pub message: String,
+    /// The node that the guest is to leave.
+    pub source: Option<String>,
+    /// The node that it goes to.
+    pub target: Option<String>,
+    /// What the agents of both report, in words.
+    pub sides: Vec<String>,
+    /// Its place among all migrations that are not over.
+    pub queue: Option<QueuePosition>,
+    /// How much has moved.
+    pub progress: Option<MigrationProgress>,
+    /// What was not considered.
+    pub unread: Vec<UnreadKind>,
+}
+
+/// A place in the queue of migrations.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QueuePosition {
+    /// How urgent it is.
+    pub urgency: &'static str,
+    /// How far it is: `waits`, `starts its target pod`, `waits for a slot`, `has a slot`.
+    pub stage: &'static str,
+    /// Its place among those that wait, from 1; `None` if nothing but itself holds it up.
+    pub place: Option<usize>,
+    /// How many wait.
+    pub waiting: usize,
+    /// The limit that holds it back, in one CamelCase word.
+    pub limit: Option<&'static str>,
+    /// Migrations that have a slot now, as NAMESPACE/NAME: they use up the limit.
+    pub running: Vec<String>,
+}
+
+/// Returns what is known of a migration; `None` if there is none of this name.
+pub fn migration(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<MigrationExplanation> {
+    let found = snapshot.migrations.iter().find(|migration| {
+        let metadata = &migration.metadata;
+        metadata.namespace.as_deref() == Some(namespace) && metadata.name.as_deref() == Some(name)
+    })?;
+    let status = found.status.clone().unwrap_or_default();
+    let phase = status.phase.unwrap_or(MigrationPhase::Pending);
+    let mut transitions = status.phase_transition_timestamps.iter();
+    let since = transitions.find(|transition| transition.phase == phase);
+    let (_, message) = describe(found);
+    let sides = [
+        status.source.as_ref().and_then(|side| {
+            let state = side.state.map(source_state)?;
+            Some(with("source", state, side.message.as_deref()))
+        }),
+        status.target.as_ref().and_then(|side| {
+            let state = side.state.map(target_state)?;
+            Some(with("target", state, side.message.as_deref()))
+        }),
+    ];
+    Some(MigrationExplanation {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        instance: found.spec.vmi_name.clone(),
+        phase,
+        since: since.map(|transition| transition.phase_transition_timestamp),
+        message,
+        source: status.source_node.clone(),
+        target: status.target.as_ref().and_then(|side| side.node.clone()),
+        sides: sides.into_iter().flatten().collect(),
+        queue: queue(snapshot, found),
+        progress: status
+            .source
+            .and_then(|side| side.progress)
+            .filter(|progress| progress.data_total > 0),
+        unread: snapshot.unread.clone(),
+    })
+}
+
+fn with(side: &str, state: &str, message: Option<&str>) -> String {
+    match message.filter(|message| !message.is_empty()) {
+        Some(message) => format!("{side} {state}: {message}"),
+        None => format!("{side} {state}"),
+    }
+}
+
+fn source_state(state: SourceState) -> &'static str {
+    match state {
+        SourceState::Migrating => "sends the guest",
+        SourceState::Halted => "has paused the guest, and waits for the target",
+        SourceState::Released => "has let the guest go",
+        SourceState::Stopped | SourceState::HandedOver => "has handed the guest over",
+        SourceState::Stayed => "has kept the guest",
+        SourceState::Ended => "reports that the guest has ended",
+        SourceState::Unknown => "reports a state of a later version",
+    }
+}
+
+fn target_state(state: TargetState) -> &'static str {
+    match state {
+        TargetState::Prepared => "is prepared",
+        TargetState::Refused => "refuses the guest",
+        TargetState::Complete => "has the whole guest, and waits for the source",
+        TargetState::Running => "runs the guest",
+        TargetState::Gone => "has nothing of the guest",
+        TargetState::Ended => "reports that the guest has ended",
+        TargetState::Unknown => "reports a state of a later version",
+    }
+}
+
+/// Returns the entry of a migration in the queue, by the rules of the controller.
+fn entry_of(
+    world: &ClusterObjects<'_>,
+    migration: &VirtualMachineInstanceMigration,
+    instance: &VirtualMachineInstance,
+) -> Option<QueuedMigration> {
+    let uid = migration.metadata.uid.as_deref();
+    let mut pods = world.pods_of(instance).iter();
+    let pod = pods.find(|pod| uid.is_some() && made_for(pod) == uid);
+    let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
+    let waits = find(conditions.unwrap_or_default(), WAITING).filter(|condition| condition.status == "True");
+    let refused = waits
+        .and_then(|waits| waits.reason.as_deref())
+        .is_some_and(Waiting::is_refusal);
+    entry(migration, instance, pod.copied(), refused, world.snapshot.at)
+}
+
+/// Returns the place of a migration among all that are not over; `None` if it is over, or its instance is gone.
+fn queue(snapshot: &Snapshot, migration: &VirtualMachineInstanceMigration) -> Option<QueuePosition> {
+    let world = ClusterObjects::of(snapshot);
+    let entries: Vec<QueuedMigration> = snapshot
+        .migrations
+        .iter()
+        .filter_map(|other| {
+            let mut instances = snapshot.instances.iter();
+            let instance = instances.find(|instance| is_of(other, instance))?;
+            entry_of(&world, other, instance)
+        })
+        .collect();
+    let uid = migration.metadata.uid.as_deref()?;
+    let own = entries.iter().find(|entry| entry.uid == uid)?;
+    let found = grants(&world.configuration.migrations, &entries, snapshot.at);
+    let place = found.waiting.iter().position(|(other, _)| other == uid);
+    let running = entries
+        .iter()
+        .filter(|entry| matches!(entry.stage, QueueStage::Holding { .. }) && entry.uid != uid);
+    Some(QueuePosition {
+        urgency: match own.urgency {
+            Urgency::None => "none was given",
+            Urgency::SystemMaintenance => "background maintenance",
+            Urgency::UserTriggered => "a user waits for it",
+            Urgency::SystemCritical => "a node is being drained",
+        },
+        stage: match own.stage {
+            QueueStage::Waiting => "waits",
+            QueueStage::Refused => "waits: the API server refuses its target pod",
+            QueueStage::Placing { held_up: true } => "waits: its target pod does not start",
+            QueueStage::Placing { held_up: false } => "starts its target pod",
+            QueueStage::Placed { .. } => "waits for a slot, its target pod is ready",
+            QueueStage::Holding { .. } => "has a slot",
+        },
+        place: place.map(|index| index + 1),
+        waiting: found.waiting.len(),
+        limit: place.map(|index| found.waiting[index].1.reason.as_str()),
+        running: running.map(|entry| entry.name.clone()).collect(),
+    })
+}
+
+impl MigrationExplanation {
+    /// Returns it as text for a terminal of this width; `now` is the current time.
+    pub fn text(&self, now: Timestamp, width: usize) -> String {
+        let mut text = String::new();
+        let mut line = |label: &str, message: &str| beside(&mut text, label, message, MESSAGE, width);
+        let from = self
+            .source
+            .as_ref()
+            .map(|node| format!(" from {node}"))
+            .unwrap_or_default();
+        let to = self
+            .target
+            .as_ref()
+            .map(|node| format!(" to {node}"))
+            .unwrap_or_default();
+        let head = format!("moves {}/{}{from}{to}", self.namespace, self.instance);
+        line(&format!("{}/{}", self.namespace, self.name), &head);
+        let since = self
+            .since
+            .and_then(|since| u64::try_from(now.duration_since(since).as_secs()).ok());
+        let since = since.map(|since| format!(" for {}", seconds(since)));
+        let since = since.filter(|_| !self.phase.is_final()).unwrap_or_default();
+        line("phase", &format!("{}{since}", self.phase.as_str()));
+        if !self.message.is_empty() {
+            let label = match self.phase {
+                MigrationPhase::Failed => "why it failed",
+                MigrationPhase::Succeeded => "",
+                _ => "waits",
+            };
+            line(label, &self.message);
+        }
+        if let Some(queue) = &self.queue {
+            let place = match (queue.place, queue.limit) {
+                (Some(place), Some(limit)) => format!("place {place} of {}, behind the {limit}; ", queue.waiting),
+                _ => String::new(),
+            };
+            line(
+                "queue",
+                &format!("{place}it {}; urgency: {}", queue.stage, queue.urgency),
+            );
+            if !queue.running.is_empty() && queue.place.is_some() {
+                line("ahead of it", &queue.running.join(", "));
+            }
+        }
+        if let Some(progress) = self.progress.as_ref().filter(|_| !self.phase.is_final()) {
+            line("progress", &amounts(progress, now).join(", "));
+            let rates = [
+                (progress.bandwidth, "are sent in a second"),
+                (progress.dirty_rate, "are changed by the guest in a second"),
+            ];
+            let rates = rates
+                .into_iter()
+                .filter_map(|(rate, what)| Some(format!("{} {what}", bytes(rate?))));
+            let rates = rates.collect::<Vec<_>>().join(", ");
+            if !rates.is_empty() {
+                line("", &rates);
+            }
+        }
+        for (index, side) in self.sides.iter().enumerate() {
+            line(if index == 0 { "agents" } else { "" }, side);
+        }
+        if !self.unread.is_empty() {
+            line("not considered", &UnreadKind::list(&self.unread));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::plan::fixture::cluster;
+
+    const NOW: &str = "2026-11-27T14:02:11Z";
+
+    fn made(vm: &str, at: &str, status: &Value) -> Arc<VirtualMachineInstanceMigration> {
+        let name = format!("m-{vm}");
+        let migration = json!({"metadata": {"namespace": "shop", "name": name, "uid": name, "creationTimestamp": at},
+            "spec": {"vmiName": vm}, "status": status});
+        Arc::new(serde_json::from_value(migration).unwrap())
+    }
+
+    /// Returns a cluster in which two guests leave `a`, as many as may, and two wait.
+    fn moving() -> Snapshot {
+        let mut snapshot = cluster();
+        let holding = |left: u64| {
+            json!({"phase": "Running", "sourceNode": "a", "target": {"node": "b", "state": "Prepared"},
+                "phaseTransitionTimestamps": [{"phase": "Running", "phaseTransitionTimestamp": "2026-11-27T14:01:31Z"}],
+                "source": {"node": "a", "state": "Migrating", "progress": {"summary": "", "dataTotal": 4_294_967_296_u64,
+                    "dataProcessed": 0, "dataRemaining": left, "bandwidth": 104_857_600, "dirtyRate": 10_485_760,
+                    "estimatedEnd": "2026-11-27T14:02:49Z"}}})
+        };
+        snapshot.migrations = vec![
+            made("web", "2026-11-27T14:00:00Z", &holding(1_500_000_000)),
+            made("api", "2026-11-27T14:00:01Z", &holding(3_950_000_000)),
+            made(
+                "cache",
+                "2026-11-27T14:00:02Z",
+                &json!({"phase": "Pending", "sourceNode": "a"}),
+            ),
+            made(
+                "scratch",
+                "2026-11-27T14:00:03Z",
+                &json!({"phase": "Pending", "sourceNode": "a",
+                "conditions": [{"type": "Waiting", "status": "True", "reason": "SourceNodeLimit",
+                    "message": "as many guests leave its node as may at once (2); its place in the queue is 2"}]}),
+            ),
+        ];
+        snapshot
+    }
+
+    #[test]
+    fn migration_that_waits_has_its_place_and_its_limit() {
+        let found = migration(&moving(), "shop", "m-scratch").unwrap();
+        let queue = found.queue.clone().unwrap();
+        assert_eq!(
+            (queue.place, queue.waiting, queue.limit, queue.running),
+            (
+                Some(2),
+                2,
+                Some("SourceNodeLimit"),
+                vec!["shop/m-web".into(), "shop/m-api".into()]
+            )
+        );
+        insta::assert_snapshot!(found.text(NOW.parse().unwrap(), 80));
+    }
+
+    #[test]
+    fn migration_under_way_has_progress_and_both_sides() {
+        let found = migration(&moving(), "shop", "m-web").unwrap();
+        assert_eq!(found.queue.as_ref().unwrap().place, None);
+        insta::assert_snapshot!(format!(
+            "{}\n{}",
+            found.text(NOW.parse().unwrap(), 80),
+            found.text(NOW.parse().unwrap(), 40)
+        ));
+    }
+
+    #[test]
+    fn migration_that_failed_has_its_reason_and_no_place() {
+        let mut snapshot = moving();
+        let status = json!({"phase": "Failed", "sourceNode": "a", "target": {"node": "b", "state": "Refused",
+            "message": "the CPU lacks avx2"}, "source": {"node": "a", "state": "Stayed"},
+            "migrationState": {"failed": true, "failureReason": "the target refused the guest"}});
+        snapshot.migrations[0] = made("web", "2026-11-27T14:00:00Z", &status);
+        let found = migration(&snapshot, "shop", "m-web").unwrap();
+        assert_eq!(found.queue, None);
+        insta::assert_snapshot!(found.text(NOW.parse().unwrap(), 80));
+        assert_eq!(migration(&snapshot, "shop", "none"), None);
+    }
+}

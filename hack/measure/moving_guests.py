@@ -1,0 +1,174 @@
+"""Guests that move: what is in them, and what Drydock makes of a migration."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from embedded.cluster import Cluster
+from embedded.errors import Failure
+
+from .api import Api
+from .guest_start import VIRSH
+from .guests import HURRIED, NAMESPACE, PODS, in_pod, instance
+from .downtime import Tick, ticks
+
+MIGRATIONS = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstancemigrations"
+FINAL = ("Succeeded", "Failed")
+# Ticks around a migration show how regular they are without one.
+AROUND = 1.0
+SILENCE = 30
+
+MEBIBYTES = {"": 1 / (1 << 20), "Ki": 1 / 1024, "Mi": 1.0, "Gi": 1024.0}
+PIECE = 16
+
+# What a guest has in memory are pieces of random bytes: pages of zeros move at no cost.
+FILL = """
+mount -o remount,size=95% /tmp
+dd if=/dev/urandom of=/tmp/piece bs=1M count={piece} 2> /dev/null
+i=0; while [ $i -lt {pieces} ]; do cat /tmp/piece >> /tmp/filled; i=$((i+1)); done
+"""
+DIRTY = "(while :; do dd if=/tmp/piece of=/tmp/dirty bs=1M conv=notrunc; sleep 0.5; done) > /dev/null 2>&1 &"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a guest is like."""
+
+    name: str
+    memory: int
+    filled: int
+    dirties: bool = False
+    # How often it prints a numbered line. Each is carried by its launcher, containerd and the kubelet.
+    counts: str = "20ms"
+
+    def manifest(self) -> dict[str, Any]:
+        """A guest that prints numbered lines."""
+        made = instance(f"mover-{self.name.lower()}", "", HURRIED)
+        del made["spec"]["nodeSelector"]
+        made["spec"]["domain"]["resources"]["requests"]["memory"] = f"{self.memory}Mi"
+        script = FILL.format(piece=PIECE, pieces=self.filled // PIECE) + (DIRTY if self.dirties else "")
+        lines = "".join(f"    {line}\n" for line in script.strip().splitlines())
+        data = f"#cloud-config\ndrydock: {{count: {self.counts}}}\nruncmd:\n  - |\n{lines}"
+        made["spec"]["volumes"].append({"name": "init", "cloudInitNoCloud": {"userData": data}})
+        made["spec"]["domain"]["devices"]["disks"].append({"name": "init", "disk": {"bus": "virtio"}})
+        return made
+
+
+@dataclass(frozen=True)
+class Job:
+    """libvirt's own record of a migration, in seconds and MiB."""
+
+    elapsed: float
+    downtime: float
+    processed: float
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one migration by Drydock took, in seconds."""
+
+    total: float
+    pod: float
+    job: Job
+    ticks: list[Tick]
+    migration: dict[str, Any]
+    stages: dict[str, float]
+
+    @property
+    def outside(self) -> float:
+        """What neither the start of the pod took nor the job, as libvirt's own record counts it."""
+        return self.total - self.pod - self.job.elapsed
+
+
+def move(made: Cluster, api: Api, name: str) -> Moved:
+    """Have Drydock migrate an instance, and wait until it has."""
+    with api.watching(MIGRATIONS) as migrations, api.watching(PODS) as pods:
+        begun = time.monotonic()
+        requested = {
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstanceMigration",
+            "metadata": {"generateName": f"{name}-", "namespace": NAMESPACE},
+            "spec": {"vmiName": name},
+        }
+        uid = api.request("POST", MIGRATIONS, requested)["metadata"]["uid"]
+        ended, migration = migrations.until(
+            lambda _, found: found["metadata"]["uid"] == uid and found.get("status", {}).get("phase") in FINAL
+        )
+        status = migration["status"]
+        if status["phase"] != "Succeeded":
+            raise Failure(f"a migration of {name} failed: {status.get('reason')}", str(status.get("conditions")))
+        target = status["target"]["podUID"]
+        created, _ = pods.until(lambda _, found: found["metadata"]["uid"] == target)
+        ready, _ = pods.until(lambda _, found: found["metadata"]["uid"] == target and _containers_ready(found))
+        reached = stages((at - begun, found) for at, found in migrations.seen() if found["metadata"]["uid"] == uid)
+    job = job_of(made, status["target"]["pod"])
+    found = around(api, status["source"]["pod"], status["target"]["pod"], ended - begun)
+    return Moved(ended - begun, ready - created, job, found, migration, {**reached, "pod made": created - begun, "pod ready": ready - begun})
+
+
+def stages(states: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:
+    """When a migration was first seen in each phase, and each side of it in each state."""
+    found: dict[str, float] = {}
+    for at, migration in states:
+        status = migration.get("status", {})
+        printed = [status.get("phase"), *(f"{side} {status.get(side, {}).get('state', '')}" for side in ("source", "target"))]
+        for stage in printed:
+            if stage and not stage.endswith(" "):
+                found.setdefault(stage, at)
+    return found
+
+
+def job_of(made: Cluster, pod: str) -> Job:
+    """What libvirt recorded of the migration by which the guest of a pod came."""
+    text = in_pod(made, pod, f"{VIRSH} domjobinfo $({VIRSH} list --name) --completed --keep-completed")
+    return parse_job(text)
+
+
+def parse_job(text: str) -> Job:
+    """Read virsh's table."""
+    milliseconds = {name: int(value) for name, value in re.findall(r"^([^:]+):\s+(\d+)\s+ms\s*$", text, re.MULTILINE)}
+    found = re.findall(r"^([^:]+):\s+([\d.]+) ([KMG]i)?B\s*$", text, re.MULTILINE)
+    sizes = {name: float(value) * MEBIBYTES[unit] for name, value, unit in found}
+    try:
+        return Job(milliseconds["Time elapsed"] / 1000, milliseconds["Total downtime"] / 1000, sizes["Data processed"])
+    except KeyError as error:
+        raise Failure(f"libvirt's record lacks {error}", text) from error
+
+
+def around(api: Api, source: str, target: str, lasted: float) -> list[Tick]:
+    """The ticks of a guest while it moved, which began `lasted` seconds ago."""
+    begun = time.monotonic() - lasted - AROUND
+    until = time.monotonic() + SILENCE
+    while True:
+        since = math.ceil(time.monotonic() - begun)
+        before, after = (log_of(api, pod, since) for pod in (source, target))
+        if ticks([], after):
+            return ticks(before, after)
+        if time.monotonic() > until:
+            raise Failure(f"the guest printed nothing in {target} for {SILENCE} s")
+        time.sleep(0.2)
+
+
+def log_of(api: Api, pod: str, seconds: int | None = None) -> list[str]:
+    """The lines of a pod's log with their times, all of them or those of the last seconds."""
+    path = f"{PODS}/{pod}/log?timestamps=true" + (f"&sinceSeconds={seconds}" if seconds else "")
+    connection = api.connect()
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+        if response.status != 200:
+            raise Failure(f"GET {path}: {response.status}", text[:500])
+        return text.splitlines()
+    finally:
+        connection.close()
+
+
+def _containers_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(condition["type"] == "ContainersReady" and condition["status"] == "True" for condition in conditions)

@@ -1,0 +1,24 @@
+"""How webhooks are configured to exclude a namespace, and to have their former selectors again."""
+
+import unittest
+
+from measure.other_nodes_memory import ELSEWHERE_NOT, selectors, selectors_patch
+
+
+class Webhooks(unittest.TestCase):
+    def test_selectors_are_put_back_as_they_were(self) -> None:
+        only = {"matchLabels": {"a": "b"}}
+        before = selectors({"webhooks": [{"name": "one", "namespaceSelector": only}, {"name": "two"}]})
+        self.assertEqual(before, [only, {}])
+        self.assertEqual(
+            selectors_patch(before),
+            [
+                {"op": "add", "path": "/webhooks/0/namespaceSelector", "value": only},
+                {"op": "add", "path": "/webhooks/1/namespaceSelector", "value": {}},
+            ],
+        )
+        self.assertEqual([step["value"] for step in selectors_patch([ELSEWHERE_NOT] * 2)], [ELSEWHERE_NOT] * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
