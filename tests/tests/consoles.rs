@@ -2,12 +2,16 @@
 //! controllers and the agents.
 
 use anyhow::{Result, ensure};
-use drydock_api::kubevirt::{Phase, names::conditions};
+use drydock_api::kubevirt::{
+    Phase,
+    migration::{MigrationMode, MigrationPhase},
+    names::conditions,
+};
 use drydock_tests::{
     Cluster,
     display::Display,
-    guests::{condition, instance, ticks},
-    migrations::node_of,
+    guests::{Tick, condition, instance, ticks},
+    migrations::{how_it_went, node_of},
     watching::{until, until_some},
 };
 use kube::ResourceExt;
@@ -76,6 +80,42 @@ async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
     cluster.no_guests().await
 }
 
+/// How long a guest may move that is to be given up: its memory takes a minute at this bandwidth.
+const TOO_SHORT: &str = "allowPostCopy: true\nbandwidthPerMigration: 1Mi\ncompletionTimeoutPerGiB: 3";
+
+/// Moves a guest that its user has paused, first within too short a time: it stays paused whatever is allowed. Returns what it
+/// has printed before.
+async fn moves_paused(cluster: &Cluster, name: &str) -> Result<Vec<Tick>> {
+    let before = ticks(&cluster.consoles(name).await?);
+    cluster.limit_migrations(TOO_SHORT).await?;
+    let started = cluster
+        .until_vm_condition(name, conditions::LIVE_MIGRATABLE, "True")
+        .await?;
+    let hurried = cluster.migrate(name).await?;
+    let failed = cluster.until_migration(&hurried, MigrationPhase::Failed).await?;
+    let source = failed.source().cloned().unwrap_or_default();
+    ensure!(
+        source.reason.as_deref() == Some("CompletionTimeExceeded") && source.mode == Some(MigrationMode::PreCopy),
+        "{}",
+        how_it_went(&failed)
+    );
+
+    cluster.limit_migrations("allowPostCopy: true").await?;
+    let migration = cluster.migrate(name).await?;
+    let (_, moved) = cluster.until_migrated(&migration).await?;
+    ensure!(node_of(&moved)? != node_of(&started)?);
+    let paused = condition(&moved, conditions::PAUSED);
+    ensure!(
+        (paused.0.as_str(), paused.1.as_str()) == ("True", "PausedByUser"),
+        "{paused:?}"
+    );
+    ensure!(
+        ticks(&cluster.consoles(name).await?) == before,
+        "the guest ran meanwhile"
+    );
+    Ok(before)
+}
+
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
 async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
@@ -110,16 +150,7 @@ async fn guest_is_paused_unpaused_and_restarted_in_place() -> Result<()> {
     let refused = cluster.virtctl_refused(&["soft-reboot", "vm"])?.join("\n");
     ensure!(refused.contains("VMI is paused"), "{refused}");
 
-    // A paused guest moves paused.
-    cluster
-        .until_vm_condition("vm", conditions::LIVE_MIGRATABLE, "True")
-        .await?;
-    let migration = cluster.migrate("vm").await?;
-    cluster.until_migrated(&migration).await?;
-    ensure!(node_of(&cluster.instances().get("vm").await?)? != node_of(&started)?);
-    let moved = cluster.instances().get("vm").await?;
-    ensure!(condition(&moved, conditions::PAUSED).0 == "True");
-    let before = ticks(&cluster.consoles("vm").await?);
+    let before = moves_paused(&cluster, "vm").await?;
 
     cluster.virtctl(&["unpause", "vmi", "vm"])?;
     let runs = |instance: &_| condition(instance, conditions::PAUSED).0.is_empty();
