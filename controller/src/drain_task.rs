@@ -55,7 +55,7 @@ use crate::{
     evacuation_requests::{self, EvacuationRequest, RequiredState},
     instances::Instances,
     launchers::Launchers,
-    migrations::MigrationCache,
+    migrations::Migrations,
     node_pods::{NodePods, PodsGuard},
     reconciler::{CONFLICT_DELAY, triggered::Triggered},
     refusals::{RefusedStep, StepRefusals},
@@ -83,7 +83,7 @@ const STATUS_DEBOUNCE: Duration = Duration::from_millis(700);
 pub(crate) struct DrainTask {
     client: Client,
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
     launchers: Launchers,
     pods: NodePods,
     events: Events,

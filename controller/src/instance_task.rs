@@ -45,7 +45,7 @@ use crate::{
     instances::Instances,
     launchers::{Launchers, PodPurpose},
     liveness_task::UnresponsiveAgents,
-    migrations::MigrationCache,
+    migrations::Migrations,
     nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
@@ -65,7 +65,7 @@ const INSTANCES_PER_SWEEP: usize = 1000;
 pub(crate) struct InstanceTask {
     client: Client,
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
     launchers: Launchers,
     unresponsive_agents: UnresponsiveAgents,
     events: Events,
@@ -95,7 +95,7 @@ impl InstanceTask {
     pub(crate) fn new(
         client: Client,
         instances: Instances,
-        migrations: MigrationCache,
+        migrations: Migrations,
         launchers: Launchers,
         unresponsive_agents: UnresponsiveAgents,
         events: Events,

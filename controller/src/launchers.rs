@@ -40,8 +40,8 @@ use crate::{
     configuration_in_force::ConfigurationInForce,
     launcher_owner::{controls, owner, owner_uid},
     mount_failures::MountFailures,
-    nodes::{NodeCache, NodePair},
-    pdb_cache::PdbCache,
+    nodes::{NodePair, Nodes},
+    pdbs::Pdbs,
     requests::patching,
     reserved_nodes::ReservedNodes,
     rooms::Rooms,
@@ -57,8 +57,8 @@ pub(crate) struct Launchers {
     volumes: Cache<PersistentVolume>,
     mount_failures: MountFailures,
     machines: AssumeCache<VirtualMachine>,
-    pub(crate) pdbs: PdbCache,
-    pub(crate) nodes: NodeCache,
+    pub(crate) pdbs: Pdbs,
+    pub(crate) nodes: Nodes,
     pub(crate) rooms: Rooms,
     pub(crate) reserved: ReservedNodes,
     pub(crate) configuration: ConfigurationInForce,
@@ -102,8 +102,8 @@ impl Launchers {
         client: &Client,
         watches: &WatchStarter,
         machines: AssumeCache<VirtualMachine>,
-        (nodes, rooms): (NodeCache, Rooms),
-        pdbs: PdbCache,
+        (nodes, rooms): (Nodes, Rooms),
+        pdbs: Pdbs,
         configuration: ConfigurationInForce,
         image: String,
         on_change: impl FnMut(Key) + Send + 'static,
@@ -165,12 +165,7 @@ impl Launchers {
 
     /// Creates the caches with the given objects.
     #[cfg(test)]
-    pub(crate) fn filled(
-        client: &Client,
-        pods: impl IntoIterator<Item = Pod>,
-        nodes: NodeCache,
-        pdbs: PdbCache,
-    ) -> Self {
+    pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, pdbs: Pdbs) -> Self {
         let pods = Cache::filled(pods);
         let by_owner = Index::by(owner_uid);
         by_owner.fill(&pods);

@@ -25,7 +25,7 @@ use tracing::info;
 
 use crate::{
     instances::Instances,
-    migrations::MigrationCache,
+    migrations::Migrations,
     pruning::prune_metadata,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
@@ -40,7 +40,7 @@ pub(crate) struct MachineTask {
     client: Client,
     machines: AssumeCache<VirtualMachine>,
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
     events: Events,
     refusals: StepRefusals,
 }
@@ -64,7 +64,7 @@ impl MachineTask {
         client: Client,
         machines: AssumeCache<VirtualMachine>,
         instances: Instances,
-        migrations: MigrationCache,
+        migrations: Migrations,
         events: Events,
         refusals: StepRefusals,
     ) -> Self {

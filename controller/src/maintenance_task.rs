@@ -52,7 +52,7 @@ use self::{
 use crate::{
     maintenances::Maintenances,
     node_pods::{NodePods, PodsGuard},
-    nodes::NodeCache,
+    nodes::Nodes,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     requests::{with_finalizer, without_finalizer},
 };
@@ -74,7 +74,7 @@ pub(crate) struct LeaseNamespaces {
 pub(crate) struct MaintenanceTask {
     client: Client,
     maintenances: Maintenances,
-    nodes: NodeCache,
+    nodes: Nodes,
     node_api: Api<Node>,
     pods: NodePods,
     leases: Leases,
@@ -137,7 +137,7 @@ impl MaintenanceTask {
         client: Client,
         watches: &WatchStarter,
         maintenances: Maintenances,
-        nodes: NodeCache,
+        nodes: Nodes,
         pods: NodePods,
         places: &LeaseNamespaces,
         events: Events,

@@ -7,19 +7,19 @@ use drydock_runtime::Key;
 
 use crate::{
     instances::Instances,
-    migrations::{MigrationCache, instance_of},
+    migrations::{Migrations, instance_of},
 };
 
 /// Learns from succeeded migrations that still exist. Clones share the measurements.
 #[derive(Clone)]
 pub(crate) struct MigrationRate {
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
     measured: Arc<Mutex<DrainRate>>,
 }
 
 impl MigrationRate {
-    pub(crate) fn new(instances: Instances, migrations: MigrationCache) -> Self {
+    pub(crate) fn new(instances: Instances, migrations: Migrations) -> Self {
         Self {
             instances,
             migrations,

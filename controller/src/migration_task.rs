@@ -45,7 +45,7 @@ use tracing::{info, warn};
 use crate::{
     instances::Instances,
     launchers::{Launchers, PodPurpose},
-    migrations::{MigrationCache, instance_of},
+    migrations::{Migrations, instance_of},
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
     requests::api_of,
@@ -65,7 +65,7 @@ const STATUS_COALESCE: Duration = Duration::from_secs(3);
 /// Reconciles all migrations.
 pub(crate) struct MigrationTask {
     client: Client,
-    migrations: MigrationCache,
+    migrations: Migrations,
     instances: Instances,
     launchers: Launchers,
     events: Events,
@@ -84,7 +84,7 @@ impl MigrationTask {
     /// reconcile.
     pub(crate) fn new(
         client: Client,
-        migrations: MigrationCache,
+        migrations: Migrations,
         instances: Instances,
         launchers: Launchers,
         events: Events,

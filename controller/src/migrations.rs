@@ -23,7 +23,7 @@ pub(crate) use metrics::MigrationMetrics;
 
 /// Migrations, and the indexes that find them. Clones share them.
 #[derive(Clone, Debug)]
-pub(crate) struct MigrationCache {
+pub(crate) struct Migrations {
     pub(crate) objects: AssumeCache<VirtualMachineInstanceMigration>,
     indexes: MigrationIndexes,
     /// Migrations that have succeeded since the last query for them.
@@ -56,7 +56,7 @@ impl MigrationIndexes {
     }
 }
 
-impl MigrationCache {
+impl Migrations {
     /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,

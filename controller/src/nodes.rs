@@ -33,13 +33,13 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// Nodes and Hypervisors. Clones share the caches.
 #[derive(Clone)]
-pub(crate) struct NodeCache {
+pub(crate) struct Nodes {
     api: Api<Node>,
     pub(crate) nodes: AssumeCache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
     pub(crate) unresponsive_agents: UnresponsiveAgents,
-    /// Result of [`NodeCache::pairs`], until something changes.
+    /// Result of [`Nodes::pairs`], until something changes.
     pairs: Arc<Mutex<Option<Arc<Vec<NodePair>>>>>,
 }
 
@@ -61,7 +61,7 @@ impl NodePair {
     }
 }
 
-impl NodeCache {
+impl Nodes {
     /// Starts watching. `on_change` is called with the name of each node that has changed in a way that matters to
     /// virtual machines.
     pub(crate) fn start(
@@ -366,7 +366,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn deleted_node_is_gone_once_its_agent_is_silent() {
         let (client, mut server) = drydock_runtime::fake::api_server();
-        let mut nodes = NodeCache::filled(&client, []);
+        let mut nodes = Nodes::filled(&client, []);
         let not_found = || async { nodes.state("a").await.unwrap() };
         let (state, ()) = tokio::join!(not_found(), async {
             server.next_request().await.refuse(404, "NotFound");
@@ -449,7 +449,7 @@ mod tests {
             hypervisor
         };
         let (client, _) = drydock_runtime::fake::api_server();
-        let mut nodes = NodeCache::filled(&client, []);
+        let mut nodes = Nodes::filled(&client, []);
         // Caches have no order of their own, and the order varies.
         for _ in 0..8 {
             nodes.hypervisors = Cache::filled([

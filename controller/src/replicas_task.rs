@@ -17,7 +17,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
 use kube::{Api, Client, ResourceExt};
 use tracing::{info, warn};
 
-use crate::{nodes::NodeCache, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
+use crate::{nodes::Nodes, reconciler::triggered::Triggered, requests::deleting, rooms::Rooms};
 
 /// The controller's pods (`deploy/controller/deployment.yaml`).
 const SELECTOR: &str = "app.kubernetes.io/name=drydock-controller";
@@ -28,7 +28,7 @@ pub(crate) struct ReplicasTask {
     shown: Cache<Pod>,
     /// Name of the pod that this process runs in.
     own: String,
-    nodes: NodeCache,
+    nodes: Nodes,
     rooms: Rooms,
 }
 
@@ -39,7 +39,7 @@ impl ReplicasTask {
         client: Client,
         watches: &WatchStarter,
         (namespace, own): (&str, String),
-        (nodes, rooms): (NodeCache, Rooms),
+        (nodes, rooms): (Nodes, Rooms),
         changed: &Trigger,
     ) -> Self {
         let watch = Watch::<Pod>::namespaced(client.clone(), namespace, "pods of the controller")

@@ -208,11 +208,11 @@ impl Supervisor {
             .and_then(|command| ShortCommand::start(command, Instant::now() + DISKS))
         {
             Ok(command) => self.prepare = Some(command),
-            Err(error) => self.happened(LauncherEvent::Prepared(Err(format!(
+            Err(error) => self.handle_event(LauncherEvent::Prepared(Err(format!(
                 "The disks cannot be made: {error}."
             )))),
         }
-        self.happened(LauncherEvent::Time);
+        self.handle_event(LauncherEvent::Time);
         loop {
             self.act();
             self.flush();
@@ -225,7 +225,7 @@ impl Supervisor {
     }
 
     /// Queues an event.
-    fn happened(&mut self, event: LauncherEvent) {
+    fn handle_event(&mut self, event: LauncherEvent) {
         self.events.push_back(event);
     }
 
@@ -247,7 +247,7 @@ impl Supervisor {
             self.ended(reaped);
         }
         if Signals::take(&self.signals.end) {
-            self.happened(LauncherEvent::TerminationRequested);
+            self.handle_event(LauncherEvent::TerminationRequested);
         }
         self.console.work(now, &mut self.out);
         self.probe();
@@ -256,7 +256,7 @@ impl Supervisor {
         }
         self.read_error_output();
         self.end_overdue(now);
-        self.happened(LauncherEvent::Time);
+        self.handle_event(LauncherEvent::Time);
     }
 
     fn read_signs(&mut self) {
@@ -299,7 +299,7 @@ impl Supervisor {
             match (kind, &verdict) {
                 (ProbeKind::Readiness, _) => self.publish_readiness(&verdict),
                 (ProbeKind::Liveness, ProbeVerdict::Fails { .. }) => {
-                    self.happened(LauncherEvent::Unhealthy(verdict.to_string()));
+                    self.handle_event(LauncherEvent::Unhealthy(verdict.to_string()));
                 }
                 (ProbeKind::Liveness, ProbeVerdict::Succeeds) => {}
             }
@@ -326,7 +326,7 @@ impl Supervisor {
             self.libvirtd = None;
             // libvirtd's last events precede its end.
             self.read_signs();
-            self.happened(LauncherEvent::LibvirtdEnded(end.to_string()));
+            self.handle_event(LauncherEvent::LibvirtdEnded(end.to_string()));
         } else if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.pid == pid) {
             let (output, error_output) = command.into_output();
             self.call_ended(call, end.is_success(), &output, &error_output);
@@ -336,22 +336,22 @@ impl Supervisor {
             self.log(&format!("libvirt knows its QEMU after {took:.2} s: {end}"));
         } else if let Some(command) = self.prepare.take_if(|command| command.pid == pid) {
             let (_, error_output) = command.into_output();
-            self.happened(LauncherEvent::Prepared(prepare_command::result(end, &error_output)));
+            self.handle_event(LauncherEvent::Prepared(prepare_command::result(end, &error_output)));
         } else if self.qemu == Some(pid) || name.starts_with("qemu-") {
             if self.qemu.take_if(|qemu| *qemu == pid).is_some() {
                 let last = GuestActivity::read(&self.folders.state(&self.guest.domain));
                 if last == GuestActivity::Leaving {
-                    self.happened(LauncherEvent::Leaves);
+                    self.handle_event(LauncherEvent::Leaves);
                 }
                 self.observe(GuestActivity::Absent);
             }
-            self.happened(LauncherEvent::QemuEnded(pid, end));
+            self.handle_event(LauncherEvent::QemuEnded(pid, end));
         }
     }
 
     fn call_ended(&mut self, call: LibvirtCall, success: bool, output: &str, error_output: &str) {
         let state = VirshDomainState::from_virsh(success, output, error_output);
-        self.happened(match call {
+        self.handle_event(match call {
             LibvirtCall::State => LauncherEvent::StateReported(state),
             LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled if success => {
                 LauncherEvent::Done(call, Ok(()))
@@ -368,7 +368,7 @@ impl Supervisor {
         if let Some((call, command)) = self.virsh.take_if(|(_, command)| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
             let why = format!("virsh took longer than {} s", RESPONSE_TIMEOUT.as_secs());
-            self.happened(match call {
+            self.handle_event(match call {
                 LibvirtCall::State => LauncherEvent::StateReported(Err(why)),
                 LibvirtCall::PowerButton | LibvirtCall::Destroy | LibvirtCall::Settled => {
                     LauncherEvent::Done(call, Err(why))
@@ -378,7 +378,7 @@ impl Supervisor {
         if let Some(command) = self.prepare.take_if(|command| command.deadline <= now) {
             processes::signal(command.pid, Signal::SIGKILL);
             let why = format!("The disks could not be made within {} s.", DISKS.as_secs());
-            self.happened(LauncherEvent::Prepared(Err(why)));
+            self.handle_event(LauncherEvent::Prepared(Err(why)));
         }
     }
 
@@ -408,7 +408,7 @@ impl Supervisor {
                 Ok(()) => self.log("ready for the guest"),
                 Err(error) => {
                     let why = format!("The pod could not be reported as ready: {error}.");
-                    self.happened(LauncherEvent::Prepared(Err(why)));
+                    self.handle_event(LauncherEvent::Prepared(Err(why)));
                 }
             },
             LauncherAction::ReadLog => {
@@ -436,7 +436,7 @@ impl Supervisor {
                     lines: ConsoleLines::new("launcher: libvirtd: "),
                 });
             }
-            Err(error) => self.happened(LauncherEvent::LibvirtdEnded(format!("could not be started: {error}"))),
+            Err(error) => self.handle_event(LauncherEvent::LibvirtdEnded(format!("could not be started: {error}"))),
         }
     }
 

@@ -34,7 +34,7 @@ use jiff::Timestamp;
 use crate::configuration::Lifetime;
 
 pub use lifetimes::Lifetimes;
-pub use published_trust::{BundleReader, PublishedTrust};
+pub use published_trust::{PublishedBundle, PublishedTrust};
 pub use replica::{ReplicaChoice, choose};
 
 /// Maximum number of authorities in a bundle; beyond that, those that expire first are left out. Reached only if the

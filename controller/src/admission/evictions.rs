@@ -65,7 +65,7 @@ use crate::{
     launcher_owner::owner,
     launchers::Launchers,
     migration_rate::MigrationRate,
-    migrations::MigrationCache,
+    migrations::Migrations,
     requests::api_of,
 };
 use logged::LoggedRefusals;
@@ -96,7 +96,7 @@ const CONFLICT: (u16, &str) = (409, "Conflict");
 pub(crate) struct EvictionReviews {
     client: Client,
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
     launchers: Launchers,
     migration_rate: MigrationRate,
     /// Changes when a pod may go that could not before.
@@ -163,7 +163,7 @@ impl EvictionReviews {
     pub(crate) fn new(
         client: Client,
         instances: Instances,
-        migrations: MigrationCache,
+        migrations: Migrations,
         launchers: Launchers,
         migration_rate: MigrationRate,
         news: watch::Receiver<u64>,

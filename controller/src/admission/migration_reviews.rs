@@ -24,7 +24,7 @@ use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::{instances::Instances, migrations::MigrationCache, requests::api_of};
+use crate::{instances::Instances, migrations::Migrations, requests::api_of};
 
 /// How long the confirmation may take: well within the time that an API server gives the webhook.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
@@ -34,12 +34,12 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(4);
 pub(crate) struct ClusterState {
     client: Client,
     instances: Instances,
-    migrations: MigrationCache,
+    migrations: Migrations,
 }
 
 impl ClusterState {
     /// Creates a review over these caches, and over the API server where they do not suffice.
-    pub(crate) fn new(client: Client, instances: Instances, migrations: MigrationCache) -> Self {
+    pub(crate) fn new(client: Client, instances: Instances, migrations: Migrations) -> Self {
         Self {
             client,
             instances,

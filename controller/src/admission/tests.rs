@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     configuration_in_force::ConfigurationInForce, instances::Instances, launchers::Launchers,
-    migration_rate::MigrationRate, migrations::MigrationCache, nodes::NodeCache, pdb_cache::PdbCache,
+    migration_rate::MigrationRate, migrations::Migrations, nodes::Nodes, pdbs::Pdbs,
 };
 
 fn instance() -> Value {
@@ -64,11 +64,11 @@ async fn response_to(path: &str, question: AdmissionRequest<DynamicObject>) -> A
 /// Returns the response in a cluster with one instance, `vm`, and an API server for requests.
 async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, client: Client) -> AdmissionResponse {
     let instances = Instances::filled([serde_json::from_value(instance()).unwrap()]);
-    let state = ClusterState::new(client.clone(), instances.clone(), MigrationCache::filled([]));
-    let (nodes, pdbs) = (NodeCache::filled(&client, []), PdbCache::filled(&client, []));
+    let state = ClusterState::new(client.clone(), instances.clone(), Migrations::filled([]));
+    let (nodes, pdbs) = (Nodes::filled(&client, []), Pdbs::filled(&client, []));
     let launchers = Launchers::filled(&client, [], nodes, pdbs);
     let (_, news) = watch::channel(0);
-    let migrations = MigrationCache::filled([]);
+    let migrations = Migrations::filled([]);
     let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
     let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);

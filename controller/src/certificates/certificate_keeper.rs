@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use drydock_core::certificates::{
-    self, Authority, BundleReader, Id, Lifetimes, Make, PublishedTrust, RenewalInput, RenewalStep, ServingChange,
+    self, Authority, Id, Lifetimes, Make, PublishedBundle, PublishedTrust, RenewalInput, RenewalStep, ServingChange,
     choose,
 };
 use jiff::Timestamp;
@@ -53,7 +53,7 @@ pub(super) struct CertificateKeeper {
     lifetimes: Lifetimes,
     seen: ObservedCertificates,
     /// What webhooks trust; `None`: not known yet.
-    places: Option<Vec<BundleReader>>,
+    places: Option<Vec<PublishedBundle>>,
     trust: PublishedTrust,
     /// What the Secret holds; `None`: not known yet.
     contents: Option<Contents>,
@@ -112,11 +112,14 @@ impl CertificateKeeper {
     }
 
     fn read(&mut self, seen: &ObservedCertificates) {
-        let mut read: BTreeMap<&[u8], BundleReader> = BTreeMap::new();
+        let mut read: BTreeMap<&[u8], PublishedBundle> = BTreeMap::new();
         let mut place = |pem| {
             let place = read.entry(pem).or_insert_with(|| {
-                let (authorities, foul) = read::bundle(pem);
-                BundleReader { authorities, foul }
+                let (authorities, has_foreign) = read::bundle(pem);
+                PublishedBundle {
+                    authorities,
+                    has_foreign,
+                }
             });
             place.clone()
         };

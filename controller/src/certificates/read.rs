@@ -116,14 +116,14 @@ pub(super) fn secret<'a>(
 /// The authorities of ours in a bundle, and whether anything else is in it.
 pub(super) fn bundle(pem: &[u8]) -> (Vec<Authority>, bool) {
     let mut authorities: Vec<Authority> = Vec::new();
-    let mut foul = false;
+    let mut has_foreign = false;
     for certificate in CertificateDer::pem_slice_iter(pem) {
         match certificate.ok().as_ref().and_then(authority) {
             Some(authority) if !authorities.contains(&authority) => authorities.push(authority),
-            _ => foul = true,
+            _ => has_foreign = true,
         }
     }
-    (authorities, foul)
+    (authorities, has_foreign)
 }
 
 fn authority(der: &CertificateDer<'_>) -> Option<Authority> {

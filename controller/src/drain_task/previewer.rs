@@ -13,13 +13,13 @@ use drydock_runtime::{Key, clock};
 use k8s_openapi::api::core::v1::Pod;
 
 use super::outlooks::{self, Competitor};
-use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::MigrationCache};
+use crate::{instances::Instances, launchers::Launchers, migration_rate::MigrationRate, migrations::Migrations};
 
 /// Computes drain previews from the caches alone, so that any replica can do it.
 #[derive(Clone)]
 pub(crate) struct Previewer {
     pub(super) instances: Instances,
-    pub(super) migrations: MigrationCache,
+    pub(super) migrations: Migrations,
     pub(super) launchers: Launchers,
     pub(super) migration_rate: MigrationRate,
 }
@@ -27,7 +27,7 @@ pub(crate) struct Previewer {
 impl Previewer {
     pub(crate) fn new(
         instances: Instances,
-        migrations: MigrationCache,
+        migrations: Migrations,
         launchers: Launchers,
         migration_rate: MigrationRate,
     ) -> Self {

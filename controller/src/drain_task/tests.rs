@@ -11,7 +11,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{migration_rate::MigrationRate, nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs};
 
 /// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
 struct Fixture {
@@ -36,14 +36,9 @@ fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixtu
         "spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]},
     }))
     .unwrap();
-    let launchers = Launchers::filled(
-        &client,
-        [],
-        NodeCache::filled(&client, [node]),
-        PdbCache::filled(&client, []),
-    );
+    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, [node]), Pdbs::filled(&client, []));
     let instances = Instances::filled(guests);
-    let migrations = MigrationCache::filled([]);
+    let migrations = Migrations::filled([]);
     let rate = MigrationRate::new(instances.clone(), migrations.clone());
     let reporter = Reporter {
         component: "drydock-controller",

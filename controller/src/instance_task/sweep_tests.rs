@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::*;
-use crate::{nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const NODES: usize = 500;
 const INSTANCES: usize = 100_000;
@@ -32,7 +32,7 @@ fn recorded() -> Value {
     serde_json::from_str(include_str!("../../../tests/scale/recorded/hypervisor.json")).unwrap()
 }
 
-fn nodes(client: &Client) -> NodeCache {
+fn nodes(client: &Client) -> Nodes {
     // Alike nodes share their facts, as in the cache of the process.
     let status: HypervisorStatus = serde_json::from_value(recorded()).unwrap();
     let labels: Value = serde_json::from_str(include_str!("../../../tests/scale/recorded/node.json")).unwrap();
@@ -53,7 +53,7 @@ fn nodes(client: &Client) -> NodeCache {
         hypervisor.status = Some(status.clone());
         hypervisor
     };
-    let mut nodes = NodeCache::filled(client, (0..NODES).map(node));
+    let mut nodes = Nodes::filled(client, (0..NODES).map(node));
     nodes.hypervisors = drydock_runtime::Cache::filled((0..NODES).map(hypervisor));
     nodes
 }
@@ -168,11 +168,11 @@ async fn measure() {
     let host_model = recorded()["facts"]["virtualization"]["hostModel"].clone();
     let (vms, pods): (Vec<_>, Vec<_>) = (0..INSTANCES).map(|number| running(number, &host_model)).unzip();
     let instances = Instances::filled(vms);
-    let launchers = Launchers::filled(&client, pods, nodes(&client), PdbCache::filled(&client, []));
+    let launchers = Launchers::filled(&client, pods, nodes(&client), Pdbs::filled(&client, []));
     let task = InstanceTask::new(
         client,
         instances.clone(),
-        MigrationCache::filled([]),
+        Migrations::filled([]),
         launchers,
         UnresponsiveAgents::new(|| ()),
         Events::start(&process, for_events, reporter, &EventMetrics::default()),

@@ -6,7 +6,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -35,16 +35,11 @@ fn task() -> (InstanceTask, ApiServer, ApiServer) {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let launchers = Launchers::filled(
-        &client,
-        [],
-        NodeCache::filled(&client, []),
-        PdbCache::filled(&client, []),
-    );
+    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Pdbs::filled(&client, []));
     let task = InstanceTask::new(
         client,
         Instances::filled([instance()]),
-        MigrationCache::filled([]),
+        Migrations::filled([]),
         launchers,
         UnresponsiveAgents::new(|| ()),
         Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),

@@ -7,7 +7,7 @@ use http::Method;
 use serde_json::Value;
 
 use super::*;
-use crate::{nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{nodes::Nodes, pdbs::Pdbs};
 
 const POD: &str = "/api/v1/namespaces/default/pods/virt-launcher-vm1-x";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/vm1";
@@ -48,12 +48,12 @@ fn task(pod: Pod) -> (InstanceTask, ApiServer) {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let (nodes, pdbs) = (NodeCache::filled(&client, []), PdbCache::filled(&client, []));
+    let (nodes, pdbs) = (Nodes::filled(&client, []), Pdbs::filled(&client, []));
     let task = InstanceTask {
         launchers: Launchers::filled(&client, [pod], nodes, pdbs),
         client,
         instances: Instances::filled([instance()]),
-        migrations: MigrationCache::filled([]),
+        migrations: Migrations::filled([]),
         unresponsive_agents: UnresponsiveAgents::new(|| ()),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         refusals: StepRefusals::default(),

@@ -49,7 +49,7 @@ fn task(machines: Vec<VirtualMachine>, instances: Vec<VirtualMachineInstance>) -
         client,
         machines: AssumeCache::filled(machines),
         instances: Instances::filled(instances),
-        migrations: MigrationCache::filled([]),
+        migrations: Migrations::filled([]),
         events: Events::start(&Process::new(), for_events, reporter, &EventMetrics::default()),
         refusals: StepRefusals::default(),
     };

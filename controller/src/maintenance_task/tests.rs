@@ -40,7 +40,7 @@ fn fixture() -> (MaintenanceTask, ApiServer) {
         client.clone(),
         &watches,
         Maintenances::filled(Group::ALL.map(|group| (group, new_maintenance("update")))),
-        NodeCache::filled(&client, [node]),
+        Nodes::filled(&client, [node]),
         NodePods::start(&client, &watches, |_| ()),
         &places,
         Events::start(&process, client, reporter, &EventMetrics::default()),

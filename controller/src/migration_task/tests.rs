@@ -7,7 +7,7 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{liveness_task::UnresponsiveAgents, nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{liveness_task::UnresponsiveAgents, nodes::Nodes, pdbs::Pdbs};
 
 const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
@@ -52,11 +52,11 @@ fn task_of(migrations: &[Value], pods: Vec<Pod>) -> (MigrationTask, ApiServer, A
         instance: "test".into(),
     };
     let node = |name: &str| serde_json::from_value(json!({"metadata": {"name": name}})).unwrap();
-    let nodes = NodeCache::filled(&client, [node("a"), node("b")]);
-    let launchers = Launchers::filled(&client, pods, nodes, PdbCache::filled(&client, []));
+    let nodes = Nodes::filled(&client, [node("a"), node("b")]);
+    let launchers = Launchers::filled(&client, pods, nodes, Pdbs::filled(&client, []));
     let task = MigrationTask::new(
         client,
-        MigrationCache::filled(
+        Migrations::filled(
             migrations
                 .iter()
                 .map(|migration| serde_json::from_value(migration.clone()).unwrap()),

@@ -19,7 +19,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::MigrationCache;
+use super::Migrations;
 
 /// Bucket bounds in seconds: from one small guest to one that waits for its slot for an hour.
 const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0];
@@ -39,7 +39,7 @@ struct PhaseLabel {
 /// The source of the gauges.
 #[derive(Debug)]
 struct MigrationGauges {
-    migrations: MigrationCache,
+    migrations: Migrations,
     leadership: Leadership,
 }
 
@@ -78,7 +78,7 @@ impl MigrationMetrics {
 
     /// Exports gauges of these migrations while this process leads. Every replica knows the values, but sums over
     /// replicas have to be right.
-    pub(crate) fn watch(&self, migrations: MigrationCache, leadership: Leadership) {
+    pub(crate) fn watch(&self, migrations: Migrations, leadership: Leadership) {
         self.gauges.set(MigrationGauges { migrations, leadership });
     }
 
@@ -136,7 +136,7 @@ impl Collector for MigrationGauges {
     }
 }
 
-fn counted(migrations: &MigrationCache) -> (UnderWay, Vec<Over>) {
+fn counted(migrations: &Migrations) -> (UnderWay, Vec<Over>) {
     let (mut under_way, mut all) = (UnderWay::default(), Vec::new());
     migrations.for_each(|key, migration| {
         let phase = migration.phase();

@@ -36,7 +36,7 @@ fn names(found: &[Arc<VirtualMachineInstanceMigration>]) -> Vec<String> {
 
 #[test]
 fn migrations_are_found_by_their_instance() {
-    let migrations = MigrationCache::filled([
+    let migrations = Migrations::filled([
         migration("b", "vm1", "Failed"),
         migration("a", "vm1", "Running"),
         migration("c", "vm2", "Pending"),
@@ -56,12 +56,12 @@ async fn created_migration_counts_until_shown_or_expired() {
         made.metadata.uid = Some(uid.into());
         made
     };
-    let migrations = MigrationCache::filled([migration("a", "vm1", "Failed"), made("shown")]);
+    let migrations = Migrations::filled([migration("a", "vm1", "Failed"), made("shown")]);
     // The watch was faster than the response.
     migrations.remember_made(made("shown"));
     assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["a", "made"]);
 
-    let migrations = MigrationCache::filled([migration("z", "vm1", "Failed")]);
+    let migrations = Migrations::filled([migration("z", "vm1", "Failed")]);
     for shown in [
         change(None, Some(made("1"))),
         // The watch was broken until the migration was deleted.
@@ -85,7 +85,7 @@ async fn created_migration_counts_until_shown_or_expired() {
 
 #[test]
 fn success_is_reported_once_and_unfinished_steps_are_kept() {
-    let migrations = MigrationCache::filled([
+    let migrations = Migrations::filled([
         migration("a", "vm1", "Succeeded"),
         migration("b", "vm1", "Failed"),
         migration("c", "vm1", "Running"),

@@ -3,7 +3,7 @@ use http::Method;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
-use crate::{nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{nodes::Nodes, pdbs::Pdbs};
 
 fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
@@ -32,12 +32,7 @@ fn pod() -> Pod {
 
 fn task() -> (PdbTask, ApiServer) {
     let (client, server) = api_server();
-    let launchers = Launchers::filled(
-        &client,
-        [pod()],
-        NodeCache::filled(&client, []),
-        PdbCache::filled(&client, []),
-    );
+    let launchers = Launchers::filled(&client, [pod()], Nodes::filled(&client, []), Pdbs::filled(&client, []));
     (
         PdbTask::new(
             client,

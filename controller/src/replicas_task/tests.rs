@@ -26,7 +26,7 @@ fn replicas(pods: &[Value]) -> (ReplicasTask, ApiServer) {
         pods: Api::namespaced(client.clone(), "drydock"),
         shown: Cache::filled(pods),
         own: "lead".into(),
-        nodes: NodeCache::filled(&client, nodes),
+        nodes: Nodes::filled(&client, nodes),
         rooms: Rooms::filled([]),
     };
     (replicas, server)

@@ -7,20 +7,20 @@ use super::ProcessContext;
 use crate::{
     admission::evictions::EvictionReviews, configuration_in_force::ConfigurationInForce, drain_task::Previewer,
     instances::Instances, launchers::Launchers, liveness_task::UnresponsiveAgents, machine_task::watch_machines,
-    maintenances::Maintenances, migration_rate::MigrationRate, migrations::MigrationCache, node_pods::NodePods,
-    nodes::NodeCache, pdb_cache::PdbCache, queues::Queues, rooms::Rooms, routing,
+    maintenances::Maintenances, migration_rate::MigrationRate, migrations::Migrations, node_pods::NodePods,
+    nodes::Nodes, pdbs::Pdbs, queues::Queues, rooms::Rooms, routing,
 };
 
 /// The shared caches.
 pub(super) struct ControllerCaches {
     pub(super) hyperconvergeds: Cache<HyperConverged>,
     pub(super) configuration: ConfigurationInForce,
-    pub(super) migrations: MigrationCache,
+    pub(super) migrations: Migrations,
     pub(super) instances: Instances,
     pub(super) machines: AssumeCache<VirtualMachine>,
     pub(super) maintenances: Maintenances,
     pub(super) unresponsive_agents: UnresponsiveAgents,
-    pub(super) nodes: NodeCache,
+    pub(super) nodes: Nodes,
     pub(super) rooms: Rooms,
     pub(super) launchers: Launchers,
     pub(super) node_pods: NodePods,
@@ -50,7 +50,7 @@ impl ControllerCaches {
         let queue = router();
         let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_silent_agents()));
         let (queue, known) = (router(), maintenances.clone());
-        let nodes = NodeCache::start(
+        let nodes = Nodes::start(
             client,
             watches,
             maintenances.clone(),
@@ -130,13 +130,13 @@ fn hyperconvergeds(context: &ProcessContext, queues: &Queues) -> Cache<HyperConv
     context.watches.start(watch)
 }
 
-fn migrations(context: &ProcessContext, queues: &Queues) -> MigrationCache {
+fn migrations(context: &ProcessContext, queues: &Queues) -> Migrations {
     let (queue, metrics, leadership) = (
         queues.clone(),
         context.telemetry.migrations.clone(),
         context.leadership.clone(),
     );
-    let migrations = MigrationCache::start(&context.client, &context.watches, move |change| {
+    let migrations = Migrations::start(&context.client, &context.watches, move |change| {
         metrics.observe(change, &leadership);
         queue.follow(routing::of_migration(change));
     });
@@ -145,7 +145,7 @@ fn migrations(context: &ProcessContext, queues: &Queues) -> MigrationCache {
     migrations
 }
 
-fn instances(context: &ProcessContext, queues: &Queues, migrations: &MigrationCache) -> Instances {
+fn instances(context: &ProcessContext, queues: &Queues, migrations: &Migrations) -> Instances {
     let (queue, known) = (queues.clone(), migrations.clone());
     Instances::start(&context.client, &context.watches, move |change| {
         queue.follow(routing::of_instance(change, |instance, deleted| {
@@ -154,9 +154,9 @@ fn instances(context: &ProcessContext, queues: &Queues, migrations: &MigrationCa
     })
 }
 
-fn pdbs(context: &ProcessContext, queues: &Queues, instances: &Instances) -> PdbCache {
+fn pdbs(context: &ProcessContext, queues: &Queues, instances: &Instances) -> Pdbs {
     let (queue, known) = (queues.clone(), instances.clone());
-    PdbCache::start(&context.client, &context.watches, move |change| {
+    Pdbs::start(&context.client, &context.watches, move |change| {
         queue.follow(routing::of_pdb(change, |namespace| known.unfinished_in(namespace)));
     })
 }

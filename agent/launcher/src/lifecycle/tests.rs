@@ -44,17 +44,17 @@ impl Story {
     /// Returns a ready pod with a running guest.
     fn running(grace_seconds: u64) -> Self {
         let mut story = Self::ready(grace_seconds);
-        assert_eq!(story.happens(LauncherEvent::QemuStarted(QEMU)), []);
+        assert_eq!(story.handle(LauncherEvent::QemuStarted(QEMU)), []);
         story
     }
 
     /// Returns a ready pod.
     fn ready(grace_seconds: u64) -> Self {
         let mut story = Self::new(grace_seconds);
-        assert_eq!(story.happens(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
-        assert_eq!(story.happens(LauncherEvent::Prepared(Ok(()))), []);
+        assert_eq!(story.handle(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
+        assert_eq!(story.handle(LauncherEvent::Prepared(Ok(()))), []);
         assert_eq!(
-            story.happens(LauncherEvent::LibvirtdListens),
+            story.handle(LauncherEvent::LibvirtdListens),
             [LauncherAction::Learn, LauncherAction::Call(LibvirtCall::State)]
         );
         assert_eq!(story.reports(VirshDomainState::Absent), [LauncherAction::MarkReady]);
@@ -62,7 +62,7 @@ impl Story {
     }
 
     /// Processes an event and returns the actions, without log messages. Does not wait for other clients of libvirt.
-    fn happens(&mut self, event: LauncherEvent) -> Vec<LauncherAction> {
+    fn handle(&mut self, event: LauncherEvent) -> Vec<LauncherAction> {
         let mut done = Vec::new();
         for action in self.lifecycle.step(event, self.now) {
             match action {
@@ -72,10 +72,10 @@ impl Story {
                         log: self.log.clone(),
                         ..Traces::default()
                     });
-                    done.extend(self.happens(log));
+                    done.extend(self.handle(log));
                 }
                 LauncherAction::Call(LibvirtCall::Settled) if self.settles => {
-                    done.extend(self.happens(LauncherEvent::Done(LibvirtCall::Settled, Err("it is off".into()))));
+                    done.extend(self.handle(LauncherEvent::Done(LibvirtCall::Settled, Err("it is off".into()))));
                 }
                 LauncherAction::End(ending) => {
                     self.requested = ending.requested;
@@ -88,13 +88,13 @@ impl Story {
     }
 
     fn reports(&mut self, state: VirshDomainState) -> Vec<LauncherAction> {
-        self.happens(LauncherEvent::StateReported(Ok(state)))
+        self.handle(LauncherEvent::StateReported(Ok(state)))
     }
 
     /// Advances time to the launcher's wake-up.
     fn wakes(&mut self) -> Vec<LauncherAction> {
         self.now = self.lifecycle.wake().expect("it waits for an instant");
-        self.happens(LauncherEvent::Time)
+        self.handle(LauncherEvent::Time)
     }
 
     fn outcome(&self) -> Option<GuestOutcome> {
@@ -118,13 +118,13 @@ fn signal(signal: Signal) -> LauncherAction {
 fn failed_liveness_ends_guest_and_fails_pod() {
     let unhealthy = || LauncherEvent::Unhealthy("failed 3 times in a row".into());
     let mut story = Story::running(30);
-    assert_eq!(story.happens(unhealthy()), [STATE]);
+    assert_eq!(story.handle(unhealthy()), [STATE]);
     assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
-    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
+    story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
     // A repeated failure, or SIGTERM meanwhile, changes nothing.
-    assert_eq!(story.happens(unhealthy()), []);
-    assert_eq!(story.happens(LauncherEvent::TerminationRequested), []);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.handle(unhealthy()), []);
+    assert_eq!(story.handle(LauncherEvent::TerminationRequested), []);
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     let (outcome, message) = story.ending.clone().unwrap();
     assert_eq!(outcome, GuestOutcome::Failed);
@@ -136,17 +136,17 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 
     // A pod that received SIGTERM first ends for that reason.
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::TerminationRequested);
-    story.happens(unhealthy());
+    story.handle(LauncherEvent::TerminationRequested);
+    story.handle(unhealthy());
     story.reports(VirshDomainState::Running);
-    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
 
     // Without a guest the failure is ignored.
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(unhealthy()), []);
+    assert_eq!(story.handle(unhealthy()), []);
     assert!(!story.lifecycle.is_end_requested());
 }
 
@@ -154,12 +154,12 @@ fn failed_liveness_ends_guest_and_fails_pod() {
 fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
     for disks_first in [true, false] {
         let mut story = Story::new(30);
-        assert_eq!(story.happens(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
+        assert_eq!(story.handle(LauncherEvent::Time), [LauncherAction::StartLibvirtd]);
         if disks_first {
-            assert_eq!(story.happens(LauncherEvent::Prepared(Ok(()))), []);
+            assert_eq!(story.handle(LauncherEvent::Prepared(Ok(()))), []);
         }
         assert_eq!(
-            story.happens(LauncherEvent::LibvirtdListens),
+            story.handle(LauncherEvent::LibvirtdListens),
             [LauncherAction::Learn, STATE]
         );
         let now_ready = story.reports(VirshDomainState::Absent);
@@ -168,7 +168,7 @@ fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
         } else {
             assert_eq!(now_ready, []);
             assert_eq!(
-                story.happens(LauncherEvent::Prepared(Ok(()))),
+                story.handle(LauncherEvent::Prepared(Ok(()))),
                 [LauncherAction::MarkReady]
             );
         }
@@ -179,8 +179,8 @@ fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
 #[test]
 fn a_disk_that_cannot_be_made_ends_the_pod_with_its_reason() {
     let mut story = Story::new(30);
-    story.happens(LauncherEvent::Time);
-    story.happens(LauncherEvent::Prepared(Err("NoDiskInImage: volume root: ...".into())));
+    story.handle(LauncherEvent::Time);
+    story.handle(LauncherEvent::Prepared(Err("NoDiskInImage: volume root: ...".into())));
     assert_eq!(
         story.ending,
         Some((GuestOutcome::Failed, "NoDiskInImage: volume root: ...".into()))
@@ -198,7 +198,7 @@ fn every_guest_end_is_reported() {
     ] {
         let mut story = Story::running(30);
         assert_eq!(
-            story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+            story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
             [STATE]
         );
         assert_eq!(story.reports(off(reason)), []);
@@ -210,11 +210,11 @@ fn every_guest_end_is_reported() {
 fn libvirt_may_notice_the_end_after_the_kernel() {
     let mut story = Story::running(30);
     assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
         [STATE]
     );
     assert_eq!(story.reports(VirshDomainState::Running), []);
-    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
 }
@@ -222,11 +222,11 @@ fn libvirt_may_notice_the_end_after_the_kernel() {
 #[test]
 fn libvirt_may_report_the_end_before_the_kernel() {
     let mut story = Story::running(30);
-    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::StateRemoved), [STATE]);
     assert_eq!(story.reports(off(OffReason::Destroyed)), []);
     assert_eq!(story.outcome(), None, "its QEMU still lives");
     assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         [STATE]
     );
     story.reports(off(OffReason::Destroyed));
@@ -236,7 +236,7 @@ fn libvirt_may_report_the_end_before_the_kernel() {
 #[test]
 fn guest_end_unnoticed_by_libvirt_is_reported() {
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
     story.reports(VirshDomainState::Running);
     story.wakes();
     let (outcome, message) = story.ending.expect("it has ended");
@@ -256,10 +256,10 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     ] {
         let mut story = Story::running(30);
         if leaves {
-            story.happens(LauncherEvent::Leaves);
+            story.handle(LauncherEvent::Leaves);
         }
         // libvirt hangs: it does not respond at all.
-        assert_eq!(story.happens(LauncherEvent::QemuEnded(QEMU, how)), [STATE]);
+        assert_eq!(story.handle(LauncherEvent::QemuEnded(QEMU, how)), [STATE]);
         assert_eq!(story.outcome(), None);
         story.wakes();
         assert!(story.outcome().is_some(), "{how}");
@@ -268,7 +268,7 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     // Other calls to libvirt are not waited for very long.
     let mut story = Story::running(30);
     story.settles = false;
-    story.happens(LauncherEvent::QemuEnded(QEMU, killed));
+    story.handle(LauncherEvent::QemuEnded(QEMU, killed));
     assert_eq!(
         story.reports(off(OffReason::Crashed)),
         [LauncherAction::Call(LibvirtCall::Settled)]
@@ -277,7 +277,7 @@ fn killed_qemu_needs_libvirt_state_only_if_guest_leaves() {
     assert_eq!((story.outcome(), story.now.as_secs()), (Some(GuestOutcome::Crashed), 1));
     // libvirt's report counts if it arrives.
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::QemuEnded(QEMU, killed));
+    story.handle(LauncherEvent::QemuEnded(QEMU, killed));
     story.reports(off(OffReason::Migrated));
     assert_eq!(
         (story.outcome(), story.now.as_secs()),
@@ -290,7 +290,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
     let moved = || {
         let mut story = Story::running(30);
         story.settles = false;
-        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
         assert_eq!(
             story.reports(off(OffReason::Migrated)),
             [LauncherAction::Call(LibvirtCall::Settled)]
@@ -299,7 +299,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
         story
     };
     let mut story = moved();
-    story.happens(LauncherEvent::Done(
+    story.handle(LauncherEvent::Done(
         LibvirtCall::Settled,
         Err("domain is not running".into()),
     ));
@@ -314,7 +314,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
     // Clients get no more responses once libvirtd is gone.
     let mut story = moved();
     assert_eq!(
-        story.happens(LauncherEvent::LibvirtdEnded("ended".into())),
+        story.handle(LauncherEvent::LibvirtdEnded("ended".into())),
         [LauncherAction::Abandon]
     );
     assert_eq!(story.outcome(), Some(GuestOutcome::Migrated));
@@ -324,7 +324,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
 fn end_of_undefined_guest_is_read_from_its_log() {
     let mut story = Story::running(30);
     story.log.reason = Some(OffReason::Migrated);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(VirshDomainState::Absent);
     assert_eq!(story.outcome(), Some(GuestOutcome::Migrated));
 }
@@ -332,13 +332,13 @@ fn end_of_undefined_guest_is_read_from_its_log() {
 #[test]
 fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(LauncherEvent::StateRemoved), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
     // Not even libvirt's state file was seen, only the end of a QEMU.
     let mut story = Story::ready(30);
     assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(1))),
+        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(1))),
         [STATE]
     );
     story.reports(off(OffReason::Destroyed));
@@ -348,12 +348,12 @@ fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
 #[test]
 fn a_start_that_failed_early_is_seen_by_the_log_alone() {
     let mut story = Story::ready(30);
-    assert_eq!(story.happens(LauncherEvent::LogWritten), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::LogWritten), [STATE]);
     story.reports(off(OffReason::Failed));
     assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
     // A running guest may fill its log at any rate.
     let mut story = Story::running(30);
-    assert_eq!(story.happens(LauncherEvent::LogWritten), []);
+    assert_eq!(story.handle(LauncherEvent::LogWritten), []);
 }
 
 #[test]
@@ -361,17 +361,14 @@ fn qemu_probed_by_libvirt_is_not_the_guest() {
     for state in [VirshDomainState::Absent, off(OffReason::Unknown)] {
         let mut story = Story::ready(30);
         assert_eq!(
-            story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+            story.handle(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
             [STATE]
         );
         assert_eq!(story.reports(state), []);
         assert_eq!(story.outcome(), None);
     }
     let mut story = Story::running(30);
-    assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
-        []
-    );
+    assert_eq!(story.handle(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))), []);
     assert_eq!(story.outcome(), None);
 }
 
@@ -379,10 +376,10 @@ fn qemu_probed_by_libvirt_is_not_the_guest() {
 fn stale_report_does_not_end_guest_with_live_qemu() {
     let mut story = Story::ready(30);
     assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
+        story.handle(LauncherEvent::QemuEnded(PROBE, ProcessEnd::Exited(0))),
         [STATE]
     );
-    story.happens(LauncherEvent::QemuStarted(QEMU));
+    story.handle(LauncherEvent::QemuStarted(QEMU));
     // The response predates the start.
     assert_eq!(story.reports(off(OffReason::Unknown)), []);
     assert_eq!(story.wakes(), [STATE]);
@@ -394,18 +391,18 @@ fn stale_report_does_not_end_guest_with_live_qemu() {
 fn power_button_is_repeated_before_the_guest_is_destroyed() {
     let mut story = Story::running(30);
     let mut pressed = Vec::new();
-    let mut steps = story.happens(LauncherEvent::TerminationRequested);
+    let mut steps = story.handle(LauncherEvent::TerminationRequested);
     while steps != [DESTROY] {
         assert_eq!(steps, [STATE]);
         assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
-        assert_eq!(story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(()))), []);
+        assert_eq!(story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(()))), []);
         pressed.push(story.now.as_secs());
         steps = story.wakes();
     }
     assert_eq!(pressed, [0, 5, 10, 15, 20, 25]);
     assert_eq!(story.now.as_secs(), 27);
-    assert_eq!(story.happens(LauncherEvent::Done(LibvirtCall::Destroy, Ok(()))), []);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.handle(LauncherEvent::Done(LibvirtCall::Destroy, Ok(()))), []);
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Destroyed));
     assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
@@ -413,10 +410,10 @@ fn power_button_is_repeated_before_the_guest_is_destroyed() {
 #[test]
 fn requested_shutdown_ends_as_shutdown() {
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::TerminationRequested);
+    story.handle(LauncherEvent::TerminationRequested);
     story.reports(VirshDomainState::Running);
-    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Ok(())));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     assert_eq!(story.outcome(), Some(GuestOutcome::Shutdown));
     assert_eq!(story.requested, Some(true));
@@ -429,14 +426,14 @@ fn guest_that_powers_off_before_the_button_shut_itself_down() {
     for terminated_first in [false, true] {
         let mut story = Story::running(30);
         if terminated_first {
-            assert_eq!(story.happens(LauncherEvent::TerminationRequested), [STATE]);
-            story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+            assert_eq!(story.handle(LauncherEvent::TerminationRequested), [STATE]);
+            story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
         } else {
             assert_eq!(
-                story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
+                story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0))),
                 [STATE]
             );
-            story.happens(LauncherEvent::TerminationRequested);
+            story.handle(LauncherEvent::TerminationRequested);
         }
         story.reports(off(OffReason::Shutdown));
         assert_eq!(
@@ -449,11 +446,11 @@ fn guest_that_powers_off_before_the_button_shut_itself_down() {
 #[test]
 fn power_button_of_paused_guest_is_pressed_after_resume() {
     let mut story = Story::running(12);
-    story.happens(LauncherEvent::TerminationRequested);
+    story.handle(LauncherEvent::TerminationRequested);
     assert_eq!(story.reports(VirshDomainState::Paused), []);
     assert_eq!(story.wakes(), [STATE]);
     assert_eq!(story.reports(VirshDomainState::Running), [BUTTON]);
-    story.happens(LauncherEvent::Done(LibvirtCall::PowerButton, Err("no".into())));
+    story.handle(LauncherEvent::Done(LibvirtCall::PowerButton, Err("no".into())));
     assert_eq!(story.wakes(), [DESTROY]);
     assert_eq!(story.now.as_secs(), 10);
 }
@@ -461,22 +458,22 @@ fn power_button_of_paused_guest_is_pressed_after_resume() {
 #[test]
 fn without_a_grace_period_the_guest_is_destroyed_at_once() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [DESTROY]);
+    assert_eq!(story.handle(LauncherEvent::TerminationRequested), [DESTROY]);
 }
 
 #[test]
 fn a_destroy_that_does_not_succeed_is_done_by_hand() {
     // libvirt refuses.
     let mut story = Story::running(0);
-    story.happens(LauncherEvent::TerminationRequested);
+    story.handle(LauncherEvent::TerminationRequested);
     let refused = LauncherEvent::Done(LibvirtCall::Destroy, Err("no".into()));
-    assert_eq!(story.happens(refused), [signal(Signal::SIGTERM)]);
+    assert_eq!(story.handle(refused), [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
     assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
     // libvirt hangs.
     let mut story = Story::running(0);
-    story.happens(LauncherEvent::TerminationRequested);
+    story.handle(LauncherEvent::TerminationRequested);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
     // Even that has no effect.
     story.wakes();
@@ -486,7 +483,7 @@ fn a_destroy_that_does_not_succeed_is_done_by_hand() {
 #[test]
 fn a_question_in_flight_does_not_delay_destroying() {
     let mut story = Story::running(10);
-    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::TerminationRequested), [STATE]);
     // virsh hangs. The second press is due, but no call can be made.
     assert_eq!(story.wakes(), []);
     assert_eq!(story.wakes(), [LauncherAction::Abandon, DESTROY]);
@@ -497,11 +494,11 @@ fn a_question_in_flight_does_not_delay_destroying() {
 fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
     let mut story = Story::ready(30);
     assert_eq!(
-        story.happens(LauncherEvent::TerminationRequested),
+        story.handle(LauncherEvent::TerminationRequested),
         [LauncherAction::KillLibvirtd]
     );
     assert_eq!(story.outcome(), None, "libvirtd could still start the guest");
-    story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
+    story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
     assert_eq!(story.outcome(), Some(GuestOutcome::NotStarted));
 }
 
@@ -509,20 +506,20 @@ fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
 fn guest_that_starts_during_the_stop_is_ended() {
     let mut story = Story::ready(30);
     assert_eq!(
-        story.happens(LauncherEvent::TerminationRequested),
+        story.handle(LauncherEvent::TerminationRequested),
         [LauncherAction::KillLibvirtd]
     );
-    story.happens(LauncherEvent::QemuStarted(QEMU));
+    story.handle(LauncherEvent::QemuStarted(QEMU));
     let ended = LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into());
-    assert_eq!(story.happens(ended), [signal(Signal::SIGTERM)]);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.handle(ended), [signal(Signal::SIGTERM)]);
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn pod_terminated_at_once_starts_nothing() {
     let mut story = Story::new(30);
-    assert_eq!(story.happens(LauncherEvent::TerminationRequested), []);
+    assert_eq!(story.handle(LauncherEvent::TerminationRequested), []);
     assert_eq!(story.outcome(), Some(GuestOutcome::NotStarted));
 }
 
@@ -530,12 +527,12 @@ fn pod_terminated_at_once_starts_nothing() {
 fn libvirtd_is_started_again_and_the_guest_goes_on() {
     let mut story = Story::running(30);
     assert_eq!(
-        story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into())),
+        story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into())),
         []
     );
     assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
     assert_eq!(story.now.as_millis(), 200);
-    assert_eq!(story.happens(LauncherEvent::LibvirtdListens), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::LibvirtdListens), [STATE]);
     assert_eq!(story.reports(VirshDomainState::Running), []);
     assert_eq!((story.outcome(), story.lifecycle.wake()), (None, None));
 }
@@ -543,13 +540,13 @@ fn libvirtd_is_started_again_and_the_guest_goes_on() {
 #[test]
 fn end_of_a_guest_while_libvirtd_is_dead_is_read_later() {
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
+    story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
     assert_eq!(
-        story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
+        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
         []
     );
     assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
-    assert_eq!(story.happens(LauncherEvent::LibvirtdListens), [STATE]);
+    assert_eq!(story.handle(LauncherEvent::LibvirtdListens), [STATE]);
     story.reports(off(OffReason::Unknown));
     assert_eq!(story.outcome(), Some(GuestOutcome::Crashed));
 }
@@ -560,7 +557,7 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
     let mut pauses = Vec::new();
     let mut steps = Vec::new();
     for failure in 1..=FAILURES {
-        steps = story.happens(LauncherEvent::LibvirtdEnded("ended with exit code 1".into()));
+        steps = story.handle(LauncherEvent::LibvirtdEnded("ended with exit code 1".into()));
         if failure < FAILURES {
             let before = story.now;
             assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
@@ -571,7 +568,7 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
     // SIGTERM first, so that QEMU can flush its buffers.
     assert_eq!(steps, [signal(Signal::SIGTERM)]);
     assert_eq!(story.wakes(), [signal(Signal::SIGKILL)]);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL)));
     let (outcome, message) = story.ending.expect("it has ended");
     assert_eq!(outcome, GuestOutcome::Failed);
     assert!(
@@ -583,15 +580,15 @@ fn a_libvirtd_that_cannot_be_kept_alive_ends_pod_and_guest() {
 #[test]
 fn a_libvirtd_that_never_lived_fails_the_pod() {
     let mut story = Story::new(30);
-    story.happens(LauncherEvent::Time);
+    story.handle(LauncherEvent::Time);
     for _ in 1..FAILURES {
-        story.happens(LauncherEvent::LibvirtdEnded(
+        story.handle(LauncherEvent::LibvirtdEnded(
             "could not be started: no such file".into(),
         ));
         story.wakes();
     }
     assert_eq!(story.outcome(), None);
-    story.happens(LauncherEvent::LibvirtdEnded(
+    story.handle(LauncherEvent::LibvirtdEnded(
         "could not be started: no such file".into(),
     ));
     assert_eq!(story.outcome(), Some(GuestOutcome::Failed));
@@ -602,9 +599,9 @@ fn failures_long_apart_are_not_counted_together() {
     let mut story = Story::running(30);
     for _ in 0..3 * FAILURES {
         story.now += Duration::from_secs(300);
-        story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
+        story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
         assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
-        story.happens(LauncherEvent::LibvirtdListens);
+        story.handle(LauncherEvent::LibvirtdListens);
         story.reports(VirshDomainState::Running);
     }
     assert_eq!(story.outcome(), None);
@@ -613,12 +610,12 @@ fn failures_long_apart_are_not_counted_together() {
 #[test]
 fn unresponsive_libvirtd_is_killed() {
     let mut story = Story::new(30);
-    story.happens(LauncherEvent::Time);
+    story.handle(LauncherEvent::Time);
     assert_eq!(
-        story.happens(LauncherEvent::LibvirtdListens),
+        story.handle(LauncherEvent::LibvirtdListens),
         [LauncherAction::Learn, STATE]
     );
-    assert_eq!(story.happens(LauncherEvent::StateReported(Err("refused".into()))), []);
+    assert_eq!(story.handle(LauncherEvent::StateReported(Err("refused".into()))), []);
     assert_eq!(story.wakes(), [STATE], "it may only have been too early");
     assert_eq!(story.wakes(), [LauncherAction::KillLibvirtd]);
     assert_eq!(story.now.as_secs(), 60);
@@ -627,17 +624,17 @@ fn unresponsive_libvirtd_is_killed() {
 #[test]
 fn libvirtd_may_die_while_it_destroys_the_guest() {
     let mut story = Story::running(0);
-    assert_eq!(story.happens(LauncherEvent::TerminationRequested), [DESTROY]);
+    assert_eq!(story.handle(LauncherEvent::TerminationRequested), [DESTROY]);
     let ended = LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into());
-    assert_eq!(story.happens(ended), [LauncherAction::Abandon, signal(Signal::SIGTERM)]);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    assert_eq!(story.handle(ended), [LauncherAction::Abandon, signal(Signal::SIGTERM)]);
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     assert_eq!(story.outcome(), Some(GuestOutcome::Destroyed));
 }
 
 #[test]
 fn nothing_is_done_after_the_end() {
     let mut story = Story::running(30);
-    story.happens(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
+    story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
     story.reports(off(OffReason::Shutdown));
     for event in [
         LauncherEvent::Time,
@@ -645,7 +642,7 @@ fn nothing_is_done_after_the_end() {
         LauncherEvent::LibvirtdEnded("ended".into()),
         LauncherEvent::StateRemoved,
     ] {
-        assert_eq!(story.happens(event), []);
+        assert_eq!(story.handle(event), []);
     }
     assert_eq!(story.lifecycle.wake(), None);
 }
@@ -695,14 +692,14 @@ proptest! {
     ) {
         let mut story = Story::new(grace);
         story.settles = false;
-        story.happens(LauncherEvent::Time);
+        story.handle(LauncherEvent::Time);
         for (event, pause) in before {
             story.now += Duration::from_millis(pause);
-            story.happens(event);
+            story.handle(event);
         }
         let requested_at = story.now;
         let given_up = requested_at + Grace::divide(grace).give_up;
-        story.happens(LauncherEvent::TerminationRequested);
+        story.handle(LauncherEvent::TerminationRequested);
         let mut after = after.into_iter();
         // No further events follow, except that the kernel ends a killed libvirtd.
         for _ in 0..500 {
@@ -713,14 +710,14 @@ proptest! {
             if let Some((event, pause)) = after.next() {
                 let next = story.now + Duration::from_millis(pause);
                 story.now = wake.map_or(next, |wake| wake.min(next)).max(story.now);
-                story.happens(event);
+                story.handle(event);
             } else if let Some(wake) = wake {
                 prop_assert!(wake >= story.now, "it wants to be called in the past");
                 story.now = wake;
-                let done = story.happens(LauncherEvent::Time);
+                let done = story.handle(LauncherEvent::Time);
                 prop_assert!(!done.is_empty() || story.lifecycle.wake() != Some(wake), "it spins");
             } else {
-                story.happens(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
+                story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGKILL".into()));
             }
         }
         prop_assert!(story.ending.is_some(), "it never ends: {:?}", story.lifecycle);
@@ -753,7 +750,7 @@ proptest! {
         for (at, (event, pause)) in events.into_iter().enumerate() {
             story.now += Duration::from_millis(pause);
             if at == stop {
-                let done = story.happens(LauncherEvent::TerminationRequested);
+                let done = story.handle(LauncherEvent::TerminationRequested);
                 prop_assert!(check(&done, false));
             }
             // Only responses to the call in progress are generated.
@@ -763,7 +760,7 @@ proptest! {
                 (LauncherEvent::StateReported(_) | LauncherEvent::Done(..), _) => true,
                 _ => false,
             };
-            let done = story.happens(event);
+            let done = story.handle(event);
             prop_assert!(check(&done, ends_call));
         }
     }

@@ -11,11 +11,11 @@ use super::{Authority, Id, Lifetimes, Serving, later};
 
 /// One CA bundle that API servers read: that of one webhook of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BundleReader {
+pub struct PublishedBundle {
     /// Our authorities in it.
     pub authorities: Vec<Authority>,
     /// Whether it contains anything else.
-    pub foul: bool,
+    pub has_foreign: bool,
 }
 
 /// What API servers trust.
@@ -24,13 +24,13 @@ pub struct BundleReader {
 /// process or later, so never earlier than the true time: no replica ever runs ahead of the API servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublishedTrust {
-    places: Option<Vec<BundleReader>>,
+    places: Option<Vec<PublishedBundle>>,
     since: BTreeMap<Id, Timestamp>,
 }
 
 impl PublishedTrust {
     /// Records the content of all places; `None`: not known.
-    pub fn observe(&mut self, now: Timestamp, places: Option<Vec<BundleReader>>) {
+    pub fn observe(&mut self, now: Timestamp, places: Option<Vec<PublishedBundle>>) {
         let mut everywhere: Option<BTreeSet<Id>> = None;
         for place in places.iter().flatten() {
             let here: BTreeSet<Id> = place.authorities.iter().map(|authority| authority.id.clone()).collect();
@@ -75,7 +75,7 @@ impl PublishedTrust {
     pub(super) fn is_exactly(&self, bundle: &BTreeSet<&Id>) -> bool {
         self.places.iter().flatten().all(|place| {
             let here: BTreeSet<&Id> = place.authorities.iter().map(|authority| &authority.id).collect();
-            !place.foul && here == *bundle
+            !place.has_foreign && here == *bundle
         })
     }
 }

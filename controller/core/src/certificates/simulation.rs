@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
 use super::{
-    Authority, BundleReader, HeldCertificates, Id, Lifetimes, PublishedTrust, RenewalInput, RenewalStep, Serving,
+    Authority, HeldCertificates, Id, Lifetimes, PublishedBundle, PublishedTrust, RenewalInput, RenewalStep, Serving,
     ServingChange, choose, plan,
 };
 use crate::configuration::{Certificates, Lifetime};
@@ -129,9 +129,9 @@ impl CertificateWorld {
             if blind == Some(index) {
                 continue;
             }
-            let place = BundleReader {
+            let place = PublishedBundle {
                 authorities: self.bundle.clone(),
-                foul: false,
+                has_foreign: false,
             };
             replica.trust.observe(self.now, Some(vec![place]));
             let offered = self.secret.serving.as_ref();

@@ -3,7 +3,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{
-    Authority, BundleReader, HeldCertificates, Id, Lifetimes, Make, PublishedTrust, RenewalCause, RenewalInput,
+    Authority, HeldCertificates, Id, Lifetimes, Make, PublishedBundle, PublishedTrust, RenewalCause, RenewalInput,
     RenewalPlan, RenewalStep, Serving, ServingChange,
 };
 use super::{choose, plan};
@@ -49,9 +49,9 @@ fn held(bundle: &[Authority], serving: Serving) -> HeldCertificates {
 
 /// Returns the trust of two places that have held these authorities since then.
 fn trust(since: Timestamp, authorities: &[Authority]) -> PublishedTrust {
-    let place = BundleReader {
+    let place = PublishedBundle {
         authorities: authorities.to_vec(),
-        foul: false,
+        has_foreign: false,
     };
     let mut trust = PublishedTrust::default();
     trust.observe(since, Some(vec![place.clone(), place]));
@@ -128,15 +128,15 @@ fn what_is_well_is_left_alone_until_the_first_renewal() {
     assert_eq!(planned(at(0), &held, held.serving.as_ref(), &published), quiet);
     let publish = Some(RenewalStep::Publish { bundle: vec![id("a")] });
     assert_eq!(planned(at(0), &held, None, &trust(at(0), &[])).step, publish);
-    let mut foul = PublishedTrust::default();
-    foul.observe(
+    let mut with_foreign = PublishedTrust::default();
+    with_foreign.observe(
         at(0),
-        Some(vec![BundleReader {
+        Some(vec![PublishedBundle {
             authorities: vec![a],
-            foul: true,
+            has_foreign: true,
         }]),
     );
-    assert_eq!(planned(at(0), &held, None, &foul).step, publish);
+    assert_eq!(planned(at(0), &held, None, &with_foreign).step, publish);
 }
 
 #[test]
@@ -199,9 +199,9 @@ fn a_new_authority_is_published_and_settled_before_it_signs() {
 fn one_place_that_lacks_the_authority_holds_it_back() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let staged = held(&[b.clone(), a.clone()], leaf("1", "a", 47));
-    let place = |authorities: &[Authority]| BundleReader {
+    let place = |authorities: &[Authority]| PublishedBundle {
         authorities: authorities.to_vec(),
-        foul: false,
+        has_foreign: false,
     };
     let mut half = PublishedTrust::default();
     half.observe(

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::*;
-use crate::{configuration_in_force::ConfigurationInForce, nodes::NodeCache, pdb_cache::PdbCache};
+use crate::{configuration_in_force::ConfigurationInForce, nodes::Nodes, pdbs::Pdbs};
 
 fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
@@ -81,10 +81,10 @@ fn evictions(
 ) -> (EvictionReviews, ApiServer, watch::Sender<u64>) {
     let (client, server) = api_server();
     let node = serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": {"unschedulable": true}})).unwrap();
-    let (nodes, pdbs) = (NodeCache::filled(&client, [node]), PdbCache::filled(&client, pdbs));
+    let (nodes, pdbs) = (Nodes::filled(&client, [node]), Pdbs::filled(&client, pdbs));
     let launchers = Launchers::filled(&client, pods, nodes, pdbs);
     let (changed, news) = watch::channel(0);
-    let (instances, migrations) = (Instances::filled(instances), MigrationCache::filled([]));
+    let (instances, migrations) = (Instances::filled(instances), Migrations::filled([]));
     let migration_rate = MigrationRate::new(instances.clone(), migrations.clone());
     let held = HeldEvictions::register(&mut Registry::default());
     let evictions = EvictionReviews::new(client, instances, migrations, launchers, migration_rate, news, held);

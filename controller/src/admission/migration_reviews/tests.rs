@@ -31,7 +31,7 @@ fn state(instances: &[Value], migrations: &[Value]) -> (ClusterState, ApiServer)
             .iter()
             .map(|value| serde_json::from_value(value.clone()).unwrap()),
     );
-    let migrations = MigrationCache::filled(migrations.iter().map(read));
+    let migrations = Migrations::filled(migrations.iter().map(read));
     (ClusterState::new(client, instances, migrations), server)
 }
 

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{nodes::NodeCache, pdb_cache::PdbCache, rooms::Rooms};
+use crate::{nodes::Nodes, pdbs::Pdbs, rooms::Rooms};
 
 const GIB: u64 = 1 << 30;
 
@@ -57,9 +57,9 @@ fn pod(name: &str, of: Option<&str>, node: &str, memory: u64) -> Pod {
 fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];
-    let mut nodes = NodeCache::filled(&client, [node("a"), node("b")]);
+    let mut nodes = Nodes::filled(&client, [node("a"), node("b")]);
     nodes.hypervisors = Cache::filled([hypervisor("a"), hypervisor("b")]);
-    let mut launchers = Launchers::filled(&client, launcher_pods(), nodes, PdbCache::filled(&client, []));
+    let mut launchers = Launchers::filled(&client, launcher_pods(), nodes, Pdbs::filled(&client, []));
     if let Some(taken) = taken {
         launchers.rooms = Rooms::filled(launcher_pods().into_iter().chain([pod("other", None, "b", taken)]));
     }

@@ -4,11 +4,11 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use prometheus_client::{collector::Collector, encoding::text::encode, registry::Registry};
 use serde_json::json;
 
-use super::{DescriptorEncoder, MigrationCache, counted, reached};
+use super::{DescriptorEncoder, Migrations, counted, reached};
 
 /// Exports the metrics of these migrations.
 #[derive(Debug)]
-struct TestCollector(MigrationCache);
+struct TestCollector(Migrations);
 
 impl Collector for TestCollector {
     fn encode(&self, encoder: DescriptorEncoder) -> std::fmt::Result {
@@ -28,7 +28,7 @@ fn migration(name: &str, phase: Option<&str>) -> VirtualMachineInstanceMigration
 
 #[test]
 fn each_migration_is_counted_once() {
-    let migrations = MigrationCache::filled([
+    let migrations = Migrations::filled([
         migration("new", None),
         migration("waits", Some("Pending")),
         migration("placed", Some("Scheduling")),

@@ -23,7 +23,7 @@ use crate::requests::deleting;
 
 /// PDBs of the cluster. Clones share the cache.
 #[derive(Clone)]
-pub(crate) struct PdbCache {
+pub(crate) struct Pdbs {
     client: Client,
     cache: AssumeCache<PodDisruptionBudget>,
     /// PDBs of other owners, by namespace. They are few, while there are as many of ours as pods.
@@ -44,7 +44,7 @@ impl Drop for Creating<'_> {
     }
 }
 
-impl PdbCache {
+impl Pdbs {
     /// Starts watching; `on_change` is called with each change.
     pub(crate) fn start(
         client: &Client,
@@ -195,8 +195,8 @@ mod tests {
             serde_json::from_value(json!({"metadata": metadata, "spec": {"selector": {}}})).unwrap()
         };
         let (client, _server) = api_server();
-        let found = |pdbs: &PdbCache| pdbs.conflicting(&pod).map(|pdb| pdb.name_any());
-        let pdbs = PdbCache::filled(&client, [pdb("a", true), pdb("b", false)]);
+        let found = |pdbs: &Pdbs| pdbs.conflicting(&pod).map(|pdb| pdb.name_any());
+        let pdbs = Pdbs::filled(&client, [pdb("a", true), pdb("b", false)]);
         assert_eq!(found(&pdbs), Some("b".into()));
         // The name passes to one of ours.
         let change = CacheChange::Object {
@@ -215,7 +215,7 @@ mod tests {
         }))
         .unwrap();
         let (client, mut server) = api_server();
-        let pdbs = PdbCache::filled(&client, []);
+        let pdbs = Pdbs::filled(&client, []);
         // A PDB of this name is about to be deleted with its pod, and is created again after that.
         let (there, ()) = tokio::join!(pdbs.create(&pod), async {
             server.next_request().await.refuse(409, "AlreadyExists");
