@@ -43,7 +43,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Status;
 use tracing::{info, warn};
 
-use crate::folder_watch::{FolderWatch, Happened};
+use crate::folder_watch::{FolderEventKind, FolderWatch};
 use calls::Plugin;
 use messages::{DevicePluginOptions, Empty, KUBELET_SOCKET, RegisterRequest, VERSION, paths};
 
@@ -205,7 +205,7 @@ impl PluginRegistration {
             tokio::select! {
                 accepted = listener.accept() => self.connected(accepted?.0),
                 happened = folder.next() => {
-                    if happened? == Happened::ToFolder {
+                    if happened? == FolderEventKind::ToFolder {
                         return Err(io::Error::new(io::ErrorKind::NotFound, format!("{} is gone", self.folder.display())));
                     }
                     let own_is_gone = identity(&self.own_socket()) != own;

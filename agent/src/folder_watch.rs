@@ -16,9 +16,9 @@ pub(crate) struct FolderWatch {
     names: Option<Vec<OsString>>,
 }
 
-/// What happened.
+/// Kind of an event in a watched folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
+pub(crate) enum FolderEventKind {
     /// A watched file was created, removed, renamed or written.
     ToFile,
     /// The folder was removed or moved: no further events come.
@@ -60,17 +60,17 @@ impl FolderWatch {
     ///
     /// # Errors
     /// If reading events from the kernel fails.
-    pub(crate) async fn next(&mut self) -> io::Result<Happened> {
+    pub(crate) async fn next(&mut self) -> io::Result<FolderEventKind> {
         let gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::UNMOUNT | EventMask::IGNORED;
         loop {
             let ended = || io::Error::other("the kernel's events have ended");
             let event = self.events.next().await.ok_or_else(ended)??;
             if event.mask.intersects(gone) {
-                return Ok(Happened::ToFolder);
+                return Ok(FolderEventKind::ToFolder);
             }
             let is_watched = |name| self.names.as_ref().is_none_or(|names| names.contains(&name));
             if event.mask.contains(EventMask::Q_OVERFLOW) || event.name.is_some_and(is_watched) {
-                return Ok(Happened::ToFile);
+                return Ok(FolderEventKind::ToFile);
             }
         }
     }
@@ -91,16 +91,23 @@ mod tests {
         fs::write(folder.join("other"), "x").unwrap();
         // The other file is not reported: the next event is for a change after it.
         fs::write(folder.join("mine"), "x").unwrap();
-        assert_eq!(watch.next().await.unwrap(), Happened::ToFile);
+        assert_eq!(watch.next().await.unwrap(), FolderEventKind::ToFile);
         fs::remove_file(folder.join("other")).unwrap();
         fs::rename(folder.join("mine"), folder.join("away")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
         let mut seen = Vec::new();
-        while seen.last() != Some(&Happened::ToFolder) {
+        while seen.last() != Some(&FolderEventKind::ToFolder) {
             seen.push(watch.next().await.unwrap());
         }
         // Closed after the write, then moved away.
-        assert_eq!(seen, [Happened::ToFile, Happened::ToFile, Happened::ToFolder]);
+        assert_eq!(
+            seen,
+            [
+                FolderEventKind::ToFile,
+                FolderEventKind::ToFile,
+                FolderEventKind::ToFolder
+            ]
+        );
         assert!(FolderWatch::new(&folder, ["mine"]).is_err());
     }
 }
