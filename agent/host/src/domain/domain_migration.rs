@@ -69,7 +69,8 @@ pub struct Migration {
     /// Allow the switch to the target before all memory is there, with
     /// [`start_post_copy`](super::DomainHandle::start_post_copy). Such a migration does not leave the guest paused at
     /// its target, switched or not: libvirt cannot do both. If the target's last response is lost before the switch,
-    /// the guest runs on both sides, unless the last call is intercepted to prevent that.
+    /// the guest runs on both sides, unless the last call is intercepted to prevent that. libvirt refuses it for a guest
+    /// that is paused.
     pub post_copy: bool,
     /// Treat shared disks as safe although libvirt detects an unsafe cache mode or file system.
     pub allow_unsafe: bool,

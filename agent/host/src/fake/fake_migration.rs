@@ -194,6 +194,13 @@ impl FakeLibvirtConnection {
                     "another migration job is already running for domain",
                 ));
             }
+            if migration.post_copy && matches!(inner.state, Some(DomainState::Paused(_))) {
+                return Err(refusal(
+                    CALL,
+                    sys::VIR_ERR_ARGUMENT_UNSUPPORTED,
+                    "argument unsupported: post-copy migration is not supported with non-live or paused migration",
+                ));
+            }
             inner.migrations.requested.push(migration.clone());
             inner.migrations.completed = None;
             inner.migrations.job = Some(migration_job(JobOperation::OutgoingMigration));

@@ -8,7 +8,7 @@ use drydock_core::migration::{
     convergence::{ConvergenceLimits, Monitor},
     source::MigrateCall,
 };
-use drydock_host::domain::{CopiedContent, DiskCopy, DomainHandle, Migration};
+use drydock_host::domain::{CopiedContent, DiskCopy, DomainHandle, DomainState, Migration};
 use drydock_runtime::{Key, Severity};
 use kube::ResourceExt;
 use tracing::info;
@@ -24,6 +24,8 @@ impl SourceTask {
         let bandwidth = ConvergenceLimits::new(&configuration, 0)
             .ok()
             .and_then(|limits| limits.bandwidth);
+        // libvirt refuses to migrate a paused guest by a migration that may be switched to post-copy.
+        let stands = matches!(handle.state().await, Ok(DomainState::Paused(_)));
         let socket = |name: &str| format!("unix://{RUN_FOLDER}/{name}");
         let how = Migration {
             destination: format!("qemu+unix:///session?socket={RUN_FOLDER}/{MIGRATION_LIBVIRT_SOCKET}"),
@@ -40,7 +42,7 @@ impl SourceTask {
             // libvirt's unit is MiB/s; smaller values are rounded up to 1.
             bandwidth: bandwidth.map(|bytes| (bytes >> 20).max(1)),
             auto_converge: configuration.allow_auto_converge.unwrap_or(false),
-            post_copy: self.may_be_switched(migration),
+            post_copy: self.may_be_switched(migration) && !stands,
             allow_unsafe: false,
         };
         if let Ok(limits) = ConvergenceLimits::new(&configuration, 0) {

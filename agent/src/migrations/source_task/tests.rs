@@ -332,6 +332,23 @@ async fn guest_that_its_user_paused_is_not_paused_to_move() {
 }
 
 #[tokio::test]
+async fn only_a_running_guest_may_be_switched_to_post_copy() {
+    for paused in [false, true] {
+        let mut status = prepared();
+        status["target"]["postCopy"] = json!(true);
+        status["migrationState"] = json!({"migrationConfiguration": {"allowPostCopy": true}});
+        let mut source = source(&status, false).await;
+        if paused {
+            source.guest.handle.suspend().await.unwrap();
+        }
+        source.begin().await;
+        let migrations = source.fixture.around.libvirt.migrations();
+        assert_eq!(migrations.len(), 1, "libvirt refuses a paused guest with post-copy");
+        assert_eq!(migrations[0].post_copy, !paused);
+    }
+}
+
+#[tokio::test]
 async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
     let mut source = source(&paused_after(100), false).await;
     source.begin().await;
