@@ -8,7 +8,7 @@ use std::{
 };
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
-use drydock_core::{configuration::selection::NAMESPACES, mask, minimum::DEFAULT_MODEL};
+use drydock_core::{configuration::selection::NAMESPACES, mask, minimum_cpu::DEFAULT_MODEL};
 use drydock_runtime::{LogFormat, parse_duration};
 
 /// Folder in which agents find the sockets of their node's tunnels.

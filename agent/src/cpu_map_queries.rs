@@ -8,7 +8,7 @@ use std::{
     path::PathBuf,
 };
 
-use drydock_core::{mask::MaskedModels, minimum::DEFAULT_MODEL};
+use drydock_core::{mask::MaskedModels, minimum_cpu::DEFAULT_MODEL};
 use drydock_host::cpu_map::CpuMap;
 use tracing::warn;
 

@@ -38,7 +38,6 @@ impl FolderWatch {
     ///
     /// # Errors
     /// As for [`new`](Self::new).
-    #[cfg_attr(not(test), allow(dead_code, reason = "tunnels are followed by it"))]
     pub(crate) fn all(folder: &Path) -> io::Result<Self> {
         Self::open(folder, None)
     }

@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use drydock_core::{configuration::Configuration, explain::explain, labels, mask, minimum::Minimum, node::policy};
+use drydock_core::{configuration::Configuration, explain::explain, labels, mask, minimum_cpu::Minimum, node::policy};
 use drydock_host::inspection::{self, InspectionOptions, InspectionReport};
 use serde::Serialize;
 

@@ -30,7 +30,7 @@ use drydock_core::{
     guest_labels::{self, LabelledPods},
     guest_network::{ObservedNetwork, Profile},
     mask::{self, MaskedModels},
-    minimum::Minimum,
+    minimum_cpu::Minimum,
     node::{NodeEvent, ObservedNode, plan, recorded},
     readiness::pins_cpus,
 };

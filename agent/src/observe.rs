@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use drydock_core::{
     configuration::{Configuration, ConfigurationSource, Resolution, resolve},
     mask,
-    minimum::Minimum,
+    minimum_cpu::Minimum,
 };
 
 use crate::cpu_map_queries::{CpuMapQueries, QueryResult};

@@ -14,10 +14,6 @@
 //! ([`listener`]), and both carry [`streams`]. The control channel ([`control`]) hands the guest over: the source
 //! finds the proof ([`final_reply`]), and the target resumes the guest ([`take_over`]).
 
-#[cfg_attr(
-    not(test),
-    allow(dead_code, reason = "agents' migrations are carried out through it")
-)]
 pub(crate) mod client;
 mod control;
 mod dialer;
@@ -36,10 +32,6 @@ mod stream_header;
 mod streams;
 mod take_over;
 mod tunnel_refusal;
-#[cfg_attr(
-    not(test),
-    allow(dead_code, reason = "agents' migrations are carried out through it")
-)]
 pub(crate) mod tunnels;
 
 #[cfg(test)]

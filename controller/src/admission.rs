@@ -19,12 +19,15 @@ pub(crate) mod removal_reviews;
 #[cfg(test)]
 mod tests;
 
-use drydock_core::admission::{
-    AdmissionRefusal, AdmittedKind, MAX_REFUSALS,
-    change::review_change,
-    defaults::{Named, defaulted},
-    migration_requests::{prepared, review_requester},
-    review, sentence,
+use drydock_core::{
+    admission::{
+        AdmissionRefusal, AdmittedKind, MAX_REFUSALS,
+        change::review_change,
+        defaults::{Named, defaulted},
+        migration_requests::{prepared, review_requester},
+        review, sentence,
+    },
+    eviction::holding::REVIEW_DEADLINE,
 };
 use drydock_runtime::{Key, chain};
 use kube::core::{
@@ -72,7 +75,7 @@ pub(crate) fn handlers(
         let evictions = evictions.clone();
         async move { evictions.review(&request).await }
     })
-    .within(evictions::DEADLINE);
+    .within(REVIEW_DEADLINE);
     Handlers::from_iter([
         ("/validate/pods/eviction", eviction),
         ("/mutate/virtualmachineinstances", instances),

@@ -5,10 +5,8 @@
 //! virtual machines that name none exists depends on all nodes together. Only the controller uses that model, so it
 //! alone refuses it.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, PoisonError, RwLock},
-};
+use parking_lot::RwLock;
+use std::{convert::Infallible, sync::Arc};
 
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
 use drydock_core::configuration::{
@@ -82,7 +80,7 @@ impl ConfigurationInForce {
 
     /// Returns the current configuration.
     pub(crate) fn get(&self) -> Arc<Configuration> {
-        Arc::clone(&self.held.read().unwrap_or_else(PoisonError::into_inner).configuration)
+        Arc::clone(&self.held.read().configuration)
     }
 
     /// Waits until the objects were read once. Until then the built-in defaults are in force, which must not undo
@@ -96,16 +94,12 @@ impl ConfigurationInForce {
 
     /// Returns the verdict on the configured CPU model for virtual machines that name none.
     pub(crate) fn default_model(&self) -> Option<ModelVerdict> {
-        self.held
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .default_model
-            .clone()
+        self.held.read().default_model.clone()
     }
 
     /// Puts a configuration and a verdict in force. Returns whether either has changed.
     fn set(&self, configuration: Configuration, default_model: Option<ModelVerdict>) -> bool {
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.write();
         let changes = *held.configuration != configuration || held.default_model != default_model;
         if changes {
             *held = ResolvedConfiguration {

@@ -6,9 +6,10 @@
 //!  configuration ────┘
 //! ```
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -80,13 +81,13 @@ struct ProbedPods(Mutex<HashMap<Key, String>>);
 impl ProbedPods {
     /// Records a request for this pod. Returns whether it is the first one.
     fn once(&self, instance: &Key, pod_uid: &str) -> bool {
-        let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = self.0.lock();
         pods.insert(instance.clone(), pod_uid.into()).as_deref() != Some(pod_uid)
     }
 
     /// Allows the request again, or removes a deleted instance.
     fn forget(&self, instance: &Key) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(instance);
+        self.0.lock().remove(instance);
     }
 }
 

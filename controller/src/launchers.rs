@@ -1,11 +1,8 @@
 //! Launcher pods: the existing ones, and how new ones are created. Shared by the tasks for instances and for
 //! migrations.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use drydock_api::hyperconverged::EvictionStrategy;
 use drydock_api::kubevirt::{
@@ -109,7 +106,7 @@ impl Launchers {
         on_change: impl FnMut(Key) + Send + 'static,
     ) -> Self {
         let on_change = Arc::new(Mutex::new(on_change));
-        let enqueue = move |instance| (*on_change.lock().unwrap_or_else(PoisonError::into_inner))(instance);
+        let enqueue = move |instance| (*on_change.lock())(instance);
         let of_mounts = enqueue.clone();
         let by_owner = Index::by(owner_uid);
         let index = by_owner.clone();

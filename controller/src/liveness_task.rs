@@ -5,7 +5,8 @@
 //! responds again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
 //! only together with an unresponsive agent does the deletion prove that no guest runs there.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use drydock_api::{
     labels::{FALSE, SCHEDULABLE, TRUE},
@@ -52,13 +53,13 @@ impl UnresponsiveAgents {
     #[cfg(test)]
     pub(crate) fn without_leases() -> Self {
         let unresponsive = Self::new(|| ());
-        unresponsive.known().restart(Instant::now());
+        unresponsive.staleness.lock().restart(Instant::now());
         unresponsive
     }
 
     /// Returns whether the agent of this node may be alive. It counts as unresponsive if its Lease is stale or absent.
     pub(crate) fn sign(&self, node: &str) -> AgentSign {
-        let (known, now) = (self.known(), Instant::now());
+        let (known, now) = (self.staleness.lock(), Instant::now());
         if known.is_stale(node, now) || known.is_absent(node, now) {
             AgentSign::Unresponsive
         } else {
@@ -68,11 +69,7 @@ impl UnresponsiveAgents {
 
     /// Returns whether the agent of this node has failed to renew its Lease in time.
     pub(crate) fn contains(&self, node: &str) -> bool {
-        self.known().is_stale(node, Instant::now())
-    }
-
-    fn known(&self) -> MutexGuard<'_, Staleness<Stamp>> {
-        self.staleness.lock().unwrap_or_else(PoisonError::into_inner)
+        self.staleness.lock().is_stale(node, Instant::now())
     }
 }
 
@@ -105,7 +102,7 @@ impl LivenessTask {
                 lease.metadata.annotations = None;
                 lease.metadata.labels = None;
             })
-            .on_change(move |change| observe(&mut observed.known(), change, &news));
+            .on_change(move |change| observe(&mut observed.staleness.lock(), change, &news));
         watches.start(leases);
         Self {
             api: Api::all(client),
@@ -134,7 +131,7 @@ impl LivenessTask {
         loop {
             let now = Instant::now();
             let (stale, next, next_absence) = {
-                let staleness = self.unresponsive.known();
+                let staleness = self.unresponsive.staleness.lock();
                 (
                     staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
                     staleness.next(now),
@@ -242,7 +239,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_is_silent_for_who_cannot_see() {
         let unresponsive = UnresponsiveAgents::new(|| ());
-        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.known(), &change, &Trigger::new());
+        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
         let mut lease = Lease::default();
         lease.metadata.name = Some("n1".into());
         apply(CacheChange::Object {
@@ -271,7 +268,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
         let unresponsive = UnresponsiveAgents::new(|| ());
-        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.known(), &change, &Trigger::new());
+        let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
         let clear = || {
             CacheChange::SyncState(SyncState {
                 synced: true,

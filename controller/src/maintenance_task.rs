@@ -17,9 +17,10 @@ mod node_context;
 #[cfg(test)]
 mod tests;
 
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use drydock_api::{
@@ -380,7 +381,7 @@ impl Reconciler for MaintenanceRun<'_> {
 impl MaintenanceTask {
     /// Watches the pods of a node while a maintenance holds it, and PDBs and DaemonSets while there is any such node.
     fn keep(&self, node: &str, holds: bool) {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock();
         if holds {
             kept.entry(node.to_owned()).or_insert_with(|| self.pods.keep(node));
         } else if kept.remove(node).is_some() {
@@ -393,17 +394,13 @@ impl MaintenanceTask {
     /// while another process led.
     fn known_nodes(&self) -> HashSet<String> {
         let mut nodes: HashSet<String> = self.maintenances.nodes().into_iter().collect();
-        nodes.extend(self.lock().keys().cloned());
+        nodes.extend(self.kept.lock().keys().cloned());
         nodes
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, PodsGuard>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets a maintenance that is over.
     fn forget(&self, group: Group, key: &Key) {
-        let mut overdue = self.overdue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut overdue = self.overdue.lock();
         overdue.remove(&(group, key.clone()));
         self.maintenances.of_group(group).forget(key);
     }
@@ -415,7 +412,7 @@ impl MaintenanceTask {
             return;
         };
         let status = object.status.unwrap_or_default();
-        let mut logged = self.overdue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.overdue.lock();
         let entry = (group, key.clone());
         match report::overdue_at(&status) {
             None => {

@@ -1,8 +1,9 @@
 //! All NodeMaintenances of both groups: one watch for each, shared by the task and the admission.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use drydock_api::maintenance::{Group, NodeMaintenance};
@@ -106,7 +107,7 @@ impl Maintenances {
 }
 
 fn lock(index: &Mutex<ByNode>) -> MutexGuard<'_, ByNode> {
-    index.lock().unwrap_or_else(PoisonError::into_inner)
+    index.lock()
 }
 
 /// Updates the index with a change. Returns the node that it concerns.

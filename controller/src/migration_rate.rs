@@ -1,6 +1,7 @@
 //! The rate at which guests have migrated so far.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use drydock_core::drain::{estimate::DrainRate, guest_steps::memory};
 use drydock_runtime::Key;
@@ -34,20 +35,16 @@ impl MigrationRate {
                 .instances
                 .get(&instance_of(&Key::of(migration.as_ref()), &migration));
             let bytes = guest.map_or(0, |guest| memory(&guest));
-            self.measured().add_migration(&migration, bytes);
+            self.measured.lock().add_migration(&migration, bytes);
         }
-        let rate = *self.measured();
+        let rate = *self.measured.lock();
         (rate.count > 0).then_some(rate)
     }
 
     /// Adds a migration that took `took`, of a guest with `bytes` bytes of memory.
     #[cfg(test)]
     pub(crate) fn learned(self, took: std::time::Duration, bytes: u64) -> Self {
-        self.measured().add(took, bytes);
+        self.measured.lock().add(took, bytes);
         self
-    }
-
-    fn measured(&self) -> MutexGuard<'_, DrainRate> {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

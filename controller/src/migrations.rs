@@ -8,10 +8,8 @@
 
 mod metrics;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::MigrationRecord;
@@ -174,7 +172,7 @@ fn observe_success(succeeded: &mut BTreeSet<Key>, change: &CacheChange<VirtualMa
 }
 
 fn lock(succeeded: &Mutex<BTreeSet<Key>>) -> MutexGuard<'_, BTreeSet<Key>> {
-    succeeded.lock().unwrap_or_else(PoisonError::into_inner)
+    succeeded.lock()
 }
 
 /// Returns the instance that a migration moves.

@@ -3,9 +3,10 @@
 //! Watching events needs the least permissions: the missing object may be a Secret, which the controller has no right
 //! to read.
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use drydock_core::instance::inputs::FAILED_MOUNT;
@@ -68,7 +69,7 @@ impl MountFailures {
         if !name.starts_with(LAUNCHERS) {
             return None;
         }
-        let mut of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut of_pods = self.of_pods.lock();
         let before = newest(of_pods.get(uid)).map(str::to_owned);
         if new.is_some() {
             let report = (last(event), event.message.clone().unwrap_or_default());
@@ -85,7 +86,7 @@ impl MountFailures {
 
     /// Returns the last message about the pod with this UID.
     pub(crate) fn of(&self, uid: &str) -> Option<String> {
-        let of_pods = self.of_pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_pods = self.of_pods.lock();
         newest(of_pods.get(uid)).map(str::to_owned)
     }
 }
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(failures.observe(&change(Some(&first), None)), None);
         assert_eq!(failures.observe(&change(Some(&again), None)), key);
         assert_eq!(of(), None);
-        assert_eq!(failures.of_pods.lock().unwrap().len(), 0);
+        assert_eq!(failures.of_pods.lock().len(), 0);
     }
 
     #[test]

@@ -10,11 +10,8 @@
 //! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
 //! pod that leaves such a watch was deleted.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, fmt, sync::Arc};
 
 use drydock_runtime::{Cache, CacheChange, CancellationToken, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
@@ -67,7 +64,7 @@ impl NodePods {
 
     /// Watches the pods of a node until every guard of that node is dropped.
     pub(crate) fn keep(&self, node: &str) -> PodsGuard {
-        let mut watched = self.0.lock();
+        let mut watched = self.0.watched.lock();
         watched
             .entry(node.to_owned())
             .or_insert_with(|| WatchedNode::new(&self.0, node))
@@ -81,7 +78,7 @@ impl NodePods {
     /// Returns the pods of a node, in no order, as last reported by the API server; `None` before the first list, and
     /// for a node that has no guard.
     pub(crate) fn of(&self, node: &str) -> Option<Vec<Arc<Pod>>> {
-        let pods = self.0.lock().get(node)?.pods.clone();
+        let pods = self.0.watched.lock().get(node)?.pods.clone();
         pods.sync_state().synced.then(|| pods.all())
     }
 
@@ -89,6 +86,7 @@ impl NodePods {
     /// outdated.
     pub(crate) fn is_clear(&self, node: &str) -> bool {
         self.0
+            .watched
             .lock()
             .get(node)
             .is_some_and(|watched| watched.pods.sync_state().is_clear())
@@ -97,15 +95,11 @@ impl NodePods {
 
 impl fmt::Debug for NodePods {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.lock().keys()).finish()
+        f.debug_set().entries(self.0.watched.lock().keys()).finish()
     }
 }
 
-impl NodePodsState {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, WatchedNode>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl NodePodsState {}
 
 impl WatchedNode {
     fn new(shared: &Arc<NodePodsState>, node: &str) -> Self {
@@ -133,7 +127,7 @@ impl WatchedNode {
 
 impl Drop for PodsGuard {
     fn drop(&mut self) {
-        let mut watched = self.shared.lock();
+        let mut watched = self.shared.watched.lock();
         let Some(of_node) = watched.get_mut(&self.node) else {
             return;
         };

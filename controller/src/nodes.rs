@@ -2,7 +2,8 @@
 
 mod shared_facts;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
 
 use drydock_api::{
     Hypervisor,
@@ -18,7 +19,7 @@ use drydock_core::{
     drain::{NodeMarks, must_be_left},
     eviction::evacuation_request,
     instance::NodeState,
-    minimum::{Minimum, ReportedMinimum},
+    minimum_cpu::{Minimum, ReportedMinimum},
     placement::NodeView,
 };
 use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
@@ -212,7 +213,7 @@ impl Nodes {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Returns the state that a Node object shows.

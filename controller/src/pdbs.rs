@@ -5,10 +5,8 @@
 //!    └─ PDBs of others, by namespace ────────────┴─▶ conflicting: another PDB that selects a pod
 //! ```
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashSet, sync::Arc};
 
 use drydock_api::kubevirt::names::INSTANCE;
 use drydock_core::eviction::own_pdb::{goes_with, is_holding, is_ours, of, selects};
@@ -160,7 +158,7 @@ fn foreign_in(pdb: &PodDisruptionBudget) -> Option<String> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Keeps what determines which pods a PDB selects.

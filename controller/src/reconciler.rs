@@ -166,10 +166,10 @@ pub(crate) async fn reconcile(reconciler: &impl Queued, key: &Key) -> Result<Req
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
 
     use drydock_core::drain::DrainRefusal;
     use kube::core::Status;
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -205,7 +205,7 @@ mod tests {
         async fn execute(&self, _: &Key, observed: &mut usize, is_first: bool) -> Result<Executed, ReconcileError> {
             assert_eq!(is_first, *observed == 0);
             *observed += 1;
-            self.results.lock().unwrap().remove(0)
+            self.results.lock().remove(0)
         }
     }
 
@@ -299,7 +299,7 @@ mod tests {
         let requeue = Executed::Requeue(Requeue::OnChange);
         let scripted = Scripted::new([Ok(Executed::Replan), Ok(Executed::Replan), Ok(requeue)]);
         assert_eq!(scripted.reconcile(&key()).await.unwrap(), Requeue::OnChange);
-        assert!(scripted.results.lock().unwrap().is_empty());
+        assert!(scripted.results.lock().is_empty());
         // Nothing is planned for an object that does not exist.
         let absent = Key::namespaced("shop", "absent");
         assert_eq!(scripted.reconcile(&absent).await.unwrap(), Requeue::OnChange);

@@ -7,9 +7,10 @@
 //!
 //! [`RefusalTask`](crate::refusal_task) watches the rules while there are refusals.
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -69,7 +70,7 @@ struct RefusalEntry {
 impl StepRefusals {
     /// Returns the last refusal of this step. The step is due if the clock has been set back since.
     pub(crate) fn of(&self, step: &RefusedStep, now: Timestamp) -> Option<DrainRefusal> {
-        let kept = self.kept();
+        let kept = self.kept.lock();
         let kept = kept.get(step)?;
         let mut refused = kept.refused.clone();
         if now < kept.refused_at {
@@ -80,7 +81,7 @@ impl StepRefusals {
 
     /// Records the refusal of a step.
     pub(crate) fn note(&self, step: RefusedStep, message: &str, now: Timestamp) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let is_first = kept.is_empty();
         let kept = kept.entry(step).or_insert_with(|| RefusalEntry {
             backoff: Backoff::new(FIRST, LONGEST),
@@ -102,7 +103,7 @@ impl StepRefusals {
 
     /// Forgets the refusal after a step succeeded, or is no longer planned.
     pub(crate) fn forget(&self, step: &RefusedStep) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         if kept.remove(step).is_some() && kept.is_empty() {
             self.changed.notify();
         }
@@ -126,7 +127,7 @@ impl StepRefusals {
 
     /// Returns whether no step is refused.
     pub(crate) fn is_empty(&self) -> bool {
-        self.kept().is_empty()
+        self.kept.lock().is_empty()
     }
 
     /// Waits until there is a first refusal, or no longer any. Only one task waits.
@@ -140,7 +141,7 @@ impl StepRefusals {
         if prospect == Prospect::None {
             return Vec::new();
         }
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let concerned = kept
             .iter_mut()
             .filter(|(step, _)| namespace.is_none_or(|namespace| step.namespace() == Some(namespace)));
@@ -158,16 +159,12 @@ impl StepRefusals {
     }
 
     fn retain(&self, keep: impl Fn(&RefusedStep) -> bool) {
-        let mut kept = self.kept();
+        let mut kept = self.kept.lock();
         let was_empty = kept.is_empty();
         kept.retain(|step, _| keep(step));
         if kept.is_empty() && !was_empty {
             self.changed.notify();
         }
-    }
-
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<RefusedStep, RefusalEntry>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,8 @@
 //! Nodes that are reserved for leaving guests with few alternatives. The drain task plans them; a target pod of another
 //! guest avoids them if it can, because the scheduler does not know which pods are still to come.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_runtime::Key;
 
@@ -26,13 +24,13 @@ pub(crate) struct ReservedNodes(Arc<Mutex<Vec<PlannedNode>>>);
 impl ReservedNodes {
     /// Replaces all planned nodes.
     pub(crate) fn replace(&self, planned: Vec<PlannedNode>) {
-        *self.lock() = planned;
+        *self.0.lock() = planned;
     }
 
     /// Returns the nodes that the target pod of a guest should avoid: those that are reserved for others, but for its
     /// own planned node, which has room for all that are planned there.
     pub(crate) fn for_others(&self, guest: &Key) -> Vec<String> {
-        let planned = self.lock();
+        let planned = self.0.lock();
         let own = planned.iter().find(|planned| planned.guest == *guest);
         let own = own.map(|own| own.node.as_str());
         let reserved = planned.iter().filter(|planned| planned.reserved);
@@ -41,10 +39,6 @@ impl ReservedNodes {
             .filter(|node| Some(*node) != own)
             .collect();
         others.into_iter().map(str::to_owned).collect()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<PlannedNode>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -8,12 +8,8 @@
 //! A large cluster has very many pods, so each is kept as compressed text of what matters here, and sums and neighbors
 //! are updated with each change.
 
-use std::{
-    borrow::Cow,
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{borrow::Cow, collections::HashMap, fmt, sync::Arc};
 
 use drydock_core::placement::{
     Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, ResourceAmounts, Rules, prune_affinity,
@@ -101,7 +97,7 @@ impl Rooms {
         if !self.pods.sync_state().is_clear() {
             return None;
         }
-        let mut room = self.nodes.lock().get(node).cloned().unwrap_or_default();
+        let mut room = self.nodes.0.lock().get(node).cloned().unwrap_or_default();
         for pod in own.iter().filter_map(|key| self.pods.get(key)) {
             if let Some((_, share)) = PodShare::of(&pod).filter(|(on, _)| *on == node) {
                 Arc::make_mut(&mut room).remove(&share);
@@ -146,7 +142,7 @@ impl fmt::Debug for Rooms {
 }
 
 fn lock(neighbors: &Mutex<Neighbors>) -> MutexGuard<'_, Neighbors> {
-    neighbors.lock().unwrap_or_else(PoisonError::into_inner)
+    neighbors.lock()
 }
 
 /// Updates the neighbors with a change of a pod. Returns whether they have changed.
@@ -161,10 +157,6 @@ fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &CacheChange<Pod>) -> 
 }
 
 impl Sums {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<NodeRoom>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Updates the sums with a change of a pod. Returns whether they have changed.
     fn observe(&self, change: &CacheChange<Pod>) -> bool {
         let (old, new) = match change {
@@ -177,7 +169,7 @@ impl Sums {
         if old == new {
             return false;
         }
-        let mut nodes = self.lock();
+        let mut nodes = self.0.lock();
         if let Some((node, share)) = old
             && let Some(room) = nodes.get_mut(node)
         {

@@ -6,10 +6,11 @@
 //!            └─ deleted ───────────▶ ended ─▶ gone
 //! ```
 
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
@@ -57,7 +58,7 @@ pub(crate) struct Busy(Mutex<HashMap<String, bool>>);
 impl Busy {
     /// Whether nobody works on it yet, but the caller from now on.
     pub(crate) fn begin(&self, key: &str) -> bool {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.lock();
         match keys.get_mut(key) {
             Some(again) => {
                 *again = true;
@@ -69,7 +70,7 @@ impl Busy {
 
     /// Returns whether the caller has to reconcile again; otherwise it no longer works on the key.
     pub(crate) fn again(&self, key: &str) -> bool {
-        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = self.0.lock();
         match keys.get_mut(key) {
             Some(again) if *again => {
                 *again = false;
@@ -114,7 +115,7 @@ impl Kubelets {
 
     /// The guest of a pod has left it for good.
     pub(crate) fn guest_left(self: &Arc<Self>, pod: &str) {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
         left.insert(pod.to_owned());
         drop(left);
         self.reconcile(pod);
@@ -137,7 +138,7 @@ impl Kubelets {
 
     async fn work(&self, uid: &str) {
         while let Some(pod) = self.latest.pods.get(uid) {
-            let left = self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uid);
+            let left = self.left.lock().contains(uid);
             let Some(todo) = todo(&pod, left) else { return };
             match self.carry_out(todo, &pod).await {
                 Ok(()) => {}

@@ -1,10 +1,11 @@
 //! The newest state of what all nodes watch, and the subscribers to changes.
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use drydock_api::kubevirt::{
@@ -58,13 +59,13 @@ where
 
     /// The newest that is known.
     pub(crate) fn get(&self, uid: &str) -> Option<Arc<K>> {
-        self.lock().get(uid).cloned()
+        self.objects.lock().get(uid).cloned()
     }
 
     /// Stores the API server's response to a write, which the watch shows later.
     pub(crate) fn store_response(&self, object: K) {
         let uid = object.uid().unwrap_or_default();
-        if let Some(known) = self.lock().get_mut(&uid)
+        if let Some(known) = self.objects.lock().get_mut(&uid)
             && version(known.as_ref()) < version(&object)
         {
             *known = Arc::new(object);
@@ -84,7 +85,7 @@ where
                     on_change(&object);
                     let uid = object.uid().unwrap_or_default();
                     {
-                        let mut objects = self.lock();
+                        let mut objects = self.objects.lock();
                         let newer = objects
                             .get(&uid)
                             .is_none_or(|known| version(known.as_ref()) <= version(&object));
@@ -97,17 +98,13 @@ where
                 }
                 Ok(Event::Delete(object)) => {
                     let uid = object.uid().unwrap_or_default();
-                    self.lock().remove(&uid);
+                    self.objects.lock().remove(&uid);
                     let _ = self.changes.send(uid);
                 }
                 Ok(Event::Init | Event::InitDone) => {}
                 Err(error) => eprintln!("a watch is interrupted: {error}"),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<K>>> {
-        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -172,20 +169,20 @@ impl Latest {
         let (Some(owner), Some(uid)) = (owners.first(), pod.uid()) else {
             return;
         };
-        let mut index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut index = self.by_instance.lock();
         index.pods.entry(owner.uid.clone()).or_default().insert(uid.clone());
         index.instances.insert(uid, owner.uid.clone());
     }
 
     /// UID of the instance that a pod belongs to.
     pub(crate) fn instance_of(&self, pod: &str) -> Option<String> {
-        let index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = self.by_instance.lock();
         index.instances.get(pod).cloned()
     }
 
     /// The pod of an instance on a node whose container runs.
     pub(crate) fn pod_on(&self, instance: &str, node: &str) -> Option<Arc<Pod>> {
-        let index = self.by_instance.lock().unwrap_or_else(PoisonError::into_inner);
+        let index = self.by_instance.lock();
         let uids: Vec<String> = index.pods.get(instance).into_iter().flatten().cloned().collect();
         drop(index);
         let mut pods = uids.iter().filter_map(|uid| self.pods.get(uid));

@@ -1,10 +1,7 @@
 //! Requests to the API server: as the administrator for kubelets, as the agent of a node for agents.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result};
 use kube::{
@@ -45,12 +42,12 @@ impl Requests {
 
     /// How many requests were made, by who made them.
     pub(crate) fn counted(&self) -> Value {
-        json!(*self.counts.lock().unwrap_or_else(PoisonError::into_inner))
+        json!(*self.counts.lock())
     }
 
     /// Counts a request of a kubelet or agent.
     pub(crate) fn count(&self, who: &'static str) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         *counts.entry(who).or_default() += 1;
     }
 

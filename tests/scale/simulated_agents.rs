@@ -1,10 +1,11 @@
 //! The agents of all nodes, as far as migrations see them: both sides decide as agents do, by
 //! [`source::step`] and [`target::step`], about a [`ScaleGuest`] that libvirt need not move.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -110,7 +111,7 @@ impl SimulatedAgents {
     pub(crate) async fn run(self: &Arc<Self>) {
         let mut changes = self.latest.migrations.subscribe();
         while let Ok(uid) = changes.recv().await {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.known.lock();
             let Some(migration) = self.latest.migrations.get(&uid) else {
                 known.remove(&uid);
                 continue;
@@ -150,7 +151,7 @@ impl SimulatedMove {
 
     /// Reads the guest or changes it.
     fn with<R>(&self, apply: impl FnOnce(&mut ScaleGuest) -> R) -> R {
-        apply(&mut self.guest.lock().unwrap_or_else(PoisonError::into_inner))
+        apply(&mut self.guest.lock())
     }
 
     /// Changes the guest, and notifies both sides.

@@ -1,9 +1,10 @@
 //! Programs that run during a test.
 
+use parking_lot::Mutex;
 use std::{
     io::{Read, Write},
     process::{Child, ChildStdin, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     thread,
 };
 
@@ -55,7 +56,7 @@ impl Session {
                 while let Ok(length) = stream.read(&mut buffer)
                     && length > 0
                 {
-                    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+                    let mut output = output.lock();
                     output.extend_from_slice(&buffer[..length]);
                 }
             });
@@ -77,7 +78,7 @@ impl Session {
 
     /// Returns what it has printed so far.
     pub fn printed(&self) -> String {
-        let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let output = self.output.lock();
         String::from_utf8_lossy(&output).into_owned()
     }
 
@@ -110,7 +111,7 @@ impl Session {
     pub async fn until_ended(&mut self) -> Result<bool> {
         let child = Mutex::new(&mut self.child);
         let ended = until_some("the program to end", || async {
-            let mut child = child.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut child = child.lock();
             Ok(child.try_wait()?)
         });
         let status = ended.await;

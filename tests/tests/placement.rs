@@ -8,7 +8,7 @@ use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
     configuration::Configuration,
     launcher_pod::{ClaimMode, PodInput, TargetPodInput, pod, target_pod},
-    minimum::Minimum,
+    minimum_cpu::Minimum,
     placement::requirements,
 };
 use drydock_tests::Cluster;

@@ -13,6 +13,7 @@
 //!
 //! The keeper lives as long as libvirtd, because the kernel ties the parent death signal to the parent thread.
 
+use parking_lot::{Condvar, Mutex};
 use std::{
     fs::{self, File},
     io::{self, PipeReader, PipeWriter},
@@ -22,7 +23,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -229,11 +230,8 @@ impl PrivateLibvirtd {
     /// Waits up to `within` for libvirtd to end. Returns how it ended and the last lines of its log, or `None` if it
     /// still runs.
     pub fn end_within(&self, within: Duration) -> Option<String> {
-        let mut end = self.lock();
-        if end.is_none() {
-            let ended = self.state.changed.wait_timeout_while(end, within, |end| end.is_none());
-            end = ended.unwrap_or_else(PoisonError::into_inner).0;
-        }
+        let mut end = self.state.end.lock();
+        self.state.changed.wait_while_for(&mut end, |end| end.is_none(), within);
         let LibvirtdEnd(how) = end.as_ref()?;
         let errors = last_errors(&self.folder.join("log"));
         Some(if errors.is_empty() {
@@ -254,14 +252,10 @@ impl PrivateLibvirtd {
     /// Sends a signal unless libvirtd has ended, because then its pid may belong to another process.
     fn signal(&self, signal: Signal) {
         // Held during the call: the keeper reaps the process, and so frees its pid, under this lock.
-        let end = self.lock();
+        let end = self.state.end.lock();
         if end.is_none() {
             let _ = kill(self.pid, signal);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<LibvirtdEnd>> {
-        self.state.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -284,7 +278,7 @@ fn keep(
     state: &LibvirtdState,
     alive: PipeWriter,
 ) {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = TURN.lock();
     let unlocked = devices.map_or(Ok(()), device_nodes::unlock_for_this_thread);
     let child = command
         .spawn()
@@ -305,7 +299,7 @@ fn keep(
     }));
     wait_for_end(pid);
     // The process keeps its pid until it is reaped. The lock ensures that no signal is sent to the pid after that.
-    let mut end = state.end.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut end = state.end.lock();
     let how = match waitpid(pid, None) {
         Ok(WaitStatus::Exited(_, code)) => format!("it ended with exit code {code}"),
         Ok(WaitStatus::Signaled(_, signal, _)) => format!("it was ended by {signal}"),

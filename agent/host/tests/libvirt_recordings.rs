@@ -15,7 +15,7 @@ use std::{
 };
 
 use drydock_api::facts::Usable;
-use drydock_core::minimum::Minimum;
+use drydock_core::minimum_cpu::Minimum;
 use drydock_host::{
     architecture::Architecture,
     cpu_map::CpuMap,

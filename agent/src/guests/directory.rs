@@ -1,10 +1,7 @@
 //! The guests of this node, for those that send commands to them or open their streams.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drydock_api::node_api::{GuestCommand, NodeApiRefusal, RefusalReason};
 use drydock_host::domain::DomainHandle;
@@ -52,13 +49,13 @@ impl GuestDirectory {
     /// Adds a guest. Its task receives the requests.
     pub(super) fn add(&self, uid: &str, seen: watch::Receiver<VmiState>) -> mpsc::Receiver<GuestRequest> {
         let (requests, receiver) = mpsc::channel(WAITING);
-        self.lock().insert(uid.to_owned(), GuestEntry { seen, requests });
+        self.0.lock().insert(uid.to_owned(), GuestEntry { seen, requests });
         receiver
     }
 
     /// Removes a guest.
     pub(super) fn remove(&self, uid: &str) {
-        self.lock().remove(uid);
+        self.0.lock().remove(uid);
     }
 
     /// Returns the newest observed state of a guest.
@@ -114,11 +111,7 @@ impl GuestDirectory {
     }
 
     fn entry(&self, uid: &str) -> Result<GuestEntry, NodeApiRefusal> {
-        self.lock().get(uid).cloned().ok_or_else(not_here)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, GuestEntry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().get(uid).cloned().ok_or_else(not_here)
     }
 }
 

@@ -1,10 +1,8 @@
 //! The watches for guests: VMIs and launcher pods of this node only, so that the cost does not depend on the size of
 //! the cluster.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::{
     VirtualMachineInstance,
@@ -230,7 +228,7 @@ fn concerns_labels(change: &CacheChange<Pod>) -> bool {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// Keeps only the fields of a launcher pod that are read: its conditions, addresses, containers' states, the images

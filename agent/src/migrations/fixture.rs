@@ -1,11 +1,8 @@
 //! What surrounds one side of a migration in tests: a fake API server, an in-memory libvirt, and a tunnel that does as
 //! it is called.
 
-use std::{
-    fs,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use parking_lot::Mutex;
+use std::{fs, path::PathBuf, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use drydock_core::mask::MaskedModels;
@@ -54,7 +51,7 @@ impl FakeTunnel {
     async fn serve(self, stream: UnixStream) {
         let mut lines = Framed::new(stream, LinesCodec::new_with_max_length(LINE));
         loop {
-            let sessions = ServerMessage::Sessions(self.sessions.lock().unwrap().clone());
+            let sessions = ServerMessage::Sessions(self.sessions.lock().clone());
             lines.send(serde_json::to_string(&sessions).unwrap()).await.unwrap();
             tokio::select! {
                 () = self.changed.notified() => {}
@@ -62,7 +59,7 @@ impl FakeTunnel {
                     let Some(Ok(line)) = line else { return };
                     let TunnelRequest { id, call } = serde_json::from_str(&line).unwrap();
                     let result = self.carry_out(call);
-                    let sessions = ServerMessage::Sessions(self.sessions.lock().unwrap().clone());
+                    let sessions = ServerMessage::Sessions(self.sessions.lock().clone());
                     for message in [sessions, ServerMessage::Response { id, result }] {
                         lines.send(serde_json::to_string(&message).unwrap()).await.unwrap();
                     }
@@ -72,14 +69,14 @@ impl FakeTunnel {
     }
 
     fn carry_out(&self, call: TunnelCall) -> CallResult {
-        self.calls.lock().unwrap().push(call.clone());
-        if *self.refuses.lock().unwrap() {
+        self.calls.lock().push(call.clone());
+        if *self.refuses.lock() {
             return CallResult::Refused {
                 reason: "Draining".into(),
                 message: "the tunnel is about to end".into(),
             };
         }
-        let mut sessions = self.sessions.lock().unwrap();
+        let mut sessions = self.sessions.lock();
         match call {
             TunnelCall::Prepare(spec) => {
                 if sessions.is_empty() {
@@ -117,18 +114,18 @@ impl FakeTunnel {
 
     /// Changes the state of the session, as the other side or libvirt does.
     pub(super) fn change(&self, change: impl FnOnce(&mut SessionState)) {
-        change(&mut self.sessions.lock().unwrap()[0]);
+        change(&mut self.sessions.lock()[0]);
         self.changed.notify_one();
     }
 
     /// Refuses the calls from now on, or no longer.
     pub(super) fn refuse(&self, refuses: bool) {
-        *self.refuses.lock().unwrap() = refuses;
+        *self.refuses.lock() = refuses;
     }
 
     /// Returns each value with which the tunnel was called to keep the guest paused, or not.
     pub(super) fn kept_paused(&self) -> Vec<bool> {
-        let calls = self.calls.lock().unwrap();
+        let calls = self.calls.lock();
         let values = calls.iter().filter_map(|call| match call {
             TunnelCall::KeepPaused { keep_paused, .. } => Some(*keep_paused),
             _ => None,
@@ -138,7 +135,7 @@ impl FakeTunnel {
 
     /// Returns the names of the calls so far. One that is repeated until its effect is seen counts once.
     pub(super) fn calls(&self) -> Vec<&'static str> {
-        let calls = self.calls.lock().unwrap();
+        let calls = self.calls.lock();
         let mut names: Vec<_> = calls
             .iter()
             .map(|call| match call {

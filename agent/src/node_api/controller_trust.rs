@@ -1,6 +1,7 @@
 //! The identity of this process, and the controllers that it trusts.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use parking_lot::RwLock;
+use std::sync::Arc;
 
 use drydock_api::node_api::TRUST_ANCHOR;
 use drydock_runtime::{CacheChange, Watch, WatchStarter, chain, pinned_tls::CertificateFingerprint};
@@ -99,7 +100,7 @@ impl ControllerTrust {
 
     /// Trusts the authorities of a bundle from now on. If it cannot be used, no controller is trusted.
     pub(super) fn follow(&self, bundle: &[u8]) {
-        let mut current = self.0.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.0.current.write();
         if current.bundle == bundle {
             return;
         }
@@ -112,7 +113,7 @@ impl ControllerTrust {
 
     /// Returns how the next handshake is made; `None` if no controller is trusted.
     pub(super) fn config(&self) -> Option<Arc<ServerConfig>> {
-        let current = self.0.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.0.current.read();
         current.config.clone()
     }
 

@@ -1,9 +1,7 @@
 //! The streams that are open: one of each kind per guest.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::{
     launcher::CONSOLE_CLIENT_SOCKET,
@@ -78,7 +76,7 @@ impl Streams {
     /// If the stream is in use and must be preserved, or if there are too many streams.
     pub(super) fn take(&self, key: StreamKey, preserve: bool) -> Result<StreamPlace, NodeApiRefusal> {
         let replaced = CancellationToken::new();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let before = open.get(&key);
         if before.is_some() && preserve {
             return Err(NodeApiRefusal {
@@ -127,15 +125,11 @@ impl Streams {
             info!(stream, vmi_uid, outcome, "stream ended");
         });
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<StreamKey, CancellationToken>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for StreamPlace {
     fn drop(&mut self) {
-        let mut open = self.streams.lock();
+        let mut open = self.streams.open.lock();
         // A client that has taken the stream since keeps it.
         if !self.replaced.is_cancelled() {
             open.remove(&self.key);

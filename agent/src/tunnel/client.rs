@@ -33,7 +33,7 @@ pub(crate) enum TunnelError {
     #[error("the tunnel's process is gone")]
     Gone,
     /// It refused the call.
-    #[error("{message}")]
+    #[error("{reason}: {message}")]
     Refused {
         /// The reason in CamelCase.
         reason: String,
@@ -49,19 +49,6 @@ pub(crate) enum TunnelError {
     /// Its response is not understood by this version.
     #[error("the tunnel's response cannot be decoded")]
     NotUnderstood,
-}
-
-impl TunnelError {
-    /// Returns a stable reason for conditions.
-    pub(crate) fn reason(&self) -> &str {
-        match self {
-            Self::Gone => "TunnelGone",
-            Self::Refused { reason, .. } => reason,
-            Self::Unresponsive => "TunnelUnresponsive",
-            Self::Unreachable(_) => "TunnelUnreachable",
-            Self::NotUnderstood => "TunnelResponseInvalid",
-        }
-    }
 }
 
 /// A connection to one tunnel of this node; clones share it. It ends when the last clone is dropped.

@@ -5,11 +5,12 @@
 //!                                                                                             a socket in the pod
 //! ```
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 

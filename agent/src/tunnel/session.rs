@@ -1,9 +1,10 @@
 //! One side of one migration: its purpose, its state, and the number of bytes that it has carried.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -344,7 +345,7 @@ fn is_missed(proof: Proof, facts: &SessionFacts) -> bool {
 
 /// Takes a lock even if a panic elsewhere has poisoned it: the data behind these locks is consistent at any time.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@
 //! passed on, while the other direction continues. An end without a TLS `close_notify` is an error: the connection
 //! may have been cut.
 
+use parking_lot::Mutex;
 use std::{
     io::{self, ErrorKind},
     net::Shutdown,
     os::fd::AsFd,
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -71,11 +71,11 @@ pub(super) struct ReplyFollower {
 
 impl ReplyFollower {
     fn called(&self, bytes: &[u8]) {
-        self.reply.lock().unwrap_or_else(PoisonError::into_inner).called(bytes);
+        self.reply.lock().called(bytes);
     }
 
     fn replied(&self, bytes: &[u8]) -> bool {
-        self.reply.lock().unwrap_or_else(PoisonError::into_inner).replied(bytes)
+        self.reply.lock().replied(bytes)
     }
 }
 

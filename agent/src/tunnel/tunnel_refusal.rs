@@ -1,10 +1,7 @@
 //! What a tunnel refuses: calls of agents of its node, and connections from other nodes.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, time::Duration};
 
 use drydock_core::migration::hand_over::HandOverRefusal;
 use drydock_host::pod_folder::FolderError;
@@ -158,7 +155,7 @@ impl RefusalLog {
     /// Returns whether to log a refusal now; if so, the number of refusals of its kind that were not logged since the
     /// last one.
     pub(super) fn admits(&self, refusal: StreamRefusal, now: Instant) -> Option<u64> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         match last.get_mut(&refusal) {
             Some((logged, kept)) if now.duration_since(*logged) < LOG_EVERY => {
                 *kept += 1;

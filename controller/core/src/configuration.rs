@@ -20,7 +20,7 @@ use std::{
 use drydock_api::hyperconverged::EvictionStrategy;
 use serde::{Deserialize, Serialize};
 
-use crate::minimum;
+use crate::minimum_cpu;
 
 pub use selection::{NotInForce, ObjectChoice, Reference, choose};
 
@@ -105,7 +105,7 @@ impl Default for Configuration {
     fn default() -> Self {
         Self {
             obsolete_cpu_models: BTreeSet::new(),
-            min_cpu_model: minimum::DEFAULT_MODEL.into(),
+            min_cpu_model: minimum_cpu::DEFAULT_MODEL.into(),
             default_cpu_model: None,
             eviction_strategy: EvictionStrategy::None,
             migrations: MigrationSettings {

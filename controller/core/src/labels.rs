@@ -12,7 +12,7 @@ use drydock_api::{
     labels as keys,
 };
 
-use crate::{aliases, label_keys, minimum::Minimum, obsolete::ObsoleteModels};
+use crate::{aliases, label_keys, minimum_cpu::Minimum, obsolete::ObsoleteModels};
 
 /// The configuration of the labels.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@
 //! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
 //!   ConfigMap and HyperConverged.
 //! - [`admission`]: what may be created and changed, and what is filled in.
-//! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum`], [`aliases`] and [`mask`].
+//! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum_cpu`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
 //! - [`domain`]: the libvirt domain of a guest.
@@ -54,7 +54,7 @@ pub mod maintenance;
 pub mod mask;
 pub mod migratable;
 pub mod migration;
-pub mod minimum;
+pub mod minimum_cpu;
 pub mod node;
 pub mod obsolete;
 pub mod placement;

@@ -31,7 +31,7 @@ use crate::{
     guest_network::{self, GuestNetwork},
     labels::{self, LabelPolicy, Withheld},
     mask::{self, MaskedModels},
-    minimum::{DEFAULT_MODEL, Minimum},
+    minimum_cpu::{DEFAULT_MODEL, Minimum},
     obsolete::ObsoleteModels,
     readiness::{self, NodeReadiness},
 };

@@ -42,7 +42,7 @@ use crate::{
     configuration::Configuration,
     default_cpu::{HOST_MODEL, default_model, is_hosts_own},
     launcher_pod::{Demand, requests},
-    minimum::Minimum,
+    minimum_cpu::Minimum,
     obsolete::ObsoleteModels,
 };
 

@@ -11,10 +11,11 @@
 //!  response to a deletion ─▶ deleted ──────┴──────────▶ is_deleted
 //! ```
 
+use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{HashMap, HashSet},
     fmt::Debug,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -285,7 +286,7 @@ impl<K: Resource> Assumed<K> {
 }
 
 fn lock<K>(assumed: &Mutex<Assumed<K>>) -> MutexGuard<'_, Assumed<K>> {
-    assumed.lock().unwrap_or_else(PoisonError::into_inner)
+    assumed.lock()
 }
 
 #[cfg(test)]

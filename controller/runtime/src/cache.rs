@@ -4,11 +4,12 @@ mod kept;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
+use parking_lot::RwLock;
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::Arc,
 };
 use tokio::sync::{Notify, watch};
 
@@ -224,7 +225,7 @@ impl<K> Cache<K> {
 
     /// Returns the object with this key in its stored form.
     pub(crate) fn kept(&self, key: &Key) -> Option<StoredObject<K>> {
-        self.read().objects.get(key).cloned()
+        self.0.held.read().objects.get(key).cloned()
     }
 
     /// Converts an object to the stored form of this cache.
@@ -234,17 +235,23 @@ impl<K> Cache<K> {
 
     /// Returns all objects, in arbitrary order.
     pub fn all(&self) -> Vec<Arc<K>> {
-        self.read().objects.values().filter_map(StoredObject::open).collect()
+        self.0
+            .held
+            .read()
+            .objects
+            .values()
+            .filter_map(StoredObject::open)
+            .collect()
     }
 
     /// Returns the keys of all objects, in arbitrary order.
     pub fn keys(&self) -> Vec<Key> {
-        self.read().objects.keys().cloned().collect()
+        self.0.held.read().objects.keys().cloned().collect()
     }
 
     /// Calls `visit` with each object, in arbitrary order. Blocks updates of the cache: `visit` has to be fast.
     pub fn for_each(&self, mut visit: impl FnMut(&Key, &Arc<K>)) {
-        for (key, object) in &self.read().objects {
+        for (key, object) in &self.0.held.read().objects {
             if let Some(object) = object.open() {
                 visit(key, &object);
             }
@@ -253,17 +260,17 @@ impl<K> Cache<K> {
 
     /// Returns the number of objects.
     pub fn len(&self) -> usize {
-        self.read().objects.len()
+        self.0.held.read().objects.len()
     }
 
     /// Returns whether the cache contains no object.
     pub fn is_empty(&self) -> bool {
-        self.read().objects.is_empty()
+        self.0.held.read().objects.is_empty()
     }
 
     /// Returns the objects that exist but cannot be decoded, each with the reason.
     pub fn unreadable(&self) -> BTreeMap<Key, String> {
-        self.read().unreadable.clone()
+        self.0.held.read().unreadable.clone()
     }
 
     /// Returns how reliable the content of the cache is.
@@ -317,7 +324,7 @@ impl<K> Cache<K> {
     pub(crate) fn insert(&self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
         let kept = self.pack(object);
         let old = {
-            let mut held = self.write();
+            let mut held = self.0.held.write();
             held.unreadable.remove(&key);
             held.objects.insert(key, kept)
         };
@@ -326,7 +333,7 @@ impl<K> Cache<K> {
 
     pub(crate) fn remove(&self, key: &Key) -> Option<Arc<K>> {
         let old = {
-            let mut held = self.write();
+            let mut held = self.0.held.write();
             held.unreadable.remove(key);
             held.objects.remove(key)
         };
@@ -335,13 +342,13 @@ impl<K> Cache<K> {
 
     /// Records that an object cannot be decoded. Returns whether the object or the reason is new.
     pub(crate) fn cannot_read(&self, key: Key, reason: &str) -> bool {
-        let before = self.write().unreadable.insert(key, reason.to_owned());
+        let before = self.0.held.write().unreadable.insert(key, reason.to_owned());
         before.is_none_or(|before| before != reason)
     }
 
     /// Replaces the content.
     pub(crate) fn replace(&self, objects: HashMap<Key, StoredObject<K>>, unreadable: BTreeMap<Key, String>) {
-        *self.write() = CachedObjects { objects, unreadable };
+        *self.0.held.write() = CachedObjects { objects, unreadable };
     }
 
     /// Records the reliability of the cache. Returns whether it has changed.
@@ -351,14 +358,6 @@ impl<K> Cache<K> {
             *current = state;
             changed
         })
-    }
-
-    fn read(&self) -> RwLockReadGuard<'_, CachedObjects<K>> {
-        self.0.held.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, CachedObjects<K>> {
-        self.0.held.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

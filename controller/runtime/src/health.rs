@@ -1,14 +1,12 @@
 //! Readiness and liveness of the process, as served by the admin port.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Locks `mutex`, ignoring poisoning: the guarded data is consistent between any two statements, and the process ends
 /// after a panic anyway.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// The process is ready once every handle that was issued has been released.

@@ -1,10 +1,11 @@
 //! Secondary indexes of caches.
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     ops::Bound,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use crate::{Cache, CacheChange, Key};
@@ -27,7 +28,7 @@ impl<K> Clone for Index<K> {
 impl<K> fmt::Debug for Index<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
-            .entries(self.lock().iter().map(|(value, keys)| (value, keys.len())))
+            .entries(self.keys.lock().iter().map(|(value, keys)| (value, keys.len())))
             .finish()
     }
 }
@@ -62,12 +63,12 @@ impl<K> Index<K> {
 
     /// Returns the keys of the objects with this value.
     pub fn keys(&self, value: &str) -> Vec<Key> {
-        self.lock().get(value).into_iter().flatten().cloned().collect()
+        self.keys.lock().get(value).into_iter().flatten().cloned().collect()
     }
 
     /// Returns up to `count` keys of the objects with this value, those after `last`.
     pub fn page(&self, value: &str, last: Option<&Key>, count: usize) -> Vec<Key> {
-        let keys = self.lock();
+        let keys = self.keys.lock();
         let after = last.map_or(Bound::Unbounded, Bound::Excluded);
         let rest = keys
             .get(value)
@@ -78,7 +79,7 @@ impl<K> Index<K> {
 
     /// Returns the keys of the objects in a namespace with this value.
     pub fn in_namespace(&self, value: &str, namespace: &str) -> Vec<Key> {
-        let keys = self.lock();
+        let keys = self.keys.lock();
         let first = Key::namespaced(namespace, "");
         let from_first = keys.get(value).into_iter().flat_map(|keys| keys.range(first.clone()..));
         from_first
@@ -94,7 +95,7 @@ impl<K> Index<K> {
 
     pub(crate) fn add(&self, key: &Key, object: &K) {
         if let Some(value) = (self.property)(object) {
-            self.lock().entry(value).or_default().insert(key.clone());
+            self.keys.lock().entry(value).or_default().insert(key.clone());
         }
     }
 
@@ -102,17 +103,13 @@ impl<K> Index<K> {
         let Some(value) = (self.property)(object) else {
             return;
         };
-        let mut index = self.lock();
+        let mut index = self.keys.lock();
         if let Some(keys) = index.get_mut(&value) {
             keys.remove(key);
             if keys.is_empty() {
                 index.remove(&value);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, BTreeSet<Key>>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -155,7 +152,7 @@ mod tests {
         assert_eq!(index.keys("y"), [Key::namespaced("n", "a")]);
         index.observe(&change(Some(object("n", "a", "y")), None));
         index.observe(&change(Some(object("n", "b", "x")), Some(object("n", "b", ""))));
-        assert!(index.lock().is_empty(), "{index:?}");
+        assert!(index.keys.lock().is_empty(), "{index:?}");
     }
 
     #[test]

@@ -8,14 +8,8 @@
 
 use crate::{health::lock, logs::panic_text};
 use futures::{FutureExt, Stream, StreamExt};
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    error::Error,
-    panic::AssertUnwindSafe,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{borrow::Cow, collections::BTreeMap, error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use thiserror::Error;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

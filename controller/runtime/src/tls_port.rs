@@ -8,13 +8,8 @@
 //! When the process is stopped, the port continues to accept connections until no client can still be on the way to it,
 //! and then finishes the requests in progress.
 
-use std::{
-    fmt,
-    net::SocketAddr,
-    pin::pin,
-    sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
-};
+use parking_lot::{Mutex, RwLock};
+use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use crate::{CancellationToken, Process, ReadyHandle, chain, health::lock};
 use axum::{Extension, Router};
@@ -88,7 +83,7 @@ impl ServedCertificate {
 
     /// Gives this one to handshakes from now on.
     pub fn replace(&self, certificate: Arc<CertifiedKey>) {
-        *self.0.certificate.write().unwrap_or_else(PoisonError::into_inner) = Some(certificate);
+        *self.0.certificate.write() = Some(certificate);
         if let Some(ready) = lock(&self.0.ready).take() {
             ready.release();
         }
@@ -96,7 +91,7 @@ impl ServedCertificate {
 
     /// Returns the one that handshakes get now.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
-        let certificate = self.0.certificate.read().unwrap_or_else(PoisonError::into_inner);
+        let certificate = self.0.certificate.read();
         certificate.clone()
     }
 }

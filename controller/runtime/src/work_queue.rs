@@ -24,14 +24,8 @@ use crate::{
 };
 use futures::{StreamExt, stream::FuturesUnordered};
 use jiff::Timestamp;
-use std::{
-    error::Error,
-    fmt,
-    future::Future,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{error::Error, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -145,7 +139,7 @@ impl WorkQueue {
             let mut notified = pin!(self.low.notified());
             // Notifications count from here on.
             notified.as_mut().enable();
-            if self.lock().ready() <= LOW {
+            if self.queue.lock().ready() <= LOW {
                 return;
             }
             notified.await;
@@ -161,7 +155,7 @@ impl WorkQueue {
 
     /// Returns the number of keys that are queued or being reconciled.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.queue.lock().len()
     }
 
     /// Returns whether no key is queued or being reconciled.
@@ -190,7 +184,7 @@ impl WorkQueue {
         E: Error + 'static,
     {
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
-            self.lock().open();
+            self.queue.lock().open();
             stopping
                 .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &reconcile)))
                 .await;
@@ -212,7 +206,7 @@ impl WorkQueue {
         let mut rest = all().await.into_iter();
         let mut running = FuturesUnordered::new();
         loop {
-            if rest.len() > 0 && self.lock().ready() <= LOW {
+            if rest.len() > 0 && self.queue.lock().ready() <= LOW {
                 rest.by_ref().take(PAGE).for_each(|key| self.add(key));
             }
             // After a pause of the process, the end of the term may not have been signalled yet.
@@ -229,7 +223,7 @@ impl WorkQueue {
                 };
                 running.push(reconcile.instrument(span));
             }
-            let due = self.lock().next();
+            let due = self.queue.lock().next();
             let due = due.filter(|_| running.len() < self.at_once && term.is_valid());
             tokio::select! {
                 biased;
@@ -278,7 +272,7 @@ impl WorkQueue {
 
     /// Changes the queue and updates the metrics of its length.
     fn change<T>(&self, change: impl FnOnce(&mut KeyQueue) -> T) -> T {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let result = change(&mut queue);
         let (added, ready) = queue.readied();
         self.metrics.readied(added, ready);
@@ -286,10 +280,6 @@ impl WorkQueue {
             self.low.notify_waiters();
         }
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KeyQueue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

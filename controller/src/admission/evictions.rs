@@ -35,7 +35,7 @@ use drydock_core::{
     drain::estimate::{EstimateInput, time_left},
     eviction::{
         Allowed, EvictionDecision, EvictionRefusal, Lookup, decide, evacuation_request,
-        holding::{HOLD, SETTLED_AFTER, is_worth_holding},
+        holding::{GONE_WITHIN, HOLD, RELEASED_WITHIN, SETTLED_AFTER, is_worth_holding},
         is_elsewhere, is_launcher, preconditions,
     },
     launcher_pod::made_for,
@@ -74,17 +74,6 @@ pub(crate) use metrics::HeldEvictions;
 /// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
 /// mutating requests by default).
 pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
-/// How long a replica waits for the leader to delete the PDB of a pod that may go, before it does so itself.
-const RELEASED_WITHIN: Duration = Duration::from_millis(250);
-/// How long the deletion of a pod whose guest has migrated away may take before the eviction is granted all the same:
-/// a kubelet takes half a second when it is otherwise idle, and some seconds on a node whose processors are fully
-/// used.
-pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// How long the webhook server waits for a review: the hold, the end of the pod, and half a second. It is shorter than
-/// the webhook's `timeoutSeconds` (13), since an API server allows an eviction if the webhook does not respond.
-pub(super) const DEADLINE: Duration = HOLD
-    .saturating_add(GONE_WITHIN)
-    .saturating_add(Duration::from_millis(500));
 /// Code and reason of refusals: the same as for a PDB.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";

@@ -4,11 +4,12 @@
 //! exactly the bundle that was published some moments ago, and their clocks are wrong. Time advances only after each
 //! of them has received its responses, so the test does not depend on its speed.
 
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::Duration,
 };
 
@@ -82,7 +83,7 @@ impl ApiServer {
         let mut kept: BTreeMap<SocketAddr, TestConnection> = BTreeMap::new();
         loop {
             let (now, bundle, endpoints) = {
-                let known = self.known.lock().unwrap();
+                let known = self.known.lock();
                 let bundle = known.bundles.iter().rev().nth(self.lag).context("no bundle")?;
                 (known.now, bundle.clone(), known.endpoints.clone())
             };
@@ -92,7 +93,7 @@ impl ApiServer {
                 let mut fresh = TestConnection::open(address, NAME, &bundle, now + self.skew)
                     .await
                     .with_context(|| place.clone())?;
-                self.seen.lock().unwrap().insert(fresh.certificate.clone());
+                self.seen.lock().insert(fresh.certificate.clone());
                 question(&mut fresh).await.with_context(|| place.clone())?;
                 let kept = kept.entry(address).or_insert(fresh);
                 question(kept)
@@ -244,7 +245,7 @@ impl RenewalWorld {
 
     /// Shows the API servers the current state: the ready replicas and the published bundle.
     fn publish(&self) {
-        let mut known = self.known.lock().unwrap();
+        let mut known = self.known.lock();
         known.now = self.now;
         known.bundles.push(self.places[0].clone());
         let ready = self
@@ -266,7 +267,7 @@ impl RenewalWorld {
 
     /// Ends a replica, after its endpoint has gone, and starts another in its place.
     async fn restart(&mut self, index: usize) {
-        self.known.lock().unwrap().endpoints.remove(&index);
+        self.known.lock().endpoints.remove(&index);
         self.wait_for_rounds().await;
         let next = Replica::start().await;
         let before = std::mem::replace(&mut self.replicas[index], next);
@@ -323,10 +324,10 @@ async fn nobody_is_refused_through_fifty_renewals() {
         world.publish();
         world.wait_for_rounds().await;
     }
-    let certificates = seen.lock().unwrap().len();
+    let certificates = seen.lock().len();
     assert!(certificates >= 50, "{certificates} certificates were shown");
     assert!(world.authorities.len() >= 25, "{} authorities", world.authorities.len());
-    assert_eq!(world.known.lock().unwrap().endpoints.len(), 2);
+    assert_eq!(world.known.lock().endpoints.len(), 2);
     let total: u64 = world.rounds.iter().map(|rounds| *rounds.borrow()).sum();
     world.servers.stop();
     assert_eq!(failure(&world.servers).await, "nothing");

@@ -1,9 +1,7 @@
 //! The circumstances that determine a guest's next migration, evaluated again when one of them has changed.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{configuration::Configuration, placement};
@@ -30,7 +28,7 @@ impl CircumstanceDigests {
     pub(super) fn of(&self, launchers: &Launchers, instance: &VirtualMachineInstance) -> String {
         let pairs = launchers.nodes.pairs();
         let configuration = launchers.configuration.get();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         if !known.is_of(&pairs, &configuration) {
             *known = CachedDigests {
                 nodes: Some(Arc::clone(&pairs)),

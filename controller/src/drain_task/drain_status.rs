@@ -1,9 +1,7 @@
 //! Writes the reports on nodes that are being drained, when they have changed.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 
 use drydock_api::{
     Hypervisor,
@@ -200,7 +198,7 @@ impl Reports {
     }
 
     fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         apply(last.entry(node.to_owned()).or_default())
     }
 }

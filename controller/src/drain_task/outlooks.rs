@@ -1,11 +1,7 @@
 //! Evaluates whether other nodes have room for the guests that leave their nodes.
 
-use std::{
-    borrow::Cow,
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{
@@ -52,7 +48,7 @@ impl Outlooks {
                 .filter(|(node, guest)| node.leaves(guest))
                 .map(|(_, guest)| guest)
         };
-        let mut known = self.lock();
+        let mut known = self.0.lock();
         if leaving().next().is_none() {
             launchers.reserved.replace(Vec::new());
         }
@@ -76,10 +72,6 @@ impl Outlooks {
             |outlook: &DepartureOutlook| matches!(outlook, DepartureOutlook::Crowded(_) | DepartureOutlook::Nowhere(_));
         let any = known.of.values().any(has_none);
         any.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, CachedOutlooks> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

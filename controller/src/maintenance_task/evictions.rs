@@ -5,9 +5,10 @@
 //!                             ▲ kept until the pod is gone
 //! ```
 
+use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use drydock_core::maintenance::{
@@ -69,7 +70,7 @@ impl PodEvictions {
     /// Requests an eviction, unless one is in progress.
     pub(super) fn request(&self, node: &str, target: EvictionTarget) {
         let key = Key::namespaced(&target.namespace, &target.name);
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         let entry = entries.entry(target.uid.clone()).or_insert_with(|| EvictionEntry {
             target: target.clone(),
             node: node.to_owned(),
@@ -89,26 +90,27 @@ impl PodEvictions {
 
     /// Returns the result of the last eviction of a pod.
     pub(super) fn attempt(&self, uid: &str) -> Option<Attempt> {
-        self.lock().get(uid).map(|entry| entry.attempt.clone())
+        self.entries.lock().get(uid).map(|entry| entry.attempt.clone())
     }
 
     /// Forgets all pods of a node except these.
     pub(super) fn keep_only(&self, node: &str, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
-        self.lock()
+        self.entries
+            .lock()
             .retain(|uid, entry| entry.node != node || uids.contains(uid.as_str()));
     }
 
     /// Forgets all pods of a node.
     pub(super) fn forget(&self, node: &str) {
-        self.lock().retain(|_, entry| entry.node != node);
+        self.entries.lock().retain(|_, entry| entry.node != node);
     }
 
     /// Handles a PDB of this namespace that allows more evictions than before: those that it may have blocked are
     /// requested again. Returns the nodes of these pods.
     pub(super) fn unblocked(&self, namespace: &str) -> HashSet<String> {
         let mut nodes = HashSet::new();
-        for entry in self.lock().values_mut() {
+        for entry in self.entries.lock().values_mut() {
             let blocked = matches!(
                 entry.attempt.result,
                 Some(EvictionResult::BlockedByPdb(_) | EvictionResult::SeveralPdbs(_))
@@ -128,7 +130,7 @@ impl Reconciler for PodEvictions {
 
     /// Returns the evictions of pods of this name.
     async fn observe(&self, key: &Key) -> Result<Option<Self::Observed>, ReconcileError> {
-        let entries = self.lock();
+        let entries = self.entries.lock();
         let of_name = entries.values().filter(|entry| {
             *entry.target.name == *key.name && key.namespace.as_deref() == Some(entry.target.namespace.as_str())
         });
@@ -161,7 +163,7 @@ impl Queued for PodEvictions {
     /// nodes whose maintenances have ended since.
     async fn all(&self) -> Vec<Key> {
         self.maintenances.wait_until_synced().await;
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         entries.retain(|_, entry| {
             let shown = self.maintenances.of_node(&entry.node);
             let newest = self.maintenances.newest(&shown);
@@ -210,7 +212,7 @@ impl PodEvictions {
 
     fn record(&self, target: &EvictionTarget, result: EvictionResult) {
         let (pod, message) = (format!("{}/{}", target.namespace, target.name), result.text());
-        let mut entries = self.lock();
+        let mut entries = self.entries.lock();
         // The pod or its node was forgotten in the meantime.
         let Some(entry) = entries.get_mut(&target.uid) else {
             return;
@@ -236,10 +238,6 @@ impl PodEvictions {
             unblocked: false,
         };
         self.nodes.add(Key::cluster(&entry.node));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, EvictionEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Additional state while a node is in maintenance: PDBs and DaemonSets. At other times it is not needed, and it may
 //! be large.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use drydock_core::maintenance::pod_pdbs::may_unblock;
 use drydock_runtime::{Cache, CacheChange, CancellationToken, Key, ListMode, Watch, WatchStarter};
@@ -42,7 +43,7 @@ impl NodeContext {
 
     /// Starts or stops the watches.
     pub(super) fn want(&self, wanted: bool) {
-        let mut watched = self.lock();
+        let mut watched = self.watched.lock();
         match (&*watched, wanted) {
             (None, true) => *watched = Some(self.watch()),
             (Some(known), false) => {
@@ -55,7 +56,10 @@ impl NodeContext {
 
     /// Returns all known PDBs.
     pub(super) fn pdbs(&self) -> Vec<Arc<PodDisruptionBudget>> {
-        self.lock().as_ref().map_or_else(Vec::new, |watched| watched.pdbs.all())
+        self.watched
+            .lock()
+            .as_ref()
+            .map_or_else(Vec::new, |watched| watched.pdbs.all())
     }
 
     /// Returns whether a DaemonSet does not exist, which only the API server can confirm.
@@ -65,6 +69,7 @@ impl NodeContext {
     pub(super) async fn daemon_set_is_gone(&self, namespace: &str, name: &str) -> kube::Result<bool> {
         let key = Key::namespaced(namespace, name);
         let is_known = self
+            .watched
             .lock()
             .as_ref()
             .is_some_and(|watched| watched.daemon_sets.get(&key).is_some());
@@ -105,9 +110,5 @@ impl NodeContext {
             daemon_sets: self.watches.start_until(daemon_sets, wanted.clone()),
             wanted,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<PodWatches>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

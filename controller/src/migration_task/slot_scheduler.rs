@@ -1,9 +1,7 @@
 //! Decides which migration is next: the queue of [`drydock_core::migration::queue`], kept by the leading controller.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeMap, sync::Arc};
 
 use drydock_core::{
     configuration::MigrationSettings,
@@ -42,7 +40,7 @@ impl SlotScheduler {
         limits: &MigrationSettings,
         now: Timestamp,
     ) -> Vec<String> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.reservations = Reservations::rebuilt(&entries);
         state.waiting.clear();
         state.known = entries.into_iter().map(|entry| (entry.uid.clone(), entry)).collect();
@@ -53,7 +51,7 @@ impl SlotScheduler {
     /// Records the state of a migration that is reconciled; `None` if it is not in the queue. Returns whether it has
     /// changed, so that another migration may be next.
     pub(super) fn observe(&self, uid: &str, entry: Option<QueuedMigration>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.known.get(uid) == entry.as_ref() {
             return false;
         }
@@ -67,7 +65,7 @@ impl SlotScheduler {
     /// Grants places and slots. Returns the names of the migrations to reconcile: they got one, or the reason why
     /// they wait has changed.
     pub(super) fn grant(&self, limits: &MigrationSettings, now: Timestamp) -> Vec<String> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let entries: Vec<QueuedMigration> = state.known.values().cloned().collect();
         let grants = state.reservations.grant(limits, &entries, now);
         let waiting: BTreeMap<String, Wait> = grants.waiting.into_iter().collect();
@@ -94,22 +92,22 @@ impl SlotScheduler {
 
     /// Returns whether a migration may have a target pod.
     pub(super) fn may_place(&self, uid: &str) -> bool {
-        self.lock().reservations.may_place(uid)
+        self.0.lock().reservations.may_place(uid)
     }
 
     /// Returns whether a migration has a slot.
     pub(super) fn has_slot(&self, uid: &str) -> bool {
-        self.lock().reservations.has_slot(uid)
+        self.0.lock().reservations.has_slot(uid)
     }
 
     /// Returns what a migration waits for.
     pub(super) fn wait(&self, uid: &str) -> Option<Wait> {
-        self.lock().waiting.get(uid).copied()
+        self.0.lock().waiting.get(uid).copied()
     }
 
     /// Removes a migration that is over. Returns whether anything has changed.
     pub(super) fn finished(&self, uid: &str) -> bool {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.waiting.remove(uid);
         let was_known = state.known.remove(uid).is_some();
         state.reservations.finished(uid) || was_known
@@ -126,7 +124,7 @@ impl SlotScheduler {
     /// Returns how many slots are used.
     pub(super) fn used(&self) -> UsedSlots {
         let mut used = UsedSlots::default();
-        for (_, source, target) in self.lock().reservations.slots() {
+        for (_, source, target) in self.0.lock().reservations.slots() {
             used.cluster += 1;
             *used.sources.entry(source.to_owned()).or_default() += 1;
             *used.targets.entry(target.to_owned()).or_default() += 1;
@@ -136,7 +134,7 @@ impl SlotScheduler {
 
     /// Removes a migration, given by name, that no longer exists according to the watch.
     pub(super) fn missing(&self, name: &str) {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let gone: Vec<String> = state
             .known
             .iter()
@@ -152,11 +150,7 @@ impl SlotScheduler {
 
     /// Withdraws what was granted to a migration: the API server has refused its target pod.
     pub(super) fn withdraw(&self, uid: &str) {
-        self.lock().reservations.withdraw(uid);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().reservations.withdraw(uid);
     }
 }
 

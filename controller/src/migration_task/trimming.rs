@@ -8,11 +8,8 @@
 //! A deletion takes two requests, because of the finalizer. While guests leave a node, these requests would compete
 //! with those that move the guests.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::{collections::BTreeSet, time::Duration};
 
 use drydock_runtime::{Key, Trigger, clock};
 
@@ -49,13 +46,13 @@ impl Trimming {
 
     /// Records that a migration is unfinished.
     pub(super) fn active(&self) {
-        self.lock().active_at = clock::Instant::now();
+        self.state.lock().active_at = clock::Instant::now();
     }
 
     /// Returns how many of the `ended` migrations of an instance are to be deleted now. If some have to wait, `migration`
     /// is due again when it is quiet.
     pub(super) fn due(&self, migration: &Key, ended: usize) -> usize {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (now, later) = surplus(ended, state.active_at.elapsed() >= QUIET);
         if later > 0 && state.waiting.insert(migration.clone()) {
             self.changed.notify();
@@ -67,7 +64,7 @@ impl Trimming {
     pub(super) async fn quiet(&self) -> BTreeSet<Key> {
         loop {
             let until = {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 let until = state.active_at + QUIET;
                 if state.waiting.is_empty() {
                     None
@@ -82,10 +79,6 @@ impl Trimming {
                 None => self.changed.notified().await,
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TrimmingState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

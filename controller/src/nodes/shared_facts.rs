@@ -4,10 +4,11 @@
 //! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp counter
 //! differs between equal machines, and microcode and kernels differ while a cluster is updated.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use drydock_api::facts::{CpuModel, MachineType, NodeFacts};
@@ -50,7 +51,7 @@ impl<T: PartialEq + Serialize> SharedLists<T> {
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
         let hash = hasher.finish();
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         match known.get(&hash).and_then(Weak::upgrade).filter(|same| same == list) {
             Some(same) => *list = same,
             None => {
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn lists_that_no_node_has_any_more_are_forgotten() {
         let shared = SharedFacts::default();
-        let held = |shared: &SharedFacts| shared.names.0.lock().unwrap().len();
+        let held = |shared: &SharedFacts| shared.names.0.lock().len();
         let mut gone = facts(1, &["aes"]);
         shared.share(&mut gone);
         assert_eq!(held(&shared), 2);

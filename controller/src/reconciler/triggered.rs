@@ -80,8 +80,9 @@ async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm)
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use std::sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     };
 
@@ -108,7 +109,7 @@ mod tests {
         async fn reconcile(&self, kept: &mut usize, _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
             *kept += 1;
             self.reconciled.send(*kept).unwrap();
-            let mut results = self.results.lock().unwrap();
+            let mut results = self.results.lock();
             let result = if results.is_empty() {
                 Ok(None)
             } else {

@@ -83,7 +83,7 @@ fn sums_follow_each_change_of_a_pod() {
     let deleted = pod("a", Some("x"), |pod| {
         pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     });
-    let cpu = |sums: &Sums| sums.lock().get("x").map(|room| room.requested("cpu", i32::MIN));
+    let cpu = |sums: &Sums| sums.0.lock().get("x").map(|room| room.requested("cpu", i32::MIN));
     for (old, new, is_news, expected) in [
         (None, Some(&unbound), false, None),
         (Some(&unbound), Some(&bound), true, Some(1500)),

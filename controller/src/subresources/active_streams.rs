@@ -1,9 +1,7 @@
 //! Metrics of open streams, by the names of KubeVirt's virt-api.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::node_api::GuestStream;
 use drydock_core::subresources::SubresourceOperation;
@@ -91,7 +89,7 @@ impl ActiveStreams {
 
 impl StreamCounts {
     fn add(&self, instance: &OfInstance, by: i64) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = self.counts.lock();
         let count = counts.entry(instance.clone()).or_default();
         *count += by;
         if *count == 0 {

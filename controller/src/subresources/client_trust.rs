@@ -1,9 +1,7 @@
 //! The certificates that identify kube-apiserver, as it publishes them.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock},
-};
+use parking_lot::RwLock;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::http::HeaderMap;
 use drydock_core::subresources::front_proxy::{CONFIG_MAP, FrontProxy, NAMESPACE, RequestUser};
@@ -83,7 +81,7 @@ impl ClientTrust {
     /// Trusts the clients that the ConfigMap names. If its authorities cannot be used, logs that and trusts no client.
     pub(super) fn follow(&self, data: &BTreeMap<String, String>) {
         let mut proxy = FrontProxy::read(data);
-        if proxy == self.current.read().unwrap_or_else(PoisonError::into_inner).proxy {
+        if proxy == self.current.read().proxy {
             return;
         }
         let config = config(&proxy, &self.certificate).or_else(|error| {
@@ -92,7 +90,7 @@ impl ClientTrust {
             config(&proxy, &self.certificate)
         });
         if let Ok(config) = config {
-            *self.current.write().unwrap_or_else(PoisonError::into_inner) = TrustedClients {
+            *self.current.write() = TrustedClients {
                 proxy,
                 config: Arc::new(config),
             };
@@ -101,7 +99,7 @@ impl ClientTrust {
 
     /// How the next handshake is made.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner).config)
+        Arc::clone(&self.current.read().config)
     }
 
     /// Returns the user of a request, if kube-apiserver has sent the request: the handshake has verified the client's
@@ -109,7 +107,7 @@ impl ClientTrust {
     pub(super) fn user(&self, peer: Option<&CertificateDer<'_>>, headers: &HeaderMap) -> Option<RequestUser> {
         let (_, certificate) = parse_x509_certificate(peer?).ok()?;
         let name = certificate.subject().iter_common_name().next()?.as_str().ok()?;
-        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read();
         if current.proxy.authorities.is_empty() || !current.proxy.allows(name) {
             return None;
         }

@@ -1,9 +1,7 @@
 //! The open websockets of this replica.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::subresources::{
@@ -59,7 +57,7 @@ impl StreamSessions {
     /// # Errors
     /// 429 if the user has as many as one may have.
     pub(super) fn place(&self, user: &str) -> Result<UserPlace, SubresourceError> {
-        let mut by_user = self.lock();
+        let mut by_user = self.by_user.lock();
         let count = by_user.entry(user.to_owned()).or_default();
         if *count >= MAX_PER_USER {
             return Err(SubresourceError::too_many(format!(
@@ -145,15 +143,11 @@ impl StreamSessions {
             closing.close(&close).await;
         }
     }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, usize>> {
-        self.by_user.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for UserPlace {
     fn drop(&mut self) {
-        let mut by_user = self.sessions.lock();
+        let mut by_user = self.sessions.by_user.lock();
         if let Some(count) = by_user.get_mut(&self.user) {
             *count -= 1;
             if *count == 0 {

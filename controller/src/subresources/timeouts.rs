@@ -1,9 +1,7 @@
 //! How long streams last.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use parking_lot::Mutex;
+use std::time::Duration;
 
 use drydock_runtime::clock::{Instant, sleep_until_instant};
 
@@ -55,14 +53,11 @@ impl StreamActivity {
     }
 
     fn set(&self, set: impl FnOnce(&mut Last, Instant)) {
-        set(
-            &mut self.last.lock().unwrap_or_else(PoisonError::into_inner),
-            Instant::now(),
-        );
+        set(&mut self.last.lock(), Instant::now());
     }
 
     fn last(&self) -> Last {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last.lock()
     }
 
     /// Returns when the last message of the client came.

@@ -26,7 +26,7 @@ use drydock_core::{
     },
     eviction::{self, is_launcher},
     maintenance::{
-        pod_pdbs::{blocker, guards},
+        pod_pdbs::blocker,
         pods::{PodVerdict, verdict},
     },
     migration::deadlines::Attempts,
@@ -355,7 +355,7 @@ fn waiting(world: &ClusterObjects<'_>, pod: &Pod) -> Option<PodPlan> {
     let budgets = &world.snapshot.budgets;
     let holds = budgets.iter().any(|budget| {
         let allowed = budget.status.as_ref().map_or(0, |status| status.disruptions_allowed);
-        allowed == 0 && guards(budget, pod)
+        allowed == 0 && eviction::own_pdb::selects(budget, pod)
     });
     let budget = blocker(budgets, pod, "").filter(|_| holds)?;
     Some(PodPlan {

@@ -21,7 +21,7 @@ use drydock_core::{
     eviction::strategy,
     launcher_pod::MIGRATION_UID,
     migratable,
-    minimum::{Minimum, ReportedMinimum},
+    minimum_cpu::{Minimum, ReportedMinimum},
     placement::{
         self, BoundVolume, Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, Requirements, Rules,
         room::yields_to,

@@ -546,7 +546,6 @@ INTERNAL = {
         "CallRefusal::reason": "responses of a tunnel to its agent, and logs",
         "StreamRefusal::reason": "label of a metric of tunnels, and logs",
     },
-    f"{AGENT}/tunnel/client.rs": {"TunnelError::reason": "logs of the agent"},
     f"{HOST}/domain/state.rs": {"DomainState::reason": "libvirt's own names, in logs"},
     f"{HOST}/problem.rs": {"HostProblem::reason": "those of ProblemReason"},
 }

@@ -35,7 +35,7 @@ impl Metrics {
         for (name, help, family) in [("kubevirt_left", "What is left", &self.left)] {}
         let failures = Counter::default();
         registry.register("drydock_failures", "What failed", failures.clone());
-        let values = [("process_cpu_seconds", "CPU time", Kind::Counter, 1)];
+        let values = [("process_cpu_seconds", "CPU time", ProcessMetricType::Counter, 1)];
     }
 }
 

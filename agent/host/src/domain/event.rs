@@ -1,8 +1,9 @@
 //! Events that libvirt sends about a domain, and the queue that holds them until they are read.
 
+use parking_lot::Mutex;
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use tokio::sync::{Notify, mpsc};
@@ -151,7 +152,7 @@ impl EventSource {
     /// Enqueues an event without blocking. If the queue is full, the connection is closed, because no event may be
     /// lost silently.
     pub(crate) fn forward(&self, event: DomainEvent) {
-        let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let events = self.events.lock();
         // Passes can be dropped, because the next one supersedes them. A migration may have thousands of them.
         if matches!(event, DomainEvent::MigrationIteration(_))
             && events.as_ref().is_some_and(|sender| sender.capacity() < QUEUE / 2)
@@ -176,7 +177,7 @@ impl EventSource {
     /// Like [`Self::finish`], but the relay continues until the thread has closed the connection.
     pub(crate) fn finish_in_order(&self, reason: CloseReason) {
         let _ = self.end.set(reason);
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.events.lock().take();
         self.thread.notify_one();
     }
 

@@ -3,10 +3,8 @@
 //! It replaces libvirt's client: calls go through the same thread, and events through the same queue. It behaves like
 //! libvirt for a domain that is defined, started and stopped, and additionally does what the test requests.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::{Mutex, MutexGuard};
+use std::{collections::VecDeque, sync::Arc};
 
 use drydock_api::facts::VirtType;
 use virt_sys as sys;
@@ -125,7 +123,7 @@ impl FakeLibvirt {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, FakeState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -3,12 +3,13 @@
 //! The kernel limits the inotify instances of a user (128), and each instance has only one watch per folder. So
 //! waiters share watches, and the last waiter of a folder removes its watch.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use nix::{
@@ -90,7 +91,7 @@ impl FolderWatches {
             | AddWatchFlags::IN_ONLYDIR;
         let path = format!("/proc/self/fd/{}", folder.as_raw_fd());
         // Locked, so that no event of the new watch is read before its waiter is registered.
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let folder = self.inotify.add_watch(path.as_str(), events)?;
         state.last_id += 1;
         let id = state.last_id;
@@ -129,7 +130,7 @@ impl FolderWatches {
             };
             match self.inotify.read_events() {
                 Ok(events) => {
-                    let mut state = self.lock();
+                    let mut state = self.state.lock();
                     for event in &events {
                         state.dispatch(event);
                     }
@@ -139,15 +140,11 @@ impl FolderWatches {
                 Err(error) => {
                     // Reading fails only if the kernel is out of memory. All waiters are notified to check again.
                     tracing::warn!(%error, "a watch of pods' folders cannot be read");
-                    self.lock().notify_all();
+                    self.state.lock().notify_all();
                     readable.clear_ready();
                 }
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WatchesState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -179,7 +176,7 @@ impl WatchesState {
 
 impl Drop for NameWait {
     fn drop(&mut self) {
-        let mut state = self.watches.lock();
+        let mut state = self.watches.state.lock();
         // The watch may have ended by itself; IDs are not reused.
         let Some(waiters) = state.folders.get_mut(&self.folder) else {
             return;
@@ -195,7 +192,7 @@ impl Drop for NameWait {
 /// Returns the number of waiters for a name, in any folder.
 #[cfg(test)]
 pub(super) fn waiters_for(name: &str) -> usize {
-    let state = watches().unwrap().lock();
+    let state = watches().unwrap().state.lock();
     state
         .folders
         .values()

@@ -1,5 +1,6 @@
 //! Fixtures of the tests: a node with its tunnel, pods, guests, and a network that can be cut.
 
+use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     fs,
@@ -13,7 +14,7 @@ use std::{
     },
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -94,7 +95,7 @@ impl FakeGuest {
 
     /// Sets the state that its source's libvirt reports.
     pub(super) fn leaves(&self, left: GuestLeft) {
-        *self.left.lock().unwrap() = left;
+        *self.left.lock() = left;
     }
 
     /// Waits until its source's libvirt has been queried.
@@ -157,7 +158,7 @@ pub(super) struct FakeGuests(Arc<Mutex<BTreeMap<String, FakeGuest>>>);
 
 impl FakeGuests {
     pub(super) fn of(&self, domain: &str) -> FakeGuest {
-        let mut guests = self.0.lock().unwrap();
+        let mut guests = self.0.lock();
         guests.entry(domain.to_owned()).or_insert_with(FakeGuest::new).clone()
     }
 }
@@ -172,7 +173,7 @@ impl GuestAccess for FakeGuests {
     fn leaving<'a>(&'a self, _: &'a PodFolder, domain: &'a str) -> BoxFuture<'a, GuestLeft> {
         Box::pin(async {
             let guest = self.of(domain);
-            let left = *guest.left.lock().unwrap();
+            let left = *guest.left.lock();
             guest.queries.send_modify(|queries| *queries += 1);
             left
         })

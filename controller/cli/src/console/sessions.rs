@@ -3,11 +3,8 @@
 //! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request. There is
 //! no cookie, because a browser would send that to every port of this address.
 
-use std::{
-    collections::HashSet,
-    fmt::Write as _,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{collections::HashSet, fmt::Write as _};
 
 use ring::{
     digest::{SHA256, digest},
@@ -40,14 +37,14 @@ impl ConsoleSessions {
     /// If there are no random numbers.
     pub(super) fn link(&self) -> Result<String, NoRandom> {
         let key = random()?;
-        self.keys().links.insert(hash(&key));
+        self.0.lock().links.insert(hash(&key));
         Ok(key)
     }
 
     /// Returns the key of a new session for that of a link, which is used up by it.
     pub(super) fn exchange(&self, link: &str) -> Option<String> {
         let session = random().ok()?;
-        let mut keys = self.keys();
+        let mut keys = self.0.lock();
         keys.links.remove(&hash(link)).then(|| {
             keys.sessions.insert(hash(&session));
             session
@@ -56,11 +53,7 @@ impl ConsoleSessions {
 
     /// Returns whether there is a session with this key.
     pub(super) fn knows(&self, session: &str) -> bool {
-        self.keys().sessions.contains(&hash(session))
-    }
-
-    fn keys(&self) -> MutexGuard<'_, Keys> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().sessions.contains(&hash(session))
     }
 }
 

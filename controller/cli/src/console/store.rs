@@ -7,10 +7,8 @@
 //!
 //! What the user may not watch is named on every page and not considered.
 
-use std::{
-    fmt::Debug,
-    sync::{Arc, Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::{fmt::Debug, sync::Arc};
 
 use drydock_api::{
     HyperConverged, Hypervisor,
@@ -69,7 +67,7 @@ impl ChangeCounter {
         if let CacheChange::SyncState(state) = change
             && matches!(state.problem, Some(WatchProblem::Failing(_)))
         {
-            let mut since = self.broken_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut since = self.broken_since.lock();
             since.get_or_insert_with(clock::now);
         }
         self.count();
@@ -151,7 +149,7 @@ impl Store {
             .sync_states()
             .iter()
             .any(|(_, state)| matches!(state.problem, Some(WatchProblem::Failing(_))));
-        let mut since = self.changes.broken_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut since = self.changes.broken_since.lock();
         if !failing {
             *since = None;
         }

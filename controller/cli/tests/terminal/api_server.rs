@@ -1,11 +1,12 @@
 //! An API server with a few objects, by HTTP/1.1 on a port of this machine: lists them, and sends changes to watches.
 
+use parking_lot::Mutex;
 use std::{
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
     path::PathBuf,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
@@ -66,7 +67,7 @@ impl ApiServer {
 
     /// Puts an object in place of that of the same name, and sends it to all watches of its list.
     pub(crate) fn change(&self, path: &str, object: &Value) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state.lock();
         let name = |object: &Value| object["metadata"]["name"].clone();
         state
             .objects
@@ -127,7 +128,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<ServerState>) {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         if query.contains("watch=true") {
             let (sender, changes) = channel();
-            let mut state = state.lock().unwrap();
+            let mut state = state.lock();
             // What has changed since the list was read comes first.
             let since = parameter(query, "resourceVersion").and_then(|version| version.parse().ok());
             for (list, object) in state.changes.iter().skip(since.unwrap_or(0)) {
@@ -140,7 +141,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<ServerState>) {
             return send_changes(&mut stream, &changes);
         }
         let (items, version): (Vec<Value>, usize) = {
-            let state = state.lock().unwrap();
+            let state = state.lock();
             let own = state
                 .objects
                 .iter()

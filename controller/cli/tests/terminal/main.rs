@@ -56,7 +56,7 @@ fn cluster() -> ApiServer {
 /// Runs the plugin without a terminal; returns its exit code and what it printed.
 fn run(words: &[&str]) -> (Option<i32>, String) {
     let child = {
-        let _starting = STARTING.lock().unwrap();
+        let _starting = STARTING.lock();
         Command::new(env!("CARGO_BIN_EXE_kubectl-drydock"))
             .args(words)
             .stdout(Stdio::piped())

@@ -1,11 +1,11 @@
 //! A program on a pseudo-terminal, and what a person would see there.
 
+use parking_lot::Mutex;
 use std::{
     fs::File,
     io::Read,
     os::fd::{AsFd, OwnedFd},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::Mutex,
 };
 
 use nix::{
@@ -39,7 +39,7 @@ impl Window {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        let _starting = STARTING.lock().unwrap();
+        let _starting = STARTING.lock();
         let pty = openpty(&size, None).unwrap();
         // Copies are closed in programs that are started later.
         let (master, slave) = (pty.master.try_clone().unwrap(), pty.slave.try_clone().unwrap());

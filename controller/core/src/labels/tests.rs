@@ -2,7 +2,7 @@ use drydock_api::facts::{ConfidentialFacts, HostModel, KvmFacts, KvmState, SevFa
 use proptest::prelude::*;
 
 use super::*;
-use crate::{minimum, obsolete};
+use crate::{minimum_cpu, obsolete};
 
 fn strings(list: &[&str]) -> Vec<String> {
     list.iter().map(|&item| item.into()).collect()
@@ -428,7 +428,7 @@ prop_compose! {
         present in prop::bool::weighted(0.9),
         models in prop::collection::vec(any_model(), 0..20),
         features in prop::collection::vec(
-            prop_oneof![prop::sample::select(&minimum::PENRYN[..]).prop_map(str::to_owned), ".{0,70}", "[a-z0-9.-]{1,9}"],
+            prop_oneof![prop::sample::select(&minimum_cpu::PENRYN[..]).prop_map(str::to_owned), ".{0,70}", "[a-z0-9.-]{1,9}"],
             0..60,
         ),
         host_model in prop::option::of(any_model()),

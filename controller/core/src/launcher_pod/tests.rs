@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::NodeSelectorTerm;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{configuration::Configuration, minimum::Minimum, placement::requirements};
+use crate::{configuration::Configuration, minimum_cpu::Minimum, placement::requirements};
 
 fn instance(spec: &Value) -> VirtualMachineInstance {
     serde_json::from_value(json!({

@@ -5,25 +5,12 @@ use std::sync::Arc;
 use drydock_api::maintenance::Blocker;
 use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
-use crate::label_selector::Selector;
-
-/// Returns whether a PDB counts a pod. A PDB without a selector counts none, one with an empty selector all
-/// pods of its namespace (policy/v1).
-pub fn guards(pdb: &PodDisruptionBudget, pod: &Pod) -> bool {
-    pdb.metadata.namespace == pod.metadata.namespace
-        && pdb
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.selector.as_ref())
-            .is_some_and(|selector| {
-                Selector::new(selector).is_ok_and(|selector| selector.matches(pod.metadata.labels.as_ref()))
-            })
-}
+use crate::eviction::own_pdb::selects;
 
 /// Returns the PDB that blocks a pod's eviction: the one named by the API server, else the one that allows the
 /// fewest disruptions.
 pub fn blocker(pdbs: &[Arc<PodDisruptionBudget>], pod: &Pod, message: &str) -> Option<Blocker> {
-    let guarding = pdbs.iter().filter(|pdb| guards(pdb, pod));
+    let guarding = pdbs.iter().filter(|pdb| selects(pdb, pod));
     let rank = |pdb: &&Arc<PodDisruptionBudget>| {
         let name = pdb.metadata.name.as_deref().unwrap_or_default();
         let named = message.split_whitespace().any(|part| part == name);
@@ -82,11 +69,11 @@ mod tests {
             (Value::Null, false),
             (json!({"matchExpressions": [{"key": "app", "operator": "Odd"}]}), false),
         ] {
-            assert_eq!(guards(&pdb("b", &selector, 0), &pod()), counted, "{selector}");
+            assert_eq!(selects(&pdb("b", &selector, 0), &pod()), counted, "{selector}");
         }
         let mut elsewhere = pod();
         elsewhere.metadata.namespace = Some("other".into());
-        assert!(!guards(&pdb("b", &json!({}), 0), &elsewhere));
+        assert!(!selects(&pdb("b", &json!({}), 0), &elsewhere));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use super::{
     nodes_by_name,
     offer::{CpuOffer, is_known_to_have},
 };
-use crate::{default_cpu::has_hosts_own, minimum::Minimum};
+use crate::{default_cpu::has_hosts_own, minimum_cpu::Minimum};
 
 /// Whether another node could run a running instance.
 #[derive(Clone, Debug, PartialEq, Eq)]

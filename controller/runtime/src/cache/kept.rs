@@ -1,6 +1,7 @@
 //! How a cache stores an object.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use parking_lot::Mutex;
+use std::sync::Arc;
 
 use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
 use serde::{Serialize, de::DeserializeOwned};
@@ -77,7 +78,7 @@ impl<K> StorageFormat<K> {
         let Some(json) = write(&object) else {
             return StoredObject::Whole(object);
         };
-        let mut known = like.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = like.lock();
         let like = Arc::clone(&known);
         let text = compress_prepend_size_with_dict(&json, &like);
         let is_unlike = like.is_empty() || text.len() * 4 > json.len();
@@ -143,7 +144,7 @@ mod tests {
     fn like(packing: &StorageFormat<ConfigMap>) -> usize {
         match packing {
             StorageFormat::Whole => 0,
-            StorageFormat::Packed { like, .. } => like.lock().unwrap().len(),
+            StorageFormat::Packed { like, .. } => like.lock().len(),
         }
     }
 

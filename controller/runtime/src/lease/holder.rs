@@ -18,13 +18,9 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
+use parking_lot::Mutex;
 use serde_json::json;
-use std::{
-    collections::BTreeMap,
-    convert::Infallible,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 /// The Lease to hold, and its parameters.

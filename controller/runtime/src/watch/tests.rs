@@ -7,11 +7,9 @@ use crate::{
 };
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::{Client, core::PartialObjectMeta};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 struct Setup {
     process: Process,
@@ -233,7 +231,7 @@ async fn changes_are_notified(packed: bool) {
             CacheChange::Unreadable { key } => format!("{key} unreadable"),
             CacheChange::SyncState(state) => format!("clear: {}", state.is_clear()),
         };
-        sink.lock().unwrap().push(line);
+        sink.lock().push(line);
     });
     let cache = setup.watches.start(watch);
     assert_eq!(setup.readiness.waiting(), ["config"]);
@@ -254,7 +252,7 @@ async fn changes_are_notified(packed: bool) {
     open.send("DELETED", &config_map("a", "8", "two"));
     settled(&setup.signal).await;
     assert_eq!((value(&cache, "a"), value(&cache, "b").as_deref()), (None, Some("new")));
-    let changes = changes.lock().unwrap();
+    let changes = changes.lock();
     let expected = [
         "drydock/a false true",
         "clear: true",

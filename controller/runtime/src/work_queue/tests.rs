@@ -8,13 +8,14 @@ use crate::{
 };
 use futures::{SinkExt, StreamExt, channel::mpsc};
 use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -320,7 +321,7 @@ async fn change_waits_for_a_page_of_a_sweep_at_most() {
     };
     let reconcile = |reconciled: Key| {
         most.fetch_max(changes.len(), Ordering::Relaxed);
-        let mut seen = seen.lock().unwrap();
+        let mut seen = seen.lock();
         seen.push(reconciled);
         if seen.len() == KEYS / 2 {
             changes.add(key("changed"));
@@ -346,7 +347,7 @@ async fn change_waits_for_a_page_of_a_sweep_at_most() {
         () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
         () = done => {}
     }
-    let seen = seen.into_inner().unwrap();
+    let seen = seen.into_inner();
     let position = seen.iter().position(|found| *found == key("changed")).unwrap();
     assert!(position <= KEYS / 2 + PAGE + LOW, "{position}");
     assert!(most.load(Ordering::Relaxed) <= PAGE + LOW + 4, "{most:?}");
@@ -372,12 +373,12 @@ async fn other_tasks_run_between_reconciles_that_never_wait() {
     let stopping = process.stopping();
     let all = async || (0..KEYS).map(|number| key(&number.to_string())).collect();
     let reconcile = |_: Key| {
-        seen.lock().unwrap().insert(turns.load(Ordering::Relaxed));
+        seen.lock().insert(turns.load(Ordering::Relaxed));
         async { Ok::<_, io::Error>(()) }
     };
     let done = async {
         elect(&mut server).await;
-        while seen.lock().unwrap().is_empty() || !work.is_empty() {
+        while seen.lock().is_empty() || !work.is_empty() {
             tokio::task::yield_now().await;
         }
     };
@@ -385,5 +386,5 @@ async fn other_tasks_run_between_reconciles_that_never_wait() {
         () = work.run(&stopping, leadership, all, reconcile) => panic!("it ends only when the process stops"),
         () = done => {}
     }
-    assert!(seen.into_inner().unwrap().len() > KEYS - 32);
+    assert!(seen.into_inner().len() > KEYS - 32);
 }

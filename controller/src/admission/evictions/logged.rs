@@ -1,10 +1,8 @@
 //! Remembers which refusals of evictions were logged: drainers repeat a request every few seconds while a guest
 //! moves, and only a change of the response is logged.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 
 use drydock_core::eviction::EvictionRefusal;
 use drydock_runtime::Key;
@@ -26,7 +24,7 @@ impl LoggedRefusals {
         } else {
             refusal
         };
-        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock();
         if logged.get(pod) == Some(&refusal) {
             return false;
         }
@@ -39,7 +37,7 @@ impl LoggedRefusals {
 
     /// Forgets a pod whose eviction was allowed.
     pub(super) fn forget(&self, pod: &Key) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(pod);
+        self.0.lock().remove(pod);
     }
 }
 
@@ -70,6 +68,6 @@ mod tests {
                 EvictionRefusal::TargetPod,
             );
         }
-        assert!(logged.0.lock().unwrap().len() <= MAX_PODS);
+        assert!(logged.0.lock().len() <= MAX_PODS);
     }
 }

@@ -1,7 +1,10 @@
 //! Tests of evictions as an API server sends them, and of the requests to the API server in the meantime.
 
 use drydock_api::hyperconverged::EvictionStrategy;
-use drydock_core::{configuration::Configuration, eviction::own_pdb};
+use drydock_core::{
+    configuration::Configuration,
+    eviction::{holding::REVIEW_DEADLINE, own_pdb},
+};
 use drydock_runtime::{
     Registry,
     fake::{ApiServer, api_server},
@@ -286,7 +289,7 @@ fn deadline_is_shorter_than_the_timeout_of_the_webhook() {
     let (_, eviction) = webhooks.split_once("path: /validate/pods/eviction").unwrap();
     let (_, timeout) = eviction.split_once("timeoutSeconds: ").unwrap();
     let (seconds, _) = timeout.split_once('\n').unwrap();
-    assert!(HOLD + GONE_WITHIN < DEADLINE && DEADLINE < Duration::from_secs(seconds.parse().unwrap()));
+    assert!(HOLD + GONE_WITHIN < REVIEW_DEADLINE && REVIEW_DEADLINE < Duration::from_secs(seconds.parse().unwrap()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@
 //! | `nodemaintenance.kubevirt.io` | master | `etcd-quorum-guard` | it is there and allows no disruption |
 
 use drydock_api::maintenance::Group;
-use drydock_core::maintenance::pod_pdbs::guards;
+use drydock_core::eviction::own_pdb::selects;
 use drydock_runtime::chain;
 use k8s_openapi::api::{
     core::v1::{Node, Pod},
@@ -101,7 +101,7 @@ fn keeps_quorum(pdbs: &[PodDisruptionBudget], pods: &[Pod]) -> bool {
         return true;
     }
     // A member that does not work already is no loss.
-    pods.iter().find(|pod| guards(pdb, pod)).is_none_or(is_not_ready)
+    pods.iter().find(|pod| selects(pdb, pod)).is_none_or(is_not_ready)
 }
 
 fn is_not_ready(pod: &Pod) -> bool {

@@ -1,9 +1,7 @@
+use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use axum::http::{
@@ -36,11 +34,11 @@ struct ApiServer {
 
 impl ApiServer {
     fn issue(&self, token: &'static str, user: &'static str, nodes: &[&'static str]) {
-        self.tokens.lock().unwrap().insert(token, (user, nodes.to_vec()));
+        self.tokens.lock().insert(token, (user, nodes.to_vec()));
     }
 
     fn revoke(&self, token: &str) {
-        self.tokens.lock().unwrap().remove(token);
+        self.tokens.lock().remove(token);
     }
 }
 
@@ -54,9 +52,9 @@ async fn respond(State(server): State<Arc<ApiServer>>, method: Method, uri: Uri,
         return status(503, "ServiceUnavailable");
     }
     let credentials = headers[AUTHORIZATION].to_str().unwrap().to_owned();
-    *server.seen.lock().unwrap().entry(credentials.clone()).or_default() += 1;
+    *server.seen.lock().entry(credentials.clone()).or_default() += 1;
     let token = credentials.strip_prefix("Bearer ").unwrap();
-    let Some((user, nodes)) = server.tokens.lock().unwrap().get(token).cloned() else {
+    let Some((user, nodes)) = server.tokens.lock().get(token).cloned() else {
         return status(401, "Unauthorized");
     };
     let query = uri.query().unwrap_or_default();
@@ -201,13 +199,13 @@ async fn users_see_their_own_objects_and_names_alone() {
     assert!(bens.contains("you lack the right to create") && !annas.contains("you lack the right to create"));
     assert!(annas.contains("staging") && !annas.contains("of-anna") && !bens.contains("anna"));
     // Each was requested with the own token.
-    let seen = setup.api.seen.lock().unwrap().clone();
+    let seen = setup.api.seen.lock().clone();
     assert_eq!(seen.keys().collect::<Vec<_>>(), ["Bearer of-anna", "Bearer of-ben"]);
     assert_eq!(setup.tokens(), "2");
     // A further page of a token does not list anything again.
     let before = seen["Bearer of-ben"];
     let (_, _third) = first(setup.open("of-ben").await).await;
-    let reviews = setup.api.seen.lock().unwrap()["Bearer of-ben"] - before;
+    let reviews = setup.api.seen.lock()["Bearer of-ben"] - before;
     assert_eq!(
         (reviews, setup.tokens().as_str()),
         (3, "2"),
@@ -259,7 +257,7 @@ async fn documents_need_no_token_and_have_no_data() {
         assert_eq!(headers["content-security-policy"], super::super::POLICY, "{path}");
         assert!(!headers.contains_key(SET_COOKIE), "{path}");
     }
-    assert!(setup.api.seen.lock().unwrap().is_empty());
+    assert!(setup.api.seen.lock().is_empty());
     setup.api.issue("of-anna", "anna", &[]);
     for path in ["/api/v1/secrets", "/api/session", "/api/link"] {
         let response = setup.send("GET", path, Some("of-anna"), &Value::Null).await;

@@ -10,9 +10,10 @@
 //!
 //! A token is known by its digest. The token itself is held by its client alone, and ends with it.
 
+use parking_lot::Mutex;
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -214,7 +215,7 @@ impl Users {
     /// If the API server does not accept it, or there are too many.
     pub(super) async fn enter(&self, token: Token) -> Result<Visit, Denied> {
         let digest = token.digest();
-        if let Some(user) = self.0.known().get(&digest) {
+        if let Some(user) = self.0.known.lock().get(&digest) {
             return self.0.visit(user);
         }
         let permit = self.0.reviews.try_acquire().map_err(|_| Denied::Busy)?;
@@ -233,7 +234,7 @@ impl Users {
 
     /// Begins to keep objects for a token, unless another request has.
     fn admit(&self, digest: Digest, client: &Client, name: String) -> Result<Visit, Denied> {
-        let mut known = self.0.known();
+        let mut known = self.0.known.lock();
         if let Some(user) = known.get(&digest) {
             return self.0.visit(user);
         }
@@ -273,10 +274,6 @@ impl Users {
 }
 
 impl UserTable {
-    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Arc<SignedInUser>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn count(&self, known: &HashMap<Digest, Arc<SignedInUser>>) {
         self.metrics.tokens.set(i64::try_from(known.len()).unwrap_or(i64::MAX));
     }
@@ -316,10 +313,10 @@ impl UserTable {
             tokio::select! {
                 () = ended.cancelled() => return,
                 () = self.closing.cancelled() => {
-                    self.end(&mut self.known(), &digest, "the console ends");
+                    self.end(&mut self.known.lock(), &digest, "the console ends");
                 }
                 () = idle(&user.shared, self.limits.idle) => {
-                    let mut known = self.known();
+                    let mut known = self.known.lock();
                     if !user.is_used() {
                         self.end(&mut known, &digest, "it is not used");
                     }
@@ -328,7 +325,7 @@ impl UserTable {
                     Ok(_) => {}
                     Err(Denied::Refused(_)) => {
                         self.metrics.refused.inc();
-                        self.end(&mut self.known(), &digest, "the token is no longer valid");
+                        self.end(&mut self.known.lock(), &digest, "the token is no longer valid");
                     }
                     // Pages show that the API server is not reached.
                     Err(error) => warn!(user = user.name, error = %chain(&error), "a token could not be reviewed"),

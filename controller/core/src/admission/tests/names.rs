@@ -25,7 +25,7 @@ use crate::{
     label_keys,
     launcher_pod::{PodInput, TargetPodInput, host_uuid, pod, suffix, target_pod},
     machine::instance_of::instance_of,
-    minimum::Minimum,
+    minimum_cpu::Minimum,
     placement::requirements,
     replica_set,
 };

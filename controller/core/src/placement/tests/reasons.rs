@@ -4,7 +4,7 @@ use k8s_openapi::{api::core::v1::Taint, apimachinery::pkg::api::resource::Quanti
 use serde_json::json;
 
 use super::*;
-use crate::minimum::PENRYN;
+use crate::minimum_cpu::PENRYN;
 
 fn taint(key: &str, effect: &str) -> Taint {
     Taint {
