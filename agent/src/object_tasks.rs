@@ -46,7 +46,7 @@ impl<K: Ord, S: TaskObservation + Send + Sync + 'static> ObjectTasks<K, S> {
         self.running.len()
     }
 
-    /// Passes what is seen of an object on to its task. If it has none, `start` returns the name and the future of a new
+    /// Passes an observation of an object to its task. If there is no task, `start` returns the name and the future of a new
     /// one, which is dropped when it has to stop.
     pub(crate) fn update(
         &mut self,

@@ -38,7 +38,7 @@ use tunnel::Tunnel;
 use world::{HandOverWorld, number, pair, runs, skipped};
 
 /// How long a late reply is held. Nothing is measured in it: that something goes on by itself would need a
-/// time-out of somebody, of which there is none, or longer than a test may take.
+/// timeout of any component, or longer than a test may take.
 fn delay() -> Duration {
     Duration::from_secs(u64::try_from(number("DRYDOCK_REPLY_DELAY", 3)).unwrap())
 }

@@ -320,7 +320,7 @@ impl MachineTask {
                 self.record_event(machine, Severity::Normal, "SuccessfulCreate", note);
                 Ok(None)
             }
-            // The watch is about to show it, whoever it belongs to.
+            // The watch is about to show it, whatever its owner.
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(None),
             Err(kube::Error::Api(status)) if is_refusal(&status) => Ok(Some(status.message)),
             Err(source) => Err(ReconcileError::Failed {

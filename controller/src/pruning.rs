@@ -1,4 +1,4 @@
-//! The metadata of cached objects that nobody reads.
+//! Unused metadata of cached objects.
 
 use drydock_core::launcher_pod::LAST_APPLIED;
 use kube::core::ObjectMeta;

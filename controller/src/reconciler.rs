@@ -89,7 +89,7 @@ pub(crate) trait Reconciler: Sync {
     /// If a request to the API server fails.
     fn observe(&self, key: &Key) -> impl Future<Output = Result<Option<Self::Observed>, ReconcileError>> + Send;
 
-    /// Returns what is to be done. It only applies the rules of `core` to what was observed.
+    /// Returns the actions. It only applies the rules of `core` to the observation.
     fn plan(&self, key: &Key, observed: &Self::Observed) -> Self::Plan;
 
     /// Executes a plan, and updates `observed` with what it has found or changed.

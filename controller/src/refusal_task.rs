@@ -128,7 +128,7 @@ impl RefusalTask {
     }
 }
 
-/// Returns what is reconciled to retry a step.
+/// Returns the keys to reconcile in order to retry a step.
 fn route(step: RefusedStep) -> Route {
     match step {
         RefusedStep::Drain(_) => Route::Drains,

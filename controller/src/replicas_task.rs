@@ -56,7 +56,7 @@ impl ReplicasTask {
     }
 
     fn plan(&self, replicas: &[Arc<Pod>], now: Timestamp) -> ReplicaSpread {
-        // A replica that is not shown yet might be the one that a free node has.
+        // A replica that is not shown yet might be on a free node.
         if !self.shown.sync_state().is_clear() {
             return ReplicaSpread::Stay { apart: false };
         }

@@ -1,1 +1,1 @@
-"""Drydock's main job, step by step, for somebody who has never seen it."""
+"""Drydock's main job, step by step, for a first-time reader."""

@@ -36,7 +36,7 @@ spec:
               drydock: {{ count: 50ms }}
 """
 
-# On one machine a guest this small would have moved before anybody has seen it.
+# On one machine a guest this small would have moved before it could be seen.
 CONFIGURATION = """
 apiVersion: hco.kubevirt.io/v1beta1
 kind: HyperConverged

@@ -104,7 +104,7 @@ class Stage:
                         if now - begun > PATIENCE:
                             raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", received)
                         if index == 0 and now - typed > 2:
-                            # A guest shows its prompt again for whoever presses Enter.
+                            # A guest shows its prompt again when Enter is pressed.
                             os.write(ours, b"\n")
                             typed = now
                         if select.select([ours], [], [], 0.2)[0]:

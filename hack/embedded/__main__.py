@@ -16,7 +16,7 @@ from .progress import Progress
 def main(argv: list[str]) -> int:
     """Run one verb; a failure is one message and exit code 1."""
     arguments = _parser().parse_args(argv)
-    # Folders are shared with pods that run as anybody, whatever the caller's habits.
+    # Folders are shared with pods that run as any user, whatever the caller's umask is.
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress(getattr(arguments, "verbose", False))

@@ -102,7 +102,7 @@ class Bringup:
             )
 
     def end_clients(self) -> None:
-        """End those that back off while there is no API server, for up to two minutes: whoever leads by a Lease
+        """End those that back off while there is no API server, for up to two minutes: a component that leads by a Lease
         ends when it cannot renew it, and begins anew."""
         for process in self.control.clients():
             process.stop()

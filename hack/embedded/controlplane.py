@@ -50,7 +50,7 @@ def registry_config(layout: Layout, storage: Path) -> dict[str, object]:
 
 
 def scheduler_config(kubeconfig: Path) -> dict[str, object]:
-    """One scheduler, so nobody to elect."""
+    """One scheduler, so there is no election."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",

@@ -36,7 +36,7 @@ class Node:
 
     @property
     def machine(self) -> Process:
-        """The node itself: whoever kills it pulls the plug."""
+        """The node itself: killing it pulls the plug."""
         spec = NodeSpec(
             name=self.name,
             directory=str(self.node.directory),

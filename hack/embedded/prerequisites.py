@@ -217,10 +217,10 @@ def _forget_policy() -> None:
 
 @contextlib.contextmanager
 def _services_stay_off() -> Iterator[None]:
-    """Keep the daemons that packages bring from starting: nobody requested that.
+    """Keep the daemons that packages bring from starting, which was not requested.
 
     Debian's maintainer scripts query this file first. One that is already there is
-    somebody's decision and stays.
+    an administrator's decision and stays.
     """
     if _policy() not in (None, _POLICY_TEXT.encode()):
         yield

@@ -4,7 +4,7 @@ A process is known by two marks in its environment, the cluster's folder and its
 own name, next to a pid file. A pid that was reused by something else lacks the
 marks, so nothing is ever signalled by mistake. The pid file is written by the
 new process itself before it becomes the program: a crash of the caller in
-between leaves no daemon behind that nobody knows.
+between leaves no unknown daemon behind.
 """
 
 from __future__ import annotations

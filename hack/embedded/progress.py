@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What writing to a terminal or a pipe fails with once nobody is there who could read.
+# What writing to a terminal or a pipe fails with once there is no reader.
 _NOBODY_READS = (errno.EIO, errno.EPIPE)
 
 

@@ -87,7 +87,7 @@ fn write(path: &str, every: Duration) -> io::Result<()> {
     })
 }
 
-/// Changes a byte of each page of so many MiB at each interval. No page is empty or like another, so that
+/// Changes a byte of each page of this number of MiB at each interval. No page is empty or like another, so that
 /// none is sent for less than its size. Prints the size at first and every 10 s.
 fn dirty(mebibytes: usize, every: Duration) -> io::Result<()> {
     const PAGE: usize = 4096;

@@ -32,7 +32,7 @@ FAT16_LBA = 0x0E
 # after it are for the same reason, as the guest has nothing to guard: neither
 # randomness nor certificates, ciphers and derived keys are tried out, a fourth of a boot's work.
 # no5lvl, pcie_ports: a fourth of its page tables, and services of ports that nothing uses, are a tenth.
-# rodata, lsm, trace_eval_init: guards of the kernel's own memory, and names of values in traces that nobody takes.
+# rodata, lsm, trace_eval_init: guards of the kernel's own memory, and names of values in unused traces.
 # no_timer_check: an emulated machine that waits for a CPU gets its first ticks too
 # late, of which Linux concludes that its timer is broken, and panics. Under KVM it
 # does not try either. Nor is its waiting a stall that it should print pages about.

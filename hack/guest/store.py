@@ -16,7 +16,7 @@ KEPT_SECONDS = 7 * 86400
 
 @contextlib.contextmanager
 def locked(cache: Path) -> Iterator[None]:
-    """Let nobody else build in `cache` meanwhile."""
+    """Let no other process build in `cache` meanwhile."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -252,7 +252,7 @@ def _maintain(api: Api, clusters: Sequence[Played]) -> None:
 
 
 def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> dict[str, float]:
-    """Wait until nobody has left for a while; returns when the last of those that move was seen to leave each node."""
+    """Wait until no guest has left for a while; returns when the last of those that move was seen to leave each node."""
     last: dict[str, float] = {}
     remaining: dict[str, frozenset[str]] = {}
     moving: dict[str, int] = {}

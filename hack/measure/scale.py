@@ -30,11 +30,11 @@ LIMITS = Limits(cluster=100, source=2, target=2)
 TAINT = {"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}
 MAINTENANCES = "/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances"
 SETTLE = 15
-# A controller that has nothing left to do sends fewer than so many requests in a second. Once all machines run there is
+# A controller that has nothing left to do sends fewer requests in a second than this. Once all machines run there is
 # still to be written where each could move to, and what its image is.
 QUIET, PATIENCE = 1.0, 1800
 CLIENTS = 8
-# What the controller may have in memory with so many nodes and machines.
+# What the controller may have in memory with these numbers of nodes and machines.
 LARGE, MOST_MIB = (5_000, 100_000), 1024
 UTILISATION, REACTION, STUCK, CORDONED = 0.95, 0.2, 1.2, 1.0
 
@@ -128,10 +128,10 @@ def _slots(
     took = max(slot.freed for slot in held) - begun
     by_slots = slots.lower_bound([(slot.source, slot.target, slot.seconds) for slot in held], limits)
     by_moves = slots.lower_bound([(move["source"], move["target"], move["ended"] - move["began"]) for move in moves], limits)
-    # At least 95 % of the bound: at most so many times as long.
+    # At least 95 % of the bound: at most 1 / 0.95 times as long.
     yield Figure("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
     yield Figure("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
-    # What nobody can be faster than who does not know beforehand how long each will take.
+    # The shortest time without knowing beforehand how long each will take.
     at_once = slots.without_delay([(slot.source, slot.target, slot.seconds) for slot in held], limits)
     yield Figure("scale.drain.time vs same-order-without-delay", took, "s", at_once, 1 / UTILISATION, relative=True)
     yield Figure("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
@@ -147,7 +147,7 @@ def _slots(
         ("moving", began, REACTION),
     ):
         waits = slots.until_next(held, starts, limits)
-        # On few nodes with few machines nobody waits.
+        # On few nodes with few machines no guest waits.
         if waits:
             yield Figure(f"scale.drain.slot-freed-to-next-{what}.p50", slots.percentile(waits, 0.5), "s", None, None)
             yield Figure(f"scale.drain.slot-freed-to-next-{what}.p99", slots.percentile(waits, 0.99), "s", None, budget)

@@ -120,7 +120,7 @@ class Simulation:
                 return line
 
     def until_moved(self, count: int, patience: float) -> None:
-        """Wait until so many guests have moved in all."""
+        """Wait until this number of guests has moved in all."""
         end = time.monotonic() + patience
         while len(self.moved) < count:
             left = end - time.monotonic()

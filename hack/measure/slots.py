@@ -126,7 +126,7 @@ def lower_bound(moves: Sequence[tuple[str, str, float]], limits: Limits) -> floa
 def without_delay(moves: Sequence[tuple[str, str, float]], limits: Limits) -> float:
     """Seconds that migrations (source, target, seconds) take if each slot, once free, carries the next that may have it.
 
-    In their order, and at once. Lower bounds know how long each will take and share them out accordingly; whoever has to
+    In their order, and at once. Lower bounds know how long each will take and share them out accordingly; a scheduler that has to
     begin them does not.
     """
     waiting = list(moves)

@@ -74,6 +74,6 @@ def carrying(entrance: Path, leads_to: Path, transport: Transport, many: bool = 
 
 
 def _listens(port: int) -> bool:
-    """Whether somebody listens at a port of the loopback; to connect would be taken for the one connection."""
+    """Whether a process listens at a port of the loopback; to connect would be taken for the one connection."""
     table = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in table)

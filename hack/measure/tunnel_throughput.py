@@ -93,9 +93,9 @@ def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Figure]
 
 
 def push(carrying: Carrier, streams: int, size: int, inspect: Callable[[], None] | None = None) -> float:
-    """Send so many bytes through each of so many streams; seconds until the last one has come.
+    """Send a number of bytes through each of several streams; seconds until the last byte has come.
 
-    `inspect` is called when all streams stand still because nobody reads at their ends, and then while they flow.
+    `inspect` is called when all streams stand still because nothing reads at their ends, and then while they flow.
     """
     readable = threading.Event()
     ended = threading.Barrier(streams + 1, timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""The same migration by hand: `virsh migrate --live --p2p` between pods that nobody but their launchers looks after.
+"""The same migration by hand: `virsh migrate --live --p2p` between pods that only their launchers supervise.
 
     pod like a guest's ── virsh migrate ─▶ libvirt ─▶ migration/*.sock ─▶ relay ─▶ pod like a migration's target
 

@@ -36,7 +36,7 @@ def ensure(logs: Path) -> None:
         return
     env = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
     with step(f"apt-get install {' '.join(packages)}"):
-        # Somebody else's installation is waited for, not failed on.
+        # An installation by another process is waited for, not failed on.
         apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
         run([*apt, "update"], log=logs / "apt-update.log", what="apt-get update", env=env)
         command = [*apt, "install", "--yes", "--no-install-recommends", *packages]

@@ -29,7 +29,7 @@ from .outcome import Outcome
 
 # All kinds whose objects need Drydock, as the page names them.
 IN_USE = "vm,vmirs,vmi,vmim,nodemaintenances.nodemaintenance.medik8s.io,nodemaintenances.nodemaintenance.kubevirt.io"
-# Kinds of the parts that nobody may delete meanwhile.
+# Kinds of the parts that no user may delete meanwhile.
 PROTECTED = (
     "namespaces,customresourcedefinitions,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,"
     "deployments,daemonsets"

@@ -187,9 +187,22 @@ def speech_comments(lines: Iterable[str]) -> list[str]:
     return [line for line in lines if (SPEECH - _OTHER_MEANINGS) & {word.lower() for word in _SPEECH_WORD.findall(line)}]
 
 
+# Persons for components and users, and amounts that only what follows explains: a reader has to guess what is meant.
+_VAGUE = re.compile(r"\b(nobody|somebody|anybody|whoever|so many|so much)\b", re.IGNORECASE)
+
+
+def vague_comments(lines: Iterable[str]) -> list[str]:
+    """The lines that do not name what they are about."""
+    return [line for line in lines if _VAGUE.search(line)]
+
+
+def _comments(path: str, text: str) -> list[str]:
+    return python_comments(text) if path.endswith(".py") else rust_comments(text)
+
+
 def _speech_comments(path: str, text: str) -> list[str]:
     allowed = COMMENTS_ALLOWED.get(path, set())
-    lines = python_comments(text) if path.endswith(".py") else rust_comments(text)
+    lines = _comments(path, text)
     return [f"{path}: {line}" for line in speech_comments(lines) if not allowed & set(_SPEECH_WORD.findall(line))]
 
 
@@ -287,6 +300,12 @@ def _conventions() -> dict[str, list[str]]:
         for name in sources.split()
         for line in _speech_comments(name, (REPOSITORY / name).read_text())
     ]
+    vague = [
+        f"{name}: {line}"
+        for name in sources.split()
+        for line in vague_comments(_comments(name, (REPOSITORY / name).read_text()))
+        if name != "hack/verify/style.py"
+    ]
     long = [
         line
         for name in tracked.split()
@@ -318,6 +337,7 @@ def _conventions() -> dict[str, list[str]]:
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,
         "comments have no verbs of speech": comments,
+        "comments name what they are about": vague,
         "files import each other in no cycle": circles,
         f"functions have at most {FUNCTION_LINES} lines": long,
         "no two types have the same name": shared_names.shared_types(programs),

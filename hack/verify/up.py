@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--install", action="store_true", help="build Drydock for debugging and install it")
     parser.add_argument("--release", action="store_true", help="with --install: build it as users get it, which takes minutes")
     arguments = parser.parse_args(argv)
-    # Folders are shared with pods that run as anybody, whatever the caller's habits.
+    # Folders are shared with pods that run as any user, whatever the caller's umask is.
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress(arguments.verbose)

@@ -121,7 +121,7 @@ class Guests(Case):
             page.wait_for_timeout(1000)
             return bool(pressed.search(serial.locator("#terminal").inner_text()))
 
-        # The first may come before somebody reads events in the guest.
+        # The first may come before the guest reads events.
         until("Ctrl, Alt and Delete in the guest", is_pressed)
         serial.locator("#terminal").focus()
         serial.keyboard.press("Control+c")

@@ -102,7 +102,7 @@ class InCluster(Case):
         return forward
 
     def open(self, address: str, path: str = "/nodes", **options: Any) -> Page:
-        """A tab that nobody has signed in to. Chromium does not know the authority; another test verifies the certificate."""
+        """A tab without a signed-in user. Chromium does not know the authority; another test verifies the certificate."""
         page = self.context(ignore_https_errors=True, **options).new_page()
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(address + path)

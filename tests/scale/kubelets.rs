@@ -51,12 +51,12 @@ pub(crate) struct Kubelets {
     addresses: AtomicU32,
 }
 
-/// Keys that somebody works on, and whether there was news of them meanwhile.
+/// Keys that are being processed, and whether they have changed meanwhile.
 #[derive(Default)]
 pub(crate) struct Busy(Mutex<HashMap<String, bool>>);
 
 impl Busy {
-    /// Whether nobody works on it yet, but the caller from now on.
+    /// Claims a key for the caller. Returns false if another caller processes it.
     pub(crate) fn begin(&self, key: &str) -> bool {
         let mut keys = self.0.lock();
         match keys.get_mut(key) {

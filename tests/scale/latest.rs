@@ -93,7 +93,7 @@ where
                             objects.insert(uid.clone(), Arc::new(object));
                         }
                     }
-                    // That nobody listens yet is no error.
+                    // Having no receiver yet is no error.
                     let _ = self.changes.send(uid);
                 }
                 Ok(Event::Delete(object)) => {
@@ -157,7 +157,7 @@ impl Latest {
         );
     }
 
-    /// Waits until so many instances run.
+    /// Waits until this number of instances run.
     pub(crate) async fn until_running(&self, count: usize) {
         let mut running = self.running.subscribe();
         // The sender lives as long as this does.

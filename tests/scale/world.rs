@@ -35,7 +35,7 @@ pub(crate) struct ScaleWorld {
 }
 
 impl ScaleWorld {
-    /// So many nodes and virtual machines.
+    /// Returns a world with these numbers of nodes and virtual machines.
     pub(crate) fn of(nodes: usize, machines: usize) -> Self {
         Self {
             nodes: (0..nodes).map(|number| format!("sim-{number:04}")).collect(),

@@ -94,7 +94,7 @@ fn migration_is_explained(cluster: &Cluster, node: &str, target: &str) -> Result
     Ok(())
 }
 
-/// Starts a guest that can move and one that is pinned to the same node. Returns the node.
+/// Starts a movable guest and a guest that is pinned to the same node. Returns the node.
 async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
     cluster.apply(&counting("mover", "LiveMigrate")).await?;
     cluster.until_phase("mover", Phase::Running).await?;
@@ -213,7 +213,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
     ensure!(text.contains(&line), "{text}");
 
     let watching = start(&cluster, &["watch", &node, "--timeout", "120", "-o", "json"]);
-    // It prints what is there at first, so it may be stopped at any time after its maintenance was seen.
+    // It prints the present state first, so it may be stopped at any time after its maintenance was seen.
     let stopped = until_some("the watch to be called off", || async {
         if watching.is_finished() {
             return Ok(Some(()));

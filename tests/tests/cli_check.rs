@@ -1,4 +1,4 @@
-//! `kubectl drydock check` on a real cluster: it finds what is wrong, its remedies mend it, and nothing is wrong otherwise.
+//! `kubectl drydock check` on a real cluster: it finds misconfigurations, its remedies mend them, and nothing else is wrong.
 
 use std::{collections::BTreeMap, thread};
 

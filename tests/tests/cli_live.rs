@@ -31,7 +31,7 @@ fn start(cluster: &Cluster, columns: u16, arguments: &[&str]) -> Result<JoinHand
     let (mut master, mut out) = (File::from(pty.master), File::from(pty.slave.try_clone()?));
     let reading = thread::spawn(move || {
         let (mut written, mut buffer) = (Vec::new(), [0; 4096]);
-        // A terminal that nobody has open any more reports an error.
+        // A terminal that no process has open reports an error.
         while let Ok(count @ 1..) = master.read(&mut buffer) {
             written.extend_from_slice(&buffer[..count]);
         }

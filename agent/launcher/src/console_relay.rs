@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, line_sink::LineSink};
 
-/// An unfinished line is shown after this much idle time, because a prompt waits for input. An emulated guest that waits
+/// An unfinished line is shown after this idle time, because a prompt waits for input. An emulated guest that waits
 /// for a CPU stops for 0.2 s in the midst of a line; its lines should not be split.
 const SILENCE: Duration = Duration::from_secs(2);
 /// Size of one read in bytes.

@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Maximum number of queued bytes.
 const QUEUE: usize = 64 * 1024;
-/// Maximum number of bytes written at once. A writable pipe accepts this much atomically and without blocking
+/// Maximum number of bytes written at once. A writable pipe accepts that many atomically and without blocking
 /// (`PIPE_BUF` of pipe(7)). So the pipe, which other processes share, need not be made non-blocking.
 const MAX_BYTES_PER_WRITE: usize = 4096;
 

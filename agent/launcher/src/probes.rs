@@ -1,7 +1,7 @@
 //! The guest's liveness and readiness probes, which this process carries out itself.
 //!
 //! ```text
-//!                    ┌── liveness fails ──▶ Lifecycle: the guest is stopped ──▶ termination message
+//!                    ┌── liveness fails ──▶ LauncherLifecycle: the guest is stopped ──▶ termination message
 //!  timers ─▶ probe ──┤
 //!                    └── readiness ───────▶ readiness.json ──▶ agent ──▶ the pod's gate, the instance's Ready
 //! ```

@@ -1,9 +1,9 @@
 //! The main loop of process 1: waits for events, passes them to [`LauncherLifecycle`], and carries out its actions.
 //!
 //! ```text
-//! SIGCHLD, SIGTERM ─┐                                   ┌─▶ libvirtd, virsh, signals
-//! libvirt's folders ┼─▶ poll ─▶ events ─▶ Lifecycle ─▶ actions ─▶ ready.json
-//! times, probes     ┘    │                              └─▶ termination message, exit code
+//! SIGCHLD, SIGTERM ─┐                                           ┌─▶ libvirtd, virsh, signals
+//! libvirt's folders ┼─▶ poll ─▶ events ─▶ LauncherLifecycle ─▶ actions ─▶ ready.json
+//! times, probes     ┘    │                                      └─▶ termination message, exit code
 //!                        └── console, libvirtd's errors ─▶ stdout, stderr
 //! ```
 //!

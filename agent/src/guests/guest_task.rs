@@ -573,7 +573,7 @@ impl Outdated {
 }
 
 impl ConnectedGuest {
-    /// Drops what is outdated. The next reconcile reads everything else anyway.
+    /// Drops outdated values. The next reconcile reads everything else anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
             self.query_agent = is_there;

@@ -280,7 +280,7 @@ mod tests {
             (ending.outcome, ending.evicted),
             (Some(drydock_api::launcher::GuestOutcome::Shutdown), true)
         );
-        // Another pod of this name, and one that was gone before it had ended.
+        // Another pod of this name, and a pod that was deleted before it had ended.
         see(over("b"), runs("c"));
         see(runs("c"), None);
         assert!(pods.ending("b").is_some() && pods.ending("c").is_none());

@@ -106,7 +106,7 @@ impl UnneededSessions {
         }
     }
 
-    /// Begins to close what is not needed. `None` is a read that has panicked.
+    /// Begins to close unneeded sessions. `None` is a read that has panicked.
     fn take_in(&mut self, read: Option<kube::Result<Unneeded>>) {
         match read {
             Some(Ok(unneeded)) => {

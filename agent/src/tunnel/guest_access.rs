@@ -1,4 +1,4 @@
-//! Access to guests through their libvirt: one that arrives is observed and resumed; of one that leaves, the only
+//! Access to guests through their libvirt: an arriving guest is observed and resumed; for a leaving guest, the only
 //! query is whether it was switched to post-copy.
 
 use std::{fmt, time::Duration};

@@ -66,7 +66,7 @@ pub(crate) fn furnish(pod: &Pod) {
     pod.own(&pod.scratch.join("serial"));
 }
 
-/// So much of the memory of a guest that is not small has something in it.
+/// Bytes of a large guest's memory that have content.
 const FILLED: usize = 48 << 20;
 
 /// The same guest with more memory, which takes as many seconds to be sent as it has MiB when that is limited

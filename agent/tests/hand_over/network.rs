@@ -21,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// What is held of the control channel. As long as anything is, nobody else is let through.
+/// The held part of the control channel. While anything is held, no other connection passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeldTraffic {
     /// Nothing.

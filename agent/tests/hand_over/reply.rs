@@ -91,7 +91,7 @@ impl ReplyGate {
         }
     }
 
-    /// From now on the reply has this fate, also one that waits.
+    /// Sets what happens to replies from now on, including a waiting reply.
     pub(crate) fn decide(&self, fate: Fate) {
         self.fate.send_replace(fate);
     }
@@ -129,7 +129,7 @@ async fn accept(
         connections.spawn(async move {
             let (from_client, to_client) = client.into_split();
             let (from_libvirtd, to_libvirtd) = libvirtd.into_split();
-            // Whoever ends first ends both.
+            // The first side to end ends both.
             tokio::select! {
                 () = calls(from_client, to_libvirtd, &left) => {}
                 () = replies(from_libvirtd, to_client, fate, &came) => {}

@@ -116,7 +116,7 @@ impl Tunnel {
         }
     }
 
-    /// The same, of what is done.
+    /// The same for the work that is done.
     pub(crate) async fn done(&mut self, call: Value) {
         let reply = self.call(call).await;
         assert_eq!(reply, json!({"done": {}}), "{}", self.log());

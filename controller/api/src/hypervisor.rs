@@ -150,7 +150,7 @@ pub struct RemainingGuest {
 /// What a virtual machine does that is still on a node that is being emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum RemainingState {
-    /// It stays unless somebody does something.
+    /// It stays until a user intervenes.
     Blocked,
     /// Its turn will come.
     Waiting,

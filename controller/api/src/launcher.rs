@@ -2,9 +2,9 @@
 //! agent of its node runs the guest through it.
 //!
 //! ```text
-//! controller ── DRYDOCK_GUEST: Guest ─▶ launcher ── ready.json: Ready ─▶ agent ── libvirt ─▶ guest
-//!                                          ├── readiness.json: Readiness ─▶ agent ─▶ the pod's gate
-//!                                          └── termination message: Ending ─▶ kubelet ─▶ controller
+//! controller ── DRYDOCK_GUEST: PodGuest ─▶ launcher ── ready.json: Ready ─▶ agent ── libvirt ─▶ guest
+//!                                             ├── readiness.json: GuestReadiness ─▶ agent ─▶ the pod's gate
+//!                                             └── termination message: Ending ─▶ kubelet ─▶ controller
 //! ```
 //!
 //! Data from a pod is untrusted: every reader validates it.

@@ -49,7 +49,7 @@ pub(crate) struct ConnectionOptions {
     request_timeout: u64,
 }
 
-/// An API server, without anybody's credentials.
+/// An API server, without credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     /// Its address.

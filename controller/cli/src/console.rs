@@ -168,7 +168,7 @@ pub(crate) async fn serve(
     exit
 }
 
-/// Waits until nobody uses the console for this long.
+/// Waits until the console has been unused for this long.
 async fn idle(shared: &ConsoleContext, limit: Duration) {
     let mut last = shared.last.subscribe();
     loop {
@@ -231,7 +231,7 @@ fn routes(shared: Arc<ConsoleContext>) -> Router {
         .with_state(shared)
 }
 
-/// Returns what is the same for everybody: the document of all pages, its script, its style sheet and its icon.
+/// Returns the files that are the same for all users: the document of all pages, its script, its style sheet and its icon.
 fn documents(mode: Mode) -> Router {
     let asset = |kind: &'static str, text: &'static str| get(move || async move { ([(CONTENT_TYPE, kind)], text) });
     Router::new()
@@ -285,7 +285,7 @@ fn error(status: StatusCode, message: &str) -> Response {
 /// Where the console is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// On its user's machine: whoever opens the link is that user.
+    /// On its user's machine: the link identifies the user.
     Local,
     /// In a cluster: a bearer token shows who a user is.
     InCluster,
@@ -304,7 +304,7 @@ impl Mode {
     }
 }
 
-/// The document of all pages: what is on them comes through `/api/live`, for those who have a session or a token.
+/// The document of all pages. Their content comes through `/api/live` and needs a session or a token.
 async fn document(State(document): State<Arc<str>>, request: Request) -> Response {
     let path = request.uri().path();
     let parsed = ViewPath::parse(path).filter(|_| !path.starts_with("/api/"));

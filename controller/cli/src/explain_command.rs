@@ -19,7 +19,7 @@ use crate::{
 /// Prints an explanation.
 ///
 /// # Errors
-/// If nodes or instances cannot be read, or what is to be explained does not exist.
+/// If nodes or instances cannot be read, or the object to explain does not exist.
 pub(crate) async fn print(
     client: &Client,
     question: &Explain,

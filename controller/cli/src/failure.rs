@@ -18,7 +18,7 @@ pub enum Exit {
     Blocked,
     /// The drain was not over in time, and goes on.
     NotInTime,
-    /// Somebody has called the drain off.
+    /// The drain was cancelled.
     CalledOff,
     /// The user lacks a right.
     NotAllowed,

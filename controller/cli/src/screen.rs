@@ -75,7 +75,7 @@ impl Screen {
         if lines == self.drawn && canvas.width == self.width {
             return Ok(());
         }
-        // A terminal that has become narrower has wrapped what was drawn, and one that has become lower has scrolled it away.
+        // A narrower terminal has wrapped the drawn lines, and a lower one has scrolled them away.
         let above = rows(&self.drawn, canvas.width).min(canvas.height);
         out.write_all(replacing(above, &lines).as_bytes())?;
         out.flush()?;

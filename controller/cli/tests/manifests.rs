@@ -31,7 +31,7 @@ fn console_has_no_right_and_is_not_installed_by_default() {
         let kind = object["kind"].as_str().unwrap();
         assert!(!kind.contains("Role") && !kind.contains("Webhook"), "{kind}");
         assert_eq!(object["metadata"]["namespace"], "drydock", "{kind}");
-        // With it, nobody could delete it while there are virtual machines.
+        // With it, it could not be deleted while there are virtual machines.
         assert_eq!(
             object["metadata"]["labels"].get("app.kubernetes.io/part-of"),
             None,

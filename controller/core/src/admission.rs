@@ -1,7 +1,7 @@
 //! Admission of virtual machines: validates creations and changes, and fills in defaults.
 //!
 //! ```text
-//!  manifest ─▶ defaults ─▶ schema and CEL (API server) ─▶ review() ─▶ nothing, or every Refusal at once
+//!  manifest ─▶ defaults ─▶ schema and CEL (API server) ─▶ review() ─▶ nothing, or every AdmissionRefusal at once
 //!                                                          ├ fields: implemented, a hint, or refused by name
 //!                                                          └ rules: values that could never work
 //! ```
@@ -9,7 +9,7 @@
 //! - [`fields`]: which fields are allowed.
 //! - [`annotations`]: which annotations are refused because they request unsupported behaviour.
 //! - [`rules`]: which values the fields may have.
-//! - [`defaults`]: what is filled in where the manifest leaves a field unset.
+//! - [`defaults`]: the values of unset fields.
 //! - [`migration_requests`]: what a migration may request.
 //! - [`change`]: what may change after creation.
 //! - [`judgement`]: the same for manifests, without a cluster.

@@ -169,7 +169,7 @@ pub struct Make {
 pub enum ServingChange {
     /// Keep it.
     Keep,
-    /// Write the one that this replica serves: the Secret has lost it, or holds one that API servers do not trust.
+    /// Write this replica's certificate: the Secret has lost it, or holds a certificate that API servers do not trust.
     Carry,
     /// Create one, signed by the signer that the Secret will hold.
     Sign(Make),

@@ -55,7 +55,7 @@ use crate::{
 /// guest has started; a minute covers the slowest start observed.
 pub const GRACE: Duration = Duration::from_secs(60);
 
-/// An object, or what is known about its absence.
+/// An object, or the kind of its absence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup<T> {
     /// The object exists.

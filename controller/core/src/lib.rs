@@ -5,7 +5,7 @@
 //!
 //! - [`configuration`]: what the cluster's administrators want, from defaults, the legacy
 //!   ConfigMap and HyperConverged.
-//! - [`admission`]: what may be created and changed, and what is filled in.
+//! - [`admission`]: what may be created and changed, and which fields are filled in.
 //! - [`labels`]: which CPU labels a node gets, by [`obsolete`], [`minimum_cpu`], [`aliases`] and [`mask`].
 //! - [`node`]: everything one node's agent does about its own Node and Hypervisor.
 //! - [`guest_network`], [`device_offer`]: what a node has for guests' networks and CPUs.
@@ -15,10 +15,10 @@
 //! - [`migration`]: how a guest moves to another node.
 //! - [`inspection`]: when a host has to be inspected again.
 //! - [`in_force`]: whether a configuration object is followed by every node.
-//! - [`certificates`]: how webhook certificates are renewed without refusing anybody in between.
+//! - [`certificates`]: how webhook certificates are renewed without refusing requests in between.
 //! - [`subresources`]: KubeVirt's API that `virtctl` calls.
 //! - [`replicas`]: which replica of the controller moves to a node of its own.
-//! - [`removal`]: what keeps Drydock from being removed, and what is taken off a node.
+//! - [`removal`]: what keeps Drydock from being removed, and what a node loses.
 //! - [`guest_agent`], [`access_credentials`]: what guest agents reply, and the credentials that they set.
 //! - [`explain`]: why a CPU model can or cannot be had on a node.
 

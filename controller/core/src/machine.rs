@@ -44,7 +44,7 @@ pub struct ObservedMachine<'a> {
     pub now: Timestamp,
     /// The machine.
     pub machine: &'a VirtualMachine,
-    /// The instance of the machine's name, whoever it belongs to.
+    /// The instance of the machine's name, whatever its owner.
     pub instance: Option<&'a VirtualMachineInstance>,
     /// The instance was read from the API server itself after the machine was read.
     pub confirmed: bool,
@@ -69,7 +69,7 @@ pub struct MachinePlan {
     pub delete: Option<InstanceDeletion>,
     /// This instance is made.
     pub create: Option<Box<VirtualMachineInstance>>,
-    /// The run strategy of a halted machine is changed to Always, since somebody has requested that it starts.
+    /// The run strategy of a halted machine is changed to Always, since a start was requested.
     pub run: bool,
     /// The finalizer is removed, so that the machine can be deleted.
     pub remove_finalizer: bool,
@@ -281,7 +281,7 @@ fn status(
         conditions: conditions(observed, before, evaluation),
         start_failure: evaluation.failures.clone(),
         state_change_requests: requests(&before.state_change_requests, evaluation),
-        // As KubeVirt has it: the generation that runs, and the one that should.
+        // As in KubeVirt: the running generation, and the desired one.
         observed_generation: own.and_then(made_of_generation),
         desired_generation: observed.machine.metadata.generation,
         run_strategy: Some(evaluation.strategy),

@@ -7,7 +7,7 @@
 //!  launcher pods ────────────┘
 //! ```
 //!
-//! The plan is a pure function of what is observed: if nothing observed changes, nothing is planned.
+//! The plan is a pure function of the observation: if nothing observed changes, nothing is planned.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -114,8 +114,8 @@ pub struct NodeEvent {
     pub message: String,
 }
 
-/// Returns whether annotations freeze the CPU labels: `skip-node` has the value `true`, case-insensitively.
-pub fn is_frozen(annotations: &BTreeMap<String, String>) -> bool {
+/// Returns whether the CPU labels are skipped: the annotation `skip-node` has the value `true`, case-insensitively.
+pub fn is_skipped(annotations: &BTreeMap<String, String>) -> bool {
     annotations
         .get(annotations::SKIP_NODE)
         .is_some_and(|value| value.trim().eq_ignore_ascii_case("true"))
@@ -146,8 +146,8 @@ pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
             ..Default::default()
         },
     };
-    let frozen = is_frozen(observed.annotations);
-    let mut changes = if frozen || desired.withheld == Some(Withheld::NotInspected) {
+    let skipped = is_skipped(observed.annotations);
+    let mut changes = if skipped || desired.withheld == Some(Withheld::NotInspected) {
         BTreeMap::new()
     } else {
         labels::changes(observed.labels, &desired.labels, keys::is_owned)
@@ -175,7 +175,7 @@ pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
     let guests = guest_labels::plan(&observed.guests, observed.labels, write_now, observed.now);
     changes.extend(guests.changes);
 
-    let labelled = labelled(frozen, &desired);
+    let labelled = labelled(skipped, &desired);
     let count = u32::try_from(desired.labels.len()).unwrap_or(u32::MAX);
     let status = status(observed, offered, readiness, labelled, count);
     NodeUpdatePlan {
@@ -189,8 +189,8 @@ pub fn plan(observed: &ObservedNode<'_>) -> NodeUpdatePlan {
 }
 
 /// Returns status, reason and message of the condition `Labelled`.
-fn labelled(frozen: bool, desired: &labels::DesiredLabels) -> (ConditionStatus, &'static str, String) {
-    if frozen {
+fn labelled(skipped: bool, desired: &labels::DesiredLabels) -> (ConditionStatus, &'static str, String) {
+    if skipped {
         let message = format!(
             "CPU labels are left as they are: annotation {} is true",
             annotations::SKIP_NODE
@@ -327,7 +327,7 @@ fn usable_models(facts: &NodeFacts) -> Option<u32> {
     Some(u32::try_from(usable).unwrap_or(u32::MAX))
 }
 
-/// Returns a human-readable list of what is refused in configuration and annotations.
+/// Returns a human-readable list of refused values in configuration and annotations.
 fn refusals(observed: &ObservedNode<'_>) -> Option<String> {
     let mut texts = Vec::new();
     for source in &observed.resolution.sources {

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Selectors are by labels, which omit what every node is expected to have; the reasons come from the full sets in
-//! the Hypervisors. A node fits only if both agree: frozen or outdated labels are then the reason.
+//! the Hypervisors. A node fits only if both agree: labels that are skipped or outdated are then the reason.
 //! [`mask`](crate::mask) explains how nodes' masks affect running guests.
 //!
 //! Free resources of a node, pod affinity and topology spread are evaluated as the scheduler does ([`room`],

@@ -9,7 +9,7 @@
 //!
 //! - [`verdict`]: whether a part may be deleted.
 //! - [`webhook`]: the webhook configuration through which the API server calls the controller.
-//! - [`node_removal`], [`progress`]: what is removed from nodes, and the progress of that.
+//! - [`node_removal`], [`progress`]: what a node loses, and the progress of that.
 
 pub mod node_removal;
 pub mod progress;
@@ -97,7 +97,7 @@ pub fn verdict(deletion: ReviewedDeletion<'_>, left: &[RemainingObjects]) -> Rem
     })
 }
 
-/// Returns what is left, such as `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
+/// Returns the remaining objects, such as `2 VirtualMachines (default/a, default/b)`; `None` if nothing is known to be left.
 pub fn in_use(left: &[RemainingObjects]) -> Option<String> {
     let mut phrase = String::new();
     for RemainingObjects { kind, count, names } in left {

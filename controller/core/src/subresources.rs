@@ -1,9 +1,9 @@
 //! KubeVirt's subresources API (`subresources.kubevirt.io`): what `virtctl` calls.
 //!
 //! ```text
-//!  method, path ─▶ Path::parse ─▶ Document            discovery and version, for everybody
-//!                              └▶ Target ─▶ authorize ─▶ operation() ─▶ machine::start, stop, ... ─▶ Effect or Failure
-//!                                                                     └▶ guest::command, stream, ... ─▶ the agent's port
+//!  method, path ─▶ ApiPath::parse ─▶ PublicDocument     discovery and version, for all users
+//!                      └▶ SubresourceTarget ─▶ authorize ─▶ operation() ─▶ machine_commands ─▶ Effect or SubresourceError
+//!                                                                        └▶ guest_commands ─▶ the agent's port
 //! ```
 //!
 //! The checks, their order and the messages of failures are KubeVirt's (`pkg/virt-api/rest`, v1.9.0), because clients

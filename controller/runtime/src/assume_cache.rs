@@ -98,6 +98,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
     }
 
     /// Creates a cache with the given objects, for tests of its readers.
+    #[cfg(any(test, feature = "fake"))]
     pub fn filled(objects: impl IntoIterator<Item = K>) -> Self {
         Self::of_cache(Cache::filled(objects), &[])
     }
@@ -437,7 +438,7 @@ mod tests {
         objects.deleted(&Key::cluster("x"), "x");
         objects.deleted(&key(), "another");
         assert!(!objects.is_deleted("x") && !objects.is_deleted("another"));
-        // Nor about a created one that the watch never shows.
+        // Nor about a created object that the watch never shows.
         objects.created(with_value("b", "b", "x"), ASSUMED_FOR);
         objects.deleted(&Key::cluster("b"), "b");
         assert!(objects.is_deleted("b"));

@@ -290,6 +290,7 @@ impl<K> Cache<K> {
     }
 
     /// Creates a synced cache that contains `objects`; for tests of its readers.
+    #[cfg(any(test, feature = "fake"))]
     pub fn filled(objects: impl IntoIterator<Item = K>) -> Self
     where
         K: Resource,
@@ -299,6 +300,7 @@ impl<K> Cache<K> {
 
     /// Creates the same cache as [`filled`](Self::filled) with packed objects, as that of a
     /// [packed](crate::Watch::packed) watch stores them.
+    #[cfg(any(test, feature = "fake"))]
     pub fn filled_packed(objects: impl IntoIterator<Item = K>) -> Self
     where
         K: Resource + Serialize + DeserializeOwned,
@@ -306,6 +308,7 @@ impl<K> Cache<K> {
         Self::keeping(StorageFormat::packed()).fill(objects)
     }
 
+    #[cfg(any(test, feature = "fake"))]
     fn fill(self, objects: impl IntoIterator<Item = K>) -> Self
     where
         K: Resource,

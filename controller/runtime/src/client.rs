@@ -149,7 +149,8 @@ impl ClientMetrics {
     }
 
     /// Returns the number of requests with this verb for this resource; for tests.
-    pub fn requests(&self, verb: &'static str, resource: &str) -> u64 {
+    #[cfg(test)]
+    fn requests(&self, verb: &'static str, resource: &str) -> u64 {
         let codes = [
             "200", "201", "404", "409", "422", "429", "500", "503", "timeout", "failed",
         ];

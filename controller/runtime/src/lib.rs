@@ -2,16 +2,16 @@
 //! machines.
 //!
 //! ```text
-//! main ─▶ Start::run ─▶ wire(Process, LogHandle): assembles the parts and returns
-//!                         ├─ metrics::registry, *Metrics::register      metrics
-//!                         ├─ Admin::serve                               /livez /readyz /metrics /log-level
-//!                         ├─ connect ─▶ kube::Client                    counted, bounded, no silent retries
-//!                         ├─ Watches::start(Watch) ─▶ Cache, Trigger    cluster state, and change notifications
-//!                         │    └─ Index, AssumeCache                    by a property; with the process's own writes
-//!                         ├─ lease::{LeaseHolder, Leadership}           liveness; leader election
-//!                         ├─ Events::start                              Kubernetes events for users
-//!                         ├─ WorkQueue::run                             reconciles many objects, each one serially
-//!                         └─ Process::spawn_critical(loop)              waits for a Trigger or a time, plans, acts
+//! main ─▶ StartParameters::run ─▶ wire(Process, LogHandle): assembles the parts and returns
+//!                                   ├─ metrics::registry, *Metrics::register      metrics
+//!                                   ├─ Admin::serve                               /livez /readyz /metrics /log-level
+//!                                   ├─ connect ─▶ kube::Client                    counted, bounded, no silent retries
+//!                                   ├─ WatchStarter::start ─▶ Cache, Trigger      cluster state, and change notifications
+//!                                   │    └─ Index, AssumeCache                    by a property; with the process's own writes
+//!                                   ├─ lease::{LeaseHolder, Leadership}           liveness; leader election
+//!                                   ├─ Events::start                              Kubernetes events for users
+//!                                   ├─ WorkQueue::run                             reconciles many objects, each one serially
+//!                                   └─ Process::spawn_critical(loop)              waits for a Trigger or a time, plans, acts
 //! ```
 //!
 //! `examples/idle.rs` is a complete process of this kind.

@@ -89,7 +89,7 @@ impl ServedCertificate {
         }
     }
 
-    /// Returns the one that handshakes get now.
+    /// Returns the configuration of new handshakes.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         let certificate = self.0.certificate.read();
         certificate.clone()

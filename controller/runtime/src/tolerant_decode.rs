@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// An object, or the metadata of one that does not match its type.
+/// An object, or the metadata of an object that does not match its type.
 ///
 /// Equivalent to kube's `DeserializeGuard`, with two differences: it requests only metadata where `K` is metadata only
 /// (kube's does not, and would fetch whole Pods), and it drops `managedFields`, about half of an object's metadata,

@@ -162,7 +162,7 @@ mod tests {
         )
     }
 
-    /// Returns what is written if the Secret holds this, and when to read it again.
+    /// Returns the content to write if the Secret holds this, and when to read it again.
     fn next(
         data: Option<&super::super::certificate_keeper::Data>,
         now: Timestamp,

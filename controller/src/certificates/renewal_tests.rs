@@ -68,7 +68,7 @@ struct ServedObjects {
     endpoints: BTreeMap<usize, SocketAddr>,
 }
 
-/// One API server: lags by so many moments, and its clock is so many seconds off.
+/// An API server, with its lag in moments and the offset of its clock in seconds.
 struct ApiServer {
     lag: usize,
     skew: SignedDuration,
@@ -342,7 +342,7 @@ async fn nobody_is_refused_through_fifty_renewals() {
 async fn who_does_not_wait_for_the_bundle_is_refused() {
     let mut world = RenewalWorld::new().await;
     let before = world.places[0].clone();
-    // As if somebody replaced everything without stages.
+    // As if everything were replaced without stages.
     world.secret = None;
     world.places = [Vec::new(), Vec::new()];
     world.replicas = vec![Replica::start().await, Replica::start().await];

@@ -126,7 +126,7 @@ impl CertificatesTask {
     /// Reconciles at every change until the process stops.
     pub(crate) async fn run(mut self) {
         let stopping = self.process.stopping();
-        // Lifetimes that are not known yet would be corrected by certificates that nobody needs.
+        // Lifetimes that are not known yet would be corrected by needless certificates.
         if stopping
             .run_until_cancelled(self.hyperconvergeds.wait_until_synced())
             .await

@@ -71,7 +71,7 @@ async fn created_migration_counts_until_shown_or_expired() {
         migrations
             .objects
             .observe(&change(None, Some(migration("b", "vm1", "Failed"))));
-        // It comes last. It is another one that the watch has shown.
+        // It comes last: the watch has shown another object.
         assert_eq!(names(&migrations.of_instance(&key("vm1"))), ["z", "made"]);
         assert!(migrations.of_instance(&key("vm2")).is_empty());
         assert!(migrations.unfinished().is_empty());

@@ -155,7 +155,7 @@ impl Agents {
             .with_client_cert_resolver(Arc::clone(&self.certificate));
         config.resumption = Resumption::disabled();
         let stream = KeepAlive::FOR_USERS.connect(&endpoint.address).await?;
-        // The agent's certificate has a name that nobody reads.
+        // The name in the agent's certificate is not used.
         let name = "agent.drydock.dev".try_into().map_err(io::Error::other)?;
         TlsConnector::from(Arc::new(config)).connect(name, stream).await
     }

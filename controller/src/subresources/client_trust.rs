@@ -61,7 +61,7 @@ impl ClientTrust {
         trust
     }
 
-    /// Trusts nobody.
+    /// Trusts no client.
     pub(super) fn new(certificate: Arc<dyn ResolvesServerCert>) -> Self {
         let nobody = FrontProxy::default();
         #[expect(

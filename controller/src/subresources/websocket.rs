@@ -1,7 +1,7 @@
 //! The websockets of clients: their handshake, and the relay between one and a guest.
 //!
 //! ```text
-//!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ Peer: a stream of the agent, a TCP connection, a UDP socket
+//!  virtctl ──▶ kube-apiserver ──▶ WebSocket ◀── relay ──▶ StreamPeer: a stream of the agent, a TCP connection, a UDP socket
 //! ```
 //!
 //! What clients expect is KubeVirt's (`pkg/virt-api/rest/streamer.go`, v1.9.0): binary messages, the subprotocol

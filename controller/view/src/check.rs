@@ -1,8 +1,8 @@
 //! Misconfigurations of a cluster that runs Drydock, each with what helps against it.
 //!
 //! ```text
-//!  Survey: objects as read, and what could not be read ─▶ each rule of each section ─▶ Report ─┬─▶ text
-//!                                                                                              └─▶ JSON
+//!  Survey: objects as read, and what could not be read ─▶ each rule of each section ─▶ CheckReport ─┬─▶ text
+//!                                                                                                   └─▶ JSON
 //! ```
 //!
 //! A rule lists the resources that it needs. If one of them could not be read, its check is skipped: nothing unknown is

@@ -68,7 +68,7 @@ pub fn events(at: Timestamp, node: &str, before: Option<&DrainStatus>, after: Op
         let same = |other: &&RemainingGuest| other.namespace == guest.namespace && other.name == guest.name;
         guests.find(same).cloned()
     };
-    // At most a hundred guests are listed: one that is not in a full list may only have been pushed off it.
+    // At most a hundred guests are listed: a guest that is missing in a full list may only have been pushed off it.
     if usize::try_from(after.left).is_ok_and(|left| left == after.remaining.len()) {
         let gone = remaining.iter().filter(|guest| of(&after.remaining, guest).is_none());
         events.extend(gone.map(|guest| of_guest(at, node, guest, "Left", "-", String::new())));

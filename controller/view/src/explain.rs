@@ -72,7 +72,7 @@ pub struct NodeFit {
     pub reasons: Vec<String>,
 }
 
-/// Returns what is known of an instance; `None` if there is none of this name.
+/// Returns the known state of an instance; `None` if there is none of this name.
 pub fn explain(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<InstanceExplanation> {
     let mut instances = snapshot.instances.iter();
     let instance = instances.find(|instance| {

@@ -52,7 +52,7 @@ pub struct NodeCourse {
 pub enum DrainEnd {
     /// Nothing is left on the node.
     Empty,
-    /// Somebody has ended the maintenance.
+    /// The maintenance was ended.
     CalledOff,
     /// The maintenance has failed, for this reason.
     Failed(String),
@@ -292,7 +292,7 @@ fn entries(
     (shown, hidden + unlisted)
 }
 
-/// Returns the last lines: what is wrong with the connection, and what Ctrl-C does.
+/// Returns the last lines: the state of the connection, and the effect of Ctrl-C.
 fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let mut lines = Vec::new();
     if let Some(since) = block.unreachable_since {

@@ -94,7 +94,7 @@ pub fn pods_left(status: &NodeMaintenanceStatus) -> Option<String> {
     Some(parts.join("; "))
 }
 
-/// Returns what is known of a maintenance. `timeout` is the time after which it is given up, `drain` the report about the
+/// Returns the known state of a maintenance. `timeout` is the time after which it is given up, `drain` the report about the
 /// virtual machines of its node.
 pub fn report(
     group: Group,

@@ -26,9 +26,9 @@ pub struct NodeDetails {
     pub row: NodeRow,
     /// Its maintenance.
     pub maintenance: Option<MaintenanceSummary>,
-    /// Its drain, also one that is over.
+    /// Its drain, even if it has ended.
     pub drain: Option<DrainStatus>,
-    /// The guests on it, those first that need somebody.
+    /// The guests on it; guests that need a user come first.
     pub guests: Vec<GuestRow>,
     /// Pods that its maintenance waits for.
     pub pods: Vec<PendingPod>,
@@ -86,7 +86,7 @@ pub struct GuestRow {
     pub progress: Vec<String>,
 }
 
-/// Returns what is known of a node; `None` if there is none of this name.
+/// Returns the known state of a node; `None` if there is none of this name.
 pub fn node(snapshot: &Snapshot, name: &str) -> Option<NodeDetails> {
     snapshot.node(name)?;
     let world = ClusterObjects::of(snapshot);

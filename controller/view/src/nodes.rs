@@ -28,7 +28,7 @@ use crate::{
 /// |---|---|
 /// | `Unknown` | its kubelet is not ready, or the node is unreachable |
 /// | `NotUsable` | its agent has not reported, or reports that it takes no guests |
-/// | `Blocked` | it is being drained, and a guest stays until somebody does something |
+/// | `Blocked` | it is being drained, and a guest stays until a user intervenes |
 /// | `Empty` | it was drained, and nothing is left |
 /// | `Emptying` | it is being drained |
 /// | `Closed` | it is cordoned, and nothing moves |
@@ -41,7 +41,7 @@ pub enum NodeAvailability {
     Closed,
     /// It is being drained.
     Emptying,
-    /// It is being drained, and a guest stays until somebody does something.
+    /// It is being drained, and a guest stays until a user intervenes.
     Blocked,
     /// Nothing is left on it.
     Empty,
@@ -84,7 +84,7 @@ pub struct NodeRow {
     pub waiting: Option<u32>,
     /// Guests that are being shut down; `None` if it is not being drained.
     pub shutting_down: Option<u32>,
-    /// Guests that stay until somebody does something; `None` if it is not being drained.
+    /// Guests that stay until a user intervenes; `None` if it is not being drained.
     pub blocked: Option<u32>,
     /// Bytes of memory that pods request there.
     pub requested_bytes: u64,

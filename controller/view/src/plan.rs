@@ -64,7 +64,7 @@ pub struct DrainPlan {
 pub struct NodePlan {
     /// Its name.
     pub name: String,
-    /// Guests that stay until somebody does something.
+    /// Guests that stay until a user intervenes.
     pub blocks: Vec<GuestPlan>,
     /// Guests that are shut down.
     pub stops: Vec<GuestPlan>,
@@ -367,7 +367,7 @@ fn waiting(world: &ClusterObjects<'_>, pod: &Pod) -> Option<PodPlan> {
     })
 }
 
-/// Returns what is left on the open nodes once the guests have moved, and whether it is enough if one more is lost.
+/// Returns the room left on the open nodes once the guests have moved, and whether it suffices if one more node is lost.
 fn room(open: &[NodeView<'_>], nodes: &[NodePlan], world: &ClusterObjects<'_>) -> Room {
     // A node with a taint takes only guests that tolerate it, and one without an agent takes none.
     let takes_guests = |view: &&NodeView<'_>| {

@@ -67,7 +67,7 @@ class LastCluster(unittest.TestCase):
         for left, swept in ((["other"], False), ([], True)):
             (Path(folder) / "state").mkdir(exist_ok=True)
             with mock.patch.object(teardown.registered, "names", lambda: left):
-                # Nobody can bring a cluster up meanwhile.
+                # No cluster can be brought up meanwhile.
                 sweep.side_effect = lambda *_: self.assertTrue((locks.state_root() / ".lock").exists())
                 teardown._leave_if_last(mock.create_autospec(Progress))
             self.assertEqual(sweep.called, swept)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..runner import REPOSITORY
 from .source import WRITE, cell, without_tests
 
-# Where metrics are made: title, folder, folders below it that are somebody else's.
+# Where metrics are made: title, folder, folders below it that belong to another title.
 COMPONENTS = (
     ("Controllers", "controller/src", ()),
     ("Agents", "agent/src", ("agent/src/tunnel",)),

@@ -34,7 +34,7 @@ class Run(unittest.TestCase):
         gone.write.assert_called()
 
     def test_what_has_no_end_is_ended_with_all_that_it_began(self) -> None:
-        # The output ends only when nobody is left who could write to it.
+        # The output ends only when no writer is left.
         hangs = "import subprocess, time; subprocess.Popen(['sleep', '3600']); print('begun', flush=True); time.sleep(3600)"
         output, code = run([sys.executable, "-c", hangs], quiet=True, most_seconds=2)
         self.assertNotEqual(code, 0)

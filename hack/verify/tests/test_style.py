@@ -19,6 +19,7 @@ from verify.style import (
     speech_names,
     speech_comments,
     speech_texts,
+    vague_comments,
 )
 
 
@@ -90,6 +91,10 @@ mod tests {
             }
 """
         self.assertEqual(speech_comments(rust_comments(source)), ["What it says."])
+
+    def test_comments_without_a_subject_are_found(self) -> None:
+        lines = ["Waits until nobody uses it.", "Send so many bytes.", "A user resumes it.", "As many as there are."]
+        self.assertEqual(vague_comments(lines), lines[:2])
 
     def test_docstrings_and_comments_of_python_are_read(self) -> None:
         source = '''

@@ -530,7 +530,7 @@ impl LibvirtStream {
 
 impl Drop for LibvirtStream {
     fn drop(&mut self) {
-        // SAFETY: this value owns the stream and frees it once; aborting one that has finished does nothing.
+        // SAFETY: this value owns the stream and frees it once; aborting a finished stream does nothing.
         unsafe {
             sys::virStreamAbort(self.0);
             sys::virStreamFree(self.0);

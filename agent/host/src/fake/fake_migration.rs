@@ -17,7 +17,7 @@ use crate::{
     libvirt::LibvirtError,
 };
 
-/// QEMU's own limit of the downtime in milliseconds, where nobody has set another one.
+/// QEMU's default downtime limit in milliseconds.
 const QEMU_DOWNTIME: u64 = 300;
 
 /// A fake libvirt's state of migrations.

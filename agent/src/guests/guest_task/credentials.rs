@@ -48,7 +48,7 @@ impl Credentials {
     /// Returns the credentials of a guest in this pod. None of them counts as set yet.
     ///
     /// # Errors
-    /// If the UID is not one that Kubernetes allows.
+    /// If Kubernetes does not allow the UID.
     pub(super) fn of(kubelet: &Path, pod_uid: &str, spec: &VirtualMachineInstanceSpec) -> Result<Self, FolderError> {
         let volumes = credential_volumes(spec).into_iter();
         let secrets = volumes.map(|(secret, volume)| Ok((secret, PodSecret::new(kubelet, pod_uid, &volume)?)));
@@ -79,7 +79,7 @@ impl Credentials {
         self.failed.as_ref().map(|(_, at)| *at)
     }
 
-    /// Discards what is known, so that the credentials are set again: the guest or its agent has changed.
+    /// Discards the known state, so that the credentials are set again: the guest or its agent has changed.
     pub(super) fn forget(&mut self) {
         self.set = None;
         self.failed = None;
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(sent(&libvirt), ["b25l"]);
         kubelet.publish("two");
         assert_eq!(credentials.synchronize(&handle, &spec(), true).await, Some(Ok(())));
-        // Another agent: the guest may be one that has none yet.
+        // Another agent: the guest may have no credentials yet.
         credentials.forget();
         assert_eq!(credentials.synchronize(&handle, &spec(), true).await, Some(Ok(())));
         assert_eq!(sent(&libvirt), ["b25l", "dHdv", "dHdv"]);

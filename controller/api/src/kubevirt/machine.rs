@@ -164,7 +164,7 @@ pub struct StateChangeRequest {
     /// UID of the instance that is to be stopped.
     #[serde(default, rename = "uid", skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// How it is to be started: `paused` with `true` has the guest stand still until somebody resumes it.
+    /// How it is to be started: with `paused` set to `true`, the guest stands still until it is resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<BTreeMap<String, String>>,
 }

@@ -58,17 +58,17 @@ impl VirtualMachineInstanceMigration {
         self.status.as_ref()?.phase
     }
 
-    /// Returns what is recorded of the node that the guest leaves.
+    /// Returns the recorded state of the node that the guest leaves.
     pub fn source(&self) -> Option<&MigrationSource> {
         self.status.as_ref()?.source.as_ref()
     }
 
-    /// Returns what is recorded of the node that the guest moves to.
+    /// Returns the recorded state of the node that the guest moves to.
     pub fn target(&self) -> Option<&MigrationTarget> {
         self.status.as_ref()?.target.as_ref()
     }
 
-    /// Returns what is recorded of the guest.
+    /// Returns the recorded state of the guest.
     pub fn guest(&self) -> Option<&MigratedGuest> {
         self.status.as_ref()?.guest.as_ref()
     }
@@ -80,7 +80,7 @@ impl VirtualMachineInstanceMigration {
 pub enum MigrationPriority {
     /// The cluster tidies up.
     SystemMaintenance,
-    /// Somebody waits for it.
+    /// A user waits for it.
     UserTriggered,
     /// A node is being emptied.
     SystemCritical,
@@ -459,7 +459,7 @@ impl TargetState {
 pub enum MigrationMode {
     /// It runs on the source until all of it is on the target.
     PreCopy,
-    /// It runs on the target, and what is missing there follows.
+    /// It runs on the target, and its missing memory follows.
     PostCopy,
     /// It is paused until all of it is on the target.
     Paused,

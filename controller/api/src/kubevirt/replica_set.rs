@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Condition, machine::InstanceTemplate};
 
-/// So many instances that are all alike.
+/// A number of instances that are all alike.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "kubevirt.io",

@@ -1,6 +1,6 @@
 //! Which requests are served, by their headers alone.
 //!
-//! The console acts with its user's credentials, so it must not act for anybody else: another user of the machine, another
+//! The console acts with its user's credentials, so it must act for no one else: another user of the machine, another
 //! web site in the same browser, or a name of another site that resolves to this address.
 //!
 //! | the request | is refused with |

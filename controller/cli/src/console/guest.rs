@@ -69,7 +69,7 @@ pub(super) enum StreamStatus {
     Reconnecting(String),
     /// Another client has the display.
     InUse,
-    /// Another client has taken it, or the connection broke: nobody knows which.
+    /// Another client has taken it, or the connection broke; the two cannot be distinguished.
     Lost,
     /// It has ended for this reason, and is not opened again.
     Ended(String),
@@ -169,7 +169,7 @@ impl OpenGuests {
         lock(&self.open).get(&id).cloned()
     }
 
-    /// Opens the console or the display of a guest. A console is taken from whoever has it, by the API's rules.
+    /// Opens the console or the display of a guest. A console is taken from its current client, as the API requires.
     pub(super) fn open(
         self: &Arc<Self>,
         client: &Client,
@@ -218,12 +218,12 @@ impl OpenGuests {
 }
 
 impl Opened {
-    /// Returns a receiver of changes of what is shown.
+    /// Returns a receiver of changes of the shown content.
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
         self.guest.changes.subscribe()
     }
 
-    /// Returns what is shown.
+    /// Returns the shown content.
     pub(super) fn shown(&self) -> Shown {
         let state = lock(&self.guest.state);
         Shown {

@@ -6,7 +6,7 @@
 //!  API server ◀── SelfSubjectReview, watches, writes ── client with that token ◀───────────────┘
 //! ```
 //!
-//! The pods have no right and no token of their own, and nobody is impersonated: a request can do what the token that comes
+//! The pods have no right and no token of their own, and impersonate no user: a request can do what the token that comes
 //! with it can do. The token is that of `Authorization: Bearer`, which a proxy adds or the page sets to what its user has
 //! pasted. There is no cookie and nothing on disk.
 //!

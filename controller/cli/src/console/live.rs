@@ -26,7 +26,7 @@ use crate::check;
 /// Time between two updates: changes in between are one. With the time that a page of 500 nodes takes (27 ms), a change is
 /// shown within a quarter of a second.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The same for what a guest shows: soon enough for somebody who types.
+/// The same for a guest's output: soon enough for typing.
 const GUEST_PAUSE: Duration = Duration::from_millis(30);
 /// Time after which a page is made again without a change, because it has relative times, and after which the browser gets a
 /// line in any case. It takes the connection for broken after four of these.
@@ -135,7 +135,7 @@ impl OpenPage {
             return true;
         }
         loop {
-            // Somebody who types does not wait for changes of the cluster, which may be many.
+            // A typing user does not wait for changes of the cluster, which may be many.
             tokio::select! {
                 // An error is the end of the store, with which the process ends.
                 _ = timeout(TICK, self.changes.changed()), if !self.is_due => self.is_due = true,

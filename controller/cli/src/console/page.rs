@@ -82,7 +82,7 @@ pub(super) struct Update<'a> {
     /// What screen readers read out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) announce: Option<&'a str>,
-    /// Parts that are new or have changed, each after the one that it is in.
+    /// Parts that are new or have changed, each after its parent.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<&'a PageElement>,
     /// By element, the identities of the parts in it, in their order, where that has changed. Others in it are gone.

@@ -70,7 +70,7 @@ impl Rights {
     /// Reviews what the user may do; with a guest if the namespace and the name of its `machine` are known. Where the API
     /// server does not respond, it counts as allowed: the request itself will show.
     ///
-    /// With `read_only`, which names the reason, the display alone is left: opening a serial console takes it from whoever
+    /// With `read_only`, which names the reason, the display alone is left: opening a serial console takes it from the client that
     /// has it.
     pub(super) async fn review(client: &Client, machine: Option<(&str, &str)>, read_only: Option<&str>) -> Self {
         let reviews = UserAction::ALL.map(|action| async move {

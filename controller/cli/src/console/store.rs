@@ -143,7 +143,7 @@ impl Store {
             .any(|(_, state)| !state.synced && state.problem.is_none())
     }
 
-    /// Returns since when what is shown may be out of date: since a watch that was synced is broken.
+    /// Returns since when the shown state may be out of date: since a synced watch broke.
     pub(super) fn stale_since(&self) -> Option<Timestamp> {
         let failing = self
             .sync_states()

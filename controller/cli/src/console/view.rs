@@ -66,7 +66,7 @@ pub(super) enum ConsoleView {
     Stop(String),
 }
 
-/// A view with what is selected of it.
+/// A view with its selected object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ViewPath {
     pub(super) view: ConsoleView,

@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn errors_are_events_once_and_other_nodes_none() {
         let mut course = FollowedDrain::new("worker-1");
-        // One that was being deleted before it was followed is not the one that is followed.
+        // A maintenance that was being deleted before is not the followed one.
         assert_eq!(
             course.maintenance(Group::Medik8s, &object("worker-1", &json!({})), true, now()),
             []

@@ -117,7 +117,7 @@ impl Followed {
             Change::Changed(migration) if is_own(&migration) => {
                 self.migrations.insert(migration.uid().unwrap_or_default(), migration);
             }
-            // The last state of one that is deleted stays.
+            // The last state of a deleted migration stays.
             Change::Changed(_) | Change::Gone(_) | Change::Unreachable(..) | Change::Failed(_) => {}
         }
         let newest = self.newest()?;
@@ -182,7 +182,7 @@ mod tests {
         let early = "2026-11-27T13:00:00Z";
         let mut followed = Followed::default();
         assert_eq!(followed.exit(), None);
-        // A newer one that is over does not hide the one that is under way.
+        // A newer migration that has ended does not hide the running one.
         let done = made("a", "2026-11-27T13:30:00Z", &json!({"phase": "Succeeded"}));
         let running = |message: &str| {
             let wait = json!([{"type": "Waiting", "status": "True", "message": message}]);

@@ -97,7 +97,7 @@ impl Show {
         }
     }
 
-    /// Refreshes what is shown, if that is due. `goes_on` is false for the last time.
+    /// Refreshes the display, if that is due. `goes_on` is false for the last time.
     ///
     /// # Errors
     /// If it cannot be written.

@@ -18,7 +18,7 @@ use nix::{
 /// Milliseconds after which a text that has not come is an error.
 const PATIENCE: u16 = 30_000;
 
-/// Held while a program is started: one that starts meanwhile would inherit a pseudo-terminal, and keep it open.
+/// Held while a program is started: another program started meanwhile would inherit a pseudo-terminal, and keep it open.
 pub(crate) static STARTING: Mutex<()> = Mutex::new(());
 
 /// A program in a window.
@@ -99,7 +99,7 @@ impl Window {
         self.send(Signal::SIGINT);
     }
 
-    /// Waits for the end of the program; returns its exit code and what is seen then.
+    /// Waits for the end of the program; returns its exit code and its output.
     pub(crate) fn close(mut self) -> (Option<i32>, String) {
         // Only the program has it open now, so its end is the end of what comes.
         self.slave = OwnedFd::from(File::open("/dev/null").unwrap());
@@ -118,7 +118,7 @@ impl Window {
             self.seen.text()
         );
         let mut buffer = [0; 4096];
-        // A pseudo-terminal that nobody has open any more reports an error.
+        // A pseudo-terminal that no process has open reports an error.
         let Ok(count @ 1..) = self.master.read(&mut buffer) else {
             return false;
         };

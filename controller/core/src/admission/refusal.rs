@@ -59,7 +59,7 @@ pub struct AdmissionRefusal {
     pub reason: AdmissionReason,
     /// Path of the field, such as `spec.domain.devices.disks[0].name`.
     pub field: String,
-    /// A human-readable sentence that names the field, the value and what is allowed.
+    /// A human-readable sentence that names the field, the value and the allowed values.
     pub message: String,
 }
 

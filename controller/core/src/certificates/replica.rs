@@ -44,7 +44,7 @@ pub fn choose(
         return take;
     }
     match settled(current, &offered.authority, trust, lifetimes) {
-        // A certificate that is no longer trusted is worse than one that some API servers may not trust yet.
+        // An untrusted certificate is worse than one that some API servers may not trust yet.
         Some(_) if !trust.covers(&current.authority) => take,
         Some(at) if at <= now => take,
         Some(at) => keep(Some(at.min(current.until))),

@@ -57,7 +57,7 @@ pub struct DrainRate {
 }
 
 impl DrainRate {
-    /// Adds a succeeded migration of a guest with this much memory, in bytes. One without its times is left out.
+    /// Adds a succeeded migration of a guest with this amount of memory, in bytes. A migration without its times is left out.
     pub fn add_migration(&mut self, migration: &VirtualMachineInstanceMigration, bytes: u64) {
         let status = migration.status.as_ref();
         let state = status.and_then(|status| status.migration_state.as_ref());
@@ -118,7 +118,7 @@ impl DrainRate {
 }
 
 /// Returns whether a migration waited for a slot: before its target pod was created, or while that was ready. One without
-/// these transitions counts as one that waited.
+/// these transitions counts as waiting.
 fn waited_for_slot(transitions: &[MigrationPhaseTransition]) -> bool {
     let at = |phase: MigrationPhase| {
         let mut transitions = transitions.iter();

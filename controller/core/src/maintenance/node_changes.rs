@@ -37,7 +37,7 @@ pub fn is_planned(node: &Node) -> bool {
 }
 
 /// Returns whether the node's conditions report a maintenance that is planned or in progress. Where one has ended, what is planned
-/// was written by somebody else: all conditions of a maintenance are applied together.
+/// was written by another component: all conditions of a maintenance are applied together.
 pub fn is_announced(node: &Node) -> bool {
     match in_progress(node) {
         Some(holds) => holds,
@@ -172,7 +172,7 @@ impl Patch {
 ///
 /// | stage | condition |
 /// |---|---|
-/// | `Planned`: it waits for a Lease that somebody else holds | `MaintenancePlanned=True` |
+/// | `Planned`: it waits for a Lease that another component holds | `MaintenancePlanned=True` |
 /// | `InProgress`: the node is closed, and is emptied or empty | `MaintenanceInProgress=True` |
 /// | `Ended`: the node was given back | `MaintenanceInProgress=False` |
 ///
@@ -393,7 +393,7 @@ mod tests {
             (json!([{"type": PLANNED, "status": "False"}]), false),
             (json!([{"type": IN_PROGRESS, "status": "True"}]), true),
             (json!([{"type": IN_PROGRESS, "status": "False"}]), false),
-            // Somebody else plans the next one.
+            // Another component plans the next one.
             (
                 json!([{"type": IN_PROGRESS, "status": "False"}, {"type": PLANNED, "status": "True"}]),
                 false,

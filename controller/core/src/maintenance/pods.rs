@@ -138,7 +138,7 @@ pub struct RemainingPod {
 }
 
 impl RemainingPod {
-    /// Returns what is wrong, in kubectl's wording; `None` if the pod is leaving as expected.
+    /// Returns the problem, in kubectl's wording; `None` if the pod is leaving as expected.
     pub fn error(&self) -> Option<String> {
         let (name, namespace) = (&self.name, &self.namespace);
         let waited =

@@ -170,7 +170,7 @@ fn a_settled_node_has_nothing_to_do() {
 
 #[test]
 fn skip_node_freezes_cpu_labels_both_ways_and_nothing_else() {
-    for (value, frozen) in [
+    for (value, skipped) in [
         ("true", true),
         ("True", true),
         ("TRUE", true),
@@ -187,13 +187,13 @@ fn skip_node_freezes_cpu_labels_both_ways_and_nothing_else() {
         let plan = scene.settle();
         assert_eq!(
             scene.cpu_labels() == ["cpu-model.node.kubevirt.io/forged"],
-            frozen,
+            skipped,
             "{value:?}"
         );
         assert_eq!(scene.labels[keys::SCHEDULABLE], "true", "{value:?}");
         assert_eq!(
             find(&plan.status.conditions, types::LABELLED).unwrap().reason == "SkippedByAnnotation",
-            frozen
+            skipped
         );
         assert!(plan.status.facts.is_some());
         scene.annotations.clear();
@@ -418,10 +418,10 @@ fn labels_of_guests_are_written_whatever_becomes_of_cpu_labels() {
     }))
     .unwrap();
     let key = "guest.node.drydock.dev/x";
-    let frozen = BTreeMap::from([(annotations::SKIP_NODE.to_owned(), "true".to_owned())]);
+    let skipped = BTreeMap::from([(annotations::SKIP_NODE.to_owned(), "true".to_owned())]);
     for (what, annotations, known) in [
         ("usual", BTreeMap::new(), true),
-        ("frozen", frozen, true),
+        ("frozen", skipped, true),
         ("not inspected", BTreeMap::new(), false),
     ] {
         let mut scene = Scene {

@@ -42,7 +42,7 @@ pub(super) fn lacks_part(name: &str, disabled: &[String], offer: &CpuOffer<'_>) 
 /// The label of a model means that guests can have all of it, so a pod that selects on it would never reach such a
 /// node. If there is one, the pod does not select on the label. Instead it avoids, by name, the nodes that lack more
 /// features according to their full sets. A node that is unknown, or that is added later, is not ruled out: there
-/// libvirt refuses the guest and reports what is missing.
+/// libvirt refuses the guest and reports the missing features.
 pub fn admit_partial_models<'a>(needs: &mut Requirements, nodes: impl IntoIterator<Item = NodeView<'a>>) {
     let Some(model) = needs.model.clone().filter(|_| !needs.disabled.is_empty()) else {
         return;

@@ -1,9 +1,9 @@
 //! What other pods require of a pod's node: required pod affinity and anti-affinity, and topology spread.
 //!
 //! ```text
-//!  all unfinished pods ─▶ Neighbors.set ─┐
-//!  pods that are about to move ─▶ Moves ─┼▶ Neighbors::rules() ─▶ Rules ─▶ misfits of each node
-//!  a pod to be placed, all nodes ────────┘
+//!  all unfinished pods ─▶ Neighbors.set ────┐
+//!  pods that are about to move ─▶ PodMoves ─┼▶ Neighbors::rules() ─▶ Rules ─▶ misfits of each node
+//!  a pod to be placed, all nodes ───────────┘
 //! ```
 //!
 //! The rules are those of the scheduler (kube-scheduler 1.35, plugins `InterPodAffinity` and `PodTopologySpread`). The

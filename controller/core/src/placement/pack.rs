@@ -66,7 +66,7 @@ pub struct DepartingGuest<'a> {
 pub enum DepartureOutlook {
     /// There is room for it, for example on this node.
     Fits(String),
-    /// It would fit alone, but others take the room. The text describes what is missing, for people.
+    /// It would fit alone, but others take the room. The text describes the missing resources, for people.
     Crowded(String),
     /// No other node can run it. The text describes why, for people.
     Nowhere(String),

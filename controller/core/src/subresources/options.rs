@@ -14,7 +14,7 @@ const ALL: &str = "All";
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StartOptions {
-    /// The guest stands still until somebody resumes it.
+    /// The guest stands still until it is resumed.
     pub paused: Option<bool>,
     /// `["All"]`: nothing is written.
     pub dry_run: Option<Vec<String>>,

@@ -53,7 +53,7 @@ fn pod(name: &str, of: Option<&str>, node: &str, memory: u64) -> Pod {
     .unwrap()
 }
 
-/// Returns the outlooks of guests of 2 and 3 GiB on node `a` if other pods use this much of the 8 GiB of node `b`.
+/// Returns the outlooks of guests of 2 and 3 GiB on node `a` if other pods use this part of the 8 GiB of node `b`.
 fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];

@@ -335,7 +335,7 @@ fn network(context: &RuleContext<'_>) -> Vec<Finding> {
 
 fn labelled(context: &RuleContext<'_>) -> Vec<Finding> {
     let skip = drydock_api::annotations::SKIP_NODE;
-    let is_frozen = |name: &str| {
+    let is_skipped = |name: &str| {
         let mut nodes = context.snapshot.nodes.iter();
         let node = nodes.find(|node| name_of(&node.metadata) == name);
         let annotations = node.and_then(|node| node.metadata.annotations.as_ref());
@@ -345,7 +345,7 @@ fn labelled(context: &RuleContext<'_>) -> Vec<Finding> {
     };
     let found = untrue(context, reasons::hypervisor::LABELLED).map(|(node, why)| {
         let found = Finding::warning(format!("the CPU labels of {node} may be wrong: {why}"));
-        if is_frozen(node) {
+        if is_skipped(node) {
             found.helps_by(
                 "let its agent label it again",
                 format!("kubectl annotate node {node} {skip}-"),

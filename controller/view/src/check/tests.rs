@@ -1,4 +1,4 @@
-//! One misconfiguration at a time, and what is found of it: that, and nothing else.
+//! One misconfiguration at a time: only that is found.
 
 mod cases;
 

@@ -166,7 +166,7 @@ fn expiry(context: &RuleContext<'_>) -> Vec<Finding> {
         .filter_map(|webhook| bundle(webhook.client))
         .map(|bundle| bundle.0.as_slice())
         .collect();
-    // An authority is renewed when this much of its life is left. At half of it the renewal has certainly failed.
+    // An authority is renewed when this part of its life is left. At half of it the renewal has certainly failed.
     let lifetimes = Lifetimes::from(&context.world.configuration.certificates);
     let late = lifetimes.authority.renew_before / 2;
     let logs = |found: Finding| {

@@ -75,7 +75,7 @@ pub struct QueuePosition {
     pub running: Vec<String>,
 }
 
-/// Returns what is known of a migration; `None` if there is none of this name.
+/// Returns the known state of a migration; `None` if there is none of this name.
 pub fn migration(snapshot: &Snapshot, namespace: &str, name: &str) -> Option<MigrationExplanation> {
     let found = snapshot.migrations.iter().find(|migration| {
         let metadata = &migration.metadata;

@@ -85,7 +85,7 @@ pub struct NodeCpu {
     pub masked: Vec<String>,
 }
 
-/// Returns what is known of a node; `None` if there is none of this name.
+/// Returns the known state of a node; `None` if there is none of this name.
 pub fn node(snapshot: &Snapshot, name: &str, lease: &Lease) -> Option<NodeExplanation> {
     snapshot.node(name)?;
     let world = ClusterObjects::of(snapshot);

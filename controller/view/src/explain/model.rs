@@ -1,4 +1,4 @@
-//! On which nodes guests can have a CPU model, and what is missing on the others.
+//! On which nodes guests can have a CPU model, and what the others lack.
 
 use drydock_api::facts::Usable;
 use drydock_core::{explain::explain, node::policy};
@@ -46,7 +46,7 @@ pub struct ModelOnNode {
     pub message: String,
 }
 
-/// Returns what is known of a CPU model on all nodes.
+/// Returns the known state of a CPU model on all nodes.
 pub fn model(snapshot: &Snapshot, model: &str) -> ModelExplanation {
     let world = ClusterObjects::of(snapshot);
     let policy = policy(&world.configuration, world.minimum(), false);

@@ -32,7 +32,7 @@ pub(super) mod priority {
     /// Guests whose turn will come, and all others.
     pub(in super::super) const WAITING: u8 = 4;
 
-    /// Returns the place among those that are shown: what needs somebody's attention is nearest to the end.
+    /// Returns the place among the shown lines: those that need attention are nearest to the end.
     pub(in super::super) fn of_display(priority: u8) -> u8 {
         match priority {
             MOVING => 0,

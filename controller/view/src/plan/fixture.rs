@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::snapshot::Snapshot;
 
-/// Returns a node with this much memory.
+/// Returns a node with this amount of memory.
 pub fn node(name: &str, memory: &str) -> Node {
     serde_json::from_value(json!({
         "metadata": {"name": name, "labels": {

@@ -108,7 +108,7 @@ fn line(text: &mut String, name: &str, message: &str, width: usize) {
     beside(text, &format!("  {name}"), message, MESSAGE, width);
 }
 
-/// Returns the sentence about what is left.
+/// Returns the sentence about the remaining guests.
 fn room(room: &Room) -> String {
     if room.nodes == 0 {
         return "no other node takes virtual machines".into();

@@ -62,7 +62,7 @@ fn several_nodes_are_one_question() {
         .map(|guest| guest.reason.as_str())
         .collect();
     assert!(crowded.contains(&"NoTargetAvailable"), "{both:#?}");
-    // No guest of a node that is drained goes to another one that is.
+    // No guest of a drained node goes to another drained node.
     let targets: Vec<_> = both
         .nodes
         .iter()
@@ -207,6 +207,6 @@ fn end_is_estimated_from_migrations_that_have_succeeded() {
     snapshot.migrations.push(migration("Failed"));
     assert_eq!(end(&snapshot), None);
     snapshot.migrations.push(migration("Succeeded"));
-    // It is of the same size as the one that moved.
+    // It has the size of the guest that moved.
     assert_eq!(end(&snapshot), Some(20));
 }

@@ -101,7 +101,7 @@ impl Framebuffer {
         }
     }
 
-    /// Copies what is at a place to a rectangle; both are on the display, and may overlap.
+    /// Copies the pixels at a place to a rectangle; both are on the display, and may overlap.
     pub(super) fn copy(&mut self, x: u16, y: u16, part: Rectangle) {
         let length = usize::from(part.width) * PIXEL;
         let mut rows: Vec<u16> = (0..part.height).collect();

@@ -130,7 +130,7 @@ impl Rfb {
         self.frame.as_ref().map(|frame| (frame.width, frame.height))
     }
 
-    /// Returns what is to be sent to the guest, and forgets it.
+    /// Takes the bytes to send to the guest.
     pub(super) fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }

@@ -177,7 +177,7 @@ impl GuestSocket {
     }
 }
 
-/// Returns the path of a subresource. KubeVirt's default is to take a display from whoever has it.
+/// Returns the path of a subresource. KubeVirt's default is to take a display from its current client.
 fn path(namespace: &str, name: &str, device: GuestDevice) -> String {
     let subresource = match device {
         GuestDevice::Console => "console",

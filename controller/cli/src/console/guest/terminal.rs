@@ -35,7 +35,7 @@ const PALETTE: [[u8; 3]; 16] = [
 /// Levels of red, green and blue in the 216 colours of xterm that begin at number 16.
 const LEVELS: [u8; 6] = [0, 95, 135, 175, 215, 255];
 
-/// A screen, and what is not on it yet.
+/// A screen, and output that is not on it yet.
 pub(super) struct TerminalScreen {
     screen: avt::Terminal,
     /// The beginning of a character whose other bytes have not come.

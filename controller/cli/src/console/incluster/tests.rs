@@ -144,7 +144,7 @@ impl Setup {
             .await
     }
 
-    /// Returns the status and the body of what is refused.
+    /// Returns the status and the body of a refusal.
     async fn refused(&self, token: Option<&str>) -> (u16, Value) {
         value(self.send("GET", "/api/live?path=/nodes", token, &Value::Null).await).await
     }
@@ -368,7 +368,7 @@ async fn number_of_tokens_and_requests_is_limited() {
         code == 503 && body["error"].as_str().unwrap().contains("at most 3 tokens at once"),
         "{body}"
     );
-    // A token that nobody uses makes room.
+    // An unused token makes room.
     drop(of_second);
     let (_, _of_cleo) = first(setup.open("c").await).await;
     assert_eq!(setup.tokens(), "3");

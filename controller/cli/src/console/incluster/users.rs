@@ -3,7 +3,7 @@
 //! ```text
 //!  token ─digest─▶ known? ─▶ its routes
 //!                    └ no ─▶ SelfSubjectReview ─▶ watches begin; they end when
-//!                              - nobody has used them for a while,
+//!                              - they have not been used for a while,
 //!                              - the API server no longer accepts the token, which is reviewed again and again,
 //!                              - others need the place and no page is open, or the process stops.
 //! ```
@@ -38,7 +38,7 @@ use crate::connection::{Server, ServerAddressError};
 
 /// How long a review may take.
 const REVIEW_WITHIN: Duration = Duration::from_secs(10);
-/// The name that API servers give to whoever has no credentials.
+/// The name that API servers give to users without credentials.
 const ANONYMOUS: &str = "system:anonymous";
 
 /// How much is kept at once.
@@ -147,7 +147,7 @@ impl SignedInUser {
         self.routes.clone()
     }
 
-    /// Returns what is cancelled when the token is no longer valid.
+    /// Returns the token that is cancelled when the user's token is no longer valid.
     pub(super) fn ended(&self) -> CancellationToken {
         self.process.stopping()
     }

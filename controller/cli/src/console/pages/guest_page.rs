@@ -242,7 +242,7 @@ fn display(page: &mut Page, name: &str, id: u64, (width, height): (u16, u16), re
     );
 }
 
-/// Returns what is below the screen: how its keyboard is left, and forms for what a keyboard cannot send.
+/// Returns the part below the screen: how its keyboard is left, and forms for what a keyboard cannot send.
 fn below(namespace: &str, name: &str, device: GuestDevice, id: u64, read_only: bool) -> Markup {
     let virtctl = if device == GuestDevice::Console {
         "console"

@@ -14,7 +14,7 @@ use crate::console::{
     view::{ROWS, ViewPath},
 };
 
-/// Appends what is on every page: the cluster, what is out of date, and what could not be read.
+/// Appends the parts of every page: the cluster, outdated watches, and kinds that could not be read.
 pub(super) fn frame(page: &mut Page, context: &PageContext<'_>) {
     let cluster = context.cluster;
     page.push(

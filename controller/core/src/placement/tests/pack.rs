@@ -76,7 +76,7 @@ fn packed(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> Vec<Dep
     packing(guests, nodes).outlooks
 }
 
-/// Returns the packing onto nodes that offer this much memory in GiB and CPUs, and have this CPU feature.
+/// Returns the packing onto nodes that offer these amounts of memory in GiB and CPUs, and have this CPU feature.
 fn packing(guests: &[Sized], nodes: &[(&str, u64, u64, &'static str)]) -> PackingResult {
     // Nodes are in two zones.
     let zone = |name: &str| if name < "y" { "west" } else { "east" };

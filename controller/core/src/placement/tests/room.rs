@@ -1,4 +1,4 @@
-//! What pods take of a node, and what is left.
+//! The resources that pods take of a node, and the rest.
 
 use std::sync::Arc;
 
@@ -195,7 +195,7 @@ fn each_resource_that_is_taken_is_a_reason_with_its_amounts() {
     ] {
         assert_eq!(reasons(&all, &pods, priority), expected, "{what}");
     }
-    // A resource that a node does not list is no obstacle, nor is one that another reason covers.
+    // A resource that a node does not list is no obstacle, nor is a resource that another reason covers.
     assert_eq!(reasons(&json!({KVM_RESOURCE: "1k"}), &[memory], Some(0)), "");
     assert_eq!(
         reasons(&json!({"memory": "1Gi", KVM_RESOURCE: "1k"}), &[], Some(0)),
