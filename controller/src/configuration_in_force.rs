@@ -5,7 +5,6 @@
 //! virtual machines that name none exists depends on all nodes together. Only the controller uses that model, so it
 //! alone refuses it.
 
-use parking_lot::RwLock;
 use std::{convert::Infallible, sync::Arc};
 
 use drydock_api::{HyperConverged, Hypervisor, legacy::CONFIG_MAP};
@@ -18,6 +17,7 @@ use drydock_core::configuration::{
 use drydock_runtime::{Cache, Process, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use parking_lot::RwLock;
 use tokio::sync::watch;
 
 /// The configuration in force: the built-in one until the actual one is known. Clones share it.

@@ -6,7 +6,6 @@
 //!  configuration ────┘
 //! ```
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
@@ -39,6 +38,7 @@ use kube::{
     Api, Client, Resource, ResourceExt,
     api::{Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
 

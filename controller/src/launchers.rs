@@ -1,7 +1,6 @@
 //! Launcher pods: the existing ones, and how new ones are created. Shared by the tasks for instances and for
 //! migrations.
 
-use parking_lot::Mutex;
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use drydock_api::hyperconverged::EvictionStrategy;
@@ -30,6 +29,7 @@ use kube::{
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::ObjectMeta,
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::{debug, warn};
 

@@ -5,7 +5,6 @@
 //! responds again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
 //! only together with an unresponsive agent does the deletion prove that no guest runs there.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use drydock_api::{
@@ -25,6 +24,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
 use kube::{Api, Client, ResourceExt, api::Patch};
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::{info, warn};
 

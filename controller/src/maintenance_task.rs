@@ -17,7 +17,6 @@ mod node_context;
 #[cfg(test)]
 mod tests;
 
-use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -43,6 +42,7 @@ use k8s_openapi::api::{
     core::v1::{Node, Pod},
 };
 use kube::{Api, Client, Resource, ResourceExt};
+use parking_lot::Mutex;
 use tracing::info;
 
 use self::{

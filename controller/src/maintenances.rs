@@ -1,6 +1,5 @@
 //! All NodeMaintenances of both groups: one watch for each, shared by the task and the admission.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
@@ -9,6 +8,7 @@ use std::{
 use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_runtime::{AssumeCache, CacheChange, Key, Watch, WatchStarter};
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::pruning::prune_metadata;
 

@@ -1,10 +1,10 @@
 //! The rate at which guests have migrated so far.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use drydock_core::drain::{estimate::DrainRate, guest_steps::memory};
 use drydock_runtime::Key;
+use parking_lot::Mutex;
 
 use crate::{
     instances::Instances,

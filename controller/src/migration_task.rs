@@ -15,7 +15,6 @@ mod observe;
 mod slot_scheduler;
 mod trimming;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
@@ -34,10 +33,15 @@ use drydock_core::{
 use drydock_runtime::{
     Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
 };
+use execution::{After, Execution};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::Status};
+use observe::{ObservedMigration, detail, may_be_over_by, reason};
+use parking_lot::{Mutex, MutexGuard};
+use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
+use trimming::Trimming;
 
 use crate::{
     instances::Instances,
@@ -47,11 +51,7 @@ use crate::{
     refusals::{RefusedStep, StepRefusals},
     requests::api_of,
 };
-use execution::{After, Execution};
 pub(crate) use metrics::SlotMetrics;
-use observe::{ObservedMigration, detail, may_be_over_by, reason};
-use slot_scheduler::SlotScheduler;
-use trimming::Trimming;
 
 /// How many migrations are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;

@@ -8,13 +8,13 @@
 
 mod metrics;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::migration::record::MigrationRecord;
 use drydock_runtime::{ASSUMED_FOR, AssumeCache, CacheChange, Index, Key, ListMode, Watch, WatchStarter};
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::pruning::prune_metadata;
 pub(crate) use metrics::MigrationMetrics;

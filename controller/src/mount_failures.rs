@@ -3,7 +3,6 @@
 //! Watching events needs the least permissions: the missing object may be a Secret, which the controller has no right
 //! to read.
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
@@ -13,6 +12,7 @@ use drydock_core::instance::inputs::FAILED_MOUNT;
 use drydock_runtime::{Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::{api::core::v1::Event, jiff::Timestamp};
 use kube::Client;
+use parking_lot::Mutex;
 
 /// Name prefix of launcher pods.
 const LAUNCHERS: &str = "virt-launcher-";

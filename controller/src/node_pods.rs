@@ -10,12 +10,12 @@
 //! Most nodes are never drained, so their pods are not watched. Once a pod has a node, that node does not change: a
 //! pod that leaves such a watch was deleted.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use drydock_runtime::{Cache, CacheChange, CancellationToken, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus};
 use kube::Client;
+use parking_lot::Mutex;
 
 /// Annotation of mirror pods: API objects of static pods, which the kubelet reads from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";

@@ -2,7 +2,6 @@
 
 mod shared_facts;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 use drydock_api::{
@@ -25,9 +24,10 @@ use drydock_core::{
 use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
+use parking_lot::{Mutex, MutexGuard};
+use shared_facts::SharedFacts;
 
 use crate::{liveness_task::UnresponsiveAgents, maintenances::Maintenances};
-use shared_facts::SharedFacts;
 
 /// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";

@@ -5,7 +5,6 @@
 //!    └─ PDBs of others, by namespace ────────────┴─▶ conflicting: another PDB that selects a pod
 //! ```
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::HashSet, sync::Arc};
 
 use drydock_api::kubevirt::names::INSTANCE;
@@ -16,6 +15,7 @@ use k8s_openapi::api::{
     policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
 };
 use kube::{Api, Client, ResourceExt, api::PostParams};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::requests::deleting;
 

@@ -7,7 +7,6 @@
 //!
 //! [`RefusalTask`](crate::refusal_task) watches the rules while there are refusals.
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -17,6 +16,7 @@ use std::{
 use drydock_core::{drain::DrainRefusal, refusal_end::Prospect};
 use drydock_runtime::{Backoff, Key, Trigger};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 /// First retry delay after a refusal.
 const FIRST: Duration = Duration::from_secs(1);

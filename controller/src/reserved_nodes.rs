@@ -1,10 +1,10 @@
 //! Nodes that are reserved for leaving guests with few alternatives. The drain task plans them; a target pod of another
 //! guest avoids them if it can, because the scheduler does not know which pods are still to come.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeSet, sync::Arc};
 
 use drydock_runtime::Key;
+use parking_lot::Mutex;
 
 /// The planned node of a guest that leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,6 @@
 //! A large cluster has very many pods, so each is kept as compressed text of what matters here, and sums and neighbors
 //! are updated with each change.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{borrow::Cow, collections::HashMap, fmt, sync::Arc};
 
 use drydock_core::placement::{
@@ -18,6 +17,7 @@ use drydock_core::placement::{
 use drydock_runtime::{Cache, CacheChange, Key, ListMode, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Field selector of unfinished pods. Finished pods use nothing of their node, or soon will not.
 const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";

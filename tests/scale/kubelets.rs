@@ -6,7 +6,6 @@
 //!            └─ deleted ───────────▶ ended ─▶ gone
 //! ```
 
-use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     sync::{
@@ -27,6 +26,7 @@ use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, Preconditions},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::{latest::Latest, requests::Requests};

@@ -1,6 +1,5 @@
 //! The newest state of what all nodes watch, and the subscribers to changes.
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
     fmt::Debug,
@@ -22,6 +21,7 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::{broadcast, watch};
 

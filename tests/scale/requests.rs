@@ -1,6 +1,5 @@
 //! Requests to the API server: as the administrator for kubelets, as the agent of a node for agents.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result};
@@ -10,6 +9,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     core::Request,
 };
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 

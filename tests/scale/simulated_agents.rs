@@ -1,7 +1,6 @@
 //! The agents of all nodes, as far as migrations see them: both sides decide as agents do, by
 //! [`source::step`] and [`target::step`], about a [`ScaleGuest`] that libvirt need not move.
 
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
@@ -31,6 +30,7 @@ use kube::{
     ResourceExt,
     api::{Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::watch, time::Instant};
 

@@ -1,6 +1,5 @@
 //! Programs that run during a test.
 
-use parking_lot::Mutex;
 use std::{
     io::{Read, Write},
     process::{Child, ChildStdin, Command, Stdio},
@@ -9,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use crate::watching::until_some;

@@ -13,7 +13,6 @@
 //!
 //! The keeper lives as long as libvirtd, because the kernel ties the parent death signal to the parent thread.
 
-use parking_lot::{Condvar, Mutex};
 use std::{
     fs::{self, File},
     io::{self, PipeReader, PipeWriter},
@@ -40,6 +39,7 @@ use nix::{
     },
     unistd::{Pid, setsid},
 };
+use parking_lot::{Condvar, Mutex};
 
 use crate::{
     account::Account,

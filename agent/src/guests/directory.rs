@@ -1,10 +1,10 @@
 //! The guests of this node, for those that send commands to them or open their streams.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drydock_api::node_api::{GuestCommand, NodeApiRefusal, RefusalReason};
 use drydock_host::domain::DomainHandle;
+use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::timeout,

@@ -1,7 +1,6 @@
 //! The watches for guests: VMIs and launcher pods of this node only, so that the cost does not depend on the size of
 //! the cluster.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::{
@@ -15,6 +14,7 @@ use drydock_core::{
 use drydock_runtime::{Cache, CacheChange, Key, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
+use parking_lot::{Mutex, MutexGuard};
 
 /// The launcher pods of this node. Clones share the cache.
 #[derive(Clone, Debug, Default)]

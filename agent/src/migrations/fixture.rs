@@ -1,7 +1,6 @@
 //! What surrounds one side of a migration in tests: a fake API server, an in-memory libvirt, and a tunnel that does as
 //! it is called.
 
-use parking_lot::Mutex;
 use std::{fs, path::PathBuf, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstanceMigration;
@@ -14,6 +13,7 @@ use drydock_runtime::{
 use futures::{SinkExt, StreamExt};
 use http::Method;
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{
     net::{UnixListener, UnixStream},

@@ -1,12 +1,12 @@
 //! The identity of this process, and the controllers that it trusts.
 
-use parking_lot::RwLock;
 use std::sync::Arc;
 
 use drydock_api::node_api::TRUST_ANCHOR;
 use drydock_runtime::{CacheChange, Watch, WatchStarter, chain, pinned_tls::CertificateFingerprint};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::Client;
+use parking_lot::RwLock;
 use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256};
 use rustls::{
     RootCertStore, ServerConfig,

@@ -1,6 +1,5 @@
 //! The streams that are open: one of each kind per guest.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::{
@@ -11,6 +10,7 @@ use drydock_core::domain::VNC_SOCKET;
 use drydock_runtime::{CancellationToken, Process, chain};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     io::{AsyncRead, AsyncWrite, copy, split},

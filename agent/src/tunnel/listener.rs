@@ -5,7 +5,6 @@
 //!                                                                                             a socket in the pod
 //! ```
 
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     io,
@@ -16,6 +15,7 @@ use std::{
 
 use drydock_api::launcher::{LIBVIRT_SOCKET, MIGRATION_DISKS_SOCKET, MIGRATION_MEMORY_SOCKET};
 use drydock_runtime::{Process, chain, clock::Instant};
+use parking_lot::Mutex;
 use rustls::{CertificateError, server::Acceptor};
 use tokio::{
     io::AsyncReadExt,

@@ -1,6 +1,5 @@
 //! One side of one migration: its purpose, its state, and the number of bytes that it has carried.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{
     net::SocketAddr,
     sync::{
@@ -13,6 +12,7 @@ use drydock_api::launcher::MIGRATION_LEFT_FILE;
 use drydock_core::migration::hand_over::{Proof, SourceSide, TargetSide};
 use drydock_host::pod_folder::{PodFolder, PodListener};
 use drydock_runtime::{CancellationToken, chain};
+use parking_lot::{Mutex, MutexGuard};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, watch};
 use tracing::{info, warn};

@@ -1,6 +1,5 @@
 //! All sessions of the process: created, paired and closed by agents' calls, and reported to agents.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use drydock_api::launcher::{
@@ -9,6 +8,7 @@ use drydock_api::launcher::{
 use drydock_core::migration::hand_over::{HandOverRefusal, Proof};
 use drydock_host::pod_folder::{FolderError, PodFolder, PodListener};
 use drydock_runtime::{CancellationToken, Process, clock::Instant};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::info;
 

@@ -8,7 +8,6 @@
 //! passed on, while the other direction continues. An end without a TLS `close_notify` is an error: the connection
 //! may have been cut.
 
-use parking_lot::Mutex;
 use std::{
     io::{self, ErrorKind},
     net::Shutdown,
@@ -19,6 +18,7 @@ use std::{
 use drydock_host::unread::{UnreadData, unread};
 use drydock_runtime::{Backoff, tcp::KeepAlive};
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadHalf, WriteHalf, split},

@@ -1,11 +1,11 @@
 //! What a tunnel refuses: calls of agents of its node, and connections from other nodes.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, time::Duration};
 
 use drydock_core::migration::hand_over::HandOverRefusal;
 use drydock_host::pod_folder::FolderError;
 use drydock_runtime::clock::Instant;
+use parking_lot::Mutex;
 use thiserror::Error;
 
 use super::identity::SessionIdentityError;

@@ -11,7 +11,6 @@
 //!  response to a deletion ─▶ deleted ──────┴──────────▶ is_deleted
 //! ```
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::{HashMap, HashSet},
     fmt::Debug,
@@ -20,6 +19,7 @@ use std::{
 };
 
 use kube::{Resource, ResourceExt};
+use parking_lot::{Mutex, MutexGuard};
 use serde::de::DeserializeOwned;
 
 use crate::{Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, newer, newer::version};

@@ -2,15 +2,17 @@
 
 mod kept;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
-use parking_lot::RwLock;
-use serde::{Serialize, de::DeserializeOwned};
 use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::Arc,
 };
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use parking_lot::RwLock;
+#[cfg(any(test, feature = "fake"))]
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{Notify, watch};
 
 pub(crate) use kept::{StorageFormat, StoredObject};

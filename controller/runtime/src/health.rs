@@ -1,7 +1,8 @@
 //! Readiness and liveness of the process, as served by the admin port.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::BTreeMap, sync::Arc};
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Locks `mutex`, ignoring poisoning: the guarded data is consistent between any two statements, and the process ends
 /// after a panic anyway.

@@ -1,12 +1,13 @@
 //! Secondary indexes of caches.
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeSet, HashMap},
     fmt,
     ops::Bound,
     sync::Arc,
 };
+
+use parking_lot::Mutex;
 
 use crate::{Cache, CacheChange, Key};
 

@@ -6,12 +6,14 @@
 //!                                          second signal, or the drain takes too long: over at once
 //! ```
 
-use crate::{health::lock, logs::panic_text};
+use std::{borrow::Cow, collections::BTreeMap, error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
 use futures::{FutureExt, Stream, StreamExt};
 use parking_lot::Mutex;
-use std::{borrow::Cow, collections::BTreeMap, error::Error, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use thiserror::Error;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{health::lock, logs::panic_text};
 
 /// Name of a task, for logs and for the reason why the process ended.
 pub type Name = Cow<'static, str>;

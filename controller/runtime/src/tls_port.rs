@@ -8,16 +8,15 @@
 //! When the process is stopped, the port continues to accept connections until no client can still be on the way to it,
 //! and then finishes the requests in progress.
 
-use parking_lot::{Mutex, RwLock};
 use std::{fmt, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
-use crate::{CancellationToken, Process, ReadyHandle, chain, health::lock};
 use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use parking_lot::{Mutex, RwLock};
 use prometheus_client::metrics::counter::Counter;
 use rustls::{
     ConfigBuilder, ServerConfig, SignatureScheme, WantsVerifier,
@@ -34,6 +33,8 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
+
+use crate::{CancellationToken, Process, ReadyHandle, chain, health::lock};
 
 /// How long a handshake may take.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);

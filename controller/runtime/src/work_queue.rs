@@ -18,17 +18,19 @@
 //! - Other tasks of the thread run between any two reconciles, however many keys are ready.
 //! - A change does not wait behind a sweep of all objects, but behind one page of it at most.
 
+use std::{error::Error, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
+
+use futures::{StreamExt, stream::FuturesUnordered};
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
 use crate::{
     CacheChange, Key, Trigger, chain, clock,
     lease::{LeaderTerm, Leadership},
 };
-use futures::{StreamExt, stream::FuturesUnordered};
-use jiff::Timestamp;
-use parking_lot::Mutex;
-use std::{error::Error, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
-use tokio::{sync::Notify, time::Instant};
-use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
 
 mod metrics;
 mod queue;

@@ -4,7 +4,6 @@
 //! exactly the bundle that was published some moments ago, and their clocks are wrong. Time advances only after each
 //! of them has received its responses, so the test does not depend on its speed.
 
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
@@ -26,6 +25,7 @@ use kube::core::{
     DynamicObject,
     admission::{AdmissionRequest, AdmissionResponse},
 };
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::{

@@ -1,12 +1,12 @@
 //! The circumstances that determine a guest's next migration, evaluated again when one of them has changed.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
 use drydock_core::{configuration::Configuration, placement};
 use drydock_runtime::Key;
 use kube::ResourceExt;
+use parking_lot::Mutex;
 
 use crate::{launchers::Launchers, nodes::NodePair};
 

@@ -1,6 +1,5 @@
 //! Writes the reports on nodes that are being drained, when they have changed.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 
 use drydock_api::{
@@ -20,6 +19,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
+use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
 

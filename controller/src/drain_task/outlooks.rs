@@ -1,6 +1,5 @@
 //! Evaluates whether other nodes have room for the guests that leave their nodes.
 
-use parking_lot::Mutex;
 use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
@@ -13,6 +12,7 @@ use drydock_runtime::{
     clock::{self, Instant},
 };
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
 
 use crate::{launchers::Launchers, nodes::NodePair, reserved_nodes::PlannedNode};
 

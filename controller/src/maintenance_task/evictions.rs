@@ -5,7 +5,6 @@
 //!                             ▲ kept until the pod is gone
 //! ```
 
-use parking_lot::Mutex;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -21,6 +20,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
 };
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tracing::{debug, info};
 

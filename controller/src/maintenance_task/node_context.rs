@@ -1,13 +1,13 @@
 //! Additional state while a node is in maintenance: PDBs and DaemonSets. At other times it is not needed, and it may
 //! be large.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use drydock_core::maintenance::pod_pdbs::may_unblock;
 use drydock_runtime::{Cache, CacheChange, CancellationToken, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::{apps::v1::DaemonSet, policy::v1::PodDisruptionBudget};
 use kube::{Api, Client, api::PartialObjectMeta};
+use parking_lot::Mutex;
 
 /// PDBs and DaemonSets, watched while they are wanted. Clones share them.
 #[derive(Clone)]

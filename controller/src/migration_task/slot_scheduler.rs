@@ -1,6 +1,5 @@
 //! Decides which migration is next: the queue of [`drydock_core::migration::queue`], kept by the leading controller.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeMap, sync::Arc};
 
 use drydock_core::{
@@ -8,6 +7,7 @@ use drydock_core::{
     migration::queue::{QueuedMigration, Reservations, Wait},
 };
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 /// Places and slots, and the migrations that wait for one. Clones share them.
 #[derive(Clone, Debug, Default)]

@@ -8,10 +8,10 @@
 //! A deletion takes two requests, because of the finalizer. While guests leave a node, these requests would compete
 //! with those that move the guests.
 
-use parking_lot::Mutex;
 use std::{collections::BTreeSet, time::Duration};
 
 use drydock_runtime::{Key, Trigger, clock};
+use parking_lot::Mutex;
 
 /// How many ended migrations are kept per instance. The same as in KubeVirt.
 const KEPT: usize = 5;

@@ -4,7 +4,6 @@
 //! Each list is shared by itself. Whole facts are hardly ever equal: the measured frequency of the time stamp counter
 //! differs between equal machines, and microcode and kernels differ while a cluster is updated.
 
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,6 +11,7 @@ use std::{
 };
 
 use drydock_api::facts::{CpuModel, MachineType, NodeFacts};
+use parking_lot::Mutex;
 use serde::Serialize;
 
 /// The lists that at least one node has.

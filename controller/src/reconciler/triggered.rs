@@ -80,7 +80,6 @@ async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm)
 
 #[cfg(test)]
 mod tests {
-    use parking_lot::Mutex;
     use std::sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -89,6 +88,7 @@ mod tests {
     use drydock_runtime::fake::{ApiServer, IDENTITY, candidate, lease_of};
     use http::Method;
     use kube::core::Status;
+    use parking_lot::Mutex;
     use tokio::sync::mpsc;
 
     use super::*;

@@ -1,11 +1,11 @@
 //! Metrics of open streams, by the names of KubeVirt's virt-api.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::node_api::GuestStream;
 use drydock_core::subresources::SubresourceOperation;
 use drydock_runtime::clock;
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},

@@ -1,6 +1,5 @@
 //! The certificates that identify kube-apiserver, as it publishes them.
 
-use parking_lot::RwLock;
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::http::HeaderMap;
@@ -8,6 +7,7 @@ use drydock_core::subresources::front_proxy::{CONFIG_MAP, FrontProxy, NAMESPACE,
 use drydock_runtime::{CacheChange, Watch, WatchStarter, chain, tls_port};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use parking_lot::RwLock;
 use rustls::{
     RootCertStore, ServerConfig,
     crypto::ring,

@@ -1,6 +1,5 @@
 //! The open websockets of this replica.
 
-use parking_lot::Mutex;
 use std::{collections::HashMap, sync::Arc};
 
 use drydock_api::kubevirt::VirtualMachineInstance;
@@ -10,6 +9,7 @@ use drydock_core::subresources::{
 };
 use drydock_runtime::{Process, chain};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use tracing::{debug, info};
 
 use super::{

@@ -1,9 +1,9 @@
 //! How long streams last.
 
-use parking_lot::Mutex;
 use std::time::Duration;
 
 use drydock_runtime::clock::{Instant, sleep_until_instant};
+use parking_lot::Mutex;
 
 use super::stream_end::EndedSide;
 

@@ -1,11 +1,11 @@
 //! Events that libvirt sends about a domain, and the queue that holds them until they are read.
 
-use parking_lot::Mutex;
 use std::{
     fmt,
     sync::{Arc, OnceLock},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 use virt_sys as sys;
 

@@ -3,10 +3,10 @@
 //! It replaces libvirt's client: calls go through the same thread, and events through the same queue. It behaves like
 //! libvirt for a domain that is defined, started and stopped, and additionally does what the test requests.
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{collections::VecDeque, sync::Arc};
 
 use drydock_api::facts::VirtType;
+use parking_lot::{Mutex, MutexGuard};
 use virt_sys as sys;
 
 use super::fake_migration::FakeMigrations;

@@ -3,7 +3,6 @@
 //! The kernel limits the inotify instances of a user (128), and each instance has only one watch per folder. So
 //! waiters share watches, and the last waiter of a folder removes its watch.
 
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     ffi::{OsStr, OsString},
@@ -16,6 +15,7 @@ use nix::{
     errno::Errno,
     sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor},
 };
+use parking_lot::Mutex;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,

@@ -1,6 +1,5 @@
 //! Fixtures of the tests: a node with its tunnel, pods, guests, and a network that can be cut.
 
-use parking_lot::Mutex;
 use std::{
     collections::BTreeMap,
     fs,
@@ -26,6 +25,7 @@ use drydock_host::{
 };
 use drydock_runtime::Process;
 use futures::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},

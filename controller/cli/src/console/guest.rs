@@ -17,7 +17,6 @@ mod rfb;
 mod socket;
 mod terminal;
 
-use parking_lot::{Mutex, MutexGuard};
 use std::{
     collections::HashMap,
     sync::{
@@ -28,21 +27,21 @@ use std::{
 };
 
 use drydock_runtime::{CancellationToken, Process, chain};
+use framebuffer::Budget;
+use keys::KeyPress;
 use kube::Client;
 use maud::Markup;
+use parking_lot::{Mutex, MutexGuard};
+use rfb::Rfb;
 use serde::Deserialize;
+use socket::{GuestSocket, HandshakeError, SocketEvent};
+use terminal::TerminalScreen;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep},
 };
 
 use super::view::GuestDevice;
-use framebuffer::Budget;
-use keys::KeyPress;
-use rfb::Rfb;
-use socket::{GuestSocket, HandshakeError, SocketEvent};
-use terminal::TerminalScreen;
-
 pub(super) use guest_requests::{FRAME, INPUT, frame, input};
 pub(super) use terminal::{COLUMNS, ROWS};
 

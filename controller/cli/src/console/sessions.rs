@@ -3,9 +3,9 @@
 //! The key in a link works once. The page exchanges it for the key of a session, which it sends with each request. There is
 //! no cookie, because a browser would send that to every port of this address.
 
-use parking_lot::Mutex;
 use std::{collections::HashSet, fmt::Write as _};
 
+use parking_lot::Mutex;
 use ring::{
     digest::{SHA256, digest},
     rand::{SecureRandom as _, SystemRandom},

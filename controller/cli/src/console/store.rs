@@ -7,7 +7,6 @@
 //!
 //! What the user may not watch is named on every page and not considered.
 
-use parking_lot::Mutex;
 use std::{fmt::Debug, sync::Arc};
 
 use drydock_api::{
@@ -29,6 +28,7 @@ use k8s_openapi::api::{
     policy::v1::PodDisruptionBudget,
 };
 use kube::{Client, Resource};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 

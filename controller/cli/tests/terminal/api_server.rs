@@ -1,6 +1,5 @@
 //! An API server with a few objects, by HTTP/1.1 on a port of this machine: lists them, and sends changes to watches.
 
-use parking_lot::Mutex;
 use std::{
     io::{BufRead, BufReader, Write},
     net::{TcpListener, TcpStream},
@@ -13,6 +12,7 @@ use std::{
     thread,
 };
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Objects by the path of their list.

@@ -1,6 +1,5 @@
 //! A program on a pseudo-terminal, and what a person would see there.
 
-use parking_lot::Mutex;
 use std::{
     fs::File,
     io::Read,
@@ -14,6 +13,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use parking_lot::Mutex;
 
 /// Milliseconds after which a text that has not come is an error.
 const PATIENCE: u16 = 30_000;

@@ -1,9 +1,9 @@
 //! How a cache stores an object.
 
-use parking_lot::Mutex;
 use std::sync::Arc;
 
 use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Maximum size of the dictionary, in bytes. LZ4 refers back at most 64 KiB, and it rebuilds its hash table of the

@@ -8,8 +8,8 @@
 //!                                                                 read ──another holder──▶ idle
 //! ```
 
-use super::{RequestOutcome, outcome, seconds};
-use crate::{Backoff, Process, Trigger, clock, health::lock};
+use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
+
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
@@ -20,8 +20,10 @@ use kube::{
 };
 use parking_lot::Mutex;
 use serde_json::json;
-use std::{collections::BTreeMap, convert::Infallible, sync::Arc, time::Duration};
 use tokio::time::Instant;
+
+use super::{RequestOutcome, outcome, seconds};
+use crate::{Backoff, Process, Trigger, clock, health::lock};
 
 /// The Lease to hold, and its parameters.
 #[derive(Clone, Debug)]

@@ -1,3 +1,10 @@
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::{Client, core::PartialObjectMeta};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
 use super::{ErrorLabels, ListMode, NameLabel, Watch, WatchMetrics, WatchStarter};
 use crate::{
     CancellationToken, Process, Readiness,
@@ -5,11 +12,6 @@ use crate::{
     clock::Instant,
     fake::{ApiServer, api_server},
 };
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use kube::{Client, core::PartialObjectMeta};
-use parking_lot::Mutex;
-use serde_json::{Value, json};
-use std::{sync::Arc, time::Duration};
 
 struct Setup {
     process: Process,

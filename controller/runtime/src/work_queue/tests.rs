@@ -1,16 +1,3 @@
-use super::{
-    FIRST_WAIT, LONGEST_WAIT, LOW, PAGE, Requeue, WorkQueue, WorkQueueMetrics,
-    queue::{KeyQueue, ReconcileResult},
-};
-use crate::{
-    Key, Process, Trigger,
-    fake::{candidate, elect},
-};
-use futures::{SinkExt, StreamExt, channel::mpsc};
-use jiff::{SignedDuration, Timestamp};
-use parking_lot::Mutex;
-use prometheus_client::{encoding::text::encode, registry::Registry};
-use proptest::prelude::*;
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -20,7 +7,22 @@ use std::{
     },
     time::Duration,
 };
+
+use futures::{SinkExt, StreamExt, channel::mpsc};
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use prometheus_client::{encoding::text::encode, registry::Registry};
+use proptest::prelude::*;
 use tokio::time::Instant;
+
+use super::{
+    FIRST_WAIT, LONGEST_WAIT, LOW, PAGE, Requeue, WorkQueue, WorkQueueMetrics,
+    queue::{KeyQueue, ReconcileResult},
+};
+use crate::{
+    Key, Process, Trigger,
+    fake::{candidate, elect},
+};
 
 fn key(name: &str) -> Key {
     Key::namespaced("default", name)

@@ -1,11 +1,11 @@
 //! Remembers which refusals of evictions were logged: drainers repeat a request every few seconds while a guest
 //! moves, and only a change of the response is logged.
 
-use parking_lot::Mutex;
 use std::collections::HashMap;
 
 use drydock_core::eviction::EvictionRefusal;
 use drydock_runtime::Key;
+use parking_lot::Mutex;
 
 /// At most this many pods are remembered; then all are forgotten, which costs a log line for each that is still being
 /// evicted. No more guests than that leave at a time.

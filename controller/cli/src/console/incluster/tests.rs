@@ -1,4 +1,3 @@
-use parking_lot::Mutex;
 use std::{
     collections::{BTreeMap, HashMap},
     sync::atomic::{AtomicBool, Ordering},
@@ -10,6 +9,7 @@ use axum::http::{
 };
 use drydock_runtime::Registry;
 use futures::{StreamExt as _, stream};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::{
     net::TcpListener,

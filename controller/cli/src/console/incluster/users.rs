@@ -10,7 +10,6 @@
 //!
 //! A token is known by its digest. The token itself is held by its client alone, and ends with it.
 
-use parking_lot::Mutex;
 use std::{
     collections::HashMap,
     sync::{Arc, atomic::Ordering},
@@ -22,6 +21,7 @@ use drydock_runtime::{CancellationToken, Process, Registry, chain, clock};
 use jiff::Timestamp;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{Api, Client, api::PostParams};
+use parking_lot::Mutex;
 use prometheus_client::metrics::{counter::Counter, gauge::Gauge};
 use thiserror::Error;
 use tokio::{
