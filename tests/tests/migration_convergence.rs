@@ -6,7 +6,7 @@
 
 use anyhow::{Context, Result, ensure};
 use drydock_api::kubevirt::{
-    Condition, VirtualMachineInstanceMigration,
+    Condition, VirtualMachineInstance, VirtualMachineInstanceMigration,
     migration::{MigrationMode, MigrationPhase},
     names::conditions as types,
 };
@@ -17,6 +17,7 @@ use drydock_tests::{
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
+use kube::ResourceExt;
 use serde_json::Value;
 
 /// As many concurrent migrations as the test needs, no timeout for lack of progress, and a downtime too short for what
@@ -141,12 +142,26 @@ async fn check_risk(
     Ok(())
 }
 
-/// Returns whether one event, which was not repeated, reports that the guest was disrupted.
-fn is_disrupted_once(events: &[Value]) -> bool {
-    let mut disruptions = events
+/// Waits for the events of a guest that was disrupted and has moved, and checks that one event, which was not repeated,
+/// reports the disruption. An earlier guest of the same name may have left events.
+async fn check_disruption(cluster: &Cluster, moved: &VirtualMachineInstance) -> Result<()> {
+    let name = moved.name_any();
+    let events = until_some(&format!("the events of {name}"), || async {
+        let mut events = cluster.events(&name).await?;
+        events.retain(|event| event["regarding"]["uid"].as_str() == moved.metadata.uid.as_deref());
+        let has = |reason: &str| events.iter().any(|event| event["reason"] == reason);
+        Ok((has("CompletionTimeExceeded") && has("Migrated")).then_some(events))
+    })
+    .await?;
+    let disruptions: Vec<&Value> = events
         .iter()
-        .filter(|event| event["reason"] == "CompletionTimeExceeded");
-    disruptions.next().is_some_and(|event| event["series"].is_null()) && disruptions.next().is_none()
+        .filter(|event| event["reason"] == "CompletionTimeExceeded")
+        .collect();
+    ensure!(
+        disruptions.len() == 1 && disruptions[0]["series"].is_null(),
+        "{name}: {events:?}"
+    );
+    Ok(())
 }
 
 #[tokio::test]
@@ -191,15 +206,12 @@ async fn busy_guests_converge_pause_switch_or_abort_as_allowed() -> Result<()> {
     ] {
         let (migration, moved) = cluster.until_migrated(of).await?;
         assert_eq!(mode(&migration), Some(expected), "{name}");
+        check_disruption(&cluster, &moved).await?;
         let state = moved
             .status
             .and_then(|status| status.migration_state)
             .unwrap_or_default();
         assert_eq!((state.mode, state.failed), (Some(expected), false), "{name}");
-        let events = cluster
-            .until_events("VirtualMachineInstance", name, &["CompletionTimeExceeded", "Migrated"])
-            .await?;
-        ensure!(is_disrupted_once(&events), "{name}: {events:?}");
         cluster.goes_on(name).await?;
     }
 
