@@ -8,7 +8,7 @@ use std::{
 use drydock_api::maintenance::{Group, NodeMaintenance};
 use drydock_runtime::{AssumeCache, CacheChange, Key, Watch, WatchStarter};
 use kube::Client;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::pruning::prune_metadata;
 
@@ -38,7 +38,7 @@ impl Maintenances {
             };
             let watch = Watch::<NodeMaintenance>::dynamic(client.clone(), &group, name).optional();
             AssumeCache::start(watches, watch, prune, &[], move |change| {
-                if let Some(node) = observe(&mut lock(&index), group, change) {
+                if let Some(node) = observe(&mut index.lock(), group, change) {
                     on_change(&node);
                 }
             })
@@ -77,7 +77,7 @@ impl Maintenances {
 
     /// Returns the maintenances that name a node.
     pub(crate) fn of_node(&self, node: &str) -> Vec<(Group, Arc<NodeMaintenance>)> {
-        let index = lock(&self.by_node);
+        let index = self.by_node.lock();
         let keys = index.get(node).into_iter().flatten();
         keys.filter_map(|(group, key)| Some((*group, self.of_group(*group).shown().get(key)?)))
             .filter(|(_, object)| object.spec.node_name == node)
@@ -97,17 +97,13 @@ impl Maintenances {
 
     /// Returns whether a maintenance names this node.
     pub(crate) fn concerns(&self, node: &str) -> bool {
-        lock(&self.by_node).contains_key(node)
+        self.by_node.lock().contains_key(node)
     }
 
     /// Returns the nodes that maintenances name.
     pub(crate) fn nodes(&self) -> Vec<String> {
-        lock(&self.by_node).keys().cloned().collect()
+        self.by_node.lock().keys().cloned().collect()
     }
-}
-
-fn lock(index: &Mutex<ByNode>) -> MutexGuard<'_, ByNode> {
-    index.lock()
 }
 
 /// Updates the index with a change. Returns the node that it concerns.

@@ -38,7 +38,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::Status};
 use observe::{ObservedMigration, detail, may_be_over_by, reason};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
 use trimming::Trimming;
@@ -237,7 +237,7 @@ impl Reconciler for MigrationTask {
         let record = MigrationRecord::of(&migration);
         let over = record.is_over();
         if over {
-            lock(&self.placed).remove(&uid);
+            self.placed.lock().remove(&uid);
         } else {
             self.trimming.active();
         }
@@ -339,7 +339,7 @@ impl MigrationTask {
                     match self.create_pod(migration, instance).await {
                         Ok(()) => {
                             execution.made = Some(*now);
-                            lock(&self.placed).insert(migration.uid().unwrap_or_default(), *now);
+                            self.placed.lock().insert(migration.uid().unwrap_or_default(), *now);
                             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
                             after = After::Plan;
                         }
@@ -456,7 +456,7 @@ impl MigrationTask {
         migration: &VirtualMachineInstanceMigration,
         now: Timestamp,
     ) -> Option<Timestamp> {
-        let mut placed = lock(&self.placed);
+        let mut placed = self.placed.lock();
         let made = placed.get(uid).copied()?;
         // A pod that the watch does not show within this time is read from the API server.
         let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
@@ -539,10 +539,6 @@ impl MigrationTask {
         self.events
             .publish(Event::new(regarding, "Migrate", severity, reason, note));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::Migratio
 use drydock_core::migration::record::MigrationRecord;
 use drydock_runtime::{ASSUMED_FOR, AssumeCache, CacheChange, Index, Key, ListMode, Watch, WatchStarter};
 use kube::Client;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::pruning::prune_metadata;
 pub(crate) use metrics::MigrationMetrics;
@@ -66,7 +66,7 @@ impl Migrations {
         let watch =
             Watch::<VirtualMachineInstanceMigration>::all(client.clone(), "migrations").listing(ListMode::Streamed);
         let objects = AssumeCache::start(watches, watch, prune, &indexes.all(), move |change| {
-            observe_success(&mut lock(&observed), change);
+            observe_success(&mut observed.lock(), change);
             on_change(change);
         });
         Self {
@@ -135,7 +135,7 @@ impl Migrations {
 
     /// Returns the migrations that have succeeded since the last call, or existed when this process started.
     pub(crate) fn take_succeeded(&self) -> Vec<Arc<VirtualMachineInstanceMigration>> {
-        let keys = std::mem::take(&mut *lock(&self.succeeded));
+        let keys = std::mem::take(&mut *self.succeeded.lock());
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
@@ -169,10 +169,6 @@ fn observe_success(succeeded: &mut BTreeSet<Key>, change: &CacheChange<VirtualMa
         }
         Some(_) => {}
     }
-}
-
-fn lock(succeeded: &Mutex<BTreeSet<Key>>) -> MutexGuard<'_, BTreeSet<Key>> {
-    succeeded.lock()
 }
 
 /// Returns the instance that a migration moves.

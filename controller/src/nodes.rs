@@ -24,7 +24,7 @@ use drydock_core::{
 use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
 use kube::{Api, Client};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use shared_facts::SharedFacts;
 
 use crate::{liveness_task::UnresponsiveAgents, maintenances::Maintenances};
@@ -78,7 +78,7 @@ impl Nodes {
         let nodes = Watch::<Node>::all(client.clone(), "nodes").listing(ListMode::Streamed);
         let nodes = AssumeCache::start(watches, nodes, prune_node, &[], move |change| {
             notify_if_changed(change, without_drain_conditions, &|name: &str| {
-                *lock(&of_nodes) = None;
+                *of_nodes.lock() = None;
                 news(name);
             });
         });
@@ -91,7 +91,7 @@ impl Nodes {
                     shared.share(facts);
                 }
             })
-            .on_change(move |_| *lock(&of_hypervisors) = None)
+            .on_change(move |_| *of_hypervisors.lock() = None)
             .on_change(move |change| notify_if_changed(change, without_drain, &on_change));
         Self {
             api: Api::all(client.clone()),
@@ -164,7 +164,7 @@ impl Nodes {
 
     /// Returns all nodes. The pairs are built once per change, not once per call.
     pub(crate) fn pairs(&self) -> Arc<Vec<NodePair>> {
-        let mut pairs = lock(&self.pairs);
+        let mut pairs = self.pairs.lock();
         if let Some(pairs) = &*pairs {
             return Arc::clone(pairs);
         }
@@ -210,10 +210,6 @@ impl Nodes {
         });
         minimum.get()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Returns the state that a Node object shows.

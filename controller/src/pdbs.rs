@@ -15,7 +15,7 @@ use k8s_openapi::api::{
     policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus},
 };
 use kube::{Api, Client, ResourceExt, api::PostParams};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::requests::deleting;
 
@@ -38,7 +38,7 @@ struct Creating<'a> {
 
 impl Drop for Creating<'_> {
     fn drop(&mut self) {
-        lock(self.pods).remove(&self.uid);
+        self.pods.lock().remove(&self.uid);
     }
 }
 
@@ -111,7 +111,7 @@ impl Pdbs {
         let Some(pdb) = of(pod) else { return Ok(()) };
         let uid = pod.uid().unwrap_or_default();
         let exists = self.of(pod).is_some_and(|pdb| goes_with(&pdb, pod));
-        if exists || !lock(&self.creating).insert(uid.clone()) {
+        if exists || !self.creating.lock().insert(uid.clone()) {
             return Ok(());
         }
         let _creating = Creating {
@@ -155,10 +155,6 @@ impl Pdbs {
 /// Returns the namespace of a PDB of another owner.
 fn foreign_in(pdb: &PodDisruptionBudget) -> Option<String> {
     (!is_ours(pdb)).then(|| pdb.namespace().unwrap_or_default())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Keeps what determines which pods a PDB selects.

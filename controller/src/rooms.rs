@@ -17,7 +17,7 @@ use drydock_core::placement::{
 use drydock_runtime::{Cache, CacheChange, Key, ListMode, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// Field selector of unfinished pods. Finished pods use nothing of their node, or soon will not.
 const NOT_OVER: &str = "status.phase!=Succeeded,status.phase!=Failed";
@@ -123,7 +123,7 @@ impl Rooms {
         if !self.pods.sync_state().is_clear() {
             return Rules::default();
         }
-        lock(&self.neighbors).rules(newcomer, moves, nodes)
+        self.neighbors.lock().rules(newcomer, moves, nodes)
     }
 
     /// Returns the lowest priority of pods that one of these would not preempt; `None` if none of these is known.
@@ -141,17 +141,13 @@ impl fmt::Debug for Rooms {
     }
 }
 
-fn lock(neighbors: &Mutex<Neighbors>) -> MutexGuard<'_, Neighbors> {
-    neighbors.lock()
-}
-
 /// Updates the neighbors with a change of a pod. Returns whether they have changed.
 fn observe_neighbor(neighbors: &Mutex<Neighbors>, change: &CacheChange<Pod>) -> bool {
     match change {
-        CacheChange::Object { new: Some(pod), .. } => lock(neighbors).set(pod),
-        CacheChange::Object { key, new: None, .. } => {
-            lock(neighbors).remove(key.namespace.as_deref().unwrap_or_default(), &key.name)
-        }
+        CacheChange::Object { new: Some(pod), .. } => neighbors.lock().set(pod),
+        CacheChange::Object { key, new: None, .. } => neighbors
+            .lock()
+            .remove(key.namespace.as_deref().unwrap_or_default(), &key.name),
         CacheChange::SyncState(_) | CacheChange::Unreadable { .. } => false,
     }
 }

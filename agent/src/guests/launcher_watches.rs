@@ -14,7 +14,7 @@ use drydock_core::{
 use drydock_runtime::{Cache, CacheChange, Key, Trigger, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use kube::{Client, ResourceExt};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// The launcher pods of this node. Clones share the cache.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +85,7 @@ impl LauncherPods {
 
     /// Returns the pod with this UID.
     pub(crate) fn with_uid(&self, uid: &str) -> Option<Arc<Pod>> {
-        let key = lock(&self.by_uid).known.get(uid)?.key.clone();
+        let key = self.by_uid.lock().known.get(uid)?.key.clone();
         self.pods
             .get(&key)
             .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
@@ -93,17 +93,17 @@ impl LauncherPods {
 
     /// Returns what was written to the readiness gate of the pod with this UID.
     pub(super) fn written_gate(&self, uid: &str) -> Option<WrittenGate> {
-        Some(Arc::clone(&lock(&self.by_uid).known.get(uid)?.gate))
+        Some(Arc::clone(&self.by_uid.lock().known.get(uid)?.gate))
     }
 
     /// Returns how the guest ended in the pod with this UID, which no longer exists; `None` if the watch did not show it.
     pub(crate) fn ending(&self, uid: &str) -> Option<EndedGuest> {
-        lock(&self.by_uid).endings.get(uid).cloned()
+        self.by_uid.lock().endings.get(uid).cloned()
     }
 
     /// Drops the endings of all pods but these.
     pub(crate) fn keep_endings(&self, is_needed: impl Fn(&str) -> bool) {
-        lock(&self.by_uid).endings.retain(|uid, _| is_needed(uid));
+        self.by_uid.lock().endings.retain(|uid, _| is_needed(uid));
     }
 
     /// Creates a cache with these pods.
@@ -196,7 +196,7 @@ fn observe(index: &Mutex<PodIndex>, change: &CacheChange<Pod>) {
     };
     let uid = |pod: &Option<Arc<Pod>>| pod.as_ref().and_then(|pod| pod.uid());
     let (before, new) = (uid(old), uid(new));
-    let mut index = lock(index);
+    let mut index = index.lock();
     if let Some(gone) = before.filter(|before| new.as_ref() != Some(before)) {
         index.known.remove(&gone);
         if let Some(ended) = old.as_deref().and_then(ended) {
@@ -225,10 +225,6 @@ fn concerns_labels(change: &CacheChange<Pod>) -> bool {
         CacheChange::SyncState(_) => true,
         CacheChange::Unreadable { .. } => false,
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 /// Keeps only the fields of a launcher pod that are read: its conditions, addresses, containers' states, the images

@@ -19,7 +19,7 @@ use std::{
 };
 
 use kube::{Resource, ResourceExt};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use crate::{Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, newer, newer::version};
@@ -86,7 +86,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
         let assumed = Arc::<Mutex<Assumed<K>>>::default();
         let (observed, followers) = (Arc::clone(&assumed), indexes.to_vec());
         let watch = watch.prune(prune).on_change(move |change| {
-            lock(&observed).observe(change, &followers);
+            observed.lock().observe(change, &followers);
             on_change(change);
         });
         Self {
@@ -118,7 +118,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Handles a change as that of a watch, for tests of its readers: the cache itself does not change.
     pub fn observe(&self, change: &CacheChange<K>) {
-        lock(&self.assumed).observe(change, &self.indexes);
+        self.assumed.lock().observe(change, &self.indexes);
     }
 
     /// Returns the cache of the watch.
@@ -130,7 +130,9 @@ impl<K: Resource + Clone> AssumeCache<K> {
     /// such object.
     pub fn newest(&self, key: &Key) -> Option<K> {
         let watched = self.cache.get(key).map(Arc::unwrap_or_clone);
-        let response = lock(&self.assumed)
+        let response = self
+            .assumed
+            .lock()
             .patched
             .get(key)
             .map(|response| (**response).clone());
@@ -161,7 +163,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
     /// was patched.
     pub fn remember(&self, key: &Key, mut response: K) {
         (self.prune)(&mut response);
-        let mut assumed = lock(&self.assumed);
+        let mut assumed = self.assumed.lock();
         // Read with the lock held: any later change of the cache is observed after this.
         if self
             .cache
@@ -180,7 +182,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
     pub fn created(&self, mut response: K, counts_for: Duration) {
         (self.prune)(&mut response);
         let key = Key::of(&response);
-        let mut assumed = lock(&self.assumed);
+        let mut assumed = self.assumed.lock();
         // Read with the lock held: any later change of the cache is observed after this.
         if self.cache.get(&key).is_some_and(|shown| shown.uid() == response.uid()) {
             return;
@@ -194,7 +196,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Remembers that this process has deleted the object with this UID, unless the watch has shown that already.
     pub fn deleted(&self, key: &Key, uid: &str) {
-        let mut assumed = lock(&self.assumed);
+        let mut assumed = self.assumed.lock();
         // Read with the lock held: any later change of the cache is observed after this.
         let shown = self.cache.get(key);
         let is_news = shown
@@ -206,17 +208,17 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Returns whether this process has deleted the object with this UID and the watch does not show that yet.
     pub fn is_deleted(&self, uid: &str) -> bool {
-        lock(&self.assumed).deleted.contains(uid)
+        self.assumed.lock().deleted.contains(uid)
     }
 
     /// Drops the response to a patch of an object that is about to be deleted: nothing more is written to it.
     pub fn forget(&self, key: &Key) {
-        lock(&self.assumed).patched.remove(key);
+        self.assumed.lock().patched.remove(key);
     }
 
     /// Returns an object that this process has created and the watch has not shown yet.
     fn assumed(&self, key: &Key) -> Option<Arc<K>> {
-        let mut assumed = lock(&self.assumed);
+        let mut assumed = self.assumed.lock();
         let (object, until) = assumed.created.get(key)?;
         if Instant::now() < *until {
             return Some(Arc::clone(object));
@@ -286,10 +288,6 @@ impl<K: Resource> Assumed<K> {
     }
 }
 
-fn lock<K>(assumed: &Mutex<Assumed<K>>) -> MutexGuard<'_, Assumed<K>> {
-    assumed.lock()
-}
-
 #[cfg(test)]
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
@@ -334,7 +332,7 @@ mod tests {
         apply(change(Some(at("5", "u")), Some(at("6", "u"))));
         assert_eq!(version(objects.newest(&key())), "7", "it is shown something older");
         apply(change(Some(at("6", "u")), Some(at("7", "u"))));
-        assert!(lock(&objects.assumed).patched.is_empty());
+        assert!(objects.assumed.lock().patched.is_empty());
         assert_eq!(version(objects.newest(&key())), "5");
     }
 
@@ -344,7 +342,7 @@ mod tests {
         for shown in [Some(at("7", "u")), Some(at("9", "new")), None] {
             let objects = AssumeCache::filled(shown);
             objects.remember(&key(), at("7", "u"));
-            assert!(lock(&objects.assumed).patched.is_empty());
+            assert!(objects.assumed.lock().patched.is_empty());
         }
         let objects = AssumeCache::filled([at("5", "u")]);
         for (old, new, left) in [
@@ -354,11 +352,11 @@ mod tests {
         ] {
             objects.remember(&key(), at("7", "u"));
             objects.observe(&change(old, new));
-            assert_eq!(lock(&objects.assumed).patched.len(), left);
+            assert_eq!(objects.assumed.lock().patched.len(), left);
         }
         objects.remember(&key(), at("7", "u"));
         objects.forget(&key());
-        assert!(lock(&objects.assumed).patched.is_empty());
+        assert!(objects.assumed.lock().patched.is_empty());
     }
 
     #[test]
@@ -414,7 +412,7 @@ mod tests {
         assert_eq!(by_value.keys("x"), [Key::cluster("b")]);
         // The watch was faster than the response.
         objects.created(with_value("b", "1", "x"), ASSUMED_FOR);
-        assert!(lock(&objects.assumed).created.is_empty());
+        assert!(objects.assumed.lock().created.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

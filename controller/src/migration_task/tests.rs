@@ -187,7 +187,7 @@ async fn created_pod_is_read_again_after_the_clock_is_set_back() {
     let (now, migration) = (clock::now(), serde_json::from_value(migration()).unwrap());
     let hour = jiff::SignedDuration::from_hours(1);
     for (made, is_remembered) in [(now, true), (now - hour, false), (now + hour, false)] {
-        lock(&task.placed).insert(UID.into(), made);
+        task.placed.lock().insert(UID.into(), made);
         assert_eq!(
             task.placed(UID, &[], &migration, now).is_some(),
             is_remembered,

@@ -31,7 +31,7 @@ use framebuffer::Budget;
 use keys::KeyPress;
 use kube::Client;
 use maud::Markup;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rfb::Rfb;
 use serde::Deserialize;
 use socket::{GuestSocket, HandshakeError, SocketEvent};
@@ -148,10 +148,6 @@ pub(super) struct Opened {
     cancelled: CancellationToken,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
 impl OpenGuests {
     /// Returns none, of a process that runs their tasks.
     pub(super) fn new(process: &Process) -> Arc<Self> {
@@ -165,7 +161,7 @@ impl OpenGuests {
 
     /// Returns the one with this identity, if it is open.
     pub(super) fn find(&self, id: u64) -> Option<Arc<OpenGuest>> {
-        lock(&self.open).get(&id).cloned()
+        self.open.lock().get(&id).cloned()
     }
 
     /// Opens the console or the display of a guest. A console is taken from its current client, as the API requires.
@@ -199,7 +195,7 @@ impl OpenGuests {
             frames: Notify::new(),
         });
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.open).insert(id, guest.clone());
+        self.open.lock().insert(id, guest.clone());
         let cancelled = self.process.stopping().child_token();
         let (task, token, client) = (guest.clone(), cancelled.clone(), client.clone());
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
@@ -224,7 +220,7 @@ impl Opened {
 
     /// Returns the shown content.
     pub(super) fn shown(&self) -> Shown {
-        let state = lock(&self.guest.state);
+        let state = self.guest.state.lock();
         Shown {
             id: self.id,
             status: state.status.clone(),
@@ -238,7 +234,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        lock(&self.guests.open).remove(&self.id);
+        self.guests.open.lock().remove(&self.id);
         self.cancelled.cancel();
         self.guest.frames.notify_waiters();
     }
@@ -279,7 +275,7 @@ impl OpenGuest {
 
     /// Forwards bytes until the connection ends, and returns its state then.
     async fn relay(&self, mut socket: GuestSocket, reason: Option<String>) -> StreamStatus {
-        if let StreamScreen::Display(rfb) = &mut lock(&self.state).screen {
+        if let StreamScreen::Display(rfb) = &mut self.state.lock().screen {
             rfb.restart();
         }
         self.set(StreamStatus::Connected(reason));
@@ -308,7 +304,7 @@ impl OpenGuest {
     }
 
     fn set(&self, status: StreamStatus) {
-        lock(&self.state).status = status;
+        self.state.lock().status = status;
         self.changed();
     }
 
@@ -318,7 +314,7 @@ impl OpenGuest {
 
     /// Shows what the guest has sent.
     fn read(&self, bytes: &[u8]) -> Result<(), String> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         match &mut state.screen {
             StreamScreen::Terminal(terminal, output) => {
                 let replies = terminal.feed(bytes);
@@ -344,7 +340,7 @@ impl OpenGuest {
     }
 
     fn take_output(&self) -> Vec<u8> {
-        match &mut lock(&self.state).screen {
+        match &mut self.state.lock().screen {
             StreamScreen::Terminal(_, output) => std::mem::take(output),
             StreamScreen::Display(rfb) => {
                 rfb.request();
@@ -355,7 +351,7 @@ impl OpenGuest {
 
     /// Passes on what the user does, in its order. Nothing reaches a guest that is not connected.
     pub(super) fn input(&self, inputs: Vec<UserInput>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !matches!(state.status, StreamStatus::Connected(_)) {
             return;
         }
@@ -390,7 +386,7 @@ impl OpenGuest {
         loop {
             // Before the look, so that no change in between is missed.
             let notified = self.frames.notified();
-            if let StreamScreen::Display(rfb) = &mut lock(&self.state).screen {
+            if let StreamScreen::Display(rfb) = &mut self.state.lock().screen {
                 let frame = rfb.frame().filter(|frame| (frame.width, frame.height) == size)?;
                 let taken = frame.take();
                 if !taken.is_empty() {

@@ -67,11 +67,11 @@ async fn close(server: &mut Server, code: u16, reason: &str) {
 }
 
 fn status(guest: &OpenGuest) -> StreamStatus {
-    lock(&guest.state).status.clone()
+    guest.state.lock().status.clone()
 }
 
 fn text(guest: &OpenGuest) -> String {
-    match &lock(&guest.state).screen {
+    match &guest.state.lock().screen {
         StreamScreen::Terminal(terminal, _) => terminal.rows().into_iter().map(Markup::into_string).collect(),
         StreamScreen::Display(_) => String::new(),
     }
