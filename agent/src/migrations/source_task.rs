@@ -67,7 +67,7 @@ pub(super) struct SourceTask {
     moving: JoinSet<Result<(), CallError>>,
     /// Why this process gave the migration up, or libvirt's error if libvirt did.
     failure: Option<SourceFailure>,
-    stood_still: bool,
+    hand_over_pause: HandOverPause,
     /// Whether libvirt has reported that the guest has left. The launcher may end before libvirt can be queried.
     left: bool,
     /// When the guest was first observed to have left.
@@ -82,6 +82,36 @@ pub(super) struct SourceTask {
     monitor: Option<Monitor>,
     progress: Option<WrittenProgress>,
     metrics: Option<LeavingGuest>,
+}
+
+/// How long the guest was paused for the hand-over, according to the events so far. Its state alone does not prove that:
+/// it may have been resumed between two readings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HandOverPause {
+    /// It was not paused for the hand-over, it was resumed afterwards, or events may be missing.
+    Unproven,
+    /// It was paused, and the event that ends the pause has not been read.
+    Paused,
+    /// It was paused until it ended.
+    UntilEnd,
+}
+
+impl HandOverPause {
+    fn take_in(&mut self, event: LifecycleEvent) {
+        *self = match (event, *self) {
+            (LifecycleEvent::Suspended(SuspendedDetail::Migrated), _) => Self::Paused,
+            (LifecycleEvent::Resumed(_) | LifecycleEvent::Started(_), _) => Self::Unproven,
+            (LifecycleEvent::Stopped(_) | LifecycleEvent::Crashed(_), Self::Paused) => Self::UntilEnd,
+            (_, pause) => pause,
+        };
+    }
+
+    /// Events are missing from now on. A guest that has ended does not run here again.
+    fn connection_ended(&mut self) {
+        if *self == Self::Paused {
+            *self = Self::Unproven;
+        }
+    }
 }
 
 /// Why the guest has not moved.
@@ -104,7 +134,7 @@ impl SourceTask {
             call: MigrateCall::Unknown,
             moving: JoinSet::new(),
             failure: None,
-            stood_still: false,
+            hand_over_pause: HandOverPause::Unproven,
             left: false,
             left_since: None,
             unreachable: false,
@@ -137,7 +167,7 @@ impl SourceTask {
                     Some(event) => self.take_in(&event),
                     None => {
                         guest = None;
-                        self.stood_still = false;
+                        self.hand_over_pause.connection_ended();
                     }
                 },
                 result = moved(&mut self.moving) => self.end_call(result),
@@ -181,11 +211,11 @@ impl SourceTask {
     }
 
     fn take_in(&mut self, event: &DomainEvent) {
+        let DomainEvent::Lifecycle(event) = event else { return };
+        self.hand_over_pause.take_in(*event);
         match event {
-            DomainEvent::Lifecycle(LifecycleEvent::Suspended(SuspendedDetail::Migrated)) => self.stood_still = true,
-            DomainEvent::Lifecycle(LifecycleEvent::Stopped(StoppedDetail::Migrated)) => self.left = true,
-            DomainEvent::Lifecycle(LifecycleEvent::Resumed(_) | LifecycleEvent::Started(_)) => {
-                self.stood_still = false;
+            LifecycleEvent::Stopped(StoppedDetail::Migrated) => self.left = true,
+            LifecycleEvent::Resumed(_) | LifecycleEvent::Started(_) => {
                 self.left = false;
                 self.left_since = None;
             }
@@ -251,6 +281,9 @@ impl SourceTask {
                 }
                 _ => domain,
             };
+            // An event that is not read yet may be that the guest was resumed before it ended.
+            let is_unread = domain == SourceDomain::Ended && self.hand_over_pause == HandOverPause::Paused;
+            let domain = if is_unread { SourceDomain::Unknown } else { domain };
             self.in_post_copy |= domain == SourceDomain::PostCopy;
             let late_in = self.target_is_late_in(domain);
             if job == JobState::None {
@@ -262,7 +295,7 @@ impl SourceTask {
                 job,
                 call: self.call,
                 tunnel,
-                stood_still: self.stood_still,
+                stood_still: self.hand_over_pause == HandOverPause::UntilEnd,
                 target_is_late: late_in == Some(Duration::ZERO),
                 is_stuck: job == JobState::Outgoing && is_stuck(info.as_ref(), self.aborted),
             };

@@ -89,6 +89,13 @@ impl FakeLibvirt {
         inner.happen(LifecycleEvent::Suspended(SuspendedDetail::Migrated));
     }
 
+    /// Resumes the guest here, because the migration has failed.
+    pub fn guest_resumes(&self) {
+        let mut inner = self.lock();
+        inner.state = Some(DomainState::Running(RunningReason::MigrationCanceled));
+        inner.happen(LifecycleEvent::Resumed(ResumedDetail::Migrated));
+    }
+
     /// Completes the migration: the guest is on the target and shut off here.
     pub fn guest_migrated_away(&self) {
         let mut inner = self.lock();

@@ -2,8 +2,8 @@
 
 use drydock_core::migration::hand_over::Proof;
 use drydock_host::{
-    domain::{InitialState, JobAmount, JobInfo, JobOperation},
-    fake::fake_migration::migration_job,
+    domain::{InitialState, JobAmount, JobInfo, JobOperation, ShutOffReason},
+    fake::{fake_guest::FakeLibvirt, fake_migration::migration_job},
 };
 use serde_json::{Value, json};
 
@@ -255,6 +255,53 @@ async fn migrated_guest_is_released_and_reported_stopped() {
         .and_then(|session| session.state.released);
     assert_eq!(released, Some(Proof::SourceStopped));
     assert!(!source.fixture.around.libvirt.calls().contains(&"destroy"));
+}
+
+/// A source whose guest was paused for the hand-over and then ended, with `between` in between.
+/// The task has not read these events yet.
+async fn ended_source(between: impl FnOnce(&FakeLibvirt)) -> SourceFixture {
+    let mut source = source(&prepared(), false).await;
+    source.begin().await;
+    source.fixture.around.libvirt.guest_leaves();
+    source.take_in().await;
+    between(&source.fixture.around.libvirt);
+    source
+        .fixture
+        .around
+        .libvirt
+        .guest_ends(StoppedDetail::Failed, ShutOffReason::Failed);
+    source
+}
+
+#[tokio::test]
+async fn guest_that_ended_is_reported_once_its_events_are_read() {
+    for (resumed, reported) in [(false, "Halted"), (true, "Ended")] {
+        let between = |libvirt: &FakeLibvirt| {
+            if resumed {
+                libvirt.guest_resumes();
+            }
+        };
+        let mut source = ended_source(between).await;
+        source.reconcile_without_writes().await.unwrap();
+        source.take_in().await;
+        let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+        result.unwrap();
+        assert_eq!(report["state"], reported, "resumed: {resumed}");
+    }
+}
+
+#[tokio::test]
+async fn lost_events_prove_nothing_unless_the_end_was_read() {
+    for (read, reported) in [(true, "Halted"), (false, "Ended")] {
+        let mut source = ended_source(|_| {}).await;
+        if read {
+            source.take_in().await;
+        }
+        source.task.hand_over_pause.connection_ended();
+        let (result, report) = source.reconcile(async |around| around.report("source").await).await;
+        result.unwrap();
+        assert_eq!(report["state"], reported, "its end was read: {read}");
+    }
 }
 
 #[tokio::test]

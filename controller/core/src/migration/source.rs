@@ -122,7 +122,8 @@ pub struct SourceView {
     pub call: MigrateCall,
     /// The tunnel.
     pub tunnel: SourceTunnel,
-    /// This process has seen every domain event since the guest was paused for the hand-over, and no resume event.
+    /// The guest was paused for the hand-over until its end: this process has seen every domain event from its pause to
+    /// its end, and no resume event.
     pub stood_still: bool,
     /// The guest has left, but the target has not acknowledged that within the agent's `TARGET_IS_LATE_AFTER`.
     pub target_is_late: bool,
