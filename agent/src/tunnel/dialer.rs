@@ -18,6 +18,7 @@ use super::{
     control::{self, ChannelEnd},
     identity,
     last_call::{GuestLeft, NotUnderstood},
+    listener::ACCEPT_AGAIN,
     local::{LIBVIRT_NOT_UNDERSTOOD, ReplyProgress},
     session::{TunnelSession, lock},
     stream_header::StreamContent,
@@ -34,8 +35,6 @@ const REACH_WITHIN: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(50);
 /// Longest such pause.
 const AGAIN_AT_MOST: Duration = Duration::from_secs(3);
-/// Pause after a connection could not be accepted, for example because no file descriptor is left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// Carries connections to the session's sockets to the target at `address`, until the session is closed.
 ///

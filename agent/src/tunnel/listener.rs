@@ -43,7 +43,7 @@ const UNKNOWN: usize = 64;
 /// Maximum number of those from one address: a client that floods the port cannot lock out others.
 const UNKNOWN_FROM_ONE: usize = 16;
 /// Pause after a connection could not be accepted, for example because no file descriptor is left.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
+pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// State of the port.
 #[derive(Debug)]

@@ -16,6 +16,7 @@ use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
 
 use super::{
+    listener::ACCEPT_AGAIN,
     local::{CallResult, LINE, ServerMessage, SessionState, TunnelRequest},
     sessions::TunnelSessions,
     tunnel_refusal::CallRefusal,
@@ -61,7 +62,11 @@ pub(super) fn serve(
                         }
                     });
                 }
-                Err(error) => warn!(error = %chain(&error), "an agent could not be accepted"),
+                Err(error) => {
+                    // The process has too many open files, for example.
+                    warn!(error = %chain(&error), "an agent could not be accepted");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                }
             }
         }
         let _ = fs::remove_file(&path);

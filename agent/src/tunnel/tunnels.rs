@@ -128,6 +128,7 @@ impl TunnelFollower {
         let (news, mut received) = tokio::sync::mpsc::channel(16);
         let news = Arc::new(news);
         let mut connections = JoinSet::new();
+        let mut watching = true;
         loop {
             for name in self.unknown() {
                 self.tunnels.insert(name.clone(), Tunnel::Connecting);
@@ -137,11 +138,11 @@ impl TunnelFollower {
             }
             self.publish();
             tokio::select! {
-                happened = watch.next() => {
+                happened = watch.next(), if watching => {
                     if let Err(error) = happened {
-                        // Without events, new tunnels are not found before this process restarts.
+                        // Without events, new tunnels are found only when those that are there report something.
                         warn!(error = %chain(&error), "the folder of tunnels cannot be watched any more");
-                        std::future::pending::<()>().await;
+                        watching = false;
                     }
                 }
                 Some((name, news)) = received.recv() => self.note(name, news),
