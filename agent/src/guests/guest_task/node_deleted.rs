@@ -16,7 +16,9 @@ use drydock_core::{
     launcher_pod::grace_period,
 };
 use drydock_host::{
-    domain::{CallDeadlines, CallError, DomainEvents, DomainHandle, DomainState, ShutOffReason, ShutdownBy},
+    domain::{
+        CallDeadlines, CallError, DomainEvents, DomainHandle, DomainState, PausedReason, ShutOffReason, ShutdownBy,
+    },
     pod_folder::{FolderError, PodFolder},
 };
 use drydock_runtime::{Severity, chain, clock};
@@ -151,17 +153,27 @@ async fn guest(handle: &DomainHandle) -> Result<GuestEndState, CallError> {
         Err(CallError::NoDomain) => return Ok(GuestEndState::Over),
         Err(error) => return Err(error),
     };
-    Ok(match state {
-        DomainState::ShutOff(ShutOffReason::Migrated) => GuestEndState::Left,
-        DomainState::ShutOff(_) => GuestEndState::Over,
-        state => match (handle.job().await, state) {
-            (Err(CallError::NoDomain), _) => GuestEndState::Over,
-            (Err(error), _) => return Err(error),
-            (Ok(Some(_)), _) => GuestEndState::Leaving,
-            (Ok(None), DomainState::Running(_) | DomainState::Blocked) => GuestEndState::Running,
-            (Ok(None), _) => GuestEndState::Still,
-        },
+    if let Some(end) = by_state_alone(state) {
+        return Ok(end);
+    }
+    Ok(match (handle.job().await, state) {
+        (Err(CallError::NoDomain), _) => GuestEndState::Over,
+        (Err(error), _) => return Err(error),
+        (Ok(Some(_)), _) => GuestEndState::Leaving,
+        (Ok(None), DomainState::Running(_) | DomainState::Blocked) => GuestEndState::Running,
+        (Ok(None), _) => GuestEndState::Still,
     })
+}
+
+/// Returns the state of a guest that cannot run here again; `None` if its job decides.
+fn by_state_alone(state: DomainState) -> Option<GuestEndState> {
+    match state {
+        DomainState::ShutOff(ShutOffReason::Migrated) => Some(GuestEndState::Left),
+        // It runs on its target, which reads the rest of its memory from here.
+        DomainState::Paused(PausedReason::PostCopy | PausedReason::PostCopyFailed) => Some(GuestEndState::Left),
+        DomainState::ShutOff(_) => Some(GuestEndState::Over),
+        _ => None,
+    }
 }
 
 fn is_reported(instance: &VirtualMachineInstance, pod_uid: &str) -> bool {
@@ -185,4 +197,29 @@ pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), 
         watch.next().await.map_err(GuestTaskError::Watch)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use drydock_host::domain::RunningReason;
+
+    use super::*;
+
+    #[test]
+    fn guest_in_post_copy_has_left_its_node() {
+        for (state, expected) in [
+            (DomainState::Paused(PausedReason::PostCopy), Some(GuestEndState::Left)),
+            (
+                DomainState::Paused(PausedReason::PostCopyFailed),
+                Some(GuestEndState::Left),
+            ),
+            (DomainState::ShutOff(ShutOffReason::Migrated), Some(GuestEndState::Left)),
+            (DomainState::ShutOff(ShutOffReason::Crashed), Some(GuestEndState::Over)),
+            (DomainState::Paused(PausedReason::Migration), None),
+            (DomainState::Paused(PausedReason::User), None),
+            (DomainState::Running(RunningReason::Booted), None),
+        ] {
+            assert_eq!(by_state_alone(state), expected, "{state:?}");
+        }
+    }
 }

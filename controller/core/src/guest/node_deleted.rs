@@ -51,7 +51,7 @@ const _: () = {
 pub enum GuestEndState {
     /// It has never run in this pod, or has ended.
     Over,
-    /// Its migration reports that it continues on another node.
+    /// It runs on another node, or its migration decides where it continues.
     Left,
     /// It runs.
     Running,
