@@ -9,6 +9,7 @@
 //! A guest is started only if the controller has named this node and pod, and only while the VMI has never been
 //! Running. If anything is lost on the way, the task starts over and continues from what it finds.
 
+mod agent_query;
 mod credentials;
 mod file_systems;
 mod node_deleted;
@@ -39,7 +40,7 @@ use thiserror::Error;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use self::credentials::Credentials;
+use self::{agent_query::AgentQuery, credentials::Credentials};
 use super::{
     Host, TaskContext, VmiState,
     commands::{self, CommandContext},
@@ -67,6 +68,8 @@ pub(super) struct GuestTask {
     backoff: Backoff,
     /// When a refused write is due again.
     retry: Option<clock::Instant>,
+    /// Back-off while the guest cannot be served.
+    trouble_backoff: Backoff,
 }
 
 /// Why a guest cannot be served at present.
@@ -126,11 +129,11 @@ struct ConnectedGuest {
     versions: Option<PodVersions>,
     live: Option<LiveDomain>,
     agent: Option<GuestAgent>,
-    /// Whether the guest agent has to be queried, because it connected or may have new information.
-    query_agent: bool,
+    /// When the guest agent is queried.
+    agent_query: AgentQuery,
     /// The result of its readiness probe, if its launcher has one.
     readiness: Option<GuestReadiness>,
-    /// Whether its file systems are certainly not frozen any more.
+    /// Whether its file systems are certainly not frozen any more, which the status may not show yet.
     is_thawed: bool,
     /// When a thaw that has failed is tried again.
     thaw_again: Option<clock::Instant>,
@@ -152,23 +155,23 @@ impl GuestTask {
             written: None,
             backoff: Backoff::new(RETRY.0, RETRY.1),
             retry: None,
+            trouble_backoff: Backoff::new(RETRY.0, RETRY.1),
         }
     }
 
     /// Serves the guest until dropped.
     pub(super) async fn run(mut self) {
-        let mut trouble_backoff = Backoff::new(RETRY.0, RETRY.1);
         loop {
             self.end_due_retry();
             let wake = match self.serve().await {
                 Ok(Then::Again) => continue,
                 Ok(Then::OnChange) => {
-                    trouble_backoff.reset();
+                    self.trouble_backoff.reset();
                     None
                 }
                 Err(trouble) => {
-                    self.report_trouble(&trouble, trouble_backoff.is_reset()).await;
-                    let mut pause = trouble_backoff.delay();
+                    self.report_trouble(&trouble, self.trouble_backoff.is_reset()).await;
+                    let mut pause = self.trouble_backoff.delay();
                     if self.seen.borrow().node_deleted.is_some() {
                         pause = pause.min(RETRY_END);
                     }
@@ -271,6 +274,7 @@ impl GuestTask {
             })
             .await;
             reconciled?;
+            self.trouble_backoff.reset();
             if !connected {
                 return Ok(Then::Again);
             }
@@ -294,13 +298,14 @@ impl GuestTask {
                 () = readiness::changed(watched.as_ref()) => {}
                 () = credentials::changed(&secrets) => {}
                 () = clock::sleep_until_instant(known.credentials.retry()) => {}
+                () = clock::sleep_until_instant(known.agent_query.retry()) => {}
                 () = clock::sleep_until_instant(thaw_due) => self.thaw_at_last(handle, &mut known).await,
-                Some(request) = self.requests.recv() => self.serve_request(handle, &known, request).await,
+                Some(request) = self.requests.recv() => self.serve_request(handle, &mut known, request).await,
             }
         }
     }
 
-    async fn serve_request(&mut self, handle: &DomainHandle, known: &ConnectedGuest, request: GuestRequest) {
+    async fn serve_request(&mut self, handle: &DomainHandle, known: &mut ConnectedGuest, request: GuestRequest) {
         let request = match request {
             GuestRequest::Command(request) => request,
             GuestRequest::Connection(sender) => {
@@ -317,7 +322,7 @@ impl GuestTask {
             events: &events,
         };
         commands::carry_out(handle, &target, request, async |file_systems| {
-            self.change_file_systems(handle, file_systems).await
+            self.change_file_systems(handle, known, file_systems).await
         })
         .await;
     }
@@ -351,22 +356,13 @@ impl GuestTask {
         };
         if running != GuestState::Off && known.live.is_none() {
             let live = LiveDomain::parse(&handle.live_xml().await?)?;
-            known.query_agent = live.agent == Some(AgentChannel::Connected);
+            known
+                .agent_query
+                .channel_is(live.agent == Some(AgentChannel::Connected));
             known.live = Some(live);
         }
-        if running == GuestState::Running && std::mem::take(&mut known.query_agent) {
-            // A missing guest agent is no error, and only a query reveals it.
-            known.agent = match handle.guest_info().await {
-                Ok(info) => Some(facts::guest_agent(info, self.inquire(handle, known).await)),
-                // It has replied that it does not do this now.
-                Err(CallError::Refused(_)) => {
-                    self.inquire(handle, known).await;
-                    Some(instance.status.as_ref().map(GuestAgent::of_report).unwrap_or_default())
-                }
-                Err(_) => None,
-            };
-        }
         if running == GuestState::Running {
+            self.query_agent(handle, known).await;
             self.synchronize_credentials(handle, known).await;
         } else {
             known.credentials.cancel_retry();
@@ -374,6 +370,8 @@ impl GuestTask {
         let domain = described(running, known, &self.seen.borrow().host, &instance);
         self.report(&instance, pod, ready, &domain, known.readiness.as_ref())
             .await;
+        // What was not written is reported again.
+        known.is_thawed &= self.retry.is_some();
         Ok(())
     }
 
@@ -576,7 +574,7 @@ impl ConnectedGuest {
     /// Drops outdated values. The next reconcile reads everything else anyway.
     fn forget(&mut self, outdated: &Outdated) {
         if let Some(is_there) = outdated.agent {
-            self.query_agent = is_there;
+            self.agent_query.channel_is(is_there);
             self.credentials.forget();
             if !is_there {
                 self.agent = None;
@@ -611,11 +609,10 @@ fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
 /// Converts a domain to the input of decisions.
 fn described(
     state: GuestState,
-    known: &mut ConnectedGuest,
+    known: &ConnectedGuest,
     host: &Host,
     instance: &VirtualMachineInstance,
 ) -> ReportedDomain {
-    let is_thawed = std::mem::take(&mut known.is_thawed);
     let live = known.live.as_ref();
     ReportedDomain {
         state,
@@ -629,7 +626,7 @@ fn described(
         qemu_version: known.versions.map(|versions| versions.qemu.to_string()),
         libvirt_version: known.versions.map(|versions| versions.libvirt.to_string()),
         agent: known.agent.clone(),
-        is_thawed,
+        is_thawed: known.is_thawed,
         credentials: known.credentials.result(),
     }
 }

@@ -39,6 +39,11 @@ const KEEP_ALIVE: (c_int, u32) = (30, 3);
 
 /// Timeout in seconds for each response of the guest agent. libvirt's default is to wait forever.
 const AGENT_SECONDS: c_int = 5;
+/// Like [`AGENT_SECONDS`], for a freeze: the guest writes what is in its memory, and its hooks have databases do so.
+const FREEZE_SECONDS: c_int = 20;
+/// Like [`AGENT_SECONDS`], for a thaw, which runs hooks too. With a freeze that fails, it ends before the request for the
+/// freeze does.
+const THAW_SECONDS: c_int = 10;
 
 /// Prefix of the URIs of daemons.
 const DAEMON: &[u8] = b"qemu+unix:";
@@ -242,7 +247,7 @@ impl DomainCalls for LibvirtConnection {
         };
         let domain = self.found(CALL)?;
         if by == ShutdownBy::Agent {
-            domain.limit_agent();
+            domain.limit_agent(AGENT_SECONDS);
         }
         // SAFETY: the domain is one of this open connection.
         succeeded(CALL, unsafe { sys::virDomainShutdownFlags(domain.0, flags) }).map(drop)
@@ -256,7 +261,7 @@ impl DomainCalls for LibvirtConnection {
         };
         let domain = self.found(CALL)?;
         if by == ShutdownBy::Agent {
-            domain.limit_agent();
+            domain.limit_agent(AGENT_SECONDS);
         }
         // SAFETY: the domain is one of this open connection.
         succeeded(CALL, unsafe { sys::virDomainReboot(domain.0, flags) }).map(drop)
@@ -305,7 +310,7 @@ impl DomainCalls for LibvirtConnection {
         const CALL: &str = "calling the guest agent";
         let wanted = sys::VIR_DOMAIN_GUEST_INFO_OS | sys::VIR_DOMAIN_GUEST_INFO_INTERFACES;
         let domain = self.found(CALL)?;
-        domain.limit_agent();
+        domain.limit_agent(AGENT_SECONDS);
         match domain.guest_info(CALL, wanted) {
             // If the agent does not support one of these types, the whole call fails. If all types are requested,
             // libvirt leaves out the unsupported ones.
@@ -329,6 +334,7 @@ impl DomainCalls for LibvirtConnection {
     fn freeze(&self) -> Result<(), LibvirtError> {
         const CALL: &str = "freezing the guest's file systems";
         let domain = self.found(CALL)?;
+        domain.limit_agent(FREEZE_SECONDS);
         // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
         succeeded(CALL, unsafe { sys::virDomainFSFreeze(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
     }
@@ -336,6 +342,7 @@ impl DomainCalls for LibvirtConnection {
     fn thaw(&self) -> Result<(), LibvirtError> {
         const CALL: &str = "thawing the guest's file systems";
         let domain = self.found(CALL)?;
+        domain.limit_agent(THAW_SECONDS);
         // SAFETY: the domain is one of this open connection; without mount points all file systems are meant.
         succeeded(CALL, unsafe { sys::virDomainFSThaw(domain.0, ptr::null_mut(), 0, 0) }).map(drop)
     }
@@ -464,10 +471,11 @@ impl FoundDomain {
         unsafe { text(sys::virDomainGetName(self.0)) }
     }
 
-    /// Limits how long libvirt waits for the guest agent. A libvirt without this call waits until the deadline.
-    fn limit_agent(&self) {
+    /// Limits how long libvirt waits for a response of the guest agent, in this and all later calls. A libvirt without this
+    /// call waits until the deadline.
+    fn limit_agent(&self, seconds: c_int) {
         // SAFETY: the domain is one of an open connection.
-        if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, AGENT_SECONDS, 0) } < 0 {
+        if unsafe { sys::virDomainAgentSetResponseTimeout(self.0, seconds, 0) } < 0 {
             tracing::debug!(error = %LibvirtError::last("limiting the guest's agent"), "no limit for the agent");
         }
     }

@@ -12,10 +12,11 @@ use virt_sys as sys;
 use super::fake_migration::FakeMigrations;
 use crate::{
     domain::{
-        BlockInfo, CallDeadlines, CallError, CloseReason, CpuComparison, DefinedDetail, DomainCalls, DomainEvent,
-        DomainEvents, DomainHandle, DomainState, EventSource, InitialState, JobInfo, LifecycleEvent, Migration,
-        Parameter, PausedReason, PodVersions, ResumedDetail, RunningReason, Screenshot, ShutOffReason, ShutdownBy,
-        ShutdownDetail, StartedDetail, StoppedDetail, SuspendedDetail, UndefinedDetail, WhichJob, XmlDocument,
+        AgentChannel, BlockInfo, CallDeadlines, CallError, CloseReason, CpuComparison, DefinedDetail, DomainCalls,
+        DomainEvent, DomainEvents, DomainHandle, DomainState, EventSource, InitialState, JobInfo, LifecycleEvent,
+        Migration, Parameter, PausedReason, PodVersions, ResumedDetail, RunningReason, Screenshot, ShutOffReason,
+        ShutdownBy, ShutdownDetail, StartedDetail, StoppedDetail, SuspendedDetail, UndefinedDetail, WhichJob,
+        XmlDocument,
     },
     libvirt::{LibvirtError, Version},
 };
@@ -39,6 +40,10 @@ pub(super) struct FakeState {
     calls: Vec<&'static str>,
     /// The commands that the guest agent has carried out, if there is one.
     agent: Option<Vec<String>>,
+    /// Whether the guest agent does not respond.
+    agent_hangs: bool,
+    /// Whether the guest's file systems are frozen.
+    is_frozen: bool,
     connections: Vec<Arc<EventSource>>,
     pub(super) migrations: FakeMigrations,
 }
@@ -97,7 +102,29 @@ impl FakeLibvirt {
 
     /// Simulates a guest agent that carries out each command.
     pub fn connect_agent(&self) {
-        self.lock().agent.get_or_insert_default();
+        let mut inner = self.lock();
+        inner.agent.get_or_insert_default();
+        inner.emit(&DomainEvent::Agent(AgentChannel::Connected));
+    }
+
+    /// Simulates a guest agent that carries commands out and does not respond in time, or one that responds again.
+    pub fn agent_hangs(&self, hangs: bool) {
+        self.lock().agent_hangs = hangs;
+    }
+
+    /// Simulates that the guest has restarted.
+    pub fn guest_reboots(&self) {
+        self.lock().emit(&DomainEvent::Reboot);
+    }
+
+    /// Thaws the guest's file systems, as a user can in the guest.
+    pub fn guest_thaws(&self) {
+        self.lock().is_frozen = false;
+    }
+
+    /// Returns whether the guest's file systems are frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.lock().is_frozen
     }
 
     /// Returns the commands that the guest agent has carried out.
@@ -341,23 +368,49 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
-        self.question(|_| Err(no_agent("guest info")))
+        self.question(|inner| match inner.agent {
+            Some(_) if !inner.agent_hangs => Ok(Vec::new()),
+            _ => Err(no_agent("guest info")),
+        })
     }
 
     fn agent_command(&self, command: &str) -> Result<String, LibvirtError> {
         self.question(|_| Ok(()))?;
         let mut inner = self.libvirt.lock();
-        let commands = inner.agent.as_mut().ok_or_else(|| no_agent("agent command"))?;
+        let hangs = inner.agent_hangs;
+        let commands = inner.agent.as_mut().filter(|_| !hangs);
+        let commands = commands.ok_or_else(|| no_agent("agent command"))?;
         commands.push(command.to_owned());
+        if command.contains("guest-fsfreeze-status") {
+            let status = if inner.is_frozen { "frozen" } else { "thawed" };
+            return Ok(format!(r#"{{"return": "{status}"}}"#));
+        }
         Ok(r#"{"return": {}}"#.to_owned())
     }
 
     fn freeze(&self) -> Result<(), LibvirtError> {
-        self.change("freeze", |inner| inner.guest("freeze").map(drop))
+        self.change("freeze", |inner| {
+            inner.guest("freeze")?;
+            if std::mem::replace(&mut inner.is_frozen, true) {
+                let message = "Command guest-fsfreeze-freeze has been disabled: the command is not allowed";
+                return Err(refusal("freeze", sys::VIR_ERR_INTERNAL_ERROR, message));
+            }
+            if inner.agent_hangs {
+                return Err(no_agent("freeze"));
+            }
+            Ok(())
+        })
     }
 
     fn thaw(&self) -> Result<(), LibvirtError> {
-        self.change("thaw", |inner| inner.guest("thaw").map(drop))
+        self.change("thaw", |inner| {
+            inner.guest("thaw")?;
+            if inner.agent_hangs {
+                return Err(no_agent("thaw"));
+            }
+            inner.is_frozen = false;
+            Ok(())
+        })
     }
 
     fn screenshot(&self) -> Result<Screenshot, LibvirtError> {

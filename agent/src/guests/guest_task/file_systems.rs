@@ -7,8 +7,10 @@ use drydock_api::{
     node_api::{NodeApiRefusal, RefusalReason},
 };
 use drydock_core::{
-    access_credentials,
-    guest::{freeze, own_part},
+    guest::{
+        freeze::{self, EarlierFreeze},
+        own_part,
+    },
     guest_agent::{self, Replies},
 };
 use drydock_host::domain::DomainHandle;
@@ -31,40 +33,57 @@ impl GuestTask {
     pub(super) async fn change_file_systems(
         &mut self,
         handle: &DomainHandle,
+        known: &mut ConnectedGuest,
         requested: FileSystems,
     ) -> Result<(), NodeApiRefusal> {
         match requested {
-            FileSystems::Freeze(thaw_after) => self.freeze(handle, thaw_after).await,
-            FileSystems::Thaw => self.thaw(handle).await,
+            FileSystems::Freeze(thaw_after) => self.freeze(handle, known, thaw_after).await,
+            FileSystems::Thaw => self.thaw(handle, known).await,
         }
     }
 
     /// Freezes the file systems, and thaws them again if that fails. File systems that are already frozen are left
     /// unchanged, as in KubeVirt.
-    async fn freeze(&mut self, handle: &DomainHandle, thaw_after: Option<NonZeroU32>) -> Result<(), NodeApiRefusal> {
-        if self.instance().status.as_ref().is_some_and(freeze::is_frozen) {
-            return Ok(());
+    async fn freeze(
+        &mut self,
+        handle: &DomainHandle,
+        known: &mut ConnectedGuest,
+        thaw_after: Option<NonZeroU32>,
+    ) -> Result<(), NodeApiRefusal> {
+        match freeze::earlier(&self.instance().status.unwrap_or_default(), clock::now()) {
+            EarlierFreeze::None => {}
+            EarlierFreeze::Lasts if are_frozen(handle).await? => return Ok(()),
+            EarlierFreeze::Lasts => {}
+            EarlierFreeze::ThawDue => handle.thaw().await.map_err(|error| failed(&error))?,
         }
+        known.is_thawed = false;
+        known.thaw_again = None;
         let after = thaw_after.map(|seconds| Duration::from_secs(u64::from(seconds.get())));
         let thaw_at = after.and_then(|after| clock::now().checked_add(after).ok());
         self.record(|status| freeze::set(status, thaw_at)).await?;
         let Err(error) = handle.freeze().await else {
             return Ok(());
         };
-        // Some of them may be frozen. If this fails too, the record stays, and the thaw is tried again.
-        if let Err(refusal) = self.thaw(handle).await {
+        // Some of them may be frozen, now or soon. If this fails too, the thaw is due from now on until it succeeds.
+        if let Err(refusal) = self.thaw(handle, known).await {
             warn!(
                 vmi = %Key::of(&self.instance()),
                 error = refusal.message,
                 "file systems not thawed"
             );
+            let due = clock::now();
+            self.record(|status| freeze::set(status, Some(due))).await?;
         }
         Err(failed(&error))
     }
 
-    async fn thaw(&mut self, handle: &DomainHandle) -> Result<(), NodeApiRefusal> {
+    async fn thaw(&mut self, handle: &DomainHandle, known: &mut ConnectedGuest) -> Result<(), NodeApiRefusal> {
         handle.thaw().await.map_err(|error| failed(&error))?;
-        self.record(freeze::clear).await
+        // If the record cannot be written now, the next report does it.
+        known.is_thawed = true;
+        self.record(freeze::clear).await?;
+        known.is_thawed = false;
+        Ok(())
     }
 
     /// Returns when the file systems are to be thawed, if they are frozen for a limited time.
@@ -85,7 +104,7 @@ impl GuestTask {
     /// Thaws file systems whose freeze has expired.
     pub(super) async fn thaw_at_last(&mut self, handle: &DomainHandle, known: &mut ConnectedGuest) {
         let (instance, first) = (self.instance(), known.thaw_again.is_none());
-        match self.thaw(handle).await {
+        match self.thaw(handle, known).await {
             Ok(()) => {
                 known.thaw_again = None;
                 info!(
@@ -108,22 +127,6 @@ impl GuestTask {
                 }
             }
         }
-    }
-
-    /// Reads from the guest agent whether it has the commands that KubeVirt requires and, if the file systems are recorded
-    /// as frozen, whether they still are.
-    pub(super) async fn inquire(&self, handle: &DomainHandle, known: &mut ConnectedGuest) -> Option<bool> {
-        let instance = self.instance();
-        let frozen = instance.status.as_ref().is_some_and(freeze::is_frozen);
-        let mut replies = Replies::default();
-        for command in [Some(guest_agent::INFO), frozen.then_some(guest_agent::FREEZE_STATUS)] {
-            let Some(command) = command else { continue };
-            if let Ok(reply) = handle.agent_command(&guest_agent::message(command)).await {
-                replies.add(command, &reply);
-            }
-        }
-        known.is_thawed |= replies.is_frozen() == Some(false);
-        replies.is_supported(&access_credentials::required_commands(&instance.spec))
     }
 
     /// Writes the agent's part of the status, changed by `change`.
@@ -152,4 +155,18 @@ impl GuestTask {
             }
         }
     }
+}
+
+/// Returns whether the file systems are frozen, according to the guest agent.
+async fn are_frozen(handle: &DomainHandle) -> Result<bool, NodeApiRefusal> {
+    let reply = handle
+        .agent_command(&guest_agent::message(guest_agent::FREEZE_STATUS))
+        .await
+        .map_err(|error| failed(&error))?;
+    let mut replies = Replies::default();
+    replies.add(guest_agent::FREEZE_STATUS, &reply);
+    replies.is_frozen().ok_or_else(|| {
+        let message = format!("the guest agent's reply to {} is invalid", guest_agent::FREEZE_STATUS);
+        NodeApiRefusal::new(RefusalReason::Failed, message)
+    })
 }

@@ -6,7 +6,10 @@ use drydock_api::launcher::GuestOutcome;
 use drydock_core::mask::MaskedModels;
 use drydock_host::{
     domain::StoppedDetail,
-    fake::{fake_guest::FakeLibvirt, tcg_node},
+    fake::{
+        fake_guest::{FakeLibvirt, LIVE_XML},
+        tcg_node,
+    },
     libvirt::LibvirtError,
 };
 use drydock_runtime::{
@@ -18,6 +21,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::guests::Host;
+
+mod file_systems;
 
 const POD: &str = "0a";
 const DOMAIN: &str = "shop_web";
@@ -36,8 +41,9 @@ struct Fixture {
     task: GuestTask,
     around: Around,
     kubelet: PathBuf,
-    // Ends their connections when it is dropped.
-    _others: (ApiServer, mpsc::Sender<GuestRequest>),
+    requests: mpsc::Sender<GuestRequest>,
+    // Ends its connections when it is dropped.
+    _events: ApiServer,
 }
 
 impl Drop for Fixture {
@@ -106,7 +112,8 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
             stored,
         },
         kubelet,
-        _others: (events, requests),
+        requests,
+        _events: events,
     }
 }
 
@@ -153,6 +160,9 @@ impl Around {
             self.stored["metadata"]["resourceVersion"]
         );
         self.keep_fields_of_controller(&mut changed);
+        if changed.get("fsFreezeStatus").is_none() {
+            self.stored["status"].as_object_mut().unwrap().remove("fsFreezeStatus");
+        }
         self.stored["status"].as_object_mut().unwrap().extend(changed);
         let version: u64 = self.stored["metadata"]["resourceVersion"]
             .as_str()

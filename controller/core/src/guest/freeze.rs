@@ -41,9 +41,46 @@ pub fn thaw_at(status: &VirtualMachineInstanceStatus) -> Option<Timestamp> {
     drydock.thaw_at.filter(|_| is_frozen(status))
 }
 
+/// An earlier freeze, according to the status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarlierFreeze {
+    /// There is none.
+    None,
+    /// It lasts, unless the guest agent reports otherwise: file systems may have been thawed without the status showing it.
+    Lasts,
+    /// Its thaw is due: its time is over, or it has failed.
+    ThawDue,
+}
+
+/// Returns what the status shows of an earlier freeze when another one is requested.
+pub fn earlier(status: &VirtualMachineInstanceStatus, now: Timestamp) -> EarlierFreeze {
+    match (is_frozen(status), thaw_at(status)) {
+        (false, _) => EarlierFreeze::None,
+        (true, Some(at)) if at <= now => EarlierFreeze::ThawDue,
+        (true, _) => EarlierFreeze::Lasts,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn earlier_freeze_lasts_until_its_thaw_is_due() {
+        let at = |second| Timestamp::from_second(second).ok();
+        for (thaw_at, expected) in [
+            (None, EarlierFreeze::Lasts),
+            (at(61), EarlierFreeze::Lasts),
+            (at(60), EarlierFreeze::ThawDue),
+            (at(59), EarlierFreeze::ThawDue),
+        ] {
+            let mut status = VirtualMachineInstanceStatus::default();
+            let now = Timestamp::from_second(60).unwrap();
+            assert_eq!(earlier(&status, now), EarlierFreeze::None);
+            set(&mut status, thaw_at);
+            assert_eq!(earlier(&status, now), expected, "{thaw_at:?}");
+        }
+    }
 
     #[test]
     fn freeze_is_carried_until_it_is_cleared() {

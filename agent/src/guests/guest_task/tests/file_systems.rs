@@ -1,0 +1,136 @@
+//! Freezes and thaws of a guest's file systems whose agent hangs, or whose record is not written.
+
+use drydock_api::node_api::{GuestCommand, NodeApiRefusal};
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::guests::directory::CommandRequest;
+
+const FREEZE: GuestCommand = GuestCommand::Freeze { thaw_after: None };
+
+/// A task of a running guest with an agent, and the status of its VMI.
+async fn with_agent(status: &Value) -> Fixture {
+    let libvirt = started().await;
+    libvirt.set_live_xml(&LIVE_XML.replace("state='disconnected'", "state='connected'"));
+    libvirt.connect_agent();
+    fixture(status, libvirt)
+}
+
+fn frozen(thaw_at: Option<&str>) -> Value {
+    let mut status = running();
+    status["fsFreezeStatus"] = json!("frozen");
+    status["drydock"] = json!({ "thawAt": thaw_at });
+    status
+}
+
+/// Sends a command, and stores the writes until its result is there.
+async fn send(
+    around: &mut Around,
+    requests: &mpsc::Sender<GuestRequest>,
+    command: GuestCommand,
+) -> Result<(), NodeApiRefusal> {
+    let (result, mut received) = oneshot::channel();
+    let request = GuestRequest::Command(CommandRequest { command, result });
+    requests.send(request).await.unwrap();
+    loop {
+        tokio::select! {
+            biased;
+            result = &mut received => return result.unwrap(),
+            _ = around.next() => {}
+        }
+    }
+}
+
+/// The calls that concern file systems.
+fn changes(libvirt: &FakeLibvirt) -> Vec<&'static str> {
+    let mut calls = libvirt.calls();
+    calls.retain(|call| ["freeze", "thaw"].contains(call));
+    calls
+}
+
+/// Stores writes until the gate is open, so that the agent has been queried.
+async fn attended(around: &mut Around) {
+    assert!(around.gate().await);
+    while !around.server.is_left_alone_for(Duration::from_millis(100)).await {
+        around.next().await;
+    }
+}
+
+#[tokio::test]
+async fn freeze_after_a_failed_one_freezes_again() {
+    let mut fixture = with_agent(&running()).await;
+    let requests = fixture.requests.clone();
+    let end = fixture.attend(async |around| {
+        attended(around).await;
+        around.libvirt.agent_hangs(true);
+        send(around, &requests, FREEZE).await.unwrap_err();
+        assert_eq!(
+            around.stored["status"]["fsFreezeStatus"], "frozen",
+            "some may be frozen"
+        );
+        assert!(
+            around.stored["status"]["drydock"]["thawAt"].is_string(),
+            "the thaw is due"
+        );
+        around.libvirt.agent_hangs(false);
+        send(around, &requests, FREEZE).await.unwrap();
+        assert!(around.libvirt.is_frozen());
+        assert!(around.stored["status"]["drydock"]["thawAt"].is_null());
+    });
+    assert!(end.await.is_none());
+    assert!(changes(&fixture.around.libvirt).ends_with(&["thaw", "freeze"]));
+}
+
+#[tokio::test]
+async fn freeze_is_repeated_only_if_the_guest_was_thawed() {
+    for (thawed, expected) in [(false, vec!["freeze"]), (true, vec!["freeze", "freeze"])] {
+        let mut fixture = with_agent(&running()).await;
+        let requests = fixture.requests.clone();
+        let end = fixture.attend(async |around| {
+            attended(around).await;
+            send(around, &requests, FREEZE).await.unwrap();
+            if thawed {
+                around.libvirt.guest_thaws();
+            }
+            send(around, &requests, FREEZE).await.unwrap();
+            assert!(around.libvirt.is_frozen());
+        });
+        assert!(end.await.is_none());
+        assert_eq!(changes(&fixture.around.libvirt), expected, "thawed: {thawed}");
+    }
+}
+
+#[tokio::test]
+async fn thaw_that_is_not_recorded_is_reported_later() {
+    let mut fixture = with_agent(&running()).await;
+    let requests = fixture.requests.clone();
+    let end = fixture.attend(async |around| {
+        attended(around).await;
+        send(around, &requests, FREEZE).await.unwrap();
+        let (result, received) = oneshot::channel();
+        let command = GuestCommand::Unfreeze;
+        let request = GuestRequest::Command(CommandRequest { command, result });
+        requests.send(request).await.unwrap();
+        around.server.next_request().await.refuse(500, "InternalError");
+        received.await.unwrap().unwrap_err();
+        assert!(around.report().await.get("fsFreezeStatus").is_none());
+    });
+    assert!(end.await.is_none());
+}
+
+#[tokio::test]
+async fn restart_that_thaws_is_reported_until_it_is_written() {
+    let mut fixture = with_agent(&frozen(None)).await;
+    let end = fixture.attend(async |around| {
+        // The agent's state is read first, so only the restart shows that nothing is frozen.
+        around.libvirt.agent_hangs(true);
+        attended(around).await;
+        assert_eq!(around.stored["status"]["fsFreezeStatus"], "frozen");
+        around.libvirt.guest_reboots();
+        let refused = around.server.next_request().await;
+        assert!(refused.body["status"].get("fsFreezeStatus").is_none());
+        refused.refuse(409, "Conflict");
+        assert!(around.report().await.get("fsFreezeStatus").is_none());
+    });
+    assert!(end.await.is_none());
+}
