@@ -5,7 +5,9 @@
 //! - [`Staleness`] evaluates the Leases of others.
 //!
 //! The clocks of two machines are never compared: the criterion is how long a Lease has not changed by *our* clock
-//! since we observed its last change. The times in the object are for users.
+//! since we observed its last change. The times in the object are for users. The crates `kubert` (0.25) and
+//! `kube-lease-manager` (0.13) compare the renewal time with the own clock: a machine whose clock is ahead by more than the
+//! duration of a Lease, which is 15 seconds here, takes it while another one leads.
 
 mod election;
 mod elector;

@@ -1,9 +1,8 @@
 //! Delays between retries.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBackoff, ExponentialBuilder};
 
 /// Delays that double up to a ceiling, each shortened by a random amount of up to one half, so that processes that
 /// failed together do not retry together.
@@ -11,70 +10,67 @@ use std::{
 /// # Guarantees
 /// Each delay is greater than zero if the first one is, at most the ceiling, and at least half of the delay without
 /// jitter. The same seed yields the same delays.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Backoff {
-    first: Duration,
+    builder: ExponentialBuilder,
+    delays: ExponentialBackoff,
     ceiling: Duration,
-    whole: Duration,
-    chance: SplitMix,
+    is_reset: bool,
 }
 
 impl Backoff {
     /// Creates a back-off with delays from `first` up to `ceiling` and a random seed.
     pub fn new(first: Duration, ceiling: Duration) -> Self {
-        // The standard library seeds its hash maps randomly: sufficient for a delay, and no extra dependency.
-        Self::seeded(first, ceiling, RandomState::new().hash_one(0u8))
+        Self::of(builder(first, ceiling), ceiling)
     }
 
     /// Like [`Backoff::new`], with a given seed; for tests.
     pub fn seeded(first: Duration, ceiling: Duration, seed: u64) -> Self {
-        let first = first.min(ceiling);
+        Self::of(builder(first, ceiling).with_jitter_seed(seed), ceiling)
+    }
+
+    fn of(builder: ExponentialBuilder, ceiling: Duration) -> Self {
         Self {
-            first,
+            builder,
+            delays: builder.build(),
             ceiling,
-            whole: first,
-            chance: SplitMix(seed),
+            is_reset: true,
         }
     }
 
     /// Returns the next delay and doubles the one after it.
     pub fn delay(&mut self) -> Duration {
-        let whole = self.whole;
-        self.whole = whole.saturating_mul(2).min(self.ceiling);
-        whole.mul_f64(0.5 + self.chance.fraction() / 2.0)
+        self.is_reset = false;
+        // The number of delays is not limited.
+        self.delays.next().unwrap_or(self.ceiling)
     }
 
     /// Restarts at the first delay; to be called after a success.
     pub fn reset(&mut self) {
-        self.whole = self.first;
+        self.delays = self.builder.build();
+        self.is_reset = true;
     }
 
     /// Returns whether no delay was taken since the creation or the last [`reset`](Self::reset).
     pub fn is_reset(&self) -> bool {
-        self.whole == self.first
+        self.is_reset
     }
+}
+
+/// Returns a builder of delays: `backon` lengthens each by a random amount of up to as much again.
+fn builder(first: Duration, ceiling: Duration) -> ExponentialBuilder {
+    ExponentialBuilder::new()
+        .with_min_delay(first.min(ceiling) / 2)
+        .with_max_delay(ceiling / 2)
+        .with_factor(2.0)
+        .without_max_times()
+        .with_jitter()
 }
 
 /// Returns `span` lengthened by a random amount of up to 10 %, for periodic work that many processes do at the same
 /// interval.
 pub fn jittered(span: Duration) -> Duration {
-    span.mul_f64(1.0 + SplitMix(RandomState::new().hash_one(0u8)).fraction() / 10.0)
-}
-
-/// Sebastiano Vigna's SplitMix64: small, and good enough to spread delays.
-#[derive(Clone, Debug)]
-pub(crate) struct SplitMix(pub(crate) u64);
-
-impl SplitMix {
-    /// Returns a number in the range [0, 1).
-    #[expect(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
-    pub(crate) fn fraction(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
+    span.mul_f64(1.0 + fastrand::f64() / 10.0)
 }
 
 #[cfg(test)]

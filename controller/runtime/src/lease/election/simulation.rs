@@ -2,7 +2,7 @@
 //! processes that pause or die. At no time do two candidates lead, and once the faults stop, one leads.
 
 use super::{Election, ElectionStep, LeaseRecord, LeaseRequest, Response, Terms};
-use crate::retry::SplitMix;
+use fastrand::Rng;
 use proptest::prelude::*;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -90,7 +90,7 @@ enum Body {
 
 struct ElectionWorld {
     base: Instant,
-    chance: SplitMix,
+    chance: Rng,
     weather: Weather,
     server: Server,
     candidates: Vec<Candidate>,
@@ -102,13 +102,13 @@ struct ElectionWorld {
 impl ElectionWorld {
     fn new(seed: u64, candidates: usize, weather: Weather) -> Self {
         let base = Instant::now();
-        let mut chance = SplitMix(seed);
+        let mut chance = Rng::with_seed(seed);
         let candidate = |index| {
             let identity = format!("candidate-{index}");
             Candidate {
                 election: Election::new(identity.clone(), Terms::default(), base),
                 identity,
-                rate: 1.0 + chance.fraction() * (weather.fastest_clock - 1.0),
+                rate: 1.0 + chance.f64() * (weather.fastest_clock - 1.0),
                 waits: None,
                 stands_still_until: 0,
                 cut_off_until: 0,
@@ -128,7 +128,7 @@ impl ElectionWorld {
     }
 
     fn chance_of(&mut self, probability: f64) -> bool {
-        self.chance.fraction() < probability
+        self.chance.f64() < probability
     }
 
     #[expect(
@@ -137,7 +137,7 @@ impl ElectionWorld {
         reason = "small and positive"
     )]
     fn up_to(&mut self, longest: f64) -> u64 {
-        (self.chance.fraction() * longest) as u64
+        (self.chance.f64() * longest) as u64
     }
 
     fn delay(&mut self) -> u64 {
