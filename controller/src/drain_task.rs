@@ -130,6 +130,7 @@ impl Default for KeptPlan {
 
 impl Triggered for DrainTask {
     type Kept = KeptPlan;
+    const NAME: &'static str = "drains";
     const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
     const FAILURE: &'static str = "drain failed, retrying";
 

@@ -35,6 +35,7 @@ pub(crate) struct InForceTask {
 
 impl Triggered for InForceTask {
     type Kept = ();
+    const NAME: &'static str = "configurationstatus";
     const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
     const FAILURE: &'static str = "the status of a HyperConverged could not be written";
 

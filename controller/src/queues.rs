@@ -85,6 +85,7 @@ impl Queues {
                 Route::Pdb(key) => self.pdbs.add(key),
                 Route::Maintenance(node) => self.maintenances.nodes.add(node),
                 Route::UnfinishedInstances => self.unfinished_instances.notify(),
+                Route::Rooms => self.rooms.notify(),
                 Route::WaitingMigrations => self.waiting_migrations.notify(),
                 Route::AllPdbs => self.all_pdbs.notify(),
                 Route::Drains => self.drains.notify(),

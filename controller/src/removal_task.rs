@@ -59,6 +59,7 @@ impl RemovalTask {
 
 impl Triggered for RemovalTask {
     type Kept = ();
+    const NAME: &'static str = "removal";
     const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
     const FAILURE: &'static str = "the webhook that protects Drydock from removal could not be configured";
 

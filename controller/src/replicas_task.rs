@@ -119,6 +119,7 @@ impl Default for StandbyMoves {
 
 impl Triggered for ReplicasTask {
     type Kept = StandbyMoves;
+    const NAME: &'static str = "replicas";
     const RETRY: (Duration, Duration) = (SETTLED, LONGEST);
     const FAILURE: &'static str = "the replicas of the controller could not be spread";
 

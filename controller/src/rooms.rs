@@ -14,7 +14,7 @@ use drydock_core::placement::{
     Neighbors, Newcomer, NodeRoom, NodeView, PodMoves, PodShare, ResourceAmounts, Rules, prune_affinity,
     room::yields_to,
 };
-use drydock_runtime::{Cache, CacheChange, Key, ListMode, Trigger, Watch, WatchStarter};
+use drydock_runtime::{Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus, ResourceRequirements};
 use kube::{Client, core::ObjectMeta};
 use parking_lot::Mutex;
@@ -35,8 +35,8 @@ pub(crate) struct Rooms {
 struct Sums(Arc<Mutex<HashMap<String, Arc<NodeRoom>>>>);
 
 impl Rooms {
-    /// Starts watching; `changed` is notified when the resources used on a node change.
-    pub(crate) fn start(client: &Client, watches: &WatchStarter, changed: Trigger) -> Self {
+    /// Starts watching; `on_change` is called when the resources used on a node change.
+    pub(crate) fn start(client: &Client, watches: &WatchStarter, on_change: impl Fn() + Send + Sync + 'static) -> Self {
         let nodes = Sums::default();
         let sums = nodes.clone();
         let neighbors = Arc::<Mutex<Neighbors>>::default();
@@ -49,7 +49,7 @@ impl Rooms {
             .on_change(move |change| {
                 let is_near = observe_neighbor(&observers, change);
                 if sums.observe(change) || is_near {
-                    changed.notify();
+                    on_change();
                 }
             });
         Self {

@@ -15,6 +15,7 @@
 //!                                                                         agents, default CPU model, status of the
 //!                                                                         configuration
 //!  pod on a node        the node's maintenances                           drains
+//!  resources of pods                                                      sweeps for room
 //!  agent's liveness                                                       sweeps
 //!  configuration                                                          sweeps, all PDBs, drains, held evictions,
 //!                                                                         its status
@@ -55,6 +56,8 @@ pub(crate) enum Route {
     Maintenance(Key),
     /// All instances that have not ended.
     UnfinishedInstances,
+    /// All instances that have not ended, a part at a time: room on nodes was taken or freed.
+    Rooms,
     /// All migrations that wait for a node.
     WaitingMigrations,
     /// The PDBs of all instances that have not ended.
@@ -168,8 +171,13 @@ pub(crate) fn of_node_pod(node: &str) -> Vec<Route> {
     vec![Route::Maintenance(Key::cluster(node)), Route::Drains]
 }
 
+/// Returns the routes of a change of the resources that pods use on nodes.
+pub(crate) fn of_rooms() -> Vec<Route> {
+    vec![Route::Rooms]
+}
+
 /// Returns the routes of a change of the set of unresponsive agents.
-pub(crate) fn of_silent_agents() -> Vec<Route> {
+pub(crate) fn of_unresponsive_agents() -> Vec<Route> {
     vec![Route::UnfinishedInstances, Route::WaitingMigrations]
 }
 

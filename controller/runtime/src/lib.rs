@@ -60,7 +60,7 @@ pub use refusal::is_refusal;
 pub use retry::{Backoff, jittered};
 pub use start::{StartError, StartParameters, Threads, install_crypto};
 pub use watch::{ListMode, Watch, WatchMetrics, WatchStarter};
-pub use work_queue::{Requeue, WorkQueue, WorkQueueMetrics};
+pub use work_queue::{ReconcileMetrics, Requeue, WorkQueue, WorkQueueMetrics};
 
 pub use prometheus_client::registry::Registry;
 pub use tokio_util::sync::CancellationToken;

@@ -35,7 +35,7 @@ use crate::{
 mod metrics;
 mod queue;
 
-pub use metrics::WorkQueueMetrics;
+pub use metrics::{ReconcileMetrics, WorkQueueMetrics};
 
 use metrics::QueueMetrics;
 use queue::{KeyQueue, ReconcileResult, after};

@@ -5,21 +5,26 @@
 //!                        ├─▶ reconcile ─┬─▶ Ok:  when to reconcile again without a change
 //!  the time has come ────┘              └─▶ Err: logged; back-off
 //! ```
+//!
+//! Each reconcile has a span and the metrics of a reconcile from a work queue.
 
 use std::{future::Future, time::Duration};
 
 use drydock_runtime::{
-    Backoff, Process, Trigger, chain, clock,
+    Backoff, Process, ReconcileMetrics, Trigger, WorkQueueMetrics, chain,
+    clock::{self, Instant},
     lease::{LeaderTerm, Leadership},
 };
 use jiff::Timestamp;
-use tracing::warn;
+use tracing::{Instrument, info_span, warn};
 
 /// Reconciles at each change, while this process leads.
 pub(crate) trait Triggered: Sync {
     /// What one reconcile keeps for the next. It starts anew with each leadership term.
     type Kept: Default + Send;
 
+    /// Its name in spans and metrics.
+    const NAME: &'static str;
     /// First and maximum pause after an error.
     const RETRY: (Duration, Duration);
     /// What the log calls an error of a request.
@@ -46,29 +51,43 @@ pub(crate) trait Triggered: Sync {
 }
 
 /// Reconciles after each notification of `changed` during each leadership term of this process, until it stops.
-pub(crate) async fn run(reconciler: impl Triggered, changed: Trigger, mut leadership: Leadership, process: Process) {
-    let stopping = process.stopping();
+pub(crate) async fn run<R: Triggered>(
+    reconciler: R,
+    changed: Trigger,
+    mut leadership: Leadership,
+    process: Process,
+    metrics: WorkQueueMetrics,
+) {
+    let (stopping, metrics) = (process.stopping(), metrics.of_reconciler(R::NAME));
     while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
         let lost = term.lost().clone();
-        let leading = lost.run_until_cancelled(lead(&reconciler, &changed, term));
+        let leading = lost.run_until_cancelled(lead(&reconciler, &changed, term, &metrics));
         stopping.run_until_cancelled(leading).await;
     }
 }
 
-async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm) {
+async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm, metrics: &ReconcileMetrics) {
     reconciler.wait_until_synced().await;
     let mut backoff = Backoff::new(R::RETRY.0, R::RETRY.1);
     let mut kept = R::Kept::default();
     loop {
-        let again = match reconciler.reconcile(&mut kept, &term).await {
-            Ok(again) => {
+        let reconcile = async {
+            let begun = Instant::now();
+            let result = reconciler.reconcile(&mut kept, &term).await;
+            metrics.ended(begun.elapsed(), result.is_err());
+            result
+                .inspect_err(|error| warn!(error = %chain(error), "{}", R::FAILURE))
+                .ok()
+        };
+        let again = match reconcile
+            .instrument(info_span!("reconcile", controller = R::NAME))
+            .await
+        {
+            Some(again) => {
                 backoff.reset();
                 again
             }
-            Err(error) => {
-                warn!(error = %chain(&error), "{}", R::FAILURE);
-                clock::now().checked_add(backoff.delay()).ok()
-            }
+            None => clock::now().checked_add(backoff.delay()).ok(),
         };
         tokio::time::sleep(R::pause(&kept)).await;
         tokio::select! {
@@ -85,10 +104,14 @@ mod tests {
         atomic::{AtomicBool, Ordering},
     };
 
-    use drydock_runtime::fake::{ApiServer, IDENTITY, candidate, lease_of};
+    use drydock_runtime::{
+        Registry,
+        fake::{ApiServer, IDENTITY, candidate, lease_of},
+    };
     use http::Method;
     use kube::core::Status;
     use parking_lot::Mutex;
+    use prometheus_client::encoding::text;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -101,6 +124,7 @@ mod tests {
 
     impl Triggered for Scripted {
         type Kept = usize;
+        const NAME: &'static str = "scripted";
         const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
         const FAILURE: &'static str = "the script has failed";
 
@@ -161,7 +185,9 @@ mod tests {
         changed.notify();
         let leads = Arc::new(AtomicBool::new(false));
         let serving = serve_lease(server, Arc::clone(&leads));
-        let running = run(scripted, changed.clone(), leadership.clone(), process.clone());
+        let mut registry = Registry::with_prefix("drydock");
+        let metrics = WorkQueueMetrics::register(&mut registry);
+        let running = run(scripted, changed.clone(), leadership.clone(), process.clone(), metrics);
         let test = async {
             tokio::time::sleep(Duration::from_secs(60)).await;
             assert!(received.try_recv().is_err(), "it does not lead");
@@ -185,6 +211,14 @@ mod tests {
             assert!(received.try_recv().is_err(), "it leads no more");
             leads.store(true, Ordering::Relaxed);
             assert_eq!(received.recv().await, Some(1), "another term has begun");
+            let mut exposed = String::new();
+            text::encode(&mut exposed, &registry).unwrap();
+            for line in [
+                r#"drydock_workqueue_work_duration_seconds_count{name="scripted"} 6"#,
+                r#"drydock_workqueue_retries_total{name="scripted"} 1"#,
+            ] {
+                assert!(exposed.contains(line), "{line} is not in {exposed}");
+            }
             process.stop();
         };
         tokio::select! {

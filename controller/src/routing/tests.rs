@@ -210,7 +210,7 @@ fn node_concerns_its_maintenance_only_if_it_has_one() {
     let maintenance = Route::Maintenance(Key::cluster("a"));
     assert!(of_node("a", true).contains(&maintenance));
     assert!(!of_node("a", false).contains(&maintenance));
-    assert_eq!(of_node("a", false)[..2], of_silent_agents());
+    assert_eq!(of_node("a", false)[..2], of_unresponsive_agents());
     assert!(of_node("a", false).contains(&Route::Liveness));
     assert_eq!(of_maintenance("a"), std::slice::from_ref(&maintenance));
     assert_eq!(of_node_pod("a"), [maintenance, Route::Drains]);

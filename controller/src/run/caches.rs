@@ -48,7 +48,7 @@ impl ControllerCaches {
             queue.follow(routing::of_maintenance(node));
         });
         let queue = router();
-        let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_silent_agents()));
+        let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_unresponsive_agents()));
         let (queue, known) = (router(), maintenances.clone());
         let nodes = Nodes::start(
             client,
@@ -68,7 +68,8 @@ impl ControllerCaches {
             .telemetry
             .drains
             .watch(gauges.0, gauges.1, context.leadership.clone());
-        let rooms = Rooms::start(client, watches, queues.rooms.clone());
+        let queue = router();
+        let rooms = Rooms::start(client, watches, move || queue.follow(routing::of_rooms()));
         let queue = router();
         let machines = watch_machines(client, watches, move |change| queue.follow(routing::of_machine(change)));
         let (queue, known) = (router(), migrations.clone());

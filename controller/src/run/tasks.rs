@@ -36,7 +36,11 @@ impl ProcessContext {
     /// Spawns a reconciler that `changed` triggers.
     fn spawn_triggered(&self, name: &'static str, reconciler: impl Triggered + Send + 'static, changed: &Trigger) {
         let (process, leadership) = (self.process.clone(), self.leadership.clone());
-        self.spawn(name, triggered::run(reconciler, changed.clone(), leadership, process));
+        let metrics = self.telemetry.work_queues.clone();
+        self.spawn(
+            name,
+            triggered::run(reconciler, changed.clone(), leadership, process, metrics),
+        );
     }
 }
 

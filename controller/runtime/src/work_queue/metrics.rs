@@ -34,8 +34,14 @@ struct QueueLabel {
 pub(super) struct QueueMetrics {
     depth: Gauge,
     adds: Counter,
-    retries: Counter,
     queued: Histogram,
+    reconciles: ReconcileMetrics,
+}
+
+/// The metrics of the reconciles of one reconciler.
+#[derive(Clone, Debug)]
+pub struct ReconcileMetrics {
+    retries: Counter,
     work: Histogram,
 }
 
@@ -89,8 +95,16 @@ impl WorkQueueMetrics {
         QueueMetrics {
             depth: self.depth.get_or_create(&label).clone(),
             adds: self.adds.get_or_create(&label).clone(),
-            retries: self.retries.get_or_create(&label).clone(),
             queued: self.queued.get_or_create(&label).clone(),
+            reconciles: self.of_reconciler(name),
+        }
+    }
+
+    /// Returns the metrics of a reconciler without a queue, under the same names as those of queues.
+    pub fn of_reconciler(&self, name: &'static str) -> ReconcileMetrics {
+        let label = QueueLabel { name };
+        ReconcileMetrics {
+            retries: self.retries.get_or_create(&label).clone(),
             work: self.work.get_or_create(&label).clone(),
         }
     }
@@ -110,6 +124,13 @@ impl QueueMetrics {
 
     /// Records the end of a reconcile.
     pub(super) fn ended(&self, took: Duration, failed: bool) {
+        self.reconciles.ended(took, failed);
+    }
+}
+
+impl ReconcileMetrics {
+    /// Records the end of a reconcile.
+    pub fn ended(&self, took: Duration, failed: bool) {
         self.work.observe(took.as_secs_f64());
         if failed {
             self.retries.inc();
