@@ -496,18 +496,18 @@ impl NodeTask {
         let Some(lock) = &self.lock else { return };
         match lock.nobody_waits() {
             Ok(Some(_guard)) => {
-                info!("no other agent waits: the node takes no virtual machines until one comes");
+                info!("node closed to virtual machines until another agent comes");
                 let deadline = Duration::from_secs(5);
                 match tokio::time::timeout(deadline, self.act(clock::now(), true)).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => {
-                        warn!(error = %chain(&error), "could not be reported; the controller will report it");
+                        warn!(error = %chain(&error), "shutdown of the agent not reported, left to the controller");
                     }
-                    Err(_) => warn!("could not be reported in time; the controller will report it"),
+                    Err(_) => warn!("shutdown of the agent not reported in time, left to the controller"),
                 }
             }
-            Ok(None) => info!("another agent takes over"),
-            Err(error) => warn!(error = %chain(&error), "cannot read whether another agent waits"),
+            Ok(None) => info!("node left to another agent"),
+            Err(error) => warn!(error = %chain(&error), "other agents of the node unknown"),
         }
     }
 }

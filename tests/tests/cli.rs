@@ -194,7 +194,7 @@ async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
+async fn drain_is_followed_until_it_is_over_or_cancelled() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // No other node has the label of this one.
     let node = {
@@ -214,7 +214,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
 
     let watching = start(&cluster, &["watch", &node, "--timeout", "120", "-o", "json"]);
     // It prints the present state first, so it may be stopped at any time after its maintenance was seen.
-    let stopped = until_some("the watch to be called off", || async {
+    let stopped = until_some("the watch to be cancelled", || async {
         if watching.is_finished() {
             return Ok(Some(()));
         }
@@ -224,7 +224,7 @@ async fn drain_is_followed_until_it_is_over_or_called_off() -> Result<()> {
     });
     stopped.await?;
     let (exit, text) = watching.join().ok().context("the command line has panicked")?;
-    ensure!(exit == Exit::CalledOff, "{exit:?}: {text}");
+    ensure!(exit == Exit::Cancelled, "{exit:?}: {text}");
     let last: Value = serde_json::from_str(text.lines().next_back().context("no line")?)?;
     assert_eq!(
         (&last["kind"], &last["reason"]),

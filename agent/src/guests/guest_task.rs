@@ -116,7 +116,7 @@ impl GuestTaskError {
 }
 
 /// What to do after serving has ended.
-enum Then {
+enum AfterServing {
     /// Start over at once.
     Again,
     /// Start over when something has changed.
@@ -164,8 +164,8 @@ impl GuestTask {
         loop {
             self.end_due_retry();
             let wake = match self.serve().await {
-                Ok(Then::Again) => continue,
-                Ok(Then::OnChange) => {
+                Ok(AfterServing::Again) => continue,
+                Ok(AfterServing::OnChange) => {
                     self.trouble_backoff.reset();
                     None
                 }
@@ -198,14 +198,14 @@ impl GuestTask {
         newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
-    async fn serve(&mut self) -> Result<Then, GuestTaskError> {
+    async fn serve(&mut self) -> Result<AfterServing, GuestTaskError> {
         let seen = self.seen.borrow_and_update().clone();
         let Some(pod_uid) = seen.pod_uid else {
-            return Ok(Then::OnChange);
+            return Ok(AfterServing::OnChange);
         };
         let phase = seen.instance.phase();
         if phase.is_some_and(Phase::is_final) || seen.pod.as_ref().is_some_and(|pod| ended(pod).is_some()) {
-            return Ok(Then::OnChange);
+            return Ok(AfterServing::OnChange);
         }
         if let Some(since) = seen.node_deleted {
             return self.end_with_node(&pod_uid, since).await;
@@ -217,7 +217,7 @@ impl GuestTask {
         let folder = PodFolder::new(&kubelet, &pod_uid, RUN_VOLUME)?;
         let text = tokio::select! {
             text = folder.read_when_there(READY_FILE, READY_BYTES) => text?,
-            _ = self.seen.changed() => return Ok(Then::Again),
+            _ = self.seen.changed() => return Ok(AfterServing::Again),
         };
         let ready: Ready = serde_json::from_slice(&text)?;
         if let Some(disk) = ready.unknown_disk() {
@@ -229,7 +229,7 @@ impl GuestTask {
         );
         let connected = tokio::select! {
             connected = DomainHandle::connect_when_open(&folder, LIBVIRT_SOCKET, &name, CallDeadlines::default()) => connected,
-            _ = self.seen.changed() => return Ok(Then::Again),
+            _ = self.seen.changed() => return Ok(AfterServing::Again),
         };
         let (handle, events) = connected?;
         self.attend(&handle, events, &ready, &folder, &pod_uid).await
@@ -243,7 +243,7 @@ impl GuestTask {
         ready: &Ready,
         folder: &PodFolder,
         pod_uid: &str,
-    ) -> Result<Then, GuestTaskError> {
+    ) -> Result<AfterServing, GuestTaskError> {
         let mut known = ConnectedGuest {
             versions: Some(handle.versions().await?),
             credentials: Credentials::of(&self.shared.kubelet, pod_uid, &self.seen.borrow().instance.spec)?,
@@ -256,7 +256,7 @@ impl GuestTask {
             let seen = self.seen.borrow_and_update().clone();
             let (Some(pod), true, None) = (seen.pod, seen.pod_uid.as_deref() == Some(pod_uid), seen.node_deleted)
             else {
-                return Ok(Then::Again);
+                return Ok(AfterServing::Again);
             };
             // The watch starts before the read, so that no change is missed.
             let watched = ready
@@ -276,7 +276,7 @@ impl GuestTask {
             reconciled?;
             self.trouble_backoff.reset();
             if !connected {
-                return Ok(Then::Again);
+                return Ok(AfterServing::Again);
             }
             if outdated.any {
                 known.forget(&outdated);
@@ -291,9 +291,9 @@ impl GuestTask {
                         known.forget(&outdated);
                     }
                     // libvirtd is gone: its launcher starts another one, or ends with its guest.
-                    None => return Ok(Then::Again),
+                    None => return Ok(AfterServing::Again),
                 },
-                changed = self.seen.changed() => if changed.is_err() { return Ok(Then::OnChange) },
+                changed = self.seen.changed() => if changed.is_err() { return Ok(AfterServing::OnChange) },
                 () = clock::sleep_until_instant(self.retry) => {}
                 () = readiness::changed(watched.as_ref()) => {}
                 () = credentials::changed(&secrets) => {}
@@ -527,17 +527,17 @@ impl GuestTask {
         kubelet: &Path,
         pod_uid: &str,
         ending: Option<&EndedGuest>,
-    ) -> Result<Then, GuestTaskError> {
+    ) -> Result<AfterServing, GuestTaskError> {
         tokio::select! {
             gone = node_deleted::folder_is_gone(kubelet, pod_uid) => gone?,
-            _ = self.seen.changed() => return Ok(Then::Again),
+            _ = self.seen.changed() => return Ok(AfterServing::Again),
         }
         let instance = self.instance();
         if status_report::launcher_exists(&self.shared.client, &instance, pod_uid).await? {
-            return Ok(Then::OnChange);
+            return Ok(AfterServing::OnChange);
         }
         self.report_end(pod_uid, ending).await;
-        Ok(Then::OnChange)
+        Ok(AfterServing::OnChange)
     }
 }
 

@@ -134,8 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ControlChannel<S> {
         if !std::mem::replace(&mut self.warned, true) {
             warn!(
                 migration_uid = session.spec.migration,
-                word = key,
-                "a message of the other tunnel was not understood: it may be of a later version"
+                key, "message of the other tunnel ignored, which may have a later version"
             );
         }
         self.send(Message::NotUnderstood { key }).await

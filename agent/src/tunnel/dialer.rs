@@ -12,7 +12,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use super::{
     control::{self, ChannelEnd},
@@ -54,13 +54,16 @@ pub(super) fn start(
     for (stream, socket) in sockets {
         let listener = UnixListener::from_std(socket.listener()?)?;
         let (session, target, of) = (Arc::clone(session), target.clone(), process.clone());
-        process.spawn("socket in a pod", async move {
+        let span = session.span();
+        let accepting = async move {
             accept(&session, stream, &listener, &target, &of).await;
             drop::<PodListener>(socket);
-        });
+        };
+        process.spawn("socket in a pod", accepting.instrument(span));
     }
-    let session = Arc::clone(session);
-    process.spawn("control channel", async move { keep_control(&session, &target).await });
+    let (session, span) = (Arc::clone(session), session.span());
+    let keeping = async move { keep_control(&session, &target).await };
+    process.spawn("control channel", keeping.instrument(span));
     Ok(())
 }
 
@@ -118,12 +121,14 @@ async fn accept(
             Ok((connection, _)) => {
                 number = number.wrapping_add(1);
                 let (session, target) = (Arc::clone(session), target.clone());
-                process.spawn("stream to a target", async move {
+                let span = session.span();
+                let carrying = async move {
                     let closed = session.closed.clone();
                     closed
                         .run_until_cancelled(carry(&session, stream, connection, &target))
                         .await;
-                });
+                };
+                process.spawn("stream to a target", carrying.instrument(span));
             }
             Err(error) => {
                 warn!(error = %chain(&error), "a connection of a pod could not be accepted");

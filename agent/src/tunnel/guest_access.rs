@@ -62,8 +62,8 @@ impl GuestAccess for LibvirtGuests {
             };
             let left = querying.await.map(left_in);
             match &left {
-                Ok(left) => info!(domain, ?left, "its libvirt is about to let it go on at its target"),
-                Err(error) => warn!(domain, error = %chain(error), "the state of a guest that leaves is unknown"),
+                Ok(left) => info!(domain, ?left, "guest about to continue on its target"),
+                Err(error) => warn!(domain, error = %chain(error), "state of a leaving guest unknown"),
             }
             left.unwrap_or(GuestLeft::Unknown)
         })
@@ -98,7 +98,7 @@ impl LibvirtGuest {
             match DomainHandle::connect_when_open(&self.folder, LIBVIRT_SOCKET, &self.domain, deadlines).await {
                 Ok(connection) => self.connection = Some(connection),
                 Err(error) => {
-                    warn!(domain = self.domain, error = %chain(&error), "the libvirt of a guest that arrives cannot be reached");
+                    warn!(domain = self.domain, error = %chain(&error), "libvirt of an arriving guest unreachable, retrying");
                     tokio::time::sleep(self.pause.delay()).await;
                 }
             }
@@ -118,7 +118,7 @@ impl LibvirtGuest {
             }
             Err(CallError::NoDomain) => GuestHere::Absent,
             Err(error) => {
-                warn!(domain = self.domain, error = %chain(&error), "the state of a guest that arrives is unknown");
+                warn!(domain = self.domain, error = %chain(&error), "state of an arriving guest unknown");
                 if !error.is_reply() {
                     self.connection = None;
                 }

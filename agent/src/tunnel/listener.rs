@@ -24,7 +24,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{LazyConfigAcceptor, server::TlsStream};
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, warn};
 
 use super::{
     control, identity,
@@ -106,7 +106,10 @@ impl PortState {
             let let_in = timeout(port.handshake_timeout, port.let_in(connection)).await;
             drop(unknown);
             match let_in.unwrap_or(Err((StreamRefusal::TooSlow, None))) {
-                Ok((session, stream, connection)) => port.serve(from, &session, stream, connection).await,
+                Ok((session, stream, connection)) => {
+                    let serving = port.serve(from, &session, stream, connection);
+                    serving.instrument(session.span()).await;
+                }
                 Err((refusal, detail)) => port.refuse(from, refusal, detail.as_deref()),
             }
         });

@@ -15,7 +15,7 @@ use drydock_runtime::{CancellationToken, chain};
 use parking_lot::{Mutex, MutexGuard};
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, watch};
-use tracing::{info, warn};
+use tracing::{Span, info, info_span, warn};
 
 use super::{
     guest_access::GuestAccess,
@@ -143,6 +143,11 @@ pub(super) struct TunnelSession {
 }
 
 impl TunnelSession {
+    /// Returns the span of what is done for this session, so that one query finds all logs of a migration.
+    pub(super) fn span(&self) -> Span {
+        info_span!("session", migration_uid = self.spec.migration)
+    }
+
     /// Creates a session without a peer.
     pub(super) fn new(
         spec: SessionSpec,

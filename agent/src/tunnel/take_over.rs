@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use drydock_core::migration::hand_over::{GuestHere, HandOverStep, TakenOver};
 use drydock_runtime::{Backoff, Process};
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use super::{
     guest_access::{IncomingGuest, MAX_RETRY_INTERVAL, RETRY_INTERVAL},
@@ -23,10 +23,12 @@ use super::{
 pub(super) fn start(session: &Arc<TunnelSession>, process: &Process) {
     let guest = session.guests.incoming(&session.folder, &session.spec.domain);
     let session = Arc::clone(session);
-    process.spawn("guest that arrives", async move {
+    let span = session.span();
+    let taking_over = async move {
         let closed = session.closed.clone();
         closed.run_until_cancelled(take_over(&session, guest)).await;
-    });
+    };
+    process.spawn("guest that arrives", taking_over.instrument(span));
 }
 
 /// Waits for the release, resumes the guest, and returns when it has been taken over.
@@ -55,7 +57,7 @@ async fn take_over(session: &TunnelSession, mut guest: Box<dyn IncomingGuest>) {
                 Err(error) => {
                     warn!(
                         migration_uid = session.spec.migration,
-                        error, "the guest cannot be resumed, it is tried again"
+                        error, "the guest cannot be resumed, retrying"
                     );
                     session.update(|facts| facts.trouble = Some(format!("the guest cannot be resumed: {error}")));
                     tokio::time::sleep(pause.delay()).await;

@@ -48,7 +48,7 @@ pub(crate) enum PluginCommand {
     ///
     /// On a terminal this is a block that is drawn again at each change, elsewhere one line for each change: time, node,
     /// virtual machine, state, reason and message. Ctrl-C ends this view, not the drains. A node that blocks or fails holds up
-    /// none of the others; the exit code is that of the worst: an error, something blocked, called off, not in time, done.
+    /// none of the others; the exit code is that of the worst: an error, something blocked, cancelled, not in time, done.
     Drain {
         #[command(flatten)]
         start: StartMaintenance,

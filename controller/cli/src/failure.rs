@@ -19,7 +19,7 @@ pub enum Exit {
     /// The drain was not over in time, and goes on.
     NotInTime,
     /// The drain was cancelled.
-    CalledOff,
+    Cancelled,
     /// The user lacks a right.
     NotAllowed,
     /// The API server was not reached.
@@ -37,20 +37,20 @@ impl Exit {
             Self::Usage => 2,
             Self::Blocked => 3,
             Self::NotInTime => 4,
-            Self::CalledOff => 5,
+            Self::Cancelled => 5,
             Self::NotAllowed => 6,
             Self::NotReached => 7,
             Self::WouldStop => 10,
         }
     }
 
-    /// Returns the worse of two: an error, something blocked, called off, not in time, something would stop, done.
+    /// Returns the worse of two: an error, something blocked, cancelled, not in time, something would stop, done.
     pub(crate) fn worse(self, other: Self) -> Self {
         let rank = |exit: Self| match exit {
             Self::Done => 0,
             Self::WouldStop => 1,
             Self::NotInTime => 2,
-            Self::CalledOff => 3,
+            Self::Cancelled => 3,
             Self::Blocked => 4,
             Self::Error => 5,
             Self::NotReached => 6,
@@ -154,12 +154,12 @@ mod tests {
 
     #[test]
     fn worst_exit_code_is_that_of_the_whole() {
-        use Exit::{Blocked, CalledOff, Done, Error, NotInTime};
+        use Exit::{Blocked, Cancelled, Done, Error, NotInTime};
         for (all, expected) in [
             (&[][..], Done),
             (&[Done, NotInTime], NotInTime),
-            (&[CalledOff, NotInTime, Done], CalledOff),
-            (&[Blocked, CalledOff], Blocked),
+            (&[Cancelled, NotInTime, Done], Cancelled),
+            (&[Blocked, Cancelled], Blocked),
             (&[Done, Error, Blocked], Error),
         ] {
             assert_eq!(all.iter().copied().fold(Done, Exit::worse), expected, "{all:?}");

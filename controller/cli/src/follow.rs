@@ -332,7 +332,7 @@ impl<'a> FollowSession<'a> {
         let names: Vec<&str> = open.map(FollowedDrain::node).collect();
         if !names.is_empty() {
             eprintln!(
-                "the drain goes on; to call it off: kubectl drydock maintenance stop {}",
+                "the drain goes on; to cancel it: kubectl drydock maintenance stop {}",
                 names.join(" ")
             );
         }

@@ -37,7 +37,7 @@ impl CertificateMetrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register_with_unit(
-            "drydock_webhook_certificate_expiry",
+            "drydock_webhook_certificate_expiry_timestamp",
             "Until when the served webhook certificate is valid, seconds since 1970; 0: there is none",
             Unit::Seconds,
             metrics.until.clone(),

@@ -151,7 +151,7 @@ impl Uninstall {
         {
             warn!(
                 node,
-                "it is not ready, so its folders stay: run this again once it is, or delete them"
+                "folders on the node not removed, as it is not ready: run this again once it is, or delete them"
             );
         }
         info!("folders on the nodes are removed");

@@ -53,7 +53,7 @@ pub enum DrainEnd {
     /// Nothing is left on the node.
     Empty,
     /// The maintenance was ended.
-    CalledOff,
+    Cancelled,
     /// The maintenance has failed, for this reason.
     Failed(String),
     /// It cannot be followed any longer, for this reason.
@@ -208,7 +208,7 @@ fn heads<'a>(block: &Block<'a>, canvas: Canvas, room: usize) -> (Vec<(&'a NodeCo
 fn head(node: &NodeCourse, block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
     let (word, tone) = match (&node.end, &node.drain) {
         (Some(DrainEnd::Empty), _) => ("empty", Tone::Good),
-        (Some(DrainEnd::CalledOff), _) => ("called off", Tone::Bad),
+        (Some(DrainEnd::Cancelled), _) => ("cancelled", Tone::Bad),
         (Some(DrainEnd::Failed(_)), _) => ("failed", Tone::Bad),
         (Some(DrainEnd::Unread(_)), _) => ("not followed", Tone::Bad),
         (None, None) => ("no drain yet", Tone::Plain),
@@ -320,7 +320,7 @@ fn hints(block: &Block<'_>, canvas: Canvas) -> Vec<ColouredLine> {
         };
         for text in [
             "Ctrl-C ends this view, not the drain.".to_owned(),
-            format!("To call it off: kubectl drydock maintenance stop {names}"),
+            format!("To cancel it: kubectl drydock maintenance stop {names}"),
         ] {
             lines.extend(
                 flow(&words(&text), 1, 0, 2, canvas.width)

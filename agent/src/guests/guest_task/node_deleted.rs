@@ -25,16 +25,20 @@ use drydock_runtime::{Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{GuestTask, GuestTaskError, READY_BYTES, Then};
+use super::{AfterServing, GuestTask, GuestTaskError, READY_BYTES};
 use crate::{folder_watch::FolderWatch, guests::status_report::publish_event};
 
 impl GuestTask {
     /// Shuts a guest down, or destroys it if that takes too long, and reports its end. `since` is when the deletion
     /// of the Node was confirmed.
-    pub(super) async fn end_with_node(&mut self, pod_uid: &str, since: clock::Instant) -> Result<Then, GuestTaskError> {
+    pub(super) async fn end_with_node(
+        &mut self,
+        pod_uid: &str,
+        since: clock::Instant,
+    ) -> Result<AfterServing, GuestTaskError> {
         let instance = self.instance();
         if is_reported(&instance, pod_uid) {
-            return Ok(Then::OnChange);
+            return Ok(AfterServing::OnChange);
         }
         let kubelet = self.shared.kubelet.clone();
         let folder = PodFolder::new(&kubelet, pod_uid, RUN_VOLUME)?;
@@ -43,7 +47,7 @@ impl GuestTask {
             // Without a ready libvirt no guest was started, and none is started after this report.
             Err(FolderError::NotThere { .. }) if is_empty(&instance, &kubelet, pod_uid) => {
                 self.report_end(pod_uid, None).await;
-                return Ok(Then::OnChange);
+                return Ok(AfterServing::OnChange);
             }
             Err(error) => return Err(error.into()),
         }
@@ -54,9 +58,9 @@ impl GuestTask {
             gone = folder_is_gone(&kubelet, pod_uid) => {
                 gone?;
                 self.report_end(pod_uid, None).await;
-                return Ok(Then::OnChange);
+                return Ok(AfterServing::OnChange);
             }
-            _ = self.seen.changed() => return Ok(Then::Again),
+            _ = self.seen.changed() => return Ok(AfterServing::Again),
         };
         let (handle, mut events) = connected?;
         let vmi = format!("{namespace}/{}", instance.name_any());
@@ -77,7 +81,7 @@ impl GuestTask {
                         "the guest has ended, as its Node was deleted"
                     );
                     self.report_end(pod_uid, None).await;
-                    return Ok(Then::OnChange);
+                    return Ok(AfterServing::OnChange);
                 }
                 DeletionStep::PressPowerButton => {
                     if pressed.is_none() {
@@ -101,12 +105,12 @@ impl GuestTask {
 
     /// Waits for an event of the guest, a change of its objects or the time. Returns what to do if the guest is not to
     /// be ended over this connection any more.
-    async fn change(&mut self, events: &mut DomainEvents, wake: Option<clock::Instant>) -> Option<Then> {
+    async fn change(&mut self, events: &mut DomainEvents, wake: Option<clock::Instant>) -> Option<AfterServing> {
         tokio::select! {
-            event = events.recv() => event.is_none().then_some(Then::Again),
+            event = events.recv() => event.is_none().then_some(AfterServing::Again),
             changed = self.seen.changed() => match changed {
-                Err(_) => Some(Then::OnChange),
-                Ok(()) if self.seen.borrow_and_update().node_deleted.is_none() => Some(Then::Again),
+                Err(_) => Some(AfterServing::OnChange),
+                Ok(()) if self.seen.borrow_and_update().node_deleted.is_none() => Some(AfterServing::Again),
                 Ok(()) => None,
             },
             () = clock::sleep_until_instant(wake) => None,

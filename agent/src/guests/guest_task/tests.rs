@@ -119,7 +119,7 @@ fn fixture(status: &Value, libvirt: FakeLibvirt) -> Fixture {
 
 impl Fixture {
     /// Follows the guest over a new connection until `test` has ended. Returns how following ended, if it did before.
-    async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<Then, GuestTaskError>> {
+    async fn attend(&mut self, test: impl AsyncFnOnce(&mut Around)) -> Option<Result<AfterServing, GuestTaskError>> {
         let (handle, events) = self.around.libvirt.connect(DOMAIN).await.unwrap();
         let folder = PodFolder::new(&self.kubelet, POD, RUN_VOLUME).unwrap();
         let ready = Ready::default();
@@ -393,7 +393,7 @@ async fn guest_outlives_its_libvirtd() {
         around.libvirt.daemon_ends();
         around.idle().await;
     });
-    assert!(matches!(end.await, Some(Ok(Then::Again))));
+    assert!(matches!(end.await, Some(Ok(AfterServing::Again))));
     let end = fixture.attend(async |around| {
         around.idle().await;
     });
@@ -418,7 +418,7 @@ async fn another_pod_or_a_deleted_node_ends_the_connection() {
             around.seen.send_modify(change);
             around.idle().await;
         });
-        assert!(matches!(end.await, Some(Ok(Then::Again))));
+        assert!(matches!(end.await, Some(Ok(AfterServing::Again))));
         assert_eq!(fixture.around.libvirt.calls(), STARTED);
     }
 }
@@ -450,7 +450,7 @@ async fn end_in_a_pod_that_is_gone_is_reported_as_its_launcher_did() {
             around.report().await
         };
         let (then, status) = tokio::join!(fixture.task.serve(), api_server);
-        assert!(matches!(then, Ok(Then::OnChange)));
+        assert!(matches!(then, Ok(AfterServing::OnChange)));
         assert_eq!(status["drydock"]["endedPods"], json!([POD]));
         let expected = ending.map(|_| {
             json!({

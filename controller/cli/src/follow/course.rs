@@ -74,7 +74,7 @@ impl FollowedDrain {
             .filter(|object| object.spec.node_name == self.shown.name)
             .collect();
         if own.is_empty() && self.begun.contains(&group) {
-            return self.called_off(now);
+            return self.cancelled(now);
         }
         let mut found = Vec::new();
         for object in own {
@@ -97,7 +97,7 @@ impl FollowedDrain {
         if is_gone || object.metadata.deletion_timestamp.is_some() {
             // A maintenance that was already being deleted when following began is an earlier one.
             return if self.begun.contains(&group) {
-                self.called_off(now)
+                self.cancelled(now)
             } else {
                 Vec::new()
             };
@@ -171,11 +171,11 @@ impl FollowedDrain {
         self.shown.end = Some(DrainEnd::Unread(chain(failure).to_string()));
     }
 
-    fn called_off(&mut self, now: Timestamp) -> Vec<DrainEvent> {
+    fn cancelled(&mut self, now: Timestamp) -> Vec<DrainEvent> {
         if self.exit.is_some() {
             return Vec::new();
         }
-        (self.exit, self.shown.end) = (Some(Exit::CalledOff), Some(DrainEnd::CalledOff));
+        (self.exit, self.shown.end) = (Some(Exit::Cancelled), Some(DrainEnd::Cancelled));
         let message = "the maintenance was canceled by somebody else".into();
         vec![self.event(now, "Open", "MaintenanceStopped", message)]
     }
@@ -224,7 +224,7 @@ mod tests {
             (
                 json!({}),
                 true,
-                Exit::CalledOff,
+                Exit::Cancelled,
                 "worker-1 - Open MaintenanceStopped the maintenance was canceled by somebody else",
             ),
         ] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_that_is_not_listed_again_was_called_off() {
+    fn maintenance_that_is_not_listed_again_was_cancelled() {
         let running = || vec![object("worker-1", &json!({"phase": "Running"}))];
         let mut course = FollowedDrain::new("worker-1");
         course.listed(Group::Medik8s, &running(), now());
@@ -252,7 +252,7 @@ mod tests {
             &[object("worker-2", &json!({"phase": "Failed"}))],
             now(),
         );
-        assert_eq!(course.exit, Some(Exit::CalledOff));
+        assert_eq!(course.exit, Some(Exit::Cancelled));
     }
 
     #[test]

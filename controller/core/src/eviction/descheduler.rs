@@ -83,8 +83,8 @@ mod tests {
             ("marked to leave another node", by, Some("b"), &none, false, None),
             ("no mark", by, Some(""), &none, false, None),
             ("as it should be", by, Some("a"), &ours, true, None),
-            ("called off", by, None, &ours, false, Some(false)),
-            ("called off, still migrating", by, None, &ours, true, None),
+            ("cancelled", by, None, &ours, false, Some(false)),
+            ("cancelled, still migrating", by, None, &ours, true, None),
             ("arrived elsewhere", by, Some(""), &ours, false, Some(false)),
             ("another's", by, None, &others, false, None),
         ] {

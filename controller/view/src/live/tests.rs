@@ -126,7 +126,7 @@ fn several_nodes_are_shown_with_their_ends() {
     let nodes = [
         course(),
         ended("worker-2", DrainEnd::Empty),
-        ended("worker-3", DrainEnd::CalledOff),
+        ended("worker-3", DrainEnd::Cancelled),
         ended("worker-4", DrainEnd::Failed("it was not empty within 45m".into())),
         NodeCourse {
             name: "worker-5".into(),
