@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import threading
 import time
@@ -12,12 +13,12 @@ from typing import Any
 
 from embedded.errors import Failure
 from measure.downtime import longest_gap, ticks
+from verify import pages
 
 from .machines import LASTING, ONCE
 from .migration import GUEST
 from .stage import BOOTED, PATIENCE, POLL, Stage
 
-REASON = "a new disk"
 # Exit code of a plan in which something would block, or a pod would wait.
 WOULD_BLOCK = 3
 
@@ -83,9 +84,9 @@ def _goes(stage: Stage) -> None:
 def _drain(stage: Stage, node: str) -> None:
     """Empty it by the plugin, which shows what is left; let the guarded pod go once it is reported to block."""
     begun, released, text = time.monotonic(), False, ""
-    print(f"\n$ kubectl drydock drain {node} --reason '{REASON}'", flush=True)
-    argv = [stage.plugin_path, "drain", node, "--reason", REASON]
-    with subprocess.Popen(argv, env=stage.cluster.environment(), stdin=subprocess.DEVNULL) as draining:
+    arguments = pages.arguments("README.md", "kubectl drydock drain", {"worker-1": node})
+    print(f"\n$ kubectl {shlex.join(arguments)}", flush=True)
+    with subprocess.Popen([stage.plugin_path, *arguments[1:]], env=stage.cluster.environment(), stdin=subprocess.DEVNULL) as draining:
         try:
             while draining.poll() is None:
                 found = stage.cluster.kubectl("get", "nm", node, "--ignore-not-found", "-o", "json")

@@ -122,6 +122,9 @@ VIRTCTL = Module(
 # For tests of its evictions. Its module replaces its dependencies by those of Kubernetes, so that most are compiled once.
 DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
 
+# For tests of the documents' commands. Of the version that Kubernetes' kubectl has.
+KUSTOMIZE = Module("kustomize", ("kustomize",), pinned="sigs.k8s.io/kustomize/kustomize/v5")
+
 # A quarter of a build is the compilers' garbage collection. They end before they need this much, all but a few.
 COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
 
@@ -173,6 +176,11 @@ def virtctl(progress: Progress) -> str:
 def descheduler(progress: Progress) -> str:
     """Build the descheduler if it is not there yet; return its path."""
     return _built((DESCHEDULER,), progress)["descheduler"]
+
+
+def kustomize(progress: Progress) -> str:
+    """Build kustomize if it is not there yet; return its path."""
+    return _built((KUSTOMIZE,), progress)["kustomize"]
 
 
 def _built(modules: Iterable[Module], progress: Progress) -> Programs:

@@ -10,6 +10,7 @@ from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 
+from . import pages
 from .runner import REPOSITORY
 from .runner import run as command
 
@@ -88,7 +89,7 @@ def install(made: Cluster, progress: Progress, kind: str = "") -> None:
 def apply(made: Cluster, progress: Progress) -> None:
     """Manifests with the images that were built last, and wait as `install` does."""
     with progress.step("kubectl apply -k deploy"):
-        made.kubectl("apply", "-k", str(overlay(made)))
+        made.kubectl(*pages.arguments("deploy/README.md", "kubectl apply -k deploy", {"deploy": str(overlay(made))}))
         made.kubectl("apply", "-f", "-", input=EMULATION)
     with progress.step("agents and controller ready"):
         made.kubectl("-n", "drydock", "rollout", "status", "daemonset/drydock-agent", "--timeout=180s")

@@ -3,10 +3,12 @@
     a machine runs ──▶ kubectl delete -k deploy: refused ──▶ the Job: refused ──▶ kubectl apply -k deploy
         │ machine deleted
         ▼
-    the Job ──▶ kubectl delete -k ──▶ nothing is left ──▶ installed again, a machine runs
-        │ controllers deleted, machine deleted: it is stuck
+    the Job ──▶ kubectl delete -k ──▶ nothing is left ──▶ installed again, README.md's first machine runs, and another
+        │ controllers deleted, machines deleted: they are stuck
         ▼
-    kubectl patch ──▶ it is gone
+    kubectl patch ──▶ they are gone
+
+The commands are read from the pages.
 
 It takes a cluster away from all other tests, so it runs on the first one that has no more of them.
 """
@@ -15,20 +17,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from embedded import cluster as clusters
-from embedded import waiting
+from embedded import commands, waiting
 from embedded.cluster import Cluster
 from embedded.errors import Failure
 from embedded.progress import Progress
 
+from . import pages
 from .install import apply, overlay, uninstall_overlay
 from .outcome import Outcome
+from .runner import REPOSITORY
 
-# All kinds whose objects need Drydock, as the page names them.
-IN_USE = "vm,vmirs,vmi,vmim,nodemaintenances.nodemaintenance.medik8s.io,nodemaintenances.nodemaintenance.kubevirt.io"
+PAGE = "deploy/docs/uninstall.md"
+START = "README.md"
+RENAMED = "deploy/docs/renamed.md"
 # Kinds of the parts that no user may delete meanwhile.
 PROTECTED = (
     "namespaces,customresourcedefinitions,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,"
@@ -42,7 +50,8 @@ POLICIES = (
 PARTS = "app.kubernetes.io/part-of=drydock"
 FOLDERS = ("/var/lib/drydock", "/var/lib/kubelet/seccomp/drydock", "/var/lib/kubelet/device-plugins/drydock-kvm.sock")
 CONDITIONS = {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
-RELEASE = '{"metadata":{"finalizers":null}}'
+# What the guest of README.md's image prints when it has booted. Before, it does not obey its power button.
+BOOTED = "drydock-guest ready"
 
 MACHINE = """
 apiVersion: kubevirt.io/v1
@@ -59,6 +68,22 @@ spec:
       volumes:
         - name: root
           containerDisk: {image: "localhost/drydock/bare-guest:dev", imagePullPolicy: IfNotPresent}
+"""
+
+# A policy of an earlier version, which an update leaves in place. This one is for no object.
+LEFT_BY_UPDATE = """
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: drydock-controller-witnesses}
+spec:
+  matchConstraints:
+    resourceRules: [{apiGroups: [none.drydock.dev], apiVersions: [v1], operations: [CREATE], resources: [nothing]}]
+  validations: [{expression: "true"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: drydock-controller-witnesses}
+spec: {policyName: drydock-controller-witnesses, validationActions: [Deny]}
 """
 
 Test = Callable[[Cluster, Progress], None]
@@ -144,22 +169,44 @@ def _start(made: Cluster, name: str) -> None:
     made.kubectl("wait", "vm", name, "--for=condition=Ready", "--timeout=120s")
 
 
+def _shell(made: Cluster, script: str, timeout: float = 90) -> str:
+    """Run a page's command in a shell, as its reader does, and return what it printed."""
+    folder = os.path.dirname(str(made.description["kubectl"]))
+    environment = {**made.environment(), "PATH": f"{folder}:{os.environ['PATH']}"}
+    return commands.run("bash", "-ec", script, environment=environment, timeout=timeout)
+
+
 def _delete_users(made: Cluster) -> None:
     """Delete the objects that the page lists to be deleted first."""
-    for kind in IN_USE.split(","):
-        made.kubectl("delete", kind, "--all", "--all-namespaces", "--timeout=60s")
+    _shell(made, pages.script(PAGE, "kubectl delete vm,vmirs"), timeout=180)
+    _shell(made, pages.script(PAGE, "kubectl delete nodemaintenances"))
 
 
-def _job(made: Cluster, condition: str) -> str:
-    """Run the Job anew until it is `complete` or `failed`; return its log."""
-    job = ("-n", "drydock-uninstall", "job/drydock-uninstall")
+def _begin_job(made: Cluster) -> None:
     made.kubectl("-n", "drydock-uninstall", "delete", "job", "drydock-uninstall", "--ignore-not-found")
-    made.kubectl("apply", "-k", str(uninstall_overlay(made)))
+    _shell(made, pages.script(PAGE, "kubectl apply -k deploy/uninstall", {"deploy/uninstall": str(uninstall_overlay(made))}))
+
+
+def _job_fails(made: Cluster) -> str:
+    """Run the Job until it has failed; return its log."""
+    _begin_job(made)
+    job = ("-n", "drydock-uninstall", "job/drydock-uninstall")
     try:
-        made.kubectl("wait", *job, f"--for=condition={condition}", "--timeout=120s")
+        made.kubectl("wait", *job, "--for=condition=failed", "--timeout=120s")
     except Failure as failure:
-        raise Failure(f"the Job is not {condition}", made.kubectl("logs", *job, check=False)) from failure
+        raise Failure("the Job has not failed", made.kubectl("logs", *job, check=False)) from failure
     return made.kubectl("logs", *job)
+
+
+def _job_completes(made: Cluster) -> None:
+    """Run the Job, follow its log and wait for it, as the page does."""
+    _begin_job(made)
+    printed = _shell(made, pages.script(PAGE, "kubectl -n drydock-uninstall logs"), timeout=240)
+    complete = "--for=condition=Complete"
+    try:
+        _shell(made, pages.script(PAGE, "kubectl -n drydock-uninstall wait", {complete: f"{complete} --timeout=120s"}), timeout=150)
+    except Failure as failure:
+        raise Failure("the Job is not complete", printed) from failure
 
 
 def _refused(made: Cluster, progress: Progress) -> None:
@@ -176,7 +223,7 @@ def _refused(made: Cluster, progress: Progress) -> None:
         now = _parts(made, PROTECTED)
         _require(names(now) == names(before), f"the {attempt} attempt deleted parts", ", ".join(names(before) - names(now)))
         _require(not leaving(now), f"the {attempt} attempt deletes parts", ", ".join(leaving(now)))
-    printed = _job(made, "failed")
+    printed = _job_fails(made)
     _require("1 VirtualMachine (default/left)" in printed, "the Job does not name the machine", printed)
     made.kubectl("apply", "-k", str(overlay(made)))
     now = _parts(made, POLICIES)
@@ -201,11 +248,14 @@ def _removed(made: Cluster, progress: Progress) -> None:
     parts = names(_parts(made, f"{PROTECTED},{POLICIES}"))
     _require(any(part.endswith("/drydock-removal") for part in parts), "there is no drydock-removal", ", ".join(sorted(parts)))
     _delete_users(made)
-    _job(made, "complete")
+    _job_completes(made)
     _nothing_on_nodes(made)
-    made.kubectl("delete", "-k", str(uninstall_overlay(made)), "--timeout=60s")
+    _shell(made, pages.script(PAGE, "kubectl delete -k deploy/uninstall", {"deploy/uninstall": str(uninstall_overlay(made))}))
+    _shell(made, pages.script(PAGE, "kubectl delete -k deploy/console", {"deploy/console": str(REPOSITORY / "deploy" / "console")}))
     # The Job has deleted the workloads.
-    made.kubectl("delete", "-k", str(overlay(made)), "--ignore-not-found", "--timeout=90s")
+    _shell(made, pages.script(PAGE, "kubectl delete -k deploy --ignore-not-found", {"deploy": str(overlay(made))}), timeout=120)
+    for node in made.nodes:
+        _shell(made, pages.script(PAGE, "kubectl patch node NODE", {"NODE": node.name}))
     # Kubernetes' garbage collector deletes what belonged to a deleted object.
     waiting.until(lambda: not _parts(made, f"{PROTECTED},{POLICIES}"), "Drydock's parts to be gone", patience=30)
     everything = names(_items(made, f"{PROTECTED},{POLICIES}", "--all-namespaces"))
@@ -218,19 +268,53 @@ def _removed(made: Cluster, progress: Progress) -> None:
 
 def _installed_again(made: Cluster, progress: Progress) -> None:
     apply(made, progress)
-    _start(made, "again")
+    made.kubectl("apply", "-f", "-", input=LEFT_BY_UPDATE)
+    _shell(made, pages.script(RENAMED, "kubectl delete --ignore-not-found"))
+    left = names(_items(made, POLICIES))
+    _require(not [name for name in left if name.endswith("/drydock-controller-witnesses")], "the old policy is left")
+    _shell(made, pages.script(START, "kubectl apply -f -"))
+    _shell(made, pages.script(START, "kubectl wait vm/web"), timeout=900)
+    listed = _shell(made, pages.script(START, "kubectl get vm,vmi"))
+    _require("virtualmachineinstance.kubevirt.io/web" in listed, "the first machine is not listed", listed)
+    _follow(made, pages.arguments(START, "kubectl logs -f"), BOOTED)
+    _shell(made, pages.script(START, "kubectl create service"))
+    try:
+        endpoints = ("get", "endpointslices", "-l", "kubernetes.io/service-name=web", "-o", "jsonpath={.items[*].endpoints[*].addresses}")
+        waiting.until(lambda: bool(made.kubectl(*endpoints)), "the Service to lead to the guest", patience=30)
+    finally:
+        made.kubectl("delete", "service", "web")
+
+
+def _follow(made: Cluster, arguments: list[str], text: str, patience: float = 120) -> None:
+    """Run kubectl, which follows a log, until it has printed a text."""
+    argv = [str(made.description["kubectl"]), *arguments]
+    with subprocess.Popen(argv, env=made.environment(), stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        impatience = threading.Timer(patience, following.kill)
+        impatience.start()
+        try:
+            _require(any(text in line for line in following.stdout), f"{text!r} was not printed within {patience:.0f} s")
+        finally:
+            impatience.cancel()
+            following.kill()
 
 
 def _released(made: Cluster, progress: Progress) -> None:
+    _start(made, "other")
     deployment = ("-n", "drydock", "deployment", "drydock-controller")
     made.kubectl("annotate", *deployment, "drydock.dev/confirm-removal=true")
     made.kubectl("delete", *deployment, "--cascade=foreground")
-    made.kubectl("delete", "vm", "again", "--wait=false")
-    stuck = made.kubectl("get", "vm", "again", "-o", "jsonpath={.metadata.deletionTimestamp}")
-    _require(bool(stuck), "the machine is not stuck")
-    for kind in ("vm", "vmi"):
-        made.kubectl("patch", kind, "again", "--type=merge", "-p", RELEASE)
-    made.kubectl("delete", "vmi", "again", "--ignore-not-found", "--timeout=30s")
+    made.kubectl("delete", "vm", "web", "other", "--wait=false")
+    for name in ("web", "other"):
+        stuck = made.kubectl("get", "vm", name, "-o", "jsonpath={.metadata.deletionTimestamp}")
+        _require(bool(stuck), f"the machine {name} is not stuck")
+    _shell(made, pages.script(PAGE, "kubectl delete pods"), timeout=120)
+    _shell(made, pages.script(PAGE, "kubectl -n default patch vm web"))
+    _shell(made, pages.script(PAGE, "kubectl -n default patch vmi web"))
+    # What is deleted meanwhile cannot be patched.
+    made.kubectl("delete", "vmi", "web", "--ignore-not-found", "--timeout=30s")
+    _shell(made, pages.script(PAGE, "for kind in vm vmirs"))
+    made.kubectl("delete", "vmi", "other", "--ignore-not-found", "--timeout=30s")
     gone = ("--all-namespaces", "-o", "name")
     waiting.until(
         lambda: not made.kubectl("get", "vm,vmi,pods", *gone, "-l", "kubevirt.io=virt-launcher").strip()

@@ -22,6 +22,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    documents,
     guests::NAMESPACE,
     watching::{Stopwatch, until_ok, until_some},
 };
@@ -212,6 +213,23 @@ impl Cluster {
         let mut command = Command::new(&self.description.kubectl);
         command.env("KUBECONFIG", &self.description.kubeconfig).args(arguments);
         output(&mut command)
+    }
+
+    /// Runs the command of a page that begins like this, as a user does, with the page's names replaced; returns its
+    /// output.
+    ///
+    /// # Errors
+    /// If there is no such command, or if it fails, with its output.
+    pub fn documented(&self, page: &str, beginning: &str, replaced: &[(&str, &str)]) -> Result<String> {
+        let text = std::fs::read_to_string(repository().join(page)).with_context(|| page.to_owned())?;
+        let script = documents::command(&text, beginning, replaced).with_context(|| page.to_owned())?;
+        let programs = self.description.kubectl.parent().context("kubectl is in no folder")?;
+        let path = format!("{}:{}", programs.display(), setting("PATH").unwrap_or_default());
+        let mut command = Command::new("bash");
+        command
+            .env("KUBECONFIG", &self.description.kubeconfig)
+            .env("PATH", path);
+        output(command.args(["-ec", &script]))
     }
 
     /// Runs a script in a guest's pod that ends the guest.

@@ -7,6 +7,7 @@ pub mod agent;
 pub mod cluster;
 pub mod descheduler;
 pub mod display;
+mod documents;
 pub mod drains;
 pub mod faults;
 pub mod guests;

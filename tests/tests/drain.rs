@@ -54,7 +54,9 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     started_on_the_first(&cluster, &guests).await?;
 
     // A replica of the controller may be on the node too, and is then evicted during the drain.
-    drain(&cluster, &first, &["--timeout=120s"])?;
+    let on_the_first = [("worker-1", &*first)];
+    let limited = [("worker-1", &*first), ("--force", "--force --timeout=120s")];
+    cluster.documented("deploy/docs/drain.md", "kubectl drain worker-1", &limited)?;
     for name in names {
         let instance = until_on(&cluster, name, &second).await?;
         assert_eq!(condition(&instance, types::READY).0, "True");
@@ -69,7 +71,15 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     })
     .await?;
     assert_eq!((over.total, over.left), (3, 0));
+    let shown = cluster.documented(
+        "deploy/docs/drain.md",
+        "kubectl get hv worker-1 -o jsonpath='{.status.drain}'",
+        &on_the_first,
+    )?;
+    ensure!(shown.contains("finishedAt"), "{shown}");
     until_node_condition(&cluster, &first, DRAINED, "DrainCompleted").await?;
+    let shown = cluster.documented("deploy/docs/drain.md", "kubectl get node worker-1", &on_the_first)?;
+    ensure!(shown.contains("DrainCompleted"), "{shown}");
     until_node_condition(&cluster, &first, DRAIN_IN_PROGRESS, "NothingToMove").await?;
     for migration in cluster.migrations().list(&ListParams::default()).await? {
         ensure!(
@@ -89,7 +99,7 @@ async fn drain_of_a_node_moves_all_guests_and_reports_completion() -> Result<()>
     })
     .await?;
 
-    cluster.kubectl(&["uncordon", &first])?;
+    cluster.documented("deploy/docs/drain.md", "kubectl uncordon worker-1", &on_the_first)?;
     until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
     for name in names {
         let available = types::MIGRATION_TARGET_AVAILABLE;
@@ -159,9 +169,18 @@ async fn taint_moves_guests_by_default_and_by_configured_key() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     started_on_the_first(&cluster, &[("tainted", counting("tainted", "LiveMigrate"), "True")]).await?;
-    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain=draining:NoSchedule"])?;
+    let on_the_first = [("worker-1", &*first)];
+    cluster.documented(
+        "deploy/docs/drain.md",
+        "kubectl taint nodes worker-1 kubevirt.io/drain=",
+        &on_the_first,
+    )?;
     until_on(&cluster, "tainted", &second).await?;
-    cluster.kubectl(&["taint", "nodes", &first, "kubevirt.io/drain-"])?;
+    cluster.documented(
+        "deploy/docs/drain.md",
+        "kubectl taint nodes worker-1 kubevirt.io/drain-",
+        &on_the_first,
+    )?;
     until_node_condition(&cluster, &first, DRAINED, "NotRequested").await?;
 
     let configured = [
@@ -187,19 +206,18 @@ async fn maintenance_moves_guests_and_gives_the_node_back() -> Result<()> {
         ("plain", counting("plain", "None"), "True"),
     ];
     started_on_the_first(&cluster, &guests).await?;
-    let maintenance = |dry_run: &[&str]| {
-        let manifest = format!(
-            "apiVersion: nodemaintenance.medik8s.io/v1beta1\nkind: NodeMaintenance\nmetadata: {{name: test-drain}}\n\
-             spec: {{nodeName: {first}, reason: a new disk}}\n"
-        );
-        let mut arguments = vec!["create"];
-        arguments.extend(dry_run);
-        cluster.kubectl_with(&arguments, &manifest)
-    };
-    let preview = maintenance(&["--dry-run=server"])?;
+    let dry_run = [
+        ("nodeName: worker-1", &*format!("nodeName: {first}")),
+        ("create", "create --dry-run=server"),
+    ];
+    let preview = cluster.documented("deploy/docs/maintenance.md", "kubectl create -f -", &dry_run)?;
     ensure!(preview.contains("created (server dry run)"), "{preview}");
     assert_eq!(mark_of(&cluster.instances().get("serviced").await?), None);
-    maintenance(&[])?;
+    let manifest = format!(
+        "apiVersion: nodemaintenance.medik8s.io/v1beta1\nkind: NodeMaintenance\nmetadata: {{name: test-drain}}\n\
+         spec: {{nodeName: {first}, reason: a new disk}}\n"
+    );
+    cluster.kubectl_with(&["create"], &manifest)?;
     cluster.kubectl(&[
         "wait",
         "nm",
@@ -248,17 +266,7 @@ async fn eviction_by_the_descheduler_is_announced_until_over() -> Result<()> {
     })
     .await?;
     // Cancels it as documented.
-    let no_mark = r#"{"status": {"evacuationNodeName": null, "evacuation": null}}"#;
-    let vmi = [
-        "patch",
-        "vmi",
-        "tidied",
-        "--namespace",
-        NAMESPACE,
-        "--subresource=status",
-        "--type=merge",
-    ];
-    cluster.kubectl(&[&vmi[..], &["--patch", no_mark]].concat())?;
+    cluster.documented("deploy/docs/drain.md", "kubectl patch vmi web", &[("web", "tidied")])?;
     cluster.kubectl(&["delete", "vmim", "--all", "--namespace", NAMESPACE])?;
     until_some("the announcement to be removed", || async {
         Ok((deschedulers_view(&cluster, "tidied").await? == (true, None)).then_some(()))
@@ -601,7 +609,8 @@ async fn check_preview(cluster: &Cluster, first: &str) -> Result<()> {
         let status = hypervisor.status.clone().unwrap_or_default();
         status.drain_preview.map(|preview| preview.lines)
     };
-    cluster.annotate(first, &[(DRAIN_PREVIEW, Some("true"))]).await?;
+    let on_the_first = [("worker-1", first)];
+    cluster.documented("deploy/docs/drain.md", "kubectl annotate node worker-1", &on_the_first)?;
     let wanted = format!("{NAMESPACE}/kept would move (node {} could take it)", cluster.second());
     let previewed = until(Api::all(cluster.client.clone()), first, &wanted, |hypervisor| {
         preview(hypervisor).is_some_and(|lines| lines.contains(&wanted))
@@ -613,6 +622,12 @@ async fn check_preview(cluster: &Cluster, first: &str) -> Result<()> {
         "{lines:?}"
     );
     ensure!(lines.iter().any(|line| line.contains("NoExecute")), "{lines:?}");
+    let shown = cluster.documented(
+        "deploy/docs/drain.md",
+        "kubectl get hv worker-1 -o jsonpath='{.status.drainPreview",
+        &on_the_first,
+    )?;
+    ensure!(shown.contains(&wanted), "{shown}");
     cluster.annotate(first, &[(DRAIN_PREVIEW, None)]).await?;
     until(Api::all(cluster.client.clone()), first, "no preview", |hypervisor| {
         preview(hypervisor).is_none()

@@ -185,7 +185,8 @@ async fn guest_agent_responds_to_virtctl_and_freezes_file_systems() -> Result<()
         refused.contains("Unfreeze timeout in freeze request is not set"),
         "{refused}"
     );
-    guest.put("freeze", &json!({"unfreezeTimeout": "10m0s"}))?;
+    let frozen = [("instances/vm/", &*format!("instances/{name}/")), ("5m0s", "10m0s")];
+    cluster.documented("deploy/docs/virtctl.md", "kubectl replace --raw", &frozen)?;
     guest.until_reported(true).await?;
     ensure!(guest.is_frozen()?);
     // It moves frozen, and thaws on its new node.

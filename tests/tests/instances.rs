@@ -104,6 +104,8 @@ async fn documented_instance_boots_and_is_shown_like_in_kubevirt() -> Result<()>
             "True"
         ]
     );
+    let migration = [("web", name), ("create", "create --dry-run=server")];
+    cluster.documented("deploy/docs/migration.md", "kubectl create -f -", &migration)?;
 
     cluster.delete(&["vmi", name])?;
     cluster.until_gone(name).await

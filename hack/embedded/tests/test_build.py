@@ -34,6 +34,12 @@ class Descheduler(unittest.TestCase):
         self.assertEqual(replaced, {name: of_kubernetes.get(name) for name in replaced})
 
 
+class Kustomize(unittest.TestCase):
+    def test_version_is_that_of_kubectl(self) -> None:
+        name = build.KUSTOMIZE.pinned
+        self.assertEqual(build.KUSTOMIZE.pin(), required("kubernetes")[name])
+
+
 def required(module: str) -> dict[str, str]:
     """The version of each dependency that a module requires."""
     return dict(re.findall(r"^\t(\S+) (v\S+)", go_mod(module), re.MULTILINE))

@@ -87,6 +87,6 @@ class Steps(unittest.TestCase):
 
 class Page(unittest.TestCase):
     def test_page_has_what_the_steps_do(self) -> None:
-        page = (REPOSITORY / "deploy" / "docs" / "uninstall.md").read_text()
-        words = [*removal.IN_USE.split(","), removal.RELEASE, FOLDERS[0], "drydock.dev/confirm-removal", "kubectl apply -k deploy"]
+        page = (REPOSITORY / removal.PAGE).read_text()
+        words = [FOLDERS[0], "drydock.dev/confirm-removal", "kubectl apply -k deploy"]
         self.assertEqual([word for word in words if word not in page], [])
