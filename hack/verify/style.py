@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import browser, cycles, page_commands, reference, removal, shared_names
+from . import browser, cycles, dependencies, page_commands, reference, removal, shared_names
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -329,10 +329,14 @@ def _conventions() -> dict[str, list[str]]:
         for name in tracked.split()
         if name.endswith(".rs") and not name.startswith("tests/") and not _TEST_FILES.search(name)
     }
+    needless = dependencies.of_crates(
+        {name: (REPOSITORY / name).read_text() for name in tracked.split()}, lambda path: bool(_TEST_FILES.search(path))
+    )
     size = (REPOSITORY / "README.md").stat().st_size
     return {
         "all crates have the same lints": different,
         "errors of programs are types": untyped,
+        "crates use all their dependencies": needless,
         f"tests have names of at most {TEST_NAME} characters": long_names,
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,

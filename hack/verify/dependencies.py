@@ -1,0 +1,68 @@
+"""Dependencies in crates' manifests that no source of theirs needs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePosixPath
+
+# Tables of a manifest with dependencies of the program itself; those of its tests are in `dev-dependencies`.
+TABLES = ("dependencies", "build-dependencies")
+
+_LINE_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
+# Tests inside a module end with it: rustfmt closes it at the start of a line.
+_TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#\[[^\n]*\]\n)*mod \w+ \{\n.*?^\}$", re.MULTILINE | re.DOTALL)
+
+
+def declared(manifest: str) -> dict[str, bool]:
+    """The dependencies that a manifest declares for the program, those of some targets among them; whether each is optional."""
+    read = tomllib.loads(manifest)
+    tables = [table.get(key, {}) for table in (read, *read.get("target", {}).values()) for key in TABLES]
+    return {
+        name: isinstance(how, dict) and how.get("optional", False)
+        for table in tables
+        for name, how in table.items()
+    }
+
+
+def unused(manifest: str, sources: Mapping[str, str], is_test: Callable[[str], bool]) -> list[str]:
+    """The dependencies that no source of a crate mentions outside its tests. An optional one may be for tests of other crates."""
+    program = _names(text for path, text in sources.items() if not is_test(path))
+    everything = _names(sources.values())
+    return [
+        name
+        for name, is_optional in declared(manifest).items()
+        if name.replace("-", "_") not in (everything if is_optional else program)
+    ]
+
+
+def _names(texts: Iterable[str]) -> set[str]:
+    return {name for text in texts for name in re.findall(r"\w+", _LINE_COMMENT.sub("", _TESTS.sub("", text)))}
+
+
+def unused_in_workspace(manifest: str, members: Iterable[str]) -> list[str]:
+    """The dependencies that the workspace's manifest has for crates of which none has them."""
+    tables = ("dependencies", "dev-dependencies", "build-dependencies")
+    named: set[str] = set()
+    for member in members:
+        read = tomllib.loads(member)
+        for table in (read, *read.get("target", {}).values()):
+            named.update(name for key in tables for name in table.get(key, {}))
+    return [name for name in tomllib.loads(manifest)["workspace"].get("dependencies", {}) if name not in named]
+
+
+def of_crates(sources: Mapping[str, str], is_test: Callable[[str], bool]) -> list[str]:
+    """What is unused, by the paths and texts of all manifests and Rust sources."""
+    manifests = {str(PurePosixPath(path).parent): text for path, text in sources.items() if path.endswith("/Cargo.toml")}
+    found = [f"Cargo.toml: {name}" for name in unused_in_workspace(sources["Cargo.toml"], manifests.values())]
+    for folder, manifest in manifests.items():
+        inner = tuple(f"{other}/" for other in manifests if other.startswith(f"{folder}/"))
+        own = {
+            path.removeprefix(f"{folder}/"): text
+            for path, text in sources.items()
+            if path.endswith(".rs") and path.startswith(f"{folder}/") and not path.startswith(inner)
+        }
+        # The crate of the tests has them as its program.
+        found += [f"{folder}/Cargo.toml: {name}" for name in unused(manifest, own, is_test if folder != "tests" else lambda _: False)]
+    return found
