@@ -33,7 +33,7 @@ WATCHES = 8
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
-    """After five idle minutes, seven samples in one window of ten."""
+    """After five idle minutes, all samples in one window of ten."""
     node = made.nodes[0].name
     progress.note(f"idle for {SETTLE} s")
     wait_until(time.monotonic() + SETTLE)
