@@ -126,6 +126,9 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
     outcome = Outcome()
     tests = cluster_tests(progress)
+    if not is_known(tests, arguments.only):
+        # A cluster would take minutes to come up, and the summary would show neither a test nor a reason.
+        return Outcome(failed=[f"no test has {arguments.only!r} in its name, and no file of tests begins with it"])
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
@@ -150,6 +153,11 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         if not arguments.keep:
             outcome.failed += clusters.down_each(ran, progress)
     return outcome
+
+
+def is_known(tests: ClusterTests, word: str) -> bool:
+    """Whether a word selects any test."""
+    return bool(wanted(tests, word)) or removal.is_wanted(word) or bool(selected(LAST, tests.tests.get(LAST, ()), word))
 
 
 def wanted(tests: ClusterTests, word: str) -> list[str]:

@@ -11,7 +11,7 @@ from embedded import interruption
 from embedded.errors import Failure
 from embedded.progress import Progress
 from verify import cluster, faults, previous, up
-from verify.cluster import BROWSER, LAST, LONGEST, Turns, ordered, selected, wanted
+from verify.cluster import BROWSER, LAST, LONGEST, Turns, is_known, ordered, selected, wanted
 from verify.outcome import Outcome
 from verify.runner import REPOSITORY
 from verify.rust import ClusterTests, Program, programs, tests_by_file
@@ -61,6 +61,16 @@ class Shared(unittest.TestCase):
             ("", ["drain", "cli", BROWSER]),
         ):
             self.assertEqual(wanted(tests, word), expected, word)
+
+    def test_filter_that_selects_nothing_needs_no_cluster(self) -> None:
+        tests = ClusterTests(Path("/target/cluster-1"), {"drain": ("moves", "stays"), LAST: ("rights",)})
+        for word in ("moves", "drain", "rights", LAST, "test_display_is_taken", "removal_of_stuck"):
+            self.assertTrue(is_known(tests, word), word)
+        self.enterContext(mock.patch.object(cluster, "cluster_tests", return_value=tests))
+        up = self.enterContext(mock.patch.object(cluster.clusters, "up"))
+        outcome = cluster.run(argparse.Namespace(seed=1, only="no such test", keep=False), mock.create_autospec(Progress))
+        self.assertEqual(outcome.failed, ["no test has 'no such test' in its name, and no file of tests begins with it"])
+        up.assert_not_called()
 
     def test_what_runs_on_demand_is_not_selected(self) -> None:
         names = (faults.TEST, f"{previous.TESTS}agents", "other")
