@@ -13,7 +13,7 @@ from pathlib import Path
 
 from embedded.progress import Progress
 
-from . import browser, cycles, dependencies, page_commands, reference, removal, shared_names
+from . import browser, cycles, dependencies, page_commands, reference, removal, rule_table, shared_names
 from .outcome import Outcome
 from .runner import REPOSITORY
 from .runner import run as command
@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
         with progress.step(name):
             _, code = command(argv, quiet=True)
         outcome.count(name, code == 0)
-    for name, found in {**_strangers(), **_missing_tests(), **_missing_paths(), **page_commands.check(), **_conventions()}.items():
+    for name, found in {**_strangers(), **_missing_tests(), **_missing_paths(), **page_commands.check(), **rule_table.check(), **_conventions()}.items():
         for line in found:
             progress.note(f"  {line}")
         outcome.count(name, not found)
