@@ -1,8 +1,10 @@
 """The table of rules, and what it names."""
 
+import re
 import unittest
 
 from verify.rule_table import HEADER, rows, wrong
+from verify.runner import REPOSITORY
 
 PAGE = f"""
 | before | now |
@@ -35,6 +37,16 @@ class Table(unittest.TestCase):
                 "When? no test",
             ],
         )
+
+
+class FieldManagers(unittest.TestCase):
+    def test_each_field_manager_has_a_row(self) -> None:
+        sources = [path for crate in ("agent", "controller") for path in (REPOSITORY / crate).rglob("*.rs")]
+        text = "\n".join(path.read_text() for path in sources)
+        managers = set(re.findall(r'const \w*MANAGER: &str = "(drydock-[a-z-]+)"', text))
+        self.assertGreater(len(managers), 4)
+        page = (REPOSITORY / "controller" / "README.md").read_text()
+        self.assertEqual([name for name in sorted(managers) if f"| `{name}` |" not in page], [])
 
 
 if __name__ == "__main__":
