@@ -6,7 +6,7 @@ use drydock_api::{
     hyperconverged::EvictionStrategy,
     hypervisor::{RemainingGuest, RemainingState},
     kubevirt::{
-        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
+        Condition, Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
         migration::MigrationPhase,
         names::EVACUATION_PREFIX,
         status::{DrainRequest, Evacuation, FailedMigration},
@@ -377,11 +377,7 @@ fn waits_until(evacuation: &Evacuation, attempts: Attempts, until: Timestamp) ->
 /// migration; repeating them here would cost one write for each of many guests.
 fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
     let name = migration.metadata.name.as_deref().unwrap_or_default();
-    let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
-    let waiting = find(conditions.unwrap_or_default(), WAITING).filter(|condition| {
-        condition.status == ConditionStatus::True.as_str() && !MigrationRecord::of(migration).has_sides()
-    });
-    match waiting {
+    match waiting(migration) {
         Some(condition) => {
             let reason = condition.reason.clone().unwrap_or_else(|| "Queued".into());
             let message = condition.message.as_deref().unwrap_or_default();
@@ -394,6 +390,20 @@ fn under_way(migration: &VirtualMachineInstanceMigration) -> EvacuationState {
         }
         None => EvacuationState::Moving(format!("migration {name} moves it")),
     }
+}
+
+/// Returns the condition of a migration that waits for something before its sides are named.
+fn waiting(migration: &VirtualMachineInstanceMigration) -> Option<&Condition> {
+    let conditions = migration.status.as_ref().map(|status| status.conditions.as_slice());
+    find(conditions.unwrap_or_default(), WAITING).filter(|condition| {
+        condition.status == ConditionStatus::True.as_str() && !MigrationRecord::of(migration).has_sides()
+    })
+}
+
+/// Returns whether the API server refuses the target pod of a migration.
+pub(super) fn is_refused(migration: &VirtualMachineInstanceMigration) -> bool {
+    let reason = waiting(migration).and_then(|condition| condition.reason.as_deref());
+    reason.is_some_and(Waiting::is_refusal)
 }
 
 /// Returns the name of the migration for an attempt to evacuate a guest. The same attempt always gets the same name, so

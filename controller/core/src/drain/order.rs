@@ -13,11 +13,18 @@ use drydock_api::kubevirt::{
 };
 use jiff::Timestamp;
 
-use super::{DrainInput, DrainStep, DrainedGuest, DrainingNode, guest_steps::memory};
+use super::{
+    DrainInput, DrainStep, DrainedGuest, DrainingNode,
+    guest_steps::{is_refused, memory},
+};
 use crate::{
     eviction::evacuation_request,
     migration::{queue::TARGET_POD_OVERCOMMIT, record::MigrationRecord},
 };
+
+/// Maximum number of migrations of one namespace whose target pods are refused, as a multiple of the cluster's window:
+/// the target pod of each is tried again, and a quota belongs to a namespace.
+const MAX_REFUSED_WINDOWS: usize = 4;
 
 /// A guest that may go.
 #[derive(Clone, Copy, Debug)]
@@ -81,29 +88,55 @@ pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &DrainInput<
             .unwrap_or(usize::MAX)
             .saturating_mul(2 * TARGET_POD_OVERCOMMIT)
     };
-    let mut in_cluster = 0;
-    let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
-    for node in cluster.nodes {
-        let unfinished = node.guests.iter().filter(|guest| is_moving(guest)).count();
-        *of_nodes.entry(node.name).or_default() += unfinished;
-        in_cluster += unfinished;
-    }
+    let (of_node, of_cluster) = (
+        window(cluster.limits.outbound_per_node),
+        window(cluster.limits.per_cluster),
+    );
+    let most_refused = of_cluster.saturating_mul(MAX_REFUSED_WINDOWS);
+    let mut taken = WindowUse::of(cluster);
     candidates.retain(|candidate| {
-        let of_node = of_nodes.entry(candidate.node).or_default();
-        let goes =
-            *of_node < window(cluster.limits.outbound_per_node) && in_cluster < window(cluster.limits.per_cluster);
+        let in_node = taken.nodes.entry(candidate.node).or_default();
+        let refused = taken.refused.get(candidate.guest.key().0).copied().unwrap_or_default();
+        let goes = *in_node < of_node && taken.cluster < of_cluster && refused < most_refused;
         if goes {
-            *of_node += 1;
-            in_cluster += 1;
+            *in_node += 1;
+            taken.cluster += 1;
         }
         goes
     });
     candidates
 }
 
-fn is_moving(guest: &DrainedGuest<'_>) -> bool {
-    guest
-        .migrations
-        .iter()
-        .any(|migration| !MigrationRecord::of(migration).is_over())
+/// Numbers of guests with an unfinished migration.
+#[derive(Default)]
+struct WindowUse<'a> {
+    cluster: usize,
+    nodes: BTreeMap<&'a str, usize>,
+    /// Guests whose target pods are refused, by namespace. They are in no other number: a refusal has no deadline, so
+    /// a few of them would hold up all others.
+    refused: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> WindowUse<'a> {
+    fn of(cluster: &DrainInput<'a>) -> Self {
+        let mut taken = Self::default();
+        let guests = cluster
+            .nodes
+            .iter()
+            .flat_map(|node| node.guests.iter().map(|guest| (node.name, guest)));
+        for (node, guest) in guests {
+            let mut migrations = guest.migrations.iter();
+            match migrations.find(|migration| !MigrationRecord::of(migration).is_over()) {
+                Some(migration) if is_refused(migration) => {
+                    *taken.refused.entry(guest.key().0).or_default() += 1;
+                }
+                Some(_) => {
+                    *taken.nodes.entry(node).or_default() += 1;
+                    taken.cluster += 1;
+                }
+                None => {}
+            }
+        }
+        taken
+    }
 }

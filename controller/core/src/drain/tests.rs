@@ -644,6 +644,40 @@ fn small_guests_go_first_and_no_more_than_can_go_soon() {
 }
 
 #[test]
+fn refused_target_pods_leave_the_window_to_other_guests() {
+    let all: Vec<_> = (0..90).map(|index| marked(&format!("r{index:02}"), "Cordon")).collect();
+    let mut other = marked("web", "Cordon");
+    let goes = |other: &VirtualMachineInstance, count: usize, reason: &str| {
+        let waiting = migration("1", "Pending", |migration| {
+            migration["status"]["conditions"] =
+                json!([{"type": "Waiting", "status": "True", "reason": reason, "message": "text"}]);
+        });
+        let waiting = all[..count]
+            .iter()
+            .map(|instance| guest(instance, LiveMigrate, vec![Arc::clone(&waiting)]));
+        let guests = waiting.chain([guest(other, LiveMigrate, Vec::new())]).collect();
+        let plan = planned(&[node(CORDONED, guests)]);
+        let step = plan.steps.first();
+        step.is_some_and(|step| matches!(step, DrainStep::Migrate { name, .. } if name == "web"))
+    };
+    for (count, reason, expected) in [
+        (7, "SourceNodeLimit", true),
+        (8, "SourceNodeLimit", false),
+        (8, "TargetPodUnschedulable", false),
+        (8, "RejectedByResourceQuota", true),
+        (8, "FailedCreate", true),
+        // More than the window of the cluster, and four times that window.
+        (21, "RejectedByResourceQuota", true),
+        (80, "RejectedByResourceQuota", false),
+    ] {
+        assert_eq!(goes(&other, count, reason), expected, "{count} with {reason}");
+    }
+    // A quota belongs to a namespace.
+    other.metadata.namespace = Some("others".into());
+    assert!(goes(&other, 90, "RejectedByResourceQuota"));
+}
+
+#[test]
 fn a_node_is_drained_when_nothing_is_left() {
     for (marks, arriving, evictable, expected) in [
         (CORDONED, 0, Some(0), Drained::Yes),
