@@ -145,18 +145,17 @@ impl Triggered for DrainTask {
     async fn reconcile(&self, kept: &mut KeptPlan, _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
         let reporting = kept.report_at.is_some_and(|at| at <= Instant::now());
         kept.pause = PAUSE;
-        match self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await {
+        let result = self.plan_and_execute(&mut kept.nodes, reporting, &mut kept.pause).await;
+        // Also after an error: a guest whose step fails each time does not hold up the reports.
+        kept.report_at = match kept.report_at {
+            _ if reporting => None,
+            None => Some(Instant::now() + STATUS_DEBOUNCE),
+            waiting => waiting,
+        };
+        match result {
             Ok(wake) => {
                 kept.conflicts.reset();
-                kept.report_at = match kept.report_at {
-                    _ if reporting => None,
-                    None => Some(Instant::now() + STATUS_DEBOUNCE),
-                    waiting => waiting,
-                };
-                Ok([wake, kept.report_at.map(clock::wall_clock)]
-                    .into_iter()
-                    .flatten()
-                    .min())
+                Ok(wake)
             }
             // Another writer was faster; the watch is about to show its change, unless it is interrupted.
             Err(kube::Error::Api(status)) if status.is_conflict() => {
@@ -164,6 +163,10 @@ impl Triggered for DrainTask {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn due(kept: &KeptPlan) -> Option<Instant> {
+        kept.report_at
     }
 
     fn pause(kept: &KeptPlan) -> Duration {

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use drydock_api::kubevirt::migration::MigrationPriority;
+use drydock_api::{HypervisorSpec, kubevirt::migration::MigrationPriority};
 use drydock_runtime::{
-    EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter,
+    Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs};
+use crate::{migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs, reconciler::triggered::keep_reconciling};
 
 /// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
 struct Fixture {
@@ -29,14 +29,17 @@ fn fixture(guests: &[&str]) -> Fixture {
 }
 
 fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixture {
+    fixture_on(&["a"], guests)
+}
+
+/// A task over a cluster with these tainted nodes, which have Hypervisors except for `a`, and with these guests.
+fn fixture_on(names: &[&str], guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixture {
     let ((client, server), (for_pods, pods), (for_events, events)) = (api_server(), api_server(), api_server());
     let process = Process::new();
-    let node: Node = serde_json::from_value(json!({
-        "metadata": {"name": "a", "uid": "a"},
-        "spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]},
-    }))
-    .unwrap();
-    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, [node]), Pdbs::filled(&client, []));
+    let mut nodes = Nodes::filled(&client, names.iter().map(|name| tainted(name)));
+    let others = names.iter().filter(|name| **name != "a");
+    nodes.hypervisors = Cache::filled(others.map(|name| Hypervisor::new(name, HypervisorSpec::default())));
+    let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
     let instances = Instances::filled(guests);
     let migrations = Migrations::filled([]);
     let rate = MigrationRate::new(instances.clone(), migrations.clone());
@@ -61,6 +64,14 @@ fn fixture_of(guests: impl IntoIterator<Item = VirtualMachineInstance>) -> Fixtu
         refusals,
         _servers: (pods, events),
     }
+}
+
+fn tainted(name: &str) -> Node {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "uid": name},
+        "spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]},
+    }))
+    .unwrap()
 }
 
 /// A guest that runs on node `a` and can be migrated.
@@ -276,14 +287,8 @@ impl Fixture {
         let (mut leadership, mut elections) = candidate(&process, Trigger::new());
         let (term, ()) = tokio::join!(leadership.elected(), elect(&mut elections));
         let Self { task, server, .. } = self;
-        let reconciles = async {
-            let mut kept = KeptPlan::default();
-            loop {
-                let again = task.reconcile(&mut kept, &term).await.unwrap();
-                tokio::time::sleep(DrainTask::pause(&kept)).await;
-                clock::sleep_until(again).await;
-            }
-        };
+        let metrics = WorkQueueMetrics::default().of_reconciler(DrainTask::NAME);
+        let reconciles = keep_reconciling(&*task, &task.changed, &term, &metrics);
         let served = async {
             loop {
                 serve(server.next_request().await);
@@ -326,6 +331,33 @@ async fn drain_is_reported_soon_by_a_clock_that_nobody_sets() {
     fixture.lead(Duration::from_secs(600), serve).await;
     let soon = STATUS_DEBOUNCE..STATUS_DEBOUNCE * 2;
     assert!(reported.is_some_and(|after| soon.contains(&after)), "{reported:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_is_reported_while_a_step_of_another_node_fails() {
+    let report_path = "/apis/drydock.dev/v1alpha1/hypervisors/b/status";
+    for (code, reason) in [(500, "InternalError"), (429, "TooManyRequests"), (409, "Conflict")] {
+        let mut fixture = fixture_on(&["a", "b"], [instance("db")]);
+        let (began, mut reported) = (Instant::now(), None);
+        let serve = |request: ReceivedRequest| {
+            if request.path() == mark_path("db") {
+                return request.refuse(code, reason);
+            }
+            if request.path() == report_path {
+                assert_eq!(request.body["status"]["drain"]["requestedBy"], json!(["Taint"]));
+                reported.get_or_insert(began.elapsed());
+            }
+            let response = request.body.clone();
+            request.with(&response);
+        };
+        fixture.lead(Duration::from_secs(60), serve).await;
+        // The back-off from the error does not delay it.
+        let soon = STATUS_DEBOUNCE..=STATUS_DEBOUNCE + PAUSE * 2;
+        assert!(
+            reported.is_some_and(|after| soon.contains(&after)),
+            "{code}: {reported:?}"
+        );
+    }
 }
 
 #[test]

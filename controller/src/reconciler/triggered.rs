@@ -43,6 +43,12 @@ pub(crate) trait Triggered: Sync {
         term: &LeaderTerm,
     ) -> impl Future<Output = kube::Result<Option<Timestamp>>> + Send;
 
+    /// Returns when to reconcile at the latest, also while an error is backed off from.
+    fn due(kept: &Self::Kept) -> Option<clock::Instant> {
+        let _ = kept;
+        None
+    }
+
     /// Returns the minimum pause after a reconcile. The changes in it are handled by one reconcile.
     fn pause(kept: &Self::Kept) -> Duration {
         let _ = kept;
@@ -68,12 +74,22 @@ pub(crate) async fn run<R: Triggered>(
 
 async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm, metrics: &ReconcileMetrics) {
     reconciler.wait_until_synced().await;
+    keep_reconciling(reconciler, changed, &term, metrics).await;
+}
+
+/// Reconciles after each notification of `changed`, and when that is due, until the future is dropped.
+pub(crate) async fn keep_reconciling<R: Triggered>(
+    reconciler: &R,
+    changed: &Trigger,
+    term: &LeaderTerm,
+    metrics: &ReconcileMetrics,
+) {
     let mut backoff = Backoff::new(R::RETRY.0, R::RETRY.1);
     let mut kept = R::Kept::default();
     loop {
         let reconcile = async {
             let begun = Instant::now();
-            let result = reconciler.reconcile(&mut kept, &term).await;
+            let result = reconciler.reconcile(&mut kept, term).await;
             metrics.ended(begun.elapsed(), result.is_err());
             result
                 .inspect_err(|error| warn!(error = %chain(error), "{}", R::FAILURE))
@@ -93,6 +109,7 @@ async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm,
         tokio::select! {
             () = changed.notified() => {}
             () = clock::sleep_until(again) => {}
+            () = clock::sleep_until_instant(R::due(&kept)) => {}
         }
     }
 }
@@ -142,10 +159,17 @@ mod tests {
             result.map(|again| again.map(|pause| clock::now() + pause))
         }
 
+        fn due(kept: &usize) -> Option<clock::Instant> {
+            (*kept == DUE_AFTER).then(|| clock::Instant::now() + Duration::from_millis(500))
+        }
+
         fn pause(_: &usize) -> Duration {
             Duration::from_millis(10)
         }
     }
+
+    /// The next reconcile after that of this number is due before the back-off of an error ends.
+    const DUE_AFTER: usize = 5;
 
     fn failure() -> kube::Error {
         let status = Status::failure("the message", "InternalError").with_code(500);
@@ -178,7 +202,13 @@ mod tests {
         let (leadership, server) = candidate(&process, Trigger::new());
         let (reconciled, mut received) = mpsc::unbounded_channel();
         let scripted = Scripted {
-            results: Mutex::new(vec![Ok(None), Ok(Some(Duration::from_secs(1))), Err(failure())]),
+            results: Mutex::new(vec![
+                Ok(None),
+                Ok(Some(Duration::from_secs(1))),
+                Err(failure()),
+                Ok(None),
+                Err(failure()),
+            ]),
             reconciled,
         };
         let changed = Trigger::new();
@@ -199,6 +229,9 @@ mod tests {
             changed.notify();
             changed.notify();
             assert_eq!(received.recv().await, Some(5), "both changes");
+            let failed_at = clock::Instant::now();
+            assert_eq!(received.recv().await, Some(6), "it is due");
+            assert!(failed_at.elapsed() < Scripted::RETRY.0 / 2);
             tokio::time::sleep(Duration::from_secs(60)).await;
             assert!(received.try_recv().is_err(), "nothing has changed");
 
@@ -214,8 +247,8 @@ mod tests {
             let mut exposed = String::new();
             text::encode(&mut exposed, &registry).unwrap();
             for line in [
-                r#"drydock_workqueue_work_duration_seconds_count{name="scripted"} 6"#,
-                r#"drydock_workqueue_retries_total{name="scripted"} 1"#,
+                r#"drydock_workqueue_work_duration_seconds_count{name="scripted"} 7"#,
+                r#"drydock_workqueue_retries_total{name="scripted"} 2"#,
             ] {
                 assert!(exposed.contains(line), "{line} is not in {exposed}");
             }
