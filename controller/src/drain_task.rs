@@ -461,7 +461,9 @@ impl DrainTask {
     }
 
     async fn migrate(&self, key: &Key, node: &str, priority: MigrationPriority, order: usize) -> kube::Result<()> {
-        let Some(instance) = self.instances.objects.newest(key) else {
+        // The request to leave the node may have been withdrawn since the plan was made.
+        let is_marked = |instance: &VirtualMachineInstance| evacuation_request::of(instance) == Some(node);
+        let Some(instance) = self.instances.objects.newest(key).filter(is_marked) else {
             return Ok(());
         };
         let evacuation = EvacuationMigration {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use drydock_api::{HypervisorSpec, kubevirt::migration::MigrationPriority};
+use drydock_api::{
+    HypervisorSpec,
+    kubevirt::{migration::MigrationPriority, status::DrainRequest},
+};
 use drydock_runtime::{
     Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
@@ -224,6 +227,30 @@ async fn failed_migration_of_one_guest_holds_up_no_other() {
             (refused, false),
             "{code}"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn guest_whose_mark_is_withdrawn_gets_no_migration() {
+    let evacuation = evacuation_request::new(DrainRequest::Taint, clock::now());
+    let marked = |name: &str, node: &str| evacuation_request::marked(&instance(name), node, &evacuation);
+    for (case, mut now) in [
+        ("unmarked", instance("web")),
+        ("to leave another node", marked("web", "b")),
+    ] {
+        let mut fixture = fixture_of(["db", "web"].map(|name| marked(name, "a")));
+        let instances = fixture.task.instances.clone();
+        let done = fixture.reconcile(async |server| {
+            let first = server.next_request().await;
+            assert_eq!((&first.method, first.path()), (&Method::POST, MIGRATIONS), "{case}");
+            assert_eq!(first.body["spec"]["vmiName"], "db", "{case}");
+            now.metadata.resource_version = Some("2".into());
+            instances.objects.remember(&Key::namespaced("shop", "web"), now);
+            let migration = first.body.clone();
+            first.with(&migration);
+            assert!(server.is_left_alone().await, "{case}");
+        });
+        done.await.unwrap();
     }
 }
 
