@@ -233,6 +233,7 @@ impl DrainTask {
         if reporting {
             let reported = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(reported);
+            self.reports.retain(|node| self.launchers.nodes.exists(node));
             self.preview().await?;
         }
         let now = clock::now();

@@ -129,6 +129,12 @@ impl Nodes {
         leaving
     }
 
+    /// Returns whether there is a Node or a Hypervisor of this name.
+    pub(crate) fn exists(&self, name: &str) -> bool {
+        let key = Key::cluster(name);
+        self.nodes.shown().get(&key).is_some() || self.hypervisors.get(&key).is_some()
+    }
+
     /// Waits until the caches are synced.
     pub(crate) async fn wait_until_synced(&self) {
         tokio::join!(

@@ -197,6 +197,19 @@ impl Reports {
         ));
     }
 
+    /// Forgets the last writes for nodes that do not exist.
+    pub(super) fn retain(&self, exists: impl Fn(&str) -> bool) {
+        self.last.lock().retain(|node, _| exists(node));
+    }
+
+    /// Returns the nodes whose last writes are remembered.
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> Vec<String> {
+        let mut nodes: Vec<String> = self.last.lock().keys().cloned().collect();
+        nodes.sort();
+        nodes
+    }
+
     fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {
         let mut last = self.last.lock();
         apply(last.entry(node.to_owned()).or_default())

@@ -7,7 +7,7 @@ use drydock_api::{
     kubevirt::{migration::MigrationPriority, status::DrainRequest},
 };
 use drydock_runtime::{
-    Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
+    AssumeCache, Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
@@ -385,6 +385,21 @@ async fn drain_is_reported_while_a_step_of_another_node_fails() {
             "{code}: {reported:?}"
         );
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_for_a_node_that_is_gone_are_forgotten() {
+    let mut fixture = fixture_on(&["a", "b"], []);
+    let serve = |request: ReceivedRequest| {
+        let response = request.body.clone();
+        request.with(&response);
+    };
+    fixture.lead(STATUS_DEBOUNCE * 2, serve).await;
+    assert_eq!(fixture.task.reports.remembered(), ["a", "b"]);
+    let nodes = &mut fixture.task.launchers.nodes;
+    (nodes.nodes, nodes.hypervisors) = (AssumeCache::filled([tainted("a")]), Cache::default());
+    fixture.lead(STATUS_DEBOUNCE * 2, serve).await;
+    assert_eq!(fixture.task.reports.remembered(), ["a"]);
 }
 
 #[test]
