@@ -52,7 +52,7 @@ use serde_json::json;
 use tracing::{info, warn};
 
 use crate::{
-    evacuation_requests::{self, EvacuationRequest, RequiredState},
+    evacuation_requests::{self, EvacuationRequest},
     instances::Instances,
     launchers::Launchers,
     migrations::Migrations,
@@ -436,9 +436,7 @@ impl DrainTask {
             return Ok(());
         };
         let mark = EvacuationRequest { node, evacuation };
-        let stored = mark
-            .set(&self.api(key), &instance, RequiredState::Unchanged, false)
-            .await?;
+        let stored = mark.set(&self.api(key), &instance, false).await?;
         self.instances.objects.remember(key, stored);
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), failures = evacuation.failures, "instance marked to leave its node");
         Ok(())

@@ -22,32 +22,26 @@ pub(crate) struct EvacuationRequest<'a> {
     pub(crate) evacuation: &'a Evacuation,
 }
 
-/// The state that an instance must have to be marked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RequiredState {
-    /// Unchanged since it was read.
-    Unchanged,
-    /// Any state, as long as it is the same instance.
-    Any,
-}
-
 impl EvacuationRequest<'_> {
-    /// Marks an instance. Returns the updated instance.
+    /// Marks an instance that has not changed since it was read: it may have been marked in the meantime. Returns the
+    /// updated instance.
     ///
     /// # Errors
-    /// If the request to the API server fails; with a conflict if the instance was replaced, or no longer has that
-    /// state.
+    /// If the request to the API server fails; with a conflict if the instance was replaced or has changed.
     pub(crate) async fn set(
         self,
         api: &Api<VirtualMachineInstance>,
         instance: &VirtualMachineInstance,
-        state: RequiredState,
         dry_run: bool,
     ) -> kube::Result<VirtualMachineInstance> {
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
-            "metadata": identity(instance, state),
+            "metadata": {
+                "name": instance.name_any(),
+                "uid": instance.uid(),
+                "resourceVersion": instance.resource_version(),
+            },
             "status": evacuation_request::status(instance, self.node, self.evacuation, clock::now()),
         });
         let mut parameters = PatchParams::apply(evacuation_request::FIELD_MANAGER).force();
@@ -118,15 +112,6 @@ fn test(path: &[&str], value: Value) -> PatchOperation {
 fn remove(path: &[&str]) -> PatchOperation {
     let path = PointerBuf::from_tokens(path.iter().copied());
     PatchOperation::Remove(RemoveOperation { path })
-}
-
-/// Returns the metadata that identifies the instance and, if required, its state.
-fn identity(instance: &VirtualMachineInstance, state: RequiredState) -> Value {
-    let mut identity = json!({"name": instance.name_any(), "uid": instance.uid()});
-    if state == RequiredState::Unchanged {
-        identity["resourceVersion"] = json!(instance.resource_version());
-    }
-    identity
 }
 
 #[cfg(test)]
@@ -224,28 +209,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn planner_marks_the_seen_instance_an_eviction_any() {
+    async fn mark_requires_the_version_that_was_read() {
         let instance = marked();
         let evacuation = evacuation_request::new(DrainRequest::Taint, Timestamp::UNIX_EPOCH);
         let mark = EvacuationRequest {
             node: "a",
             evacuation: &evacuation,
         };
-        for (state, version) in [
-            (RequiredState::Unchanged, json!("5")),
-            (RequiredState::Any, Value::Null),
-        ] {
-            let (client, mut server) = api_server();
-            let api = Api::namespaced(client, "shop");
-            let serve = async {
-                let request = server.next_request().await;
-                assert_eq!(request.body["metadata"]["uid"], "1");
-                assert_eq!(request.body["metadata"]["resourceVersion"], version);
-                assert_eq!(request.body["status"]["evacuationNodeName"], "a");
-                request.with(&json!(instance));
-            };
-            let (done, ()) = tokio::join!(mark.set(&api, &instance, state, false), serve);
-            done.unwrap();
-        }
+        let (client, mut server) = api_server();
+        let api = Api::namespaced(client, "shop");
+        let serve = async {
+            let request = server.next_request().await;
+            assert_eq!(request.body["metadata"]["uid"], "1");
+            assert_eq!(request.body["metadata"]["resourceVersion"], "5");
+            assert_eq!(request.body["status"]["evacuationNodeName"], "a");
+            request.with(&json!(instance));
+        };
+        let (done, ()) = tokio::join!(mark.set(&api, &instance, false), serve);
+        done.unwrap();
     }
 }

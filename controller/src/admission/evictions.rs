@@ -3,7 +3,7 @@
 //! ```text
 //!  caches ─▶ core: decide ─┬─ Allow ──▶ as shown: pod and instance are read ─▶ core: decide
 //!     ▲                    │           for good: the pod's PDB is deleted, allowed
-//!     │                    ├─ Mark ───▶ one patch of the instance ──┐
+//!     │                    ├─ Mark ───▶ one patch of the instance ──┐ (conflict: both are read ─▶ core: decide)
 //!     │                    └─ Refuse ───────────────────────────────┴─▶ 429
 //!     ├───────────── held: until the guest has moved, or [`HOLD`] ◀──┘
 //!     └─ moved ─▶ the pod is deleted, allowed when it is gone
@@ -60,13 +60,8 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
-    evacuation_requests::{EvacuationRequest, RequiredState},
-    instances::Instances,
-    launcher_owner::owner,
-    launchers::Launchers,
-    migration_rate::MigrationRate,
-    migrations::Migrations,
-    requests::api_of,
+    evacuation_requests::EvacuationRequest, instances::Instances, launcher_owner::owner, launchers::Launchers,
+    migration_rate::MigrationRate, migrations::Migrations, requests::api_of,
 };
 use logged::LoggedRefusals;
 pub(crate) use metrics::HeldEvictions;
@@ -74,6 +69,8 @@ pub(crate) use metrics::HeldEvictions;
 /// How many evictions are held at once: far below the number of requests that an API server processes at a time (200
 /// mutating requests by default).
 pub(crate) const MAX_HELD_EVICTIONS: usize = 8;
+/// How often a mark that conflicts with other writes to its instance is repeated at most.
+const MAX_MARK_REPETITIONS: u32 = 5;
 /// Code and reason of refusals: the same as for a PDB.
 const CODE: u16 = 429;
 const REASON: &str = "TooManyRequests";
@@ -240,10 +237,8 @@ impl EvictionReviews {
         self.launchers.configuration.resolved().await;
         let mut news = self.news.clone();
         news.mark_unchanged();
-        let mut verdict = self.judge(&eviction.pod).await;
-        if verdict.decision == EvictionDecision::Mark {
-            verdict.decision = EvictionDecision::Refuse(self.mark(eviction, &mut verdict).await);
-        }
+        let verdict = self.judge(&eviction.pod).await;
+        let mut verdict = self.mark_as_judged(eviction, verdict).await;
         if let EvictionDecision::Refuse(refusal) = verdict.decision
             && refusal.may_pass()
             && let Some(_place) = eviction.place(&self.held)
@@ -395,10 +390,35 @@ impl EvictionReviews {
         )
     }
 
-    /// Marks an instance to leave its node.
-    async fn mark(&self, eviction: &Eviction, verdict: &mut EvictionVerdict) -> EvictionRefusal {
-        let (Some(instance), Some(pod)) = (verdict.instance.clone(), verdict.pod.clone()) else {
-            return EvictionRefusal::InstanceUnknown;
+    /// Marks the instance if the verdict requires that. If the instance has changed since the verdict, decides again by
+    /// the API server. Returns the verdict that then applies.
+    async fn mark_as_judged(&self, eviction: &Eviction, mut verdict: EvictionVerdict) -> EvictionVerdict {
+        let mut repetitions = 0..MAX_MARK_REPETITIONS;
+        while verdict.decision == EvictionDecision::Mark {
+            let refusal = match self.mark(eviction, &verdict).await {
+                Ok(refusal) => refusal,
+                // A cache that lags behind may not show a mark. A fresh one would reset the failures that it counts.
+                Err(kube::Error::Api(status)) if status.is_conflict() && repetitions.next().is_some() => {
+                    verdict = self.judge_by(&eviction.pod, By::ApiServer).await;
+                    continue;
+                }
+                Err(error) => {
+                    verdict.detail = chain(&error).to_string();
+                    EvictionRefusal::NotMarked
+                }
+            };
+            verdict.decision = EvictionDecision::Refuse(refusal);
+        }
+        verdict
+    }
+
+    /// Marks an instance to leave its node. Returns the response to the eviction.
+    ///
+    /// # Errors
+    /// If the request to the API server fails; with a conflict if the instance has changed since the verdict.
+    async fn mark(&self, eviction: &Eviction, verdict: &EvictionVerdict) -> kube::Result<EvictionRefusal> {
+        let (Some(instance), Some(pod)) = (&verdict.instance, &verdict.pod) else {
+            return Ok(EvictionRefusal::InstanceUnknown);
         };
         let node = pod
             .spec
@@ -417,14 +437,7 @@ impl EvictionReviews {
             node: &node,
             evacuation: &evacuation,
         };
-        // An eviction does not wait for a cache that lags behind.
-        let marked = mark
-            .set(&self.api(&key), &instance, RequiredState::Any, eviction.dry_run)
-            .await;
-        if let Err(error) = marked {
-            verdict.detail = chain(&error).to_string();
-            return EvictionRefusal::NotMarked;
-        }
+        mark.set(&self.api(&key), instance, eviction.dry_run).await?;
         if eviction.descheduler && !eviction.dry_run {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: DESCHEDULER}}});
             let noted = self
@@ -437,7 +450,7 @@ impl EvictionReviews {
             }
         }
         info!(vmi = %key, node, by = evacuation.requested_by.as_str(), "instance marked to leave its node");
-        EvictionRefusal::Triggered
+        Ok(EvictionRefusal::Triggered)
     }
 
     /// Deletes a pod whose guest has migrated away. If the eviction may be held, waits up to [`GONE_WITHIN`] until

@@ -7,7 +7,7 @@ use drydock_core::{
 };
 use drydock_runtime::{
     Registry,
-    fake::{ApiServer, api_server},
+    fake::{ApiServer, ReceivedRequest, api_server},
 };
 use http::Method;
 use kube::core::admission::AdmissionReview;
@@ -125,6 +125,73 @@ async fn first_eviction_marks_the_instance_without_retry_after() {
             .result
             .details
             .is_none_or(|details| details.retry_after_seconds == 0)
+    );
+    assert!(server.is_left_alone().await);
+}
+
+/// Receives a mark that requires this version of the instance.
+async fn mark_of_version(server: &mut ApiServer, version: &str) -> ReceivedRequest {
+    let patch = server.next_request().await;
+    assert_eq!(patch.method, Method::PATCH);
+    assert_eq!(patch.body["metadata"]["resourceVersion"], version);
+    assert_eq!(patch.body["status"]["evacuationNodeName"], "a");
+    patch
+}
+
+/// Responds to the reads of the pod and of this instance.
+async fn serve_reads(server: &mut ApiServer, instance: &Value) {
+    let get = server.next_request().await;
+    assert!(get.method == Method::GET && get.path().ends_with("/pods/virt-launcher-web-1"));
+    get.with(&serde_json::to_value(pod()).unwrap());
+    let get = server.next_request().await;
+    assert!(get.method == Method::GET && get.path().ends_with("/virtualmachineinstances/web"));
+    get.with(instance);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mark_that_the_cache_does_not_show_is_kept() {
+    let of_version =
+        |version: &'static str| move |instance: &mut Value| instance["metadata"]["resourceVersion"] = json!(version);
+    let failing = json!({"requestedBy": "Cordon", "requestedAt": "2026-01-01T00:00:00Z", "failures": 3});
+    for (marked_node, expected) in [(Some("a"), IN_PROGRESS), (Some("b"), TRIGGERED), (None, TRIGGERED)] {
+        let (evictions, mut server, _changed) = evictions(vec![instance(of_version("1"))], vec![pod()], vec![]);
+        let (question, began) = (review_request(|_| {}), clock::Instant::now());
+        let (response, ()) = tokio::join!(evictions.review(&question), async {
+            mark_of_version(&mut server, "1").await.refuse(409, "Conflict");
+            let mut stored = serde_json::to_value(instance(of_version("7"))).unwrap();
+            if let Some(node) = marked_node {
+                stored["status"]["evacuationNodeName"] = json!(node);
+                stored["status"]["evacuation"] = failing.clone();
+            }
+            serve_reads(&mut server, &stored).await;
+            if expected == TRIGGERED {
+                mark_of_version(&mut server, "7").await.with(&stored);
+            }
+        });
+        assert!(!response.allowed);
+        assert_eq!(text(&response), (429, "TooManyRequests", expected), "{marked_node:?}");
+        assert_eq!(began.elapsed(), HOLD, "{marked_node:?}");
+        assert!(server.is_left_alone().await, "{marked_node:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn mark_that_conflicts_each_time_is_given_up() {
+    let changing = instance(|instance| instance["metadata"]["resourceVersion"] = json!("1"));
+    let (evictions, mut server, _changed) = evictions(vec![changing.clone()], vec![pod()], vec![]);
+    let question = review_request(|_| {});
+    let (response, ()) = tokio::join!(evictions.review(&question), async {
+        for _ in 0..MAX_MARK_REPETITIONS {
+            mark_of_version(&mut server, "1").await.refuse(409, "Conflict");
+            serve_reads(&mut server, &serde_json::to_value(&changing).unwrap()).await;
+        }
+        mark_of_version(&mut server, "1").await.refuse(409, "Conflict");
+    });
+    assert!(!response.allowed && response.result.code == 429);
+    let message = &response.result.message;
+    assert!(
+        message.starts_with("kubevirt failed marking the vmi for eviction: "),
+        "{message}"
     );
     assert!(server.is_left_alone().await);
 }
