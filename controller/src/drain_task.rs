@@ -582,29 +582,5 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
     Ok(refused)
 }
 
-/// Returns whether a change of an instance matters to drains: its phase, node, evacuation request, deletion, generation
-/// or the status of a condition has changed.
-pub(crate) fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
-    let seen = |instance: Option<&VirtualMachineInstance>| {
-        instance.map(|instance| {
-            let status = instance.status.clone().unwrap_or_default();
-            (
-                status.phase,
-                status.node_name,
-                status.evacuation_node_name,
-                status.evacuation,
-                instance.metadata.deletion_timestamp.is_some(),
-                instance.metadata.generation,
-                status
-                    .conditions
-                    .into_iter()
-                    .map(|condition| (condition.type_, condition.status))
-                    .collect::<Vec<_>>(),
-            )
-        })
-    };
-    seen(old) != seen(new)
-}
-
 #[cfg(test)]
 mod tests;

@@ -29,11 +29,11 @@
 //! [`Queues`]: crate::queues::Queues
 
 use drydock_api::kubevirt::{VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration};
+use drydock_core::drain;
 use drydock_runtime::{CacheChange, Key};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
 use crate::{
-    drain_task,
     instances::sets_of_change,
     migrations::{begun_or_ended, instances_of},
     pdb_task::concerned,
@@ -90,7 +90,7 @@ pub(crate) fn of_instance(
     let mut routes = vec![Route::Instance(key.clone()), Route::Machine(key.clone())];
     routes.extend(sets_of_change(change).into_iter().map(Route::ReplicaSet));
     routes.extend(migrations_of(key, new.is_none()).into_iter().map(Route::Migration));
-    if drain_task::concerns(old.as_deref(), new.as_deref()) {
+    if drain::concerns(old.as_deref(), new.as_deref()) {
         routes.extend([Route::Pdb(key.clone()), Route::Drains, Route::HeldEvictions]);
     }
     routes

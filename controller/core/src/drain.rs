@@ -118,6 +118,30 @@ pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerat
     (maintenance_requested || NodeMarks::of(node, key) != NodeMarks::default()) && !keeps_off(node, tolerations)
 }
 
+/// Returns whether a change of an instance matters to drains: its phase, node, evacuation request, deletion, generation
+/// or the status of a condition has changed.
+pub fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
+    let seen = |instance: Option<&VirtualMachineInstance>| {
+        instance.map(|instance| {
+            let status = instance.status.clone().unwrap_or_default();
+            (
+                status.phase,
+                status.node_name,
+                status.evacuation_node_name,
+                status.evacuation,
+                instance.metadata.deletion_timestamp.is_some(),
+                instance.metadata.generation,
+                status
+                    .conditions
+                    .into_iter()
+                    .map(|condition| (condition.type_, condition.status))
+                    .collect::<Vec<_>>(),
+            )
+        })
+    };
+    seen(old) != seen(new)
+}
+
 /// Inputs of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct DrainInput<'a> {

@@ -16,8 +16,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    DrainInput, DrainRefusal, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, estimate::DrainRate,
-    must_be_left, node_conditions::Drained, plan,
+    DrainInput, DrainRefusal, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, concerns,
+    estimate::DrainRate, must_be_left, node_conditions::Drained, plan,
 };
 use crate::{configuration::Configuration, migration::deadlines::Attempts, placement::DepartureOutlook};
 
@@ -151,6 +151,31 @@ fn node_status_reports_its_drain_request() {
     );
     assert!(!NodeMarks::of(&node, "mytaint/drain").tainted);
     assert_eq!(NodeMarks::of(&Node::default(), "k"), OPEN);
+}
+
+#[test]
+fn change_of_what_a_drain_reads_concerns_it() {
+    let before = marked("web", "Cordon");
+    assert!(concerns(None, Some(&before)) && concerns(Some(&before), None));
+    assert!(!concerns(Some(&before), Some(&before)));
+    for (path, value, expected) in [
+        ("/status/phase", json!("Succeeded"), true),
+        ("/status/nodeName", json!("b"), true),
+        ("/status/evacuationNodeName", json!("b"), true),
+        ("/status/evacuation/failures", json!(1), true),
+        ("/status/conditions/0/status", json!("False"), true),
+        ("/status/conditions/0/message", json!("text"), false),
+        ("/status/memory/guestCurrent", json!("2Gi"), false),
+        ("/metadata/deletionTimestamp", json!(now().to_string()), true),
+        ("/metadata/generation", json!(2), true),
+        ("/metadata/resourceVersion", json!("2"), false),
+    ] {
+        let mut after = serde_json::to_value(&before).unwrap();
+        let (object, field) = path.rsplit_once('/').unwrap();
+        after.pointer_mut(object).unwrap()[field] = value;
+        let after = serde_json::from_value(after).unwrap();
+        assert_eq!(concerns(Some(&before), Some(&after)), expected, "{path}");
+    }
 }
 
 #[test]
