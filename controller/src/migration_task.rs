@@ -189,6 +189,17 @@ impl MigrationTask {
         )
     }
 
+    /// Returns the migrations of the same instance that were reconciled before and have not begun.
+    fn queued_beside(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> Vec<Key> {
+        let all = self.migrations.of_instance(&instance_of(key, migration)).into_iter();
+        all.filter(|other| {
+            let record = MigrationRecord::of(other);
+            record.phase.is_some() && !record.has_sides()
+        })
+        .map(|other| Key::of(other.as_ref()))
+        .collect()
+    }
+
     /// Grants places and slots to the next migrations, and enqueues these.
     fn turn(&self) {
         let limits = self.launchers.configuration.get().migrations.clone();
@@ -240,6 +251,12 @@ impl Reconciler for MigrationTask {
             self.placed.lock().remove(&uid);
         } else {
             self.trimming.active();
+        }
+        if record.phase.is_none() {
+            // It may precede those that are queued already.
+            for queued in self.queued_beside(key, &migration) {
+                self.work.add(queued);
+            }
         }
         let freed = over && self.turns.finished(&uid);
         if self.turns.observe(&uid, self.entry(&migration)) || freed {

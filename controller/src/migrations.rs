@@ -112,6 +112,18 @@ impl Migrations {
         self.objects.by(&self.indexes.by_instance, &instance.to_string())
     }
 
+    /// As [`Self::of_instance`], with what this process has written and the watch does not show yet.
+    pub(crate) fn newest_of_instance(&self, instance: &Key) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        let shown = self.of_instance(instance).into_iter();
+        shown
+            .map(|migration| {
+                self.objects
+                    .newest(&Key::of(migration.as_ref()))
+                    .map_or(migration, Arc::new)
+            })
+            .collect()
+    }
+
     /// Remembers a migration that this process has created, or found already created, until the watch shows it:
     /// otherwise a reconcile before that would create another one.
     pub(crate) fn remember_made(&self, migration: VirtualMachineInstanceMigration) {

@@ -13,7 +13,7 @@ use drydock_core::{
     migration::{
         cluster::MigrationFailure,
         deadlines::{DeadlinePhase, PhaseDeadline, TARGET_POD_NOT_READY, TargetPodProgress as PodOnItsWay},
-        observed::{MigrationFacts, pod_of},
+        observed::{MigrationFacts, is_preceded, pod_of},
         queue::WaitReason,
         record::MigrationRecord,
         rejected::{Rejected, rejected},
@@ -24,7 +24,6 @@ use drydock_core::{
 use drydock_runtime::Key;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt;
 
 use super::{MigrationTask, STATUS_COALESCE, slot_scheduler::SlotScheduler};
 use crate::{migrations::instance_of, nodes::NodePair, requests::api_of};
@@ -74,12 +73,7 @@ impl MigrationTask {
         let source_matters = !record.is_over() || record.is_kept_for_source();
         let source_node = node_state(source(migration).and_then(|side| side.node.clone()), source_matters).await?;
         let target_node = node_state(target(migration).and_then(|side| side.node.clone()), !record.is_over()).await?;
-        let age = |migration: &VirtualMachineInstanceMigration| {
-            (migration.metadata.creation_timestamp.clone(), migration.uid())
-        };
-        let another = self.migrations.of_instance(&instance_key).iter().any(|other| {
-            !MigrationRecord::of(other).is_over() && other.uid() != migration.uid() && age(other) < age(migration)
-        });
+        let another = is_preceded(migration, &self.migrations.newest_of_instance(&instance_key));
         let pending = match pod_of(migration, &pods) {
             Some(pod) if !MigrationRecord::of(migration).has_sides() => self.launchers.pending(pod, now).await,
             _ => StartingPod::default(),

@@ -182,6 +182,35 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn two_migrations_of_one_second_create_one_pod() {
+    // The watch showed this one first, so it is queued, although it sorts last.
+    let mut queued = migration();
+    queued["status"] = json!({"phase": "Pending"});
+    let mut shown_later = migration();
+    (shown_later["metadata"]["name"], shown_later["metadata"]["uid"]) = (json!("k"), json!("uid-k"));
+    for order in [["m", "k"], ["k", "m"]] {
+        let (task, mut server, _recorded) = task_of(&[queued.clone(), shown_later.clone()], vec![]);
+        for name in order {
+            let served = async {
+                if name == "k" {
+                    create(pod_request(&mut server).await);
+                } else {
+                    let status = apply_status(&mut server, "11").await;
+                    assert_eq!(status["phase"], "Failed", "{status}");
+                }
+            };
+            let key = Key::namespaced("shop", name);
+            let (reconciled, ()) = tokio::join!(async { task.reconcile(&key).await }, served);
+            assert!(reconciled.is_ok(), "{reconciled:?}");
+        }
+        assert!(server.is_left_alone().await);
+    }
+    let (task, _server, _recorded) = task_of(&[queued, shown_later.clone()], vec![]);
+    let later = serde_json::from_value(shown_later).unwrap();
+    assert_eq!(task.queued_beside(&Key::of(&later), &later), [key()]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn created_pod_is_read_again_after_the_clock_is_set_back() {
     let (task, _server, _recorded) = task(&migration(), vec![]);
     let (now, migration) = (clock::now(), serde_json::from_value(migration()).unwrap());

@@ -75,7 +75,7 @@ pub enum SourcePod {
 pub struct ClusterView {
     /// The state recorded in the object.
     pub record: MigrationRecord,
-    /// An older migration of the same VMI is not over.
+    /// Another migration of the same VMI precedes this one ([`is_preceded`](super::observed::is_preceded)).
     pub another: bool,
     /// The VMI.
     pub instance: Instance,
@@ -100,7 +100,7 @@ pub struct ClusterView {
 /// Why a migration has failed or is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MigrationFailure {
-    /// An older migration of the same VMI has not ended.
+    /// Another migration of the same VMI is older, or has begun, and has not ended.
     AnotherMigration,
     /// The VMI does not exist.
     InstanceMissing,
@@ -155,7 +155,7 @@ impl MigrationFailure {
     /// appended to it.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::AnotherMigration => "an older migration of the VMI is not over",
+            Self::AnotherMigration => "another migration of the VMI is not over",
             Self::InstanceMissing => "vmi does not exist.",
             Self::InstanceEnded => "vmi shutdown during migration.",
             Self::NotMigratable => "the VMI cannot be live migrated",
@@ -253,6 +253,10 @@ fn before(view: &ClusterView) -> Vec<ClusterStep> {
         Instance::Moved | Instance::Unknown | Instance::NotRunning | Instance::Running => {}
     }
     let phase = view.record.phase;
+    // The watch may show an older migration after this one was queued.
+    if view.another {
+        return fail(MigrationFailure::AnotherMigration);
+    }
     if view.overdue {
         return fail(MigrationFailure::Overdue);
     }

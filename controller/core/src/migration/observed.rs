@@ -7,7 +7,7 @@ use drydock_api::kubevirt::{
     names::{MIGRATION_FINALIZER, conditions::LIVE_MIGRATABLE},
 };
 use drydock_api::launcher::{CONTAINER, GuestOutcome};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::{api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::Time};
 
 use super::{
     cluster::{ClusterView, GuestLocation, Instance, SourcePod, TargetPodState, guest_location},
@@ -38,7 +38,7 @@ pub struct MigrationFacts<'a> {
     pub source_node: NodeState,
     /// The target node.
     pub target_node: NodeState,
-    /// An older migration of the same VMI is not over.
+    /// Another migration of the same VMI precedes this one ([`is_preceded`]).
     pub another: bool,
     /// The queue has granted the creation of a target pod.
     pub may_place: bool,
@@ -65,6 +65,21 @@ pub fn view(facts: &MigrationFacts<'_>) -> ClusterView {
         overdue: facts.overdue,
         has_finalizer: finalizers.iter().any(|name| name == MIGRATION_FINALIZER),
     }
+}
+
+/// Returns whether another unfinished migration of the same VMI precedes this one, which then must not begin. `all` are
+/// the VMI's migrations.
+///
+/// A migration whose target is named comes first, then the older one. Times are in whole seconds and the watch shows
+/// migrations of one second in any order, so the UID decides between them: of two that wait, one precedes the other.
+pub fn is_preceded(migration: &VirtualMachineInstanceMigration, all: &[Arc<VirtualMachineInstanceMigration>]) -> bool {
+    fn rank(migration: &VirtualMachineInstanceMigration) -> (bool, Option<&Time>, Option<&str>) {
+        let metadata = &migration.metadata;
+        let waits = target(migration).is_none();
+        (waits, metadata.creation_timestamp.as_ref(), metadata.uid.as_deref())
+    }
+    let mut unfinished = all.iter().filter(|other| !MigrationRecord::of(other).is_over());
+    unfinished.any(|other| other.metadata.uid != migration.metadata.uid && rank(other) < rank(migration))
 }
 
 /// Returns the node to which a VMI has moved by a migration, even if other components have not noticed yet.

@@ -132,6 +132,11 @@ fn a_pod_is_made_when_it_may_be() {
                 &[Do::CreatePod],
             ),
             ("deleted", |v| v.record.deleted = true, &[Do::Fail(F::Canceled)]),
+            (
+                "another precedes it",
+                |v| (v.another, v.may_place) = (true, true),
+                &[Do::Fail(F::AnotherMigration)],
+            ),
             ("too late", |v| v.overdue = true, &[Do::Fail(F::Overdue)]),
             (
                 "no instance",
@@ -155,6 +160,11 @@ fn sides_are_named_with_a_slot() {
         &[
             ("no slot", |_| {}, &[]),
             ("a slot", |v| v.has_slot = true, &[Do::Enter(P::PreparingTarget)]),
+            (
+                "a slot, and another precedes it",
+                |v| (v.has_slot, v.another) = (true, true),
+                &[Do::Fail(F::AnotherMigration)],
+            ),
             (
                 "the guest has stopped",
                 |v| (v.has_slot, v.instance) = (true, I::NotRunning),
@@ -269,6 +279,7 @@ fn ready_migration_enters_running_and_waits_for_source() {
         running,
         &[
             ("it moves", |_| {}, &[]),
+            ("another one exists", |v| v.another = true, &[]),
             (
                 "recorded as ready",
                 |v| v.record.phase = Some(P::TargetReady),

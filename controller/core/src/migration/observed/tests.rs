@@ -94,6 +94,44 @@ fn rejected(uid: &str) -> Arc<Pod> {
 }
 
 #[test]
+fn of_two_migrations_that_wait_one_precedes_the_other() {
+    let at = |uid: &str, second: u8, status: Value| {
+        let mut migration = migration(&status);
+        migration.metadata.uid = Some(uid.into());
+        let time = json!(format!("2026-01-01T00:00:0{second}Z"));
+        migration.metadata.creation_timestamp = serde_json::from_value(time).unwrap();
+        Arc::new(migration)
+    };
+    let waits = || json!({"phase": "Scheduled"});
+    let moves = || json!({"phase": "PreparingTarget", "target": {"node": "b"}});
+    for (what, first, second, expected) in [
+        ("older", at("b", 1, waits()), at("a", 2, waits()), [false, true]),
+        ("of one second", at("a", 1, waits()), at("b", 1, waits()), [false, true]),
+        (
+            "the younger moves",
+            at("b", 2, moves()),
+            at("a", 1, waits()),
+            [false, true],
+        ),
+        ("new", at("a", 1, json!(null)), at("b", 1, waits()), [false, true]),
+        (
+            "over",
+            at("a", 1, json!({"phase": "Failed"})),
+            at("b", 1, waits()),
+            [false, false],
+        ),
+    ] {
+        for all in [
+            [Arc::clone(&first), Arc::clone(&second)],
+            [Arc::clone(&second), Arc::clone(&first)],
+        ] {
+            let found = [is_preceded(&first, &all), is_preceded(&second, &all)];
+            assert_eq!(found, expected, "{what}");
+        }
+    }
+}
+
+#[test]
 fn rejected_target_pod_is_replaced() {
     let instance = instance("i", &up());
     let migration = migration(&json!({"phase": "Scheduling"}));
