@@ -94,12 +94,15 @@ pub fn moving<'a>(
     facts: impl Fn(&'a VirtualMachineInstanceMigration) -> MigrationFacts<'a>,
 ) -> Moving<'a> {
     let named = || migrations.iter().filter(|migration| target(migration).is_some());
-    let under_way = named().find(|migration| !MigrationRecord::of(migration).is_over());
+    let unfinished = || named().filter(|migration| !MigrationRecord::of(migration).is_over());
+    // The guest moves by one migration, even if several have named their sides.
+    let moved = unfinished().find_map(|migration| Some((migration, moved_to(&facts(migration))?)));
+    let under_way = moved.map(|(migration, _)| migration).or_else(|| unfinished().next());
     let newest = under_way.or_else(|| named().max_by_key(|migration| migration.metadata.creation_timestamp.clone()));
     let begun = newest.and_then(|migration| migration.status.as_ref()?.migration_state.as_ref());
     Moving {
         under_way: under_way.is_some(),
-        moved_to: under_way.and_then(|migration| moved_to(&facts(migration))),
+        moved_to: moved.map(|(_, node)| node),
         state: begun,
         mode: newest.and_then(|migration| source(migration)?.mode),
         migrations,

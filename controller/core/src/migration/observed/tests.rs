@@ -266,6 +266,27 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
 }
 
 #[test]
+fn guest_has_moved_by_any_of_its_unfinished_migrations() {
+    let named = |uid: &str, to: &str, source: Option<&str>, target: Option<&str>| {
+        let mut migration = named("PreparingTarget", source, target);
+        migration.metadata.uid = Some(uid.into());
+        let status = migration.status.as_mut().unwrap();
+        status.target.as_mut().unwrap().node = Some(to.into());
+        let state = json!({"migrationUid": uid, "targetNode": to});
+        status.migration_state = serde_json::from_value(state).unwrap();
+        Arc::new(migration)
+    };
+    let idle = named("idle", "c", None, None);
+    let moves = named("moves", "b", Some("Stopped"), Some("Running"));
+    for all in [[Arc::clone(&idle), Arc::clone(&moves)], [moves, idle]] {
+        let moving = moving(&all, |migration| facts(migration, None, &[]));
+        assert_eq!((moving.under_way, moving.moved_to), (true, Some("b")));
+        let state = moving.state.unwrap();
+        assert_eq!(state.migration_uid.as_deref(), Some("moves"));
+    }
+}
+
+#[test]
 fn vanished_target_pod_is_confirmed_by_the_api_server() {
     let migration = migration(&json!({"phase": "Scheduling"}));
     let instance = instance("i", &up());
