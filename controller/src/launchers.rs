@@ -89,8 +89,8 @@ struct PodDeletion<'a> {
 }
 
 impl Launchers {
-    /// Starts watching; `on_change` is called with each instance whose pods have changed. `image` is the image of
-    /// launcher pods.
+    /// Starts watching; `on_change` is called with the instance of each pod that has changed, and with the UID of the
+    /// migration for which the pod was created. `image` is the image of launcher pods.
     #[expect(
         clippy::too_many_arguments,
         reason = "these are the caches that it shares, put together once"
@@ -103,10 +103,14 @@ impl Launchers {
         pdbs: Pdbs,
         configuration: ConfigurationInForce,
         image: String,
-        on_change: impl FnMut(Key) + Send + 'static,
+        on_change: impl FnMut(Key, Option<&str>) + Send + 'static,
     ) -> Self {
         let on_change = Arc::new(Mutex::new(on_change));
-        let enqueue = move |instance| (*on_change.lock())(instance);
+        let enqueue = move |pod: &Pod| {
+            if let Some((instance, _)) = owner(pod) {
+                (*on_change.lock())(instance, launcher_pod::made_for(pod));
+            }
+        };
         let of_mounts = enqueue.clone();
         let by_owner = Index::by(owner_uid);
         let index = by_owner.clone();
@@ -118,17 +122,17 @@ impl Launchers {
             .on_change(move |change| {
                 index.observe(change);
                 if let CacheChange::Object { old, new, .. } = change
-                    && let Some((instance, _)) = new.as_deref().or(old.as_deref()).and_then(owner)
+                    && let Some(pod) = new.as_deref().or(old.as_deref())
                 {
-                    enqueue(instance);
+                    enqueue(pod);
                 }
             });
         let pods = watches.start(pods);
         let of_pods = pods.clone();
         let mount_failures = MountFailures::start(client, watches, move |pod| {
             // If the cache does not have the pod yet, its instance is reconciled once it does.
-            if let Some((instance, _)) = of_pods.get(&pod).as_deref().and_then(owner) {
-                of_mounts(instance);
+            if let Some(pod) = of_pods.get(&pod) {
+                of_mounts(&pod);
             }
         });
         let claims = Watch::<PersistentVolumeClaim>::all(client.clone(), "claims")

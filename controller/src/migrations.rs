@@ -151,11 +151,30 @@ impl Migrations {
         keys.iter().filter_map(|key| self.objects.shown().get(key)).collect()
     }
 
-    /// Returns the keys of the migrations of an instance that are not over; all of them if the instance was deleted.
+    /// Returns the keys of the migrations of an instance that a change of it concerns: of those that are not over or
+    /// kept for the agents of their sources; of all if the instance was deleted.
     pub(crate) fn keys_of(&self, instance: &Key, deleted: bool) -> Vec<Key> {
+        self.keys_where(instance, |_, record| deleted || is_unsettled(record))
+    }
+
+    /// Returns the keys of the migrations of an instance that a change of one of its pods concerns: those of
+    /// [`Self::keys_of`], and the failed one with the UID `made_for` whose target it is. That pod has to be deleted even
+    /// if it was shown only after the failure.
+    pub(crate) fn keys_of_pod(&self, instance: &Key, made_for: Option<&str>) -> Vec<Key> {
+        self.keys_where(instance, |migration, record| {
+            let is_target = made_for.is_some() && migration.metadata.uid.as_deref() == made_for;
+            is_unsettled(record) || (is_target && record.has_failed())
+        })
+    }
+
+    fn keys_where(
+        &self,
+        instance: &Key,
+        concerns: impl Fn(&VirtualMachineInstanceMigration, &MigrationRecord) -> bool,
+    ) -> Vec<Key> {
         let migrations = self.of_instance(instance).into_iter();
         migrations
-            .filter(|migration| deleted || !MigrationRecord::of(migration).is_over())
+            .filter(|migration| concerns(migration, &MigrationRecord::of(migration)))
             .map(|migration| Key::of(migration.as_ref()))
             .collect()
     }
@@ -166,6 +185,11 @@ impl Migrations {
             .iter()
             .any(|migration| is_under_way(migration))
     }
+}
+
+/// Returns whether a migration is not over, or is kept for the agent of its source.
+fn is_unsettled(record: &MigrationRecord) -> bool {
+    !record.is_over() || record.is_kept_for_source()
 }
 
 /// Updates the set of migrations that have succeeded with a change.

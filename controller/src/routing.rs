@@ -78,8 +78,8 @@ pub(crate) enum Route {
     HeldEvictions,
 }
 
-/// Returns the routes of a changed instance. `migrations_of` returns the unfinished migrations of an instance, or all
-/// of them if it was deleted.
+/// Returns the routes of a changed instance. `migrations_of` returns the migrations that a change of an instance concerns,
+/// or all of them if it was deleted.
 pub(crate) fn of_instance(
     change: &CacheChange<VirtualMachineInstance>,
     migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>,
@@ -115,9 +115,14 @@ pub(crate) fn of_machine(change: &CacheChange<VirtualMachine>) -> Vec<Route> {
     }
 }
 
-/// Returns the routes of a changed launcher pod of this instance. `migrations_of` is that of [`of_instance`].
-pub(crate) fn of_launcher_pod(instance: Key, migrations_of: impl FnOnce(&Key, bool) -> Vec<Key>) -> Vec<Route> {
-    let migrations = migrations_of(&instance, false).into_iter().map(Route::Migration);
+/// Returns the routes of a changed launcher pod of this instance. `made_for` is the UID of the migration whose target
+/// it is. `migrations_of` returns the migrations of an instance that a change of such a pod concerns.
+pub(crate) fn of_launcher_pod(
+    instance: Key,
+    made_for: Option<&str>,
+    migrations_of: impl FnOnce(&Key, Option<&str>) -> Vec<Key>,
+) -> Vec<Route> {
+    let migrations = migrations_of(&instance, made_for).into_iter().map(Route::Migration);
     let mut routes: Vec<Route> = migrations.collect();
     routes.extend([
         Route::Pdb(instance.clone()),

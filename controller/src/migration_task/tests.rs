@@ -292,12 +292,47 @@ async fn finalizer_is_removed_once_the_sources_node_is_gone() {
         assert_eq!(request.path(), "/api/v1/nodes/gone");
         request.refuse(404, "NotFound");
         let request = server.next_request().await;
+        assert_eq!((&request.method, request.path()), (&Method::GET, PODS));
+        request.list("1", &[]);
+        let request = server.next_request().await;
         assert_eq!((&request.method, request.path()), (&Method::PATCH, MIGRATION));
         assert_eq!(request.body["metadata"]["finalizers"], json!([]));
         request.with(&failed);
     };
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert_eq!(reconciled.unwrap(), Requeue::OnChange);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unseen_target_pod_is_deleted_before_the_finalizer() {
+    let mut canceled = migration();
+    canceled["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:01:00Z");
+    canceled["metadata"]["finalizers"] = json!([MIGRATION_FINALIZER]);
+    canceled["status"] = json!({"phase": "Failed"});
+    let mut pod = serde_json::to_value(target_pod(&json!({"phase": "Pending"}))).unwrap();
+    pod["metadata"]["labels"]["kubevirt.io/created-by"] = json!("uid-web");
+    for (pods, is_deleted) in [(vec![pod.clone()], true), (vec![], false)] {
+        let (task, mut server, _recorded) = task(&canceled, vec![]);
+        // The pod was created just before the cancellation, and the watch does not show it yet.
+        task.placed.lock().insert(UID.into(), clock::now());
+        let served = async {
+            let request = server.next_request().await;
+            assert_eq!((&request.method, request.path()), (&Method::GET, PODS));
+            request.list("1", &pods);
+            if is_deleted {
+                let request = server.next_request().await;
+                let path = format!("{PODS}/q");
+                assert_eq!((&request.method, request.path()), (&Method::DELETE, path.as_str()));
+                request.with(&pod);
+            }
+            let request = server.next_request().await;
+            assert_eq!((&request.method, request.path()), (&Method::PATCH, MIGRATION));
+            assert_eq!(request.body["metadata"]["finalizers"], json!([]));
+            request.with(&canceled);
+        };
+        let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+        assert_eq!(reconciled.unwrap(), Requeue::OnChange);
+    }
 }
 
 /// A migration of the instance that has ended, the one with this number.

@@ -49,6 +49,35 @@ fn migrations_are_found_by_their_instance() {
     assert!(migrations.is_moving(&key("vm1")) && !migrations.is_moving(&key("vm2")));
 }
 
+#[test]
+fn pod_concerns_unsettled_migrations_and_the_failed_one() {
+    let with_uid = |name: &str, phase: &str| {
+        let mut migration = migration(name, "vm1", phase);
+        migration.metadata.uid = Some(name.into());
+        migration
+    };
+    let mut kept: VirtualMachineInstanceMigration = with_uid("kept", "Failed");
+    kept.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    kept.status.as_mut().unwrap().source = serde_json::from_value(json!({"node": "a", "state": "Migrating"})).unwrap();
+    let migrations = Migrations::filled([
+        with_uid("failed", "Failed"),
+        kept,
+        with_uid("succeeded", "Succeeded"),
+        with_uid("waits", "Pending"),
+    ]);
+    let vm = key("vm1");
+    let unsettled = [key("kept"), key("waits")];
+    assert_eq!(migrations.keys_of(&vm, false), unsettled);
+    assert_eq!(migrations.keys_of(&vm, true).len(), 4);
+    for made_for in [None, Some("waits"), Some("succeeded"), Some("unknown")] {
+        assert_eq!(migrations.keys_of_pod(&vm, made_for), unsettled, "{made_for:?}");
+    }
+    assert_eq!(
+        migrations.keys_of_pod(&vm, Some("failed")),
+        [key("failed"), key("kept"), key("waits")]
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn created_migration_counts_until_shown_or_expired() {
     let made = |uid: &str| {

@@ -103,11 +103,15 @@ fn instance_concerns_its_migrations() {
             "{expected}: {routes:?}"
         );
     }
-    let routes = of_launcher_pod(key("vm"), migrations);
+    let of_pod = |instance: &Key, made_for: Option<&str>| {
+        let name = format!("{}-{}", instance.name, made_for.unwrap_or_default());
+        vec![key(&name)]
+    };
+    let routes = of_launcher_pod(key("vm"), Some("m"), of_pod);
     assert_eq!(
         routes,
         [
-            Route::Migration(key("vm-false")),
+            Route::Migration(key("vm-m")),
             Route::Pdb(key("vm")),
             Route::Instance(key("vm")),
             Route::Drains,

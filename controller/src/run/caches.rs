@@ -81,9 +81,9 @@ impl ControllerCaches {
             pdbs(context, queues, &instances),
             configuration.clone(),
             context.args.launcher_image.clone(),
-            move |instance| {
-                queue.follow(routing::of_launcher_pod(instance, |instance, deleted| {
-                    known.keys_of(instance, deleted)
+            move |instance, made_for| {
+                queue.follow(routing::of_launcher_pod(instance, made_for, |instance, made_for| {
+                    known.keys_of_pod(instance, made_for)
                 }));
             },
         );

@@ -417,6 +417,12 @@ fn over(view: &ClusterView) -> Vec<ClusterStep> {
     }
     let is_awaited = record.awaits_source() && view.source_pod == SourcePod::Alive && !view.source_node_gone;
     if record.deleted && view.has_finalizer && !is_awaited {
+        // The pod may have been created just before the failure. Without the object it would never be deleted, unless
+        // the VMI goes too.
+        let may_leave_pod = record.has_failed() && empty && view.instance != Instance::Missing;
+        if may_leave_pod && view.target_pod == TargetPodState::Unknown {
+            return vec![ClusterStep::Confirm];
+        }
         steps.push(ClusterStep::RemoveFinalizer);
     }
     steps

@@ -145,7 +145,11 @@ fn instance(facts: &MigrationFacts<'_>) -> Instance {
 }
 
 fn target_pod(facts: &MigrationFacts<'_>) -> TargetPodState {
-    let Some(pod) = pod_of(facts.migration, facts.pods) else {
+    // A rejected pod may have a successor that the caches do not show yet. Until the end, that is created again.
+    let is_known = |pod: &&Arc<Pod>| {
+        facts.pods_confirmed || !MigrationRecord::of(facts.migration).is_over() || rejection(pod).is_none()
+    };
+    let Some(pod) = pod_of(facts.migration, facts.pods).filter(is_known) else {
         return if facts.pods_confirmed {
             TargetPodState::Missing
         } else {

@@ -498,6 +498,35 @@ fn what_is_over_leaves_nothing_behind() {
                 &[Do::RemoveFinalizer],
             ),
             (
+                "deleted, and the caches show no pod",
+                |v| (v.record.deleted, v.target_pod) = (true, Pod::Unknown),
+                &[Do::Confirm],
+            ),
+            (
+                "deleted, and the pod exists",
+                |v| v.record.deleted = true,
+                &[Do::DeletePod, Do::RemoveFinalizer],
+            ),
+            (
+                "deleted with its instance, whose pods go with it",
+                |v| (v.record.deleted, v.target_pod, v.instance) = (true, Pod::Unknown, I::Missing),
+                &[Do::RemoveFinalizer],
+            ),
+            ("the caches show no pod", |v| v.target_pod = Pod::Unknown, &[]),
+            (
+                "deleted, its finalizer is off, and the caches show no pod",
+                |v| (v.record.deleted, v.target_pod, v.has_finalizer) = (true, Pod::Unknown, false),
+                &[],
+            ),
+            (
+                "deleted after a success, and the caches show no pod",
+                |v| {
+                    (v.record.deleted, v.record.phase, v.target_pod) = (true, Some(P::Succeeded), Pod::Unknown);
+                    (v.record.source, v.record.target) = (Some(S::Stopped), Some(T::Running));
+                },
+                &[Do::RemoveFinalizer],
+            ),
+            (
                 "deleted, the source has to let its guest go on",
                 |v| (v.record.deleted, v.target_pod, v.record.source) = (true, Pod::Over, Some(S::Migrating)),
                 &[],

@@ -169,6 +169,18 @@ fn rejected_target_pod_is_replaced() {
 }
 
 #[test]
+fn pod_after_a_rejected_one_is_confirmed_once_it_is_over() {
+    let instance = instance("i", &up());
+    let failed = migration(&json!({"phase": "Failed"}));
+    let pods = [rejected("q")];
+    for (confirmed, expected) in [(false, TargetPodState::Unknown), (true, TargetPodState::Rejected)] {
+        let mut facts = facts(&failed, Some(&instance), &pods);
+        facts.pods_confirmed = confirmed;
+        assert_eq!(view(&facts).target_pod, expected);
+    }
+}
+
+#[test]
 fn an_instance_of_the_same_name_is_another_one() {
     let migration = named("Running", None, None);
     for (uid, status, expected) in [
