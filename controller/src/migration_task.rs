@@ -32,11 +32,12 @@ use drydock_core::{
 };
 use drydock_runtime::{
     Event, Events, Key, Process, Requeue, Severity, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
+    list_readable,
 };
 use execution::{After, Execution};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, Resource, ResourceExt, api::ListParams, core::Status};
+use kube::{Api, Client, Resource, ResourceExt, core::Status};
 use observe::{ObservedMigration, detail, may_be_over_by, reason};
 use parking_lot::Mutex;
 use slot_scheduler::SlotScheduler;
@@ -136,8 +137,7 @@ impl MigrationTask {
         );
     }
 
-    /// Begins a term. Reads the granted slots from the API server, since caches may lag behind the grants of the last
-    /// leader.
+    /// Begins a term, with the slots that the last leader has granted.
     async fn begin(&self) {
         self.trimming.active();
         tokio::join!(
@@ -145,18 +145,20 @@ impl MigrationTask {
             self.instances.wait_until_synced(),
             self.launchers.wait_until_synced()
         );
+        self.rebuild_slots().await;
+    }
+
+    /// Reads the granted slots from the API server, since caches may lag behind the grants of the last leader. Retries
+    /// until it responds.
+    async fn rebuild_slots(&self) {
         let mut pause = drydock_runtime::Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
         loop {
-            match Api::<VirtualMachineInstanceMigration>::all(self.client.clone())
-                .list(&ListParams::default())
-                .await
-            {
-                Ok(list) => {
-                    let found = list
-                        .items
+            match list_readable::<VirtualMachineInstanceMigration>(self.client.clone()).await {
+                Ok(migrations) => {
+                    let found = migrations
                         .iter()
                         .filter_map(|migration| self.entry(migration))
-                        .collect::<Vec<_>>();
+                        .collect();
                     let limits = self.launchers.configuration.get().migrations.clone();
                     self.enqueue(self.turns.begin(found, &limits, clock::now()));
                     return;
@@ -174,15 +176,18 @@ impl MigrationTask {
         migration: &VirtualMachineInstanceMigration,
     ) -> Option<drydock_core::migration::queue::QueuedMigration> {
         let key = Key::of(migration);
-        let instance = self.instances.get(&instance_of(&key, migration))?;
-        let pods = self.launchers.of(&instance);
+        let instance = self.instances.get(&instance_of(&key, migration));
+        let pods = instance
+            .as_ref()
+            .map(|instance| self.launchers.of(instance))
+            .unwrap_or_default();
         let now = clock::now();
         let refused = self
             .refused_step(&key, now)
             .is_some_and(|refused| now < refused.again_at);
         entry(
             migration,
-            &instance,
+            instance.as_deref(),
             pod_of(migration, &pods).map(Arc::as_ref),
             refused,
             now,

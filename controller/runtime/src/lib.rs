@@ -59,6 +59,7 @@ pub use process::{Name, Process, ProcessError};
 pub use refusal::is_refusal;
 pub use retry::{Backoff, jittered};
 pub use start::{StartError, StartParameters, Threads, install_crypto};
+pub use tolerant_decode::list_readable;
 pub use watch::{ListMode, Watch, WatchMetrics, WatchStarter};
 pub use work_queue::{ReconcileMetrics, Requeue, WorkQueue, WorkQueueMetrics};
 

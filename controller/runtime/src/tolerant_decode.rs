@@ -1,10 +1,12 @@
 //! Decodes objects so that an unreadable one does not fail the whole list or watch.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
+use kube::{Api, Client, Resource, api::ListParams};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned, de::Error};
 use serde_json::Value;
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Debug};
+
+use crate::Key;
 
 /// An object, or the metadata of an object that does not match its type.
 ///
@@ -86,6 +88,32 @@ impl<K: Resource> Resource for TolerantDecode<K> {
             Self::Unreadable { metadata, .. } => metadata,
         }
     }
+}
+
+/// Reads all objects of a kind from the API server, bypassing all caches. Like a watch, skips an object that cannot be
+/// decoded, and logs it.
+///
+/// # Errors
+/// If the request to the API server fails.
+pub async fn list_readable<K>(client: Client) -> kube::Result<Vec<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug,
+    K::DynamicType: Default,
+{
+    let list = Api::<TolerantDecode<K>>::all(client)
+        .list(&ListParams::default())
+        .await?;
+    let objects = list.items.into_iter();
+    Ok(objects
+        .filter_map(|object| match object {
+            TolerantDecode::Readable(object) => Some(*object),
+            TolerantDecode::Unreadable { reason, metadata } => {
+                let key = Key::of_meta(&metadata);
+                tracing::warn!(object = %key, reason, "skipped an object that does not fit its kind");
+                None
+            }
+        })
+        .collect())
 }
 
 #[cfg(test)]

@@ -335,6 +335,26 @@ async fn unseen_target_pod_is_deleted_before_the_finalizer() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn new_leader_counts_slots_despite_unreadable_migrations() {
+    let mut unreadable = migration();
+    unreadable["metadata"]["name"] = json!("k");
+    unreadable["spec"] = json!({"vmiName": 7});
+    let mut moves = migration();
+    moves["spec"]["vmiName"] = json!("not-cached");
+    moves["status"] = json!({"phase": "Running", "source": {"node": "a"}, "target": {"node": "b"}});
+    let (task, mut server, _recorded) = task_of(&[], vec![]);
+    let served = async {
+        server.next_request().await.list("1", &[unreadable, moves]);
+    };
+    let limit = Duration::from_secs(60);
+    let (begun, ()) = tokio::join!(tokio::time::timeout(limit, task.rebuild_slots()), served);
+    assert!(begun.is_ok(), "the list was not accepted");
+    assert!(task.turns.has_slot(UID));
+    let used = task.turns.used();
+    assert_eq!((used.cluster, used.sources["a"], used.targets["b"]), (1, 1, 1));
+}
+
 /// A migration of the instance that has ended, the one with this number.
 fn ended(number: usize) -> Value {
     let mut ended = migration();

@@ -160,7 +160,7 @@ fn entry_of(
     let refused = waits
         .and_then(|waits| waits.reason.as_deref())
         .is_some_and(Waiting::is_refusal);
-    entry(migration, instance, pod.copied(), refused, world.snapshot.at)
+    entry(migration, Some(instance), pod.copied(), refused, world.snapshot.at)
 }
 
 /// Returns the place of a migration among all that are not over; `None` if it is over, or its instance is gone.

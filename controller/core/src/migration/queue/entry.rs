@@ -14,12 +14,13 @@ use crate::{
     },
 };
 
-/// Returns the queue entry of a migration; `None` if the migration is over, or was deleted before it began.
+/// Returns the queue entry of a migration; `None` if the migration is over, or was deleted before it began, or if neither
+/// it nor its instance names the source node. A migration that has begun holds its slot even without an instance.
 ///
 /// `refused`: the API server has refused its target pod, and the next attempt is not due yet.
 pub fn entry(
     migration: &VirtualMachineInstanceMigration,
-    instance: &VirtualMachineInstance,
+    instance: Option<&VirtualMachineInstance>,
     pod: Option<&Pod>,
     refused: bool,
     now: Timestamp,
@@ -29,7 +30,7 @@ pub fn entry(
         return None;
     }
     let recorded = source(migration).and_then(|side| side.node.clone());
-    let source = recorded.or_else(|| instance.status.as_ref()?.node_name.clone())?;
+    let source = recorded.or_else(|| instance?.status.as_ref()?.node_name.clone())?;
     let metadata = &migration.metadata;
     Some(QueuedMigration {
         uid: metadata.uid.clone()?,
@@ -115,13 +116,14 @@ mod tests {
         if deleted {
             migration["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
-        let instance = json!({
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
             "metadata": {"name": "web", "namespace": "shop"}, "spec": {"domain": {"devices": {}}},
             "status": {"nodeName": "a"},
-        });
+        }))
+        .unwrap();
         let entry = entry(
             &serde_json::from_value(migration).unwrap(),
-            &serde_json::from_value(instance).unwrap(),
+            Some(&instance),
             pod,
             refused,
             Timestamp::UNIX_EPOCH,
