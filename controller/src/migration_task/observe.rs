@@ -261,7 +261,9 @@ pub(super) fn may_be_over_by(
         },
         _ => return None,
     };
-    began.checked_add(STATUS_COALESCE).ok().filter(|at| *at > now)
+    // A time in the future comes from a clock that is ahead, and would defer the write by as much.
+    let until = began.checked_add(STATUS_COALESCE).ok()?;
+    (began <= now && now < until).then_some(until)
 }
 
 /// Returns the wait that the condition of a migration reports.
@@ -411,6 +413,8 @@ mod tests {
             let by = |now| may_be_over_by(&migration, &change, Some(begun), &[], now);
             assert_eq!(by(begun), quiet.then(|| begun + STATUS_COALESCE), "{name}");
             assert_eq!(by(begun + STATUS_COALESCE), None, "{name}, for long");
+            // The time comes from a clock that is ahead.
+            assert_eq!(by(begun - STATUS_COALESCE), None, "{name}, in the future");
         }
         let aborted = StatusChange {
             enter: vec![TargetReady],
