@@ -20,7 +20,7 @@ use super::{
     last_call::{GuestLeft, NotUnderstood},
     listener::ACCEPT_AGAIN,
     local::{LIBVIRT_NOT_UNDERSTOOD, ReplyProgress},
-    session::{TunnelSession, lock},
+    session::TunnelSession,
     stream_header::StreamContent,
     streams::{self, Proving},
 };
@@ -50,7 +50,7 @@ pub(super) fn start(
         address,
         tls: TlsConnector::from(Arc::clone(tls)),
     };
-    let sockets = std::mem::take(&mut *lock(&session.sockets));
+    let sockets = std::mem::take(&mut *session.sockets.lock());
     for (stream, socket) in sockets {
         let listener = UnixListener::from_std(socket.listener()?)?;
         let (session, target, of) = (Arc::clone(session), target.clone(), process.clone());

@@ -29,7 +29,7 @@ use tracing::{Instrument, debug, info, warn};
 use super::{
     control, identity,
     local::Role,
-    session::{Paired, TunnelSession, lock},
+    session::{Paired, TunnelSession},
     sessions::TunnelSessions,
     stream_header::{self, StreamContent},
     streams,
@@ -118,7 +118,7 @@ impl PortState {
     /// Reserves a place for a connection that is not identified yet, if there is one.
     fn place(self: &Arc<Self>, from: IpAddr) -> Option<UnknownPlace> {
         let permit = Arc::clone(&self.unknown).try_acquire_owned().ok()?;
-        let mut by_address = lock(&self.by_address);
+        let mut by_address = self.by_address.lock();
         let count = by_address.entry(from).or_default();
         if *count >= self.from_one {
             return None;
@@ -220,7 +220,7 @@ struct UnknownPlace {
 
 impl Drop for UnknownPlace {
     fn drop(&mut self) {
-        let mut by_address = lock(&self.port.by_address);
+        let mut by_address = self.port.by_address.lock();
         if let Some(count) = by_address.get_mut(&self.from) {
             *count -= 1;
             if *count == 0 {

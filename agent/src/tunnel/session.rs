@@ -12,7 +12,7 @@ use drydock_api::launcher::MIGRATION_LEFT_FILE;
 use drydock_core::migration::hand_over::{Proof, SourceSide, TargetSide};
 use drydock_host::pod_folder::{PodFolder, PodListener};
 use drydock_runtime::{CancellationToken, chain};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::{Notify, watch};
 use tracing::{Span, info, info_span, warn};
@@ -290,7 +290,7 @@ impl TunnelSession {
     /// Makes a new control channel the current one, and ends the previous one.
     pub(super) fn take_control(&self) -> CancellationToken {
         let mine = self.closed.child_token();
-        std::mem::replace(&mut *lock(&self.control), mine.clone()).cancel();
+        std::mem::replace(&mut *self.control.lock(), mine.clone()).cancel();
         mine
     }
 
@@ -346,11 +346,6 @@ impl TunnelSession {
 /// guest that was released before, with another proof, was switched to post-copy, or its libvirtd was lost.
 fn is_missed(proof: Proof, facts: &SessionFacts) -> bool {
     proof == Proof::SourceStopped && facts.source.proof().is_none() && !facts.last_call
-}
-
-/// Takes a lock even if a panic elsewhere has poisoned it: the data behind these locks is consistent at any time.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]

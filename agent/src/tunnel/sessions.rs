@@ -18,7 +18,7 @@ use super::{
     identity::{CertificateFingerprint, SessionIdentity},
     local::{CallResult, Prepared, Role, SessionSpec, SessionState, TunnelCall, TunnelPeer},
     metrics::TunnelMetrics,
-    session::{Paired, SessionChanges, TunnelSession, lock},
+    session::{Paired, SessionChanges, TunnelSession},
     stream_header::StreamContent,
     take_over,
     tunnel_refusal::CallRefusal,
@@ -94,7 +94,7 @@ impl TunnelSessions {
 
     /// Returns the session of a migration.
     pub(super) fn get(&self, migration: &str) -> Option<Arc<TunnelSession>> {
-        lock(&self.0.table).get(migration).cloned()
+        self.0.table.lock().get(migration).cloned()
     }
 
     /// Returns the metrics.
@@ -135,7 +135,7 @@ impl TunnelSessions {
         if !(1..=63).contains(&spec.migration.len()) || !spec.migration.bytes().all(is_uid) {
             return Err(CallRefusal::BadMigration(spec.migration.chars().take(100).collect()));
         }
-        if lock(&self.0.table).len() >= MOST {
+        if self.0.table.lock().len() >= MOST {
             return Err(CallRefusal::TooManySessions(MOST));
         }
         let folder = PodFolder::new(&self.0.setting.kubelet, &spec.pod_uid, RUN_VOLUME)?;
@@ -159,7 +159,7 @@ impl TunnelSessions {
         let session = TunnelSession::new(spec, folder, identity, sockets, guests, self.metrics().clone(), changes);
         let session = Arc::new(session);
         let prepared = self.prepared(&session);
-        lock(&self.0.table).insert(migration, session);
+        self.0.table.lock().insert(migration, session);
         self.changed();
         Ok(prepared)
     }
@@ -244,12 +244,12 @@ impl TunnelSessions {
     }
 
     fn close(&self, migration: &str) {
-        let session = lock(&self.0.table).remove(migration);
+        let session = self.0.table.lock().remove(migration);
         if let Some(session) = session {
             info!(migration_uid = migration, "session closed");
             session.closed.cancel();
             // Removes at once the sockets that no task has taken over.
-            lock(&session.sockets).clear();
+            session.sockets.lock().clear();
             self.changed();
         }
     }
@@ -270,14 +270,14 @@ impl TunnelSessions {
     fn changed(&self) {
         self.metrics()
             .sessions
-            .set(i64::try_from(lock(&self.0.table).len()).unwrap_or(i64::MAX));
+            .set(i64::try_from(self.0.table.lock().len()).unwrap_or(i64::MAX));
         self.0.changes.facts.notify_one();
     }
 
     /// Updates the reported states. Returns whether that changed anything.
     pub(super) fn publish_states(&self) -> bool {
         self.0.changes.mark_reported();
-        let states: Vec<SessionState> = lock(&self.0.table).values().map(|session| session.state()).collect();
+        let states: Vec<SessionState> = self.0.table.lock().values().map(|session| session.state()).collect();
         self.0.published.send_if_modified(|published| {
             let changed = *published != states;
             *published = states;
@@ -302,7 +302,7 @@ impl TunnelSessions {
                     self.publish_states();
                     self.0.drained.cancel();
                     // Sessions that the other side has closed end here too.
-                    lock(&self.0.table).values().for_each(|session| session.closed.cancel());
+                    self.0.table.lock().values().for_each(|session| session.closed.cancel());
                     return;
                 }
             }
@@ -310,7 +310,7 @@ impl TunnelSessions {
             bytes_at = Instant::now() + BYTES_REPORT_INTERVAL;
             self.publish_states();
             // Returns the memory that the last session needed.
-            if lock(&self.0.table).is_empty() {
+            if self.0.table.lock().is_empty() {
                 drydock_host::memory::trim();
             }
         }
@@ -318,7 +318,7 @@ impl TunnelSessions {
 
     /// Returns whether no session carries anything any more.
     fn is_empty(&self) -> bool {
-        let table = lock(&self.0.table);
+        let table = self.0.table.lock();
         table.values().all(|session| session.facts().borrow().ended.is_some())
     }
 }

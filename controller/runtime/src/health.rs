@@ -2,13 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use parking_lot::{Mutex, MutexGuard};
-
-/// Locks `mutex`, ignoring poisoning: the guarded data is consistent between any two statements, and the process ends
-/// after a panic anyway.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
+use parking_lot::Mutex;
 
 /// The process is ready once every handle that was issued has been released.
 ///
@@ -28,7 +22,7 @@ impl Readiness {
     /// Issues a handle for a precondition of readiness.
     pub fn handle(&self, name: impl Into<String>) -> ReadyHandle {
         let name = name.into();
-        *lock(&self.waiting).entry(name.clone()).or_default() += 1;
+        *self.waiting.lock().entry(name.clone()).or_default() += 1;
         ReadyHandle {
             name,
             readiness: self.clone(),
@@ -37,12 +31,12 @@ impl Readiness {
 
     /// Returns the names of the preconditions that are not met yet.
     pub fn waiting(&self) -> Vec<String> {
-        lock(&self.waiting).keys().cloned().collect()
+        self.waiting.lock().keys().cloned().collect()
     }
 
     /// Returns whether all preconditions are met.
     pub fn is_ready(&self) -> bool {
-        lock(&self.waiting).is_empty()
+        self.waiting.lock().is_empty()
     }
 }
 
@@ -57,7 +51,7 @@ pub struct ReadyHandle {
 impl ReadyHandle {
     /// Marks the precondition as met.
     pub fn release(self) {
-        let mut waiting = lock(&self.readiness.waiting);
+        let mut waiting = self.readiness.waiting.lock();
         if let Some(count) = waiting.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {
@@ -87,19 +81,20 @@ impl Liveness {
     pub fn fail(&self, part: &'static str, reason: impl Into<String>) {
         let reason = reason.into();
         tracing::error!(part, reason, "no longer alive");
-        lock(&self.failing).insert(part, reason);
+        self.failing.lock().insert(part, reason);
     }
 
     /// Reports that `part` works again.
     pub fn recover(&self, part: &'static str) {
-        if lock(&self.failing).remove(part).is_some() {
+        if self.failing.lock().remove(part).is_some() {
             tracing::info!(part, "alive again");
         }
     }
 
     /// Returns the parts that cannot continue, each with the reason.
     pub fn failing(&self) -> Vec<(&'static str, String)> {
-        lock(&self.failing)
+        self.failing
+            .lock()
             .iter()
             .map(|(part, reason)| (*part, reason.clone()))
             .collect()

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use thiserror::Error;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{health::lock, logs::panic_text};
+use crate::logs::panic_text;
 
 /// Name of a task, for logs and for the reason why the process ended.
 pub type Name = Cow<'static, str>;
@@ -167,7 +167,7 @@ impl Process {
 
     /// Stops the process with `error`, unless it has failed already.
     pub fn fail(&self, error: ProcessError) {
-        let mut failure = lock(&self.0.failure);
+        let mut failure = self.0.failure.lock();
         if failure.is_none() {
             *failure = Some(error);
         } else {
@@ -196,7 +196,7 @@ impl Process {
             Some(signal) = signals.next() => Err(ProcessError::Aborted { signal }),
         };
         self.0.over.cancel();
-        match (lock(&self.0.failure).take(), drained) {
+        match (self.0.failure.lock().take(), drained) {
             (Some(failure), Err(late)) => {
                 tracing::error!(error = %crate::chain(&late), "did not stop in good order");
                 Err(failure)
@@ -208,7 +208,7 @@ impl Process {
 
     /// Returns the names of the running tasks.
     pub fn running_tasks(&self) -> Vec<String> {
-        let running = lock(&self.0.running);
+        let running = self.0.running.lock();
         let name = |(name, count): (&Name, &usize)| match count {
             1 => name.to_string(),
             more => format!("{name} ({more})"),
@@ -222,7 +222,7 @@ impl Process {
     }
 
     fn running(&self, name: &Name) -> TaskGuard {
-        *lock(&self.0.running).entry(name.clone()).or_default() += 1;
+        *self.0.running.lock().entry(name.clone()).or_default() += 1;
         TaskGuard {
             process: self.clone(),
             name: name.clone(),
@@ -238,7 +238,7 @@ struct TaskGuard {
 
 impl Drop for TaskGuard {
     fn drop(&mut self) {
-        let mut running = lock(&self.process.0.running);
+        let mut running = self.process.0.running.lock();
         if let Some(count) = running.get_mut(&self.name) {
             *count -= 1;
             if *count == 0 {

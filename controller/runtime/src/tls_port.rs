@@ -34,7 +34,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, info, warn};
 
-use crate::{CancellationToken, Process, ReadyHandle, chain, health::lock};
+use crate::{CancellationToken, Process, ReadyHandle, chain};
 
 /// How long a handshake may take.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
@@ -85,7 +85,7 @@ impl ServedCertificate {
     /// Gives this one to handshakes from now on.
     pub fn replace(&self, certificate: Arc<CertifiedKey>) {
         *self.0.certificate.write() = Some(certificate);
-        if let Some(ready) = lock(&self.0.ready).take() {
+        if let Some(ready) = self.0.ready.lock().take() {
             ready.release();
         }
     }

@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{RequestOutcome, outcome, seconds};
-use crate::{Backoff, Process, Trigger, clock, health::lock};
+use crate::{Backoff, Process, Trigger, clock};
 
 /// The Lease to hold, and its parameters.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ impl LeaseHolder {
 
     /// Takes the Lease regardless of its holder, and renews it from now on.
     pub fn take_over(&self) {
-        let mut wish = lock(&self.0);
+        let mut wish = self.0.lock();
         wish.wanted = true;
         if wish.held != HolderState::Ours {
             wish.held = HolderState::Taking;
@@ -113,7 +113,7 @@ impl LeaseHolder {
 
     /// Stops renewing it. The object stays unchanged and becomes stale, unless another process takes it.
     pub fn let_go(&self) {
-        let mut wish = lock(&self.0);
+        let mut wish = self.0.lock();
         (wish.wanted, wish.held) = (false, HolderState::NotTaken);
         drop(wish);
         self.1.notify();
@@ -121,7 +121,7 @@ impl LeaseHolder {
 
     /// Returns the holder.
     pub fn held(&self) -> HolderState {
-        lock(&self.0).held.clone()
+        self.0.lock().held.clone()
     }
 }
 
@@ -200,7 +200,7 @@ impl LeaseKeeper {
                 // Requests of the caller come first: no renewal may follow `let_go`.
                 biased;
                 () = self.holder.1.notified() => {
-                    let wish = lock(&self.holder.0);
+                    let wish = self.holder.0.lock();
                     match (wish.wanted, &phase) {
                         (false, _) => (phase, at) = (NextAction::Idle, None),
                         (true, NextAction::Idle) => phase = NextAction::Take,
@@ -317,7 +317,7 @@ impl LeaseKeeper {
             self.failing = false;
         }
         self.retry.reset();
-        let mut wish = lock(&self.holder.0);
+        let mut wish = self.holder.0.lock();
         // The response may arrive after `let_go` was called.
         if !wish.wanted || wish.held == held {
             return;
