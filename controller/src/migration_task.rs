@@ -110,7 +110,7 @@ impl MigrationTask {
         metrics.watch(self.turns.clone(), configuration, leadership.clone());
     }
 
-    /// Reconciles migrations while this process leads, until `process` stops. `surroundings` is notified when nodes
+    /// Reconciles migrations while this process leads, until `process` stops. `cluster_changed` is notified when nodes
     /// or the configuration have changed.
     pub(crate) async fn run(self, process: Process, leadership: Leadership, cluster_changed: Trigger) {
         let stopping = process.stopping();

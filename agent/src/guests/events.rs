@@ -6,8 +6,8 @@ use drydock_runtime::{Events, Severity};
 
 use super::status_report::publish_event;
 
-/// Records a Kubernetes event for a libvirt event. `has_left` is whether the guest stands still in order to move,
-/// according to the events so far.
+/// Records a Kubernetes event for a libvirt event. `migrated_away` is whether the guest stands still in order to
+/// move, according to the events so far.
 pub(super) fn record_event(
     events: &Events,
     instance: &VirtualMachineInstance,
