@@ -31,7 +31,7 @@ struct InstanceIndexes {
     of_sets: Index<VirtualMachineInstance>,
     /// By the node that an instance is on.
     on_nodes: Index<VirtualMachineInstance>,
-    /// Instances that have not ended.
+    /// Instances that have not ended, or whose deletion has not: a finalizer may wait until a node is confirmed off.
     unfinished: Index<VirtualMachineInstance>,
     /// Instances that are marked to leave a node.
     marked: Index<VirtualMachineInstance>,
@@ -42,7 +42,7 @@ impl InstanceIndexes {
         Self {
             of_sets: Index::by(set_of),
             on_nodes: Index::by(|instance| instance.node_name().map(str::to_owned)),
-            unfinished: Index::by(|instance| (!has_ended(instance)).then(String::new)),
+            unfinished: Index::by(|instance| is_unfinished(instance).then(String::new)),
             marked: Index::by(|instance| evacuation_request::of(instance).map(|_| String::new())),
         }
     }
@@ -95,13 +95,13 @@ impl Instances {
         self.objects.shown().keys()
     }
 
-    /// Returns up to `count` instances that have not ended, by namespace and name, those after `last`. A change of nodes
-    /// concerns all of these.
+    /// Returns up to `count` instances that have not ended or are being deleted, by namespace and name, those after
+    /// `last`. A change of nodes concerns all of these.
     pub(crate) fn unfinished_after(&self, last: Option<&Key>, count: usize) -> Vec<Key> {
         self.indexes.unfinished.page("", last, count)
     }
 
-    /// Returns the instances of a namespace that have not ended, by name.
+    /// Returns the instances of a namespace that have not ended or are being deleted, by name.
     pub(crate) fn unfinished_in(&self, namespace: &str) -> Vec<Key> {
         self.indexes.unfinished.in_namespace("", namespace)
     }
@@ -142,10 +142,10 @@ impl Instances {
     }
 }
 
-/// Returns whether an instance has ended.
-fn has_ended(instance: &VirtualMachineInstance) -> bool {
+/// Returns whether an instance has not ended, or its deletion has not.
+fn is_unfinished(instance: &VirtualMachineInstance) -> bool {
     let phase = instance.phase();
-    phase.unwrap_or_default().is_final()
+    !phase.unwrap_or_default().is_final() || instance.metadata.deletion_timestamp.is_some()
 }
 
 /// Returns the owner that controls an instance.

@@ -54,13 +54,13 @@ pub(crate) enum Route {
     Pdb(Key),
     /// The maintenances of this node.
     Maintenance(Key),
-    /// All instances that have not ended.
+    /// All instances that have not ended or are being deleted.
     UnfinishedInstances,
     /// All instances that have not ended, a part at a time: room on nodes was taken or freed.
     Rooms,
     /// All migrations that wait for a node.
     WaitingMigrations,
-    /// The PDBs of all instances that have not ended.
+    /// The PDBs of all instances that have not ended or are being deleted.
     AllPdbs,
     /// The drains of all nodes.
     Drains,

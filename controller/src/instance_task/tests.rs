@@ -27,18 +27,26 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-/// Returns the task with this instance, its API server, and the API server for its events.
+/// Returns the task with [`instance`], its API server, and the API server for its events.
 fn task() -> (InstanceTask, ApiServer, ApiServer) {
+    task_of(instance(), [])
+}
+
+/// Returns the task with this instance and these pods, and the same API servers.
+fn task_of(
+    instance: VirtualMachineInstance,
+    pods: impl IntoIterator<Item = Pod>,
+) -> (InstanceTask, ApiServer, ApiServer) {
     let (client, server) = api_server();
     let (for_events, recorded) = api_server();
     let reporter = Reporter {
         component: "drydock-controller",
         instance: "test".into(),
     };
-    let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Pdbs::filled(&client, []));
+    let launchers = Launchers::filled(&client, pods, Nodes::filled(&client, []), Pdbs::filled(&client, []));
     let task = InstanceTask::new(
         client,
-        Instances::filled([instance()]),
+        Instances::filled([instance]),
         Migrations::filled([]),
         launchers,
         UnresponsiveAgents::new(|| ()),
@@ -118,4 +126,66 @@ async fn image_probe_is_repeated_unless_it_is_refused() {
     let probe = task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
     let (probed, idle) = tokio::join!(probe, server.is_left_alone());
     assert!(probed.is_ok() && idle);
+}
+
+/// Returns an instance that was deleted after its end, and its pod on node `b`, which is being deleted.
+fn ended() -> (VirtualMachineInstance, Pod) {
+    let mut instance = instance();
+    instance.metadata.deletion_timestamp = serde_json::from_value(json!("2026-05-01T11:00:00Z")).unwrap();
+    instance.status = serde_json::from_value(json!({"phase": "Failed", "activePods": {"uid-pod": "b"}})).unwrap();
+    let pod = serde_json::from_value(json!({
+        "metadata": {
+            "name": "web-pod", "namespace": "shop", "uid": "uid-pod", "resourceVersion": "11",
+            "deletionTimestamp": "2026-05-01T11:00:00Z", "labels": {"kubevirt.io": "virt-launcher"},
+            "ownerReferences": [{
+                "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance", "name": "web", "uid": "uid-web",
+                "controller": true,
+            }],
+        },
+        "spec": {"nodeName": "b", "containers": [{"name": "compute"}]},
+        "status": {"phase": "Running"},
+    }));
+    (instance, pod.unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn finalizer_of_an_ended_guest_goes_once_its_node_is_off() {
+    let (instance, pod) = ended();
+    let (task, mut server, _recorded) = task_of(instance.clone(), [pod]);
+    let node = |taints: &Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "b", "uid": "b"}, "spec": {"taints": taints},
+            "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]},
+        })
+    };
+    for (taints, written) in [
+        (json!([]), false),
+        (
+            json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]),
+            true,
+        ),
+    ] {
+        let mut finalizers = None;
+        let sweep = async {
+            for key in task.instances.unfinished_after(None, INSTANCES_PER_SWEEP) {
+                task.reconcile(&key).await.unwrap();
+            }
+        };
+        let serve = async {
+            loop {
+                let request = server.next_request().await;
+                match request.path() {
+                    "/api/v1/nodes/b" => request.with(&node(&taints)),
+                    path => {
+                        if path == INSTANCE {
+                            finalizers = Some(request.body["metadata"]["finalizers"].clone());
+                        }
+                        request.with(&json!(instance));
+                    }
+                }
+            }
+        };
+        tokio::select! { () = sweep => {} () = serve => {} }
+        assert_eq!(finalizers, written.then(|| json!([])), "{taints}");
+    }
 }
