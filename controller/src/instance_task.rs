@@ -266,13 +266,13 @@ impl Reconciler for InstanceTask {
             {
                 self.probed_pods.forget(key);
             }
-            observed.failed_create = self.take_steps(key, &observed.instance, &plan.steps).await?;
+            observed.failed_create = self.take_steps(key, &mut observed.instance, &plan.steps).await?;
             if observed.failed_create.is_some() {
                 return Ok(Executed::Replan);
             }
         }
         if let Some(wanted) = &plan.status {
-            self.write_status(key, &observed.instance, wanted).await?;
+            self.write_status(key, &mut observed.instance, wanted).await?;
         }
         if let Some(message) = observed.failed_create.take() {
             // By now the status reports the refusal; the queue retries with back-off.
@@ -382,7 +382,7 @@ impl InstanceTask {
     async fn take_steps(
         &self,
         key: &Key,
-        instance: &VirtualMachineInstance,
+        instance: &mut VirtualMachineInstance,
         steps: &[InstanceStep],
     ) -> Result<Option<String>, ReconcileError> {
         for step in steps {
@@ -430,26 +430,37 @@ impl InstanceTask {
         Ok(None)
     }
 
+    /// Patches the instance, if it has not changed since it was observed.
     async fn merge(
         &self,
         key: &Key,
-        instance: &VirtualMachineInstance,
+        instance: &mut VirtualMachineInstance,
         mut patch: serde_json::Value,
     ) -> kube::Result<()> {
         // Applies to this object, not to another one of its name.
         patch["metadata"]["uid"] = json!(instance.uid());
+        patch["metadata"]["resourceVersion"] = json!(instance.resource_version());
         let stored = self
             .api(key)
             .patch(&instance.name_any(), &patching(), &Patch::Merge(patch))
             .await?;
-        self.instances.objects.remember(key, stored);
+        self.written(key, instance, stored);
         Ok(())
     }
 
-    async fn add_finalizer(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
+    /// Remembers the response to a write. Of the observation only the version follows: later writes of the same plan are
+    /// refused where another writer has changed the instance since it was observed.
+    fn written(&self, key: &Key, instance: &mut VirtualMachineInstance, stored: VirtualMachineInstance) {
+        instance
+            .metadata
+            .resource_version
+            .clone_from(&stored.metadata.resource_version);
+        self.instances.objects.remember(key, stored);
+    }
+
+    async fn add_finalizer(&self, key: &Key, instance: &mut VirtualMachineInstance) -> kube::Result<()> {
         let finalizers = with_finalizer(instance, FINALIZER);
-        let version = instance.resource_version();
-        let mut patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": version}});
+        let mut patch = json!({"metadata": {"finalizers": finalizers}});
         // Admission has set defaults for what the manifest leaves open, unless the webhook could not be reached.
         let whole = self.launchers.whole(instance);
         if whole != instance.spec {
@@ -458,9 +469,9 @@ impl InstanceTask {
         self.merge(key, instance, patch).await
     }
 
-    async fn remove_finalizer(&self, key: &Key, instance: &VirtualMachineInstance) -> kube::Result<()> {
+    async fn remove_finalizer(&self, key: &Key, instance: &mut VirtualMachineInstance) -> kube::Result<()> {
         let finalizers = without_finalizer(instance, FINALIZER);
-        let patch = json!({"metadata": {"finalizers": finalizers, "resourceVersion": instance.resource_version()}});
+        let patch = json!({"metadata": {"finalizers": finalizers}});
         match self.merge(key, instance, patch).await {
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
             result => {
@@ -542,23 +553,20 @@ impl InstanceTask {
         }
     }
 
-    /// Writes the controller's part of the status, if the instance has not changed since it was read.
+    /// Writes the controller's part of the status, if the instance has not changed since it was observed, except by this
+    /// reconcile's own writes.
     async fn write_status(
         &self,
         key: &Key,
-        instance: &VirtualMachineInstance,
+        instance: &mut VirtualMachineInstance,
         wanted: &VirtualMachineInstanceStatus,
     ) -> kube::Result<()> {
-        // The steps may have changed the object since it was read.
-        let version = self
-            .instances
-            .objects
-            .newest(key)
-            .and_then(|newest| newest.resource_version());
         let apply = json!({
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",
-            "metadata": {"name": instance.name_any(), "uid": instance.uid(), "resourceVersion": version},
+            "metadata": {
+                "name": instance.name_any(), "uid": instance.uid(), "resourceVersion": instance.resource_version(),
+            },
             "status": wanted,
         });
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
@@ -566,7 +574,7 @@ impl InstanceTask {
             .api(key)
             .patch_status(&instance.name_any(), &parameters, &Patch::Apply(apply))
             .await?;
-        self.instances.objects.remember(key, stored);
+        self.written(key, instance, stored);
         Ok(())
     }
 

@@ -189,3 +189,72 @@ async fn finalizer_of_an_ended_guest_goes_once_its_node_is_off() {
         assert_eq!(finalizers, written.then(|| json!([])), "{taints}");
     }
 }
+
+/// Responds to the requests up to the write of a new instance's status, and returns that. `meanwhile` runs before the
+/// pods are listed.
+async fn serve_start(server: &mut ApiServer, meanwhile: impl FnOnce()) -> drydock_runtime::fake::ReceivedRequest {
+    let list = server.next_request().await;
+    assert_eq!((&list.method, list.path()), (&Method::GET, PODS));
+    meanwhile();
+    list.list("1", &[]);
+    loop {
+        let request = server.next_request().await;
+        if request.method == Method::PATCH && request.path() == INSTANCE {
+            assert_eq!(request.body["metadata"]["resourceVersion"], "10");
+            let mut stored = json!(instance());
+            stored["metadata"]["resourceVersion"] = json!("12");
+            request.with(&stored);
+        } else if request.method == Method::POST {
+            let mut made = request.body.clone();
+            made["metadata"]["name"] = json!("web-pod");
+            made["metadata"]["uid"] = json!("uid-pod");
+            request.with(&made);
+        } else {
+            assert_eq!(request.path(), format!("{INSTANCE}/status"));
+            return request;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_planned_before_a_change_of_the_vmi_is_refused() {
+    let (task, mut server, _recorded) = task();
+    let mut marked = instance();
+    marked.metadata.resource_version = Some("11".into());
+    marked.status.as_mut().unwrap().evacuation_node_name = Some("a".into());
+    let objects = &task.instances.objects;
+    let served = async {
+        let status = serve_start(&mut server, || objects.remember(&key(), marked)).await;
+        assert_eq!(status.body["metadata"]["resourceVersion"], "10");
+        status.refuse(409, "Conflict");
+    };
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    let refused = matches!(&reconciled, Err(ReconcileError::Api(kube::Error::Api(status))) if status.is_conflict());
+    assert!(refused, "{reconciled:?}");
+    // The next plan knows the mark.
+    let observed = task.observe(&key()).await.unwrap().unwrap();
+    assert_eq!(observed.instance.resource_version().as_deref(), Some("11"));
+    assert!(
+        objects
+            .newest(&key())
+            .unwrap()
+            .status
+            .unwrap()
+            .evacuation_node_name
+            .is_some()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn status_is_written_upon_this_reconciles_own_writes() {
+    let mut new = instance();
+    new.metadata.finalizers = None;
+    let (task, mut server, _recorded) = task_of(new, []);
+    let served = async {
+        let status = serve_start(&mut server, || ()).await;
+        assert_eq!(status.body["metadata"]["resourceVersion"], "12");
+        status.with(&json!(instance()));
+    };
+    let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
+    assert!(reconciled.is_ok(), "{reconciled:?}");
+}
