@@ -15,7 +15,7 @@ mod outlooks;
 mod previewer;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -105,6 +105,9 @@ struct DrainObservation {
     evictable: Option<usize>,
     hypervisor: Option<Arc<Hypervisor>>,
 }
+
+/// The instances that a plan was made for, as they were observed.
+type PlannedGuests<'a> = HashMap<Key, &'a VirtualMachineInstance>;
 
 /// What one plan keeps for the next.
 pub(crate) struct KeptPlan {
@@ -229,7 +232,9 @@ impl DrainTask {
         self.refusals.keep_drains(&refused);
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
         let due = steps.iter().filter(|step| reporting || !is_report(step));
-        let mut failed = self.execute_all(due).await?;
+        let planned = observed.iter().flat_map(|node| &node.instances);
+        let planned = planned.map(|(instance, _)| (Key::of(instance), instance)).collect();
+        let mut failed = self.execute_all(due, &planned).await?;
         if reporting {
             let reported = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(reported);
@@ -375,11 +380,15 @@ impl DrainTask {
     ///
     /// # Errors
     /// If the API server does not respond.
-    async fn execute_all<'s>(&self, steps: impl Iterator<Item = &'s DrainStep>) -> kube::Result<Option<kube::Error>> {
+    async fn execute_all<'s>(
+        &self,
+        steps: impl Iterator<Item = &'s DrainStep>,
+        planned: &PlannedGuests<'_>,
+    ) -> kube::Result<Option<kube::Error>> {
         let in_order = async |chain: Vec<&DrainStep>| {
             let mut failed = None;
             for step in chain {
-                match self.execute(step).await {
+                match self.execute(step, planned).await {
                     Err(error @ kube::Error::Api(_)) => failed = failed.or(Some(error)),
                     result => result?,
                 }
@@ -389,15 +398,21 @@ impl DrainTask {
         at_once(chains(steps).into_iter().map(in_order).collect()).await
     }
 
-    async fn execute(&self, step: &DrainStep) -> kube::Result<()> {
+    async fn execute(&self, step: &DrainStep, planned: &PlannedGuests<'_>) -> kube::Result<()> {
         let done = match step {
             DrainStep::Mark {
                 namespace,
                 name,
                 node,
                 evacuation,
-            } => self.mark(&Key::namespaced(namespace, name), node, evacuation).await,
-            DrainStep::Unmark { namespace, name } => self.unmark(&Key::namespaced(namespace, name)).await,
+            } => {
+                let key = Key::namespaced(namespace, name);
+                self.mark(&key, planned.get(&key).copied(), node, evacuation).await
+            }
+            DrainStep::Unmark { namespace, name } => {
+                let key = Key::namespaced(namespace, name);
+                self.unmark(&key, planned.get(&key).copied()).await
+            }
             DrainStep::Migrate {
                 namespace,
                 name,
@@ -431,8 +446,25 @@ impl DrainTask {
         Ok(())
     }
 
-    async fn mark(&self, key: &Key, node: &str, evacuation: &status::Evacuation) -> kube::Result<()> {
-        let Some(instance) = self.instances.objects.newest(key) else {
+    /// Returns the newest state of an instance, unless its evacuation request has changed since the plan: then another
+    /// plan follows.
+    fn unchanged(&self, key: &Key, planned: Option<&VirtualMachineInstance>) -> Option<VirtualMachineInstance> {
+        let newest = self.instances.objects.newest(key)?;
+        if planned.is_some_and(|planned| is_same_request(planned, &newest)) {
+            return Some(newest);
+        }
+        self.changed.notify();
+        None
+    }
+
+    async fn mark(
+        &self,
+        key: &Key,
+        planned: Option<&VirtualMachineInstance>,
+        node: &str,
+        evacuation: &status::Evacuation,
+    ) -> kube::Result<()> {
+        let Some(instance) = self.unchanged(key, planned) else {
             return Ok(());
         };
         let mark = EvacuationRequest { node, evacuation };
@@ -442,8 +474,8 @@ impl DrainTask {
         Ok(())
     }
 
-    async fn unmark(&self, key: &Key) -> kube::Result<()> {
-        let Some(instance) = self.instances.objects.newest(key) else {
+    async fn unmark(&self, key: &Key, planned: Option<&VirtualMachineInstance>) -> kube::Result<()> {
+        let Some(instance) = self.unchanged(key, planned) else {
             return Ok(());
         };
         let stored = evacuation_requests::remove_from(&self.api(key), &instance).await?;
@@ -538,6 +570,15 @@ impl DrainTask {
         self.events
             .publish(Event::new(instance.object_ref(&()), "Evacuate", severity, reason, note));
     }
+}
+
+/// Returns whether the newest state of an instance has the node and the evacuation request that were observed.
+fn is_same_request(observed: &VirtualMachineInstance, newest: &VirtualMachineInstance) -> bool {
+    fn request(instance: &VirtualMachineInstance) -> impl PartialEq + '_ {
+        let status = instance.status.as_ref();
+        status.map(|status| (&status.node_name, &status.evacuation_node_name, &status.evacuation))
+    }
+    observed.metadata.uid == newest.metadata.uid && request(observed) == request(newest)
 }
 
 /// Returns whether a step only reports a result and does not move a guest.

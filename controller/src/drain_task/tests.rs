@@ -161,6 +161,35 @@ async fn guest_of_a_tainted_node_is_marked_and_then_migrated_once() {
     assert!(wake.is_some_and(|wake| wake <= lasts), "{wake:?}");
 }
 
+#[tokio::test(start_paused = true)]
+async fn mark_of_another_writer_since_the_plan_is_kept() {
+    let guests: Vec<String> = (0..=MAX_CONCURRENT_ACTIONS)
+        .map(|number| format!("g{number}"))
+        .collect();
+    let mut fixture = fixture(&guests.iter().map(String::as_str).collect::<Vec<_>>());
+    let instances = fixture.task.instances.clone();
+    let done = fixture.reconcile(async |server| {
+        let mut requests = Vec::new();
+        for _ in 0..MAX_CONCURRENT_ACTIONS {
+            requests.push(server.next_request().await);
+        }
+        let name = |request: &ReceivedRequest| request.body["metadata"]["name"].as_str().unwrap().to_owned();
+        let waiting = guests
+            .iter()
+            .find(|guest| requests.iter().all(|request| name(request) != **guest));
+        let mut marked_first = instance(waiting.unwrap());
+        marked_first.metadata.resource_version = Some("9".into());
+        marked_first.status.as_mut().unwrap().evacuation_node_name = Some("a".into());
+        instances.objects.remember(&Key::of(&marked_first), marked_first);
+        for request in requests {
+            let response = marked(&request, &name(&request));
+            request.with(&response);
+        }
+        assert!(server.is_left_alone().await);
+    });
+    done.await.unwrap();
+}
+
 /// What each failed write leads to: an error that requeues the drain, a recorded refusal, or nothing.
 const FAILURES: [(u16, &str, bool, bool); 6] = [
     (403, "Forbidden", false, true),
