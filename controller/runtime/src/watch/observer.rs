@@ -263,8 +263,11 @@ impl<K: Resource> Observer<K> {
     }
 }
 
-fn same_version<K: Resource>(one: &K, other: &K) -> bool {
-    let version = |object: &K| object.meta().resource_version.clone();
-    // Names are reused; only the same uid and resource version identify the same state.
-    one.meta().uid == other.meta().uid && version(one).is_some() && version(one) == version(other)
+/// Returns whether both are the same state of an object; `kept` may have been pruned.
+fn same_version<K: Resource>(kept: &K, listed: &K) -> bool {
+    let (kept, listed) = (kept.meta(), listed.meta());
+    // Names are reused, versions are not: the uid distinguishes states only after a reset of the API server's storage. So a uid
+    // that was pruned to save memory is not compared.
+    let same_uid = kept.uid.is_none() || kept.uid == listed.uid;
+    same_uid && kept.resource_version.is_some() && kept.resource_version == listed.resource_version
 }

@@ -268,13 +268,15 @@ async fn changes_are_notified(packed: bool) {
 #[tokio::test(start_paused = true)]
 async fn bookmarks_and_reconnects_wake_nobody() {
     for packed in [false, true] {
-        reconnects_are_quiet(packed).await;
+        reconnects_are_quiet(packed, |_| ()).await;
+        // What a reader does not need may be pruned, also the UID.
+        reconnects_are_quiet(packed, |map| map.metadata.uid = None).await;
     }
 }
 
-async fn reconnects_are_quiet(packed: bool) {
+async fn reconnects_are_quiet(packed: bool, prune: fn(&mut ConfigMap)) {
     let mut setup = setup();
-    let cache = setup.watches.start(kept(setup.watch(), packed));
+    let cache = setup.watches.start(kept(setup.watch().prune(prune), packed));
     setup
         .server
         .next_request()
