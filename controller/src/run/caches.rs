@@ -147,8 +147,9 @@ fn migrations(context: &ProcessContext, queues: &Queues) -> Migrations {
 }
 
 fn instances(context: &ProcessContext, queues: &Queues, migrations: &Migrations) -> Instances {
-    let (queue, known) = (queues.clone(), migrations.clone());
+    let (queue, known, streams) = (queues.clone(), migrations.clone(), context.telemetry.streams.clone());
     Instances::start(&context.client, &context.watches, move |change| {
+        streams.observe(change);
         queue.follow(routing::of_instance(change, |instance, deleted| {
             known.keys_of(instance, deleted)
         }));

@@ -2,9 +2,9 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use drydock_api::node_api::GuestStream;
+use drydock_api::{kubevirt::VirtualMachineInstance, node_api::GuestStream};
 use drydock_core::subresources::SubresourceOperation;
-use drydock_runtime::clock;
+use drydock_runtime::{CacheChange, clock};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -67,6 +67,24 @@ impl ActiveStreams {
         streams
     }
 
+    /// Forgets when a deleted instance was last connected: its name may never be used again.
+    pub(crate) fn observe(&self, change: &CacheChange<VirtualMachineInstance>) {
+        let CacheChange::Object {
+            key,
+            old: Some(old),
+            new,
+        } = change
+        else {
+            return;
+        };
+        if new.as_ref().is_none_or(|new| new.metadata.uid != old.metadata.uid) {
+            self.last.remove(&OfInstance {
+                namespace: key.namespace.as_deref().unwrap_or_default().to_owned(),
+                vmi: key.name.to_string(),
+            });
+        }
+    }
+
     /// Counts a stream as open.
     pub(super) fn begin(&self, operation: SubresourceOperation, namespace: &str, vmi: &str) -> ActiveStream {
         let open = match operation {
@@ -109,17 +127,43 @@ impl Drop for ActiveStream {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::Key;
+
     use super::*;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn last_connection_is_known_until_the_instance_is_deleted() {
+        let mut registry = Registry::default();
+        let streams = ActiveStreams::register(&mut registry);
+        let instance = |uid: &str| {
+            let mut instance = VirtualMachineInstance::new("vm", Default::default());
+            instance.metadata.uid = Some(uid.into());
+            Some(Arc::new(instance))
+        };
+        for (old, new, known) in [
+            (None, instance("1"), true),
+            (instance("1"), instance("1"), true),
+            (instance("1"), None, false),
+            (instance("1"), instance("2"), false),
+        ] {
+            drop(streams.begin(SubresourceOperation::Stream(GuestStream::Vnc), "ns", "vm"));
+            let key = Key::namespaced("ns", "vm");
+            streams.observe(&CacheChange::Object { key, old, new });
+            let line = "kubevirt_vmi_last_api_connection_timestamp_seconds{namespace=\"ns\",vmi=\"vm\"}";
+            assert_eq!(text(&registry).contains(line), known);
+        }
+    }
 
     #[test]
     fn gauge_of_an_instance_exists_while_it_has_streams() {
         let mut registry = Registry::default();
         let streams = ActiveStreams::register(&mut registry);
-        let text = |registry: &Registry| {
-            let mut text = String::new();
-            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
-            text
-        };
         let console = SubresourceOperation::Stream(GuestStream::Console);
         let first = streams.begin(console, "ns", "vm");
         let second = streams.begin(console, "ns", "vm");
