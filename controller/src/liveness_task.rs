@@ -4,6 +4,9 @@
 //! clock, is stale: its node's `kubevirt.io/schedulable` becomes false, with an event. The agent sets it back once it
 //! responds again. [`UnresponsiveAgents`] provides this state to other tasks, also for nodes whose Node object was deleted:
 //! only together with an unresponsive agent does the deletion prove that no guest runs there.
+//!
+//! A watch whose connection has died without an end shows no renewals, so a Lease is read before its staleness changes a
+//! node or proves that it is gone.
 
 use std::sync::Arc;
 
@@ -38,6 +41,8 @@ type Stamp = (Option<String>, Option<MicroTime>);
 pub(crate) struct UnresponsiveAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
     on_change: Arc<dyn Fn() + Send + Sync>,
+    /// Notified when a read has shown what the watch has not.
+    corrected: Trigger,
 }
 
 impl UnresponsiveAgents {
@@ -46,6 +51,7 @@ impl UnresponsiveAgents {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
             on_change: Arc::new(on_change),
+            corrected: Trigger::new(),
         }
     }
 
@@ -67,6 +73,23 @@ impl UnresponsiveAgents {
         }
     }
 
+    /// Returns whether the agent of this node may be alive. That it is unresponsive is confirmed by reading its Lease.
+    ///
+    /// # Errors
+    /// If the Lease cannot be read: then the agent may be alive.
+    pub(crate) async fn confirmed_sign(&self, leases: &Api<Lease>, node: &str) -> kube::Result<AgentSign> {
+        if self.sign(node) == AgentSign::MayLive {
+            return Ok(AgentSign::MayLive);
+        }
+        let read = leases.get_opt(node).await?;
+        let stamp = read.as_ref().map(stamp_of);
+        if self.staleness.lock().confirm(node, stamp, Instant::now()) {
+            return Ok(AgentSign::Unresponsive);
+        }
+        self.corrected.notify();
+        Ok(AgentSign::MayLive)
+    }
+
     /// Returns whether the agent of this node has failed to renew its Lease in time.
     pub(crate) fn contains(&self, node: &str) -> bool {
         self.staleness.lock().is_stale(node, Instant::now())
@@ -76,6 +99,7 @@ impl UnresponsiveAgents {
 /// Updates the labels of nodes whose agent is unresponsive.
 pub(crate) struct LivenessTask {
     api: Api<Node>,
+    leases: Api<Lease>,
     nodes: AssumeCache<Node>,
     unresponsive: UnresponsiveAgents,
     changed: Trigger,
@@ -105,6 +129,7 @@ impl LivenessTask {
             .on_change(move |change| observe(&mut observed.staleness.lock(), change, &news));
         watches.start(leases);
         Self {
+            leases: agents_leases(&client),
             api: Api::all(client),
             nodes,
             unresponsive,
@@ -159,18 +184,22 @@ impl LivenessTask {
             tokio::select! {
                 () = term.lost().cancelled() => return,
                 () = self.changed.notified() => {}
+                () = self.unresponsive.corrected.notified() => {}
                 () = clock::sleep_until_instant(wake) => {}
             }
         }
     }
 
-    /// Makes each of these nodes unschedulable, unless it already is.
+    /// Makes each of these nodes unschedulable, unless it already is, or its agent turns out to be alive.
     async fn silence(&self, stale: &[String], term: &LeaderTerm) -> kube::Result<()> {
         for name in stale {
             let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
             };
-            if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE) || !term.is_valid() {
+            if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE)
+                || self.unresponsive.confirmed_sign(&self.leases, name).await? == AgentSign::MayLive
+                || !term.is_valid()
+            {
                 continue;
             }
             let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
@@ -198,17 +227,25 @@ impl LivenessTask {
     }
 }
 
+/// Returns the API of the agents' Leases.
+pub(crate) fn agents_leases(client: &Client) -> Api<Lease> {
+    Api::namespaced(client.clone(), NODE_LEASE_NAMESPACE)
+}
+
+fn stamp_of(lease: &Lease) -> Stamp {
+    let spec = lease.spec.as_ref();
+    let holder = spec.and_then(|spec| spec.holder_identity.clone());
+    (holder, spec.and_then(|spec| spec.renew_time.clone()))
+}
+
 /// Records one change of a Lease.
 fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: &Trigger) {
     match change {
         CacheChange::Object {
             key, new: Some(lease), ..
         } => {
-            let spec = lease.spec.as_ref();
-            let holder = spec.and_then(|spec| spec.holder_identity.clone());
-            let renewed = spec.and_then(|spec| spec.renew_time.clone());
             let first = staleness.next(Instant::now()).is_none();
-            staleness.observe(&key.name, (holder, renewed), Instant::now());
+            staleness.observe(&key.name, stamp_of(lease), Instant::now());
             if first {
                 news.notify();
             }
@@ -231,8 +268,10 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: 
 mod tests {
     use drydock_runtime::{
         EventMetrics, Reporter, SyncState, WatchProblem,
-        fake::{api_server, candidate, elect},
+        fake::{ApiServer, api_server, candidate, keep_elected},
     };
+    use http::Method;
+    use serde_json::Value;
 
     use super::*;
 
@@ -316,14 +355,16 @@ mod tests {
         assert_eq!(unresponsive.sign("n1"), AgentSign::Unresponsive);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn nodes_of_silent_agents_become_unschedulable() {
-        let ((client, mut server), (for_events, mut events)) = (api_server(), api_server());
+    /// A task that leads, over nodes of which `b` alone is unschedulable, and API servers for its requests and its events.
+    /// The watch has shown a Lease of each agent.
+    async fn fixture(names: &[&str]) -> (LivenessTask, LeaderTerm, ApiServer, ApiServer) {
+        let ((client, server), (for_events, events)) = (api_server(), api_server());
         let process = Process::new();
-        let (mut leadership, mut lease_server) = candidate(&process, Trigger::new());
-        elect(&mut lease_server).await;
+        let (mut leadership, lease_server) = candidate(&process, Trigger::new());
+        process.spawn("lease", keep_elected(lease_server));
         let term = leadership.elected().await;
-        let node = |name: &str, schedulable: &str| {
+        let node = |name: &&str| {
+            let schedulable = if *name == "b" { FALSE } else { TRUE };
             let metadata = json!({"name": name, "uid": name, "labels": {SCHEDULABLE: schedulable}});
             serde_json::from_value(json!({"metadata": metadata})).unwrap()
         };
@@ -331,30 +372,61 @@ mod tests {
             component: "drydock-controller",
             instance: "test".into(),
         };
+        let unresponsive = UnresponsiveAgents::without_leases();
+        for name in names {
+            let change = CacheChange::Object {
+                key: Key::namespaced(NODE_LEASE_NAMESPACE, name),
+                old: None,
+                new: Some(Arc::new(serde_json::from_value(lease_at(name, 0)).unwrap())),
+            };
+            observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
+        }
         let task = LivenessTask {
+            leases: agents_leases(&client),
             api: Api::all(client),
-            nodes: AssumeCache::filled([
-                node("a", TRUE),
-                node("b", FALSE),
-                node("deleted", TRUE),
-                node("c", TRUE),
-            ]),
-            unresponsive: UnresponsiveAgents::new(|| ()),
+            nodes: AssumeCache::filled(names.iter().map(node)),
+            unresponsive,
             changed: Trigger::new(),
             leadership,
             events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
             metrics: ControllerMetrics::default(),
             process,
         };
+        (task, term, server, events)
+    }
+
+    /// The Lease of an agent that was renewed in this second.
+    fn lease_at(name: &str, second: u8) -> Value {
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": name, "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "agent", "renewTime": format!("2026-05-01T10:00:{second:02}.000000Z")},
+        })
+    }
+
+    async fn serve_lease(server: &mut ApiServer, name: &str, second: u8) {
+        let request = server.next_request().await;
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/{NODE_LEASE_NAMESPACE}/leases/{name}");
+        assert_eq!((&request.method, request.path()), (&Method::GET, path.as_str()));
+        request.with(&lease_at(name, second));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nodes_of_silent_agents_become_unschedulable() {
+        let (task, term, mut server, mut events) = fixture(&["a", "b", "deleted", "c"]).await;
+        tokio::time::sleep(STALE_AFTER).await;
         let stale = ["a", "b", "absent", "deleted", "c"].map(str::to_owned);
         let served = async {
+            serve_lease(&mut server, "a", 0).await;
             let request = server.next_request().await;
             assert_eq!(request.path(), "/api/v1/nodes/a");
             assert_eq!(request.body, json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}}));
             request.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a"}}));
+            serve_lease(&mut server, "deleted", 0).await;
             let request = server.next_request().await;
             assert_eq!(request.path(), "/api/v1/nodes/deleted");
             request.refuse(404, "NotFound");
+            serve_lease(&mut server, "c", 0).await;
             server.next_request().await.refuse(500, "InternalError");
         };
         let (result, ()) = tokio::join!(task.silence(&stale, &term), served);
@@ -365,5 +437,28 @@ mod tests {
             (&json!(NODE_UNRESPONSIVE), &json!("a"))
         );
         assert_eq!(task.metrics.became_unresponsive.get(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agent_whose_renewals_the_watch_misses_stays_schedulable() {
+        let (task, term, mut server, _events) = fixture(&["a"]).await;
+        let served = async {
+            // Each verdict costs one read, and the next one is due once the renewal that it showed is stale.
+            for second in [1, 2, 3] {
+                tokio::time::sleep(STALE_AFTER).await;
+                serve_lease(&mut server, "a", second).await;
+                assert!(server.is_left_alone_for(STALE_AFTER / 2).await);
+                assert_eq!(task.unresponsive.sign("a"), AgentSign::MayLive);
+            }
+            // Where it cannot be read, nothing follows from it, until it can.
+            server.next_request().await.refuse(500, "InternalError");
+            serve_lease(&mut server, "a", 3).await;
+            let request = server.next_request().await;
+            assert_eq!((&request.method, request.path()), (&Method::PATCH, "/api/v1/nodes/a"));
+        };
+        tokio::select! {
+            () = task.watch_over(term) => panic!("the term lasts"),
+            () = served => {}
+        }
     }
 }

@@ -22,12 +22,18 @@ use drydock_core::{
     placement::NodeView,
 };
 use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
-use k8s_openapi::api::core::v1::{Node, NodeCondition, Toleration};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::{Node, NodeCondition, Toleration},
+};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use shared_facts::SharedFacts;
 
-use crate::{liveness_task::UnresponsiveAgents, maintenances::Maintenances};
+use crate::{
+    liveness_task::{UnresponsiveAgents, agents_leases},
+    maintenances::Maintenances,
+};
 
 /// Taint of a node: confirms that the node is powered off. An administrator or a fencing operator sets it.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
@@ -36,6 +42,7 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 #[derive(Clone)]
 pub(crate) struct Nodes {
     api: Api<Node>,
+    leases: Api<Lease>,
     pub(crate) nodes: AssumeCache<Node>,
     pub(crate) hypervisors: Cache<Hypervisor>,
     maintenances: Maintenances,
@@ -95,6 +102,7 @@ impl Nodes {
             .on_change(move |change| notify_if_changed(change, without_drain, &on_change));
         Self {
             api: Api::all(client.clone()),
+            leases: agents_leases(client),
             nodes,
             hypervisors: watches.start(hypervisors),
             maintenances,
@@ -108,6 +116,7 @@ impl Nodes {
     pub(crate) fn filled(client: &Client, nodes: impl IntoIterator<Item = Node>) -> Self {
         Self {
             api: Api::all(client.clone()),
+            leases: agents_leases(client),
             nodes: AssumeCache::filled(nodes),
             hypervisors: Cache::default(),
             maintenances: Maintenances::filled([]),
@@ -144,7 +153,7 @@ impl Nodes {
     }
 
     /// Returns the state of a node. That its Node object is deleted is only accepted when the API server confirms it,
-    /// and proves nothing about its guests while its agent may be alive.
+    /// and proves nothing about its guests while its agent may be alive. That its agent is not is confirmed, too.
     ///
     /// # Errors
     /// If the request to the API server fails.
@@ -153,7 +162,10 @@ impl Nodes {
             Some(node) => node,
             None => match self.api.get_opt(name).await? {
                 Some(node) => Arc::new(node),
-                None => return Ok(NodeState::of_deleted(self.unresponsive_agents.sign(name))),
+                None => {
+                    let agent = self.unresponsive_agents.confirmed_sign(&self.leases, name).await?;
+                    return Ok(NodeState::of_deleted(agent));
+                }
             },
         };
         Ok(state_of(&node))
@@ -381,11 +393,26 @@ mod tests {
             server.next_request().await.refuse(404, "NotFound");
         });
         assert_eq!(state, NodeState::Deleted, "its agent may make its Lease again");
-        tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
-        let (state, ()) = tokio::join!(not_found(), async {
-            server.next_request().await.refuse(404, "NotFound");
-        });
-        assert_eq!(state, NodeState::Gone);
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "a"}});
+        // Once it is to be there, what the API server returns of the Lease, and what follows.
+        for (read, expected) in [
+            (Err((404, "NotFound")), Some(NodeState::Gone)),
+            (Err((500, "InternalError")), None),
+            // The watch has not shown it.
+            (Ok(&lease), Some(NodeState::Deleted)),
+        ] {
+            tokio::time::advance(drydock_api::leases::STALE_AFTER).await;
+            let (state, ()) = tokio::join!(nodes.state("a"), async {
+                server.next_request().await.refuse(404, "NotFound");
+                let request = server.next_request().await;
+                assert!(request.path().ends_with("/leases/a"), "{}", request.line);
+                match read {
+                    Ok(lease) => request.with(lease),
+                    Err((code, reason)) => request.refuse(code, reason),
+                }
+            });
+            assert_eq!(state.ok(), expected);
+        }
         // An error response proves nothing about the node.
         let (state, ()) = tokio::join!(nodes.state("a"), async {
             server.next_request().await.refuse(500, "InternalError");

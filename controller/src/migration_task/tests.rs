@@ -292,6 +292,9 @@ async fn finalizer_is_removed_once_the_sources_node_is_gone() {
         assert_eq!(request.path(), "/api/v1/nodes/gone");
         request.refuse(404, "NotFound");
         let request = server.next_request().await;
+        assert!(request.path().ends_with("/leases/gone"), "{}", request.line);
+        request.refuse(404, "NotFound");
+        let request = server.next_request().await;
         assert_eq!((&request.method, request.path()), (&Method::GET, PODS));
         request.list("1", &[]);
         let request = server.next_request().await;

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 ///
 /// # Caveats
 /// Without observation there is no basis for a decision: when the watch breaks call [`blind`](Self::blind), and
-/// [`restart`](Self::restart) when it recovers. Otherwise all Leases that were renewed unobserved count as stale.
+/// [`restart`](Self::restart) when it recovers. Otherwise all Leases that were renewed unobserved count as stale. A watch
+/// whose connection dies without an end is not seen to break: [`confirm`](Self::confirm) what follows from a stale Lease.
 #[derive(Clone, Debug)]
 pub struct Staleness<Stamp> {
     after: Duration,
@@ -100,6 +101,17 @@ impl<Stamp: PartialEq> Staleness<Stamp> {
         self.complete_since.is_some_and(passed)
             && !self.seen.contains_key(name)
             && self.deleted.get(name).copied().is_none_or(passed)
+    }
+
+    /// Records the stamp that the API server itself has returned, `None` if there is no such Lease. Returns whether the
+    /// Lease is stale or absent all the same: a renewal or deletion that the watch has not shown counts from now.
+    pub fn confirm(&mut self, name: &str, read: Option<Stamp>, now: Instant) -> bool {
+        match read {
+            Some(stamp) => _ = self.observe(name, stamp, now),
+            None if self.seen.contains_key(name) => self.forget(name, now),
+            None => {}
+        }
+        self.is_stale(name, now) || self.is_absent(name, now)
     }
 
     /// Returns the next time at which more Leases count as absent, if nothing changes until then.
@@ -201,6 +213,45 @@ mod tests {
         assert_eq!(staleness.next_absence(at(1090)), None);
         staleness.restart(at(1100));
         assert_eq!(staleness.next_absence(at(1100)), Some(at(1140)));
+    }
+
+    #[test]
+    fn stale_or_absent_lease_is_confirmed_by_an_equal_read() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        // What the watch has shown, what the API server returns at 40 s, and whether the holder is unresponsive.
+        for (shown, read, unresponsive) in [
+            (Some(1), Some(1), true),
+            (Some(1), Some(2), false),
+            (Some(1), None, false),
+            (None, None, true),
+            (None, Some(1), false),
+        ] {
+            let mut staleness = Staleness::new(AFTER);
+            staleness.restart(at(0));
+            if let Some(stamp) = shown {
+                staleness.observe("n1", stamp, at(0));
+            }
+            assert_eq!(
+                staleness.confirm("n1", read, at(40)),
+                unresponsive,
+                "{shown:?} {read:?}"
+            );
+            // Without another change it is so once the whole time has passed again.
+            assert_eq!(
+                staleness.confirm("n1", read, at(79)),
+                unresponsive,
+                "{shown:?} {read:?}"
+            );
+            assert!(staleness.confirm("n1", read, at(80)), "{shown:?} {read:?}");
+        }
+        // While the watch is broken, or was meanwhile, an equal stamp proves nothing.
+        let mut staleness = Staleness::new(AFTER);
+        staleness.observe("n1", 1, at(0));
+        staleness.blind();
+        assert!(!staleness.confirm("n1", Some(1), at(40)));
+        staleness.restart(at(41));
+        assert!(!staleness.confirm("n1", Some(1), at(42)));
     }
 
     proptest! {
