@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - The response to a request begins within [`RESPONSE_TIMEOUT`], or the request fails. A dead connection is detected
-//!   within [`READ_TIMEOUT`], also under a watch.
+//!   by [`KeepAlive::FOR_WATCHES`], also under a watch; one that lives up to a proxy alone, within [`READ_TIMEOUT`].
 //! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
 //!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
 //!   connection was closed without a response is a request sent once more, provided that it is idempotent ([`again`]).
@@ -14,11 +14,17 @@
 mod again;
 
 use self::again::RetryOnce;
-use crate::{metrics::Label, watch::is_watch};
+use crate::{metrics::Label, tcp::KeepAlive, watch::is_watch};
 use http::{HeaderValue, Method, Request, Response, header::USER_AGENT};
+use hyper::body::Incoming;
+use hyper_timeout::TimeoutConnector;
+use hyper_util::{
+    client::legacy::{Builder, connect::HttpConnector},
+    rt::TokioExecutor,
+};
 use kube::{
     Client, Config,
-    client::{Body, ClientBuilder},
+    client::{Body, ClientBuilder, ConfigExt},
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use prometheus_client::{
@@ -33,7 +39,7 @@ use std::{
     time::Duration,
 };
 use thiserror::Error;
-use tower::{BoxError, Layer, Service, buffer::BufferLayer, retry::RetryLayer};
+use tower::{BoxError, Layer, Service, ServiceBuilder, buffer::BufferLayer, retry::RetryLayer, util::BoxService};
 
 /// How long a request may take until its response begins. (For a watch, the response begins when the API server
 /// accepts it.)
@@ -96,12 +102,39 @@ pub async fn connect(options: &ClientOptions, metrics: &ClientMetrics) -> Result
     // Otherwise the idle time of a connection would count towards the timeout of its next response.
     config.reset_reader_on_write = true;
     config.default_retry = false;
-    let builder = ClientBuilder::try_from(config).map_err(|error| ClientError::Connection(Box::new(error)))?;
-    let builder = builder
+    let service = probed_service(&config).map_err(|error| ClientError::Connection(Box::new(error)))?;
+    let builder = ClientBuilder::new(service, config.default_namespace)
         .with_layer(&BufferLayer::new(REQUESTS_AHEAD))
         .with_layer(&RetryLayer::new(RetryOnce::new(metrics.clone())))
         .with_layer(&WatchRequests(metrics.clone()));
     Ok(builder.build())
+}
+
+/// Returns the service that [`ClientBuilder::try_from`] makes of a configuration, with connections that are probed, and
+/// without its log of each request.
+fn probed_service(config: &Config) -> kube::Result<BoxService<Request<Body>, Response<Incoming>, BoxError>> {
+    if config.proxy_url.is_some() {
+        // Refuses it, since kube is built without proxies.
+        ClientBuilder::try_from(config.clone())?;
+    }
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    let probes = KeepAlive::FOR_WATCHES;
+    connector.set_keepalive(Some(probes.idle));
+    connector.set_keepalive_interval(Some(probes.interval));
+    connector.set_keepalive_retries(Some(probes.probes));
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(connector)?);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(Builder::new(TokioExecutor::new()).build(connector));
+    Ok(BoxService::new(service))
 }
 
 async fn from_kubeconfig(path: &PathBuf, context: Option<String>) -> Result<Config, ClientError> {
@@ -302,6 +335,10 @@ mod tests {
     use http::{Method, Request, Response};
     use kube::client::{Body, ClientBuilder};
     use std::path::PathBuf;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
 
     fn operation_of(method: Method, uri: &str) -> (&'static str, String) {
         let ApiOperation { verb, resource } =
@@ -374,6 +411,53 @@ mod tests {
             "{message}"
         );
         assert_eq!(metrics.requests("get", "nodes"), 1);
+    }
+
+    /// Returns whether the kernel probes the connection to this port of this machine.
+    fn is_probed(port: u16) -> bool {
+        let connections = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        connections.lines().any(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            // Remote address, state (established), and the pending timer (keepalive).
+            fields[2] == format!("0100007F:{port:04X}") && fields[3] == "01" && fields[5].starts_with("02:")
+        })
+    }
+
+    #[tokio::test]
+    async fn connection_to_the_api_server_is_probed() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let path = std::env::temp_dir().join(format!("drydock-kubeconfig-{port}"));
+        let kubeconfig = format!(
+            "{{apiVersion: v1, kind: Config, current-context: c, contexts: [{{name: c, context: {{cluster: c, user: u}}}}], \
+             clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{port}'}}}}], users: [{{name: u, user: {{}}}}]}}"
+        );
+        std::fs::write(&path, kubeconfig).unwrap();
+        let options = ClientOptions {
+            component: "drydock-agent",
+            version: "1.2.3",
+            kubeconfig: Some(path.clone()),
+            context: None,
+        };
+        let client = connect(&options, &ClientMetrics::default()).await.unwrap();
+        std::fs::remove_file(path).unwrap();
+        let served = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = [0; 1024];
+            let length = stream.read(&mut request).await.unwrap();
+            let request = String::from_utf8_lossy(&request[..length]).to_lowercase();
+            assert!(request.starts_with("get /version http/1.1\r\n"), "{request}");
+            assert!(request.contains("user-agent: drydock-agent/1.2.3\r\n"), "{request}");
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+                .await
+                .unwrap();
+            stream
+        };
+        let request = Request::get("/version").body(vec![]).unwrap();
+        let (response, _open) = tokio::join!(client.request_text(request), served);
+        assert_eq!(response.unwrap(), "{}");
+        assert!(is_probed(port));
     }
 
     #[tokio::test]

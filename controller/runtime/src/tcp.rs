@@ -27,6 +27,14 @@ impl KeepAlive {
         probes: 9,
     };
 
+    /// For the API server: a peer that has gone is noticed after 30 s, before a watch has missed enough renewals of Leases
+    /// for their holders to count as unresponsive (40 s).
+    pub const FOR_WATCHES: Self = Self {
+        idle: Duration::from_secs(15),
+        interval: Duration::from_secs(5),
+        probes: 3,
+    };
+
     /// Returns how long a peer that has gone remains unnoticed.
     pub fn total(self) -> Duration {
         self.idle + self.interval * self.probes
