@@ -1,7 +1,7 @@
 //! Converts what libvirt reports about a domain to the input of decisions.
 
 use drydock_api::kubevirt::status::{GuestCpu, GuestOsInfo};
-use drydock_core::guest::{GuestAgent, GuestState, PauseCause};
+use drydock_core::guest::{GuestAgent, GuestState, PauseCause, start::FoundDomain};
 use drydock_host::domain::{self, AddressBits, DomainState, GuestInfo, PausedReason, ShutOffReason};
 
 /// Returns whether a guest runs, according to the state of its domain.
@@ -25,6 +25,15 @@ pub(super) fn guest_state(state: DomainState) -> Option<GuestState> {
             GuestState::Off
         }
     })
+}
+
+/// Converts the state of a domain, `None` without one. libvirt gives no reason for a domain that it has only defined.
+pub(super) fn found_domain(state: Option<DomainState>) -> FoundDomain {
+    match state {
+        None => FoundDomain::Absent,
+        Some(DomainState::ShutOff(ShutOffReason::Unknown(_))) => FoundDomain::Defined,
+        Some(_) => FoundDomain::HasRun,
+    }
 }
 
 /// Converts a guest's CPU: the features that it has beyond its model, and the features of the model that it lacks.
@@ -105,6 +114,27 @@ mod tests {
             (DomainState::ShutOff(ShutOffReason::Migrated), None),
         ] {
             assert_eq!(guest_state(state), expected, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn domain_without_a_reason_was_only_defined() {
+        for (state, expected) in [
+            (None, FoundDomain::Absent),
+            (
+                Some(DomainState::ShutOff(ShutOffReason::Unknown(0))),
+                FoundDomain::Defined,
+            ),
+            (Some(DomainState::ShutOff(ShutOffReason::Shutdown)), FoundDomain::HasRun),
+            (Some(DomainState::ShutOff(ShutOffReason::Failed)), FoundDomain::HasRun),
+            (Some(DomainState::ShutOff(ShutOffReason::Migrated)), FoundDomain::HasRun),
+            (Some(DomainState::Running(RunningReason::Booted)), FoundDomain::HasRun),
+            (Some(DomainState::Paused(PausedReason::StartingUp)), FoundDomain::HasRun),
+            (Some(DomainState::ShuttingDown), FoundDomain::HasRun),
+            (Some(DomainState::NoState), FoundDomain::HasRun),
+            (Some(DomainState::Unknown { state: 99, reason: 0 }), FoundDomain::HasRun),
+        ] {
+            assert_eq!(found_domain(state), expected, "{state:?}");
         }
     }
 

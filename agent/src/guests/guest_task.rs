@@ -22,14 +22,17 @@ use drydock_api::{
 };
 use drydock_core::{
     domain::{DomainInput, DomainProblem, disk_targets, domain_name, domain_xml, guest_memory},
-    guest::{self, GuestAgent, GuestState, ObservedGuest, ReportedDomain},
+    guest::{
+        self, GuestAgent, GuestState, ObservedGuest, ReportedDomain,
+        start::{ObservedStart, may_start},
+    },
     instance::ending::{EndedGuest, ended},
 };
 use drydock_host::{
     document::ParseError,
     domain::{
-        AgentChannel, CallDeadlines, CallError, DomainEvent, DomainEvents, DomainHandle, DomainState, InitialState,
-        LifecycleEvent, LiveDomain, PodVersions, ShutOffReason,
+        AgentChannel, CallDeadlines, CallError, DomainEvent, DomainEvents, DomainHandle, InitialState, LifecycleEvent,
+        LiveDomain, PodVersions,
     },
     pod_folder::{FolderError, PodFolder},
 };
@@ -341,12 +344,7 @@ impl GuestTask {
             Err(error) => return Err(error.into()),
         };
         let instance = self.instance();
-        let never_ran = match state {
-            None => true,
-            Some(DomainState::ShutOff(reason)) => matches!(reason, ShutOffReason::Unknown(_)),
-            Some(_) => false,
-        };
-        if never_ran && may_start(&instance, pod) {
+        if may_start(&ObservedStart::of(&instance, pod, facts::found_domain(state))) {
             self.start(handle, &instance, ready).await?;
             state = Some(handle.state().await?);
         }
@@ -585,25 +583,6 @@ impl ConnectedGuest {
         }
         self.is_thawed |= outdated.rebooted;
     }
-}
-
-/// Returns whether a guest that has never run here may be started: it has run nowhere, neither its VMI nor its pod is
-/// being deleted, and the end of its pod was not reported.
-fn may_start(instance: &VirtualMachineInstance, pod: &Pod) -> bool {
-    let status = instance.status.as_ref();
-    let phase = status.and_then(|status| status.phase).unwrap_or_default();
-    let ended = status
-        .and_then(|status| status.drydock.as_ref())
-        .is_some_and(|drydock| {
-            pod.metadata
-                .uid
-                .as_ref()
-                .is_some_and(|uid| drydock.ended_pods.contains(uid))
-        });
-    phase < Phase::Running
-        && !ended
-        && instance.metadata.deletion_timestamp.is_none()
-        && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// Converts a domain to the input of decisions.

@@ -8,6 +8,7 @@
 
 pub mod freeze;
 pub mod node_deleted;
+pub mod start;
 
 use drydock_api::{
     kubevirt::{

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, sync::Arc};
 use drydock_api::launcher::GuestOutcome;
 use drydock_core::mask::MaskedModels;
 use drydock_host::{
-    domain::StoppedDetail,
+    domain::{ShutOffReason, StoppedDetail},
     fake::{
         fake_guest::{FakeLibvirt, LIVE_XML},
         tcg_node,
@@ -291,49 +291,6 @@ async fn instance_that_ran_before_is_not_started_in_an_empty_libvirt() {
     });
     assert!(end.await.is_none());
     assert_eq!(fixture.around.libvirt.calls(), [""; 0]);
-}
-
-#[test]
-fn guest_starts_only_where_it_has_never_run() {
-    let deleted = json!("2026-01-01T00:00:00Z");
-    let with = |status: &Value, part: &str, value: &Value| {
-        let mut status = status.clone();
-        status[part] = value.clone();
-        status
-    };
-    for (status, instance_deleted, pod_deleted, expected) in [
-        (scheduled(), false, false, true),
-        (with(&scheduled(), "phase", &json!("Scheduling")), false, false, true),
-        (running(), false, false, false),
-        (with(&running(), "phase", &json!("Failed")), false, false, false),
-        (
-            with(&scheduled(), "drydock", &json!({"endedPods": [POD]})),
-            false,
-            false,
-            false,
-        ),
-        (
-            with(&scheduled(), "drydock", &json!({"endedPods": ["another"]})),
-            false,
-            false,
-            true,
-        ),
-        (scheduled(), true, false, false),
-        (scheduled(), false, true, false),
-    ] {
-        let (mut instance, mut pod) = (instance(&status), pod());
-        if instance_deleted {
-            instance["metadata"]["deletionTimestamp"] = deleted.clone();
-        }
-        if pod_deleted {
-            pod["metadata"]["deletionTimestamp"] = deleted.clone();
-        }
-        let starts = may_start(
-            &serde_json::from_value(instance).unwrap(),
-            &serde_json::from_value(pod).unwrap(),
-        );
-        assert_eq!(starts, expected, "{status} {instance_deleted} {pod_deleted}");
-    }
 }
 
 #[tokio::test]
