@@ -3,21 +3,18 @@
 use std::time::Duration;
 
 use drydock_api::{
-    facts::VirtType,
     kubevirt::{
         VirtualMachineInstanceMigration,
-        migration::{MigratedGuest, MigrationTarget, TargetState},
+        migration::{MigrationTarget, TargetState},
     },
     launcher::{LIBVIRT_SOCKET, READY_FILE, RUN_VOLUME, Ready},
 };
-use drydock_core::{
-    domain::full_cpu,
-    mask,
-    migration::{
-        record::MigrationRecord,
-        target::{TargetDomain, TargetStep, TargetView, step},
+use drydock_core::migration::{
+    record::MigrationRecord,
+    target::{
+        TargetDomain, TargetStep, TargetView, postponed, source_is_late_in, step,
+        target_refusal::{self, ComparedCpu, TargetCheck, TargetHost, TargetRefusal, by_comparison},
     },
-    processor,
 };
 use drydock_host::{
     domain::{CallDeadlines, CallError, CpuComparison, DomainHandle},
@@ -34,18 +31,12 @@ use super::{
     status_patch,
 };
 use crate::{
-    guests::{Host, TaskContext},
+    guests::TaskContext,
     tunnel::{local::Role, tunnels::Tunnels},
 };
 
 /// Pause before the next reconcile while the guest or a step is in progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// A complete guest is resumed within milliseconds. It is reported as complete only if it still waits after this
-/// time.
-const COMPLETE_FOR: Duration = Duration::from_secs(1);
-/// Time after which the source's report is late. A source reports that it has handed the guest over once its QEMU has
-/// ended, which takes a few tenths of a second.
-const SOURCE_IS_LATE_AFTER: Duration = Duration::from_secs(2);
 /// Maximum size of a launcher's ready file in bytes.
 const READY_BYTES: u64 = 64 << 10;
 /// Maximum number of steps before other events are handled: more than a migration has.
@@ -62,21 +53,6 @@ pub(super) struct TargetTask {
     post_copy: bool,
     /// Whether its pod's readiness gate depends only on the guest running. (The guest's own task follows its probe.)
     opens_gate: bool,
-}
-
-/// Why a guest cannot run here.
-#[derive(Clone, Debug)]
-struct TargetRefusal {
-    reason: &'static str,
-    message: String,
-}
-
-/// Checks whether a guest that has the CPU of its host, which libvirt cannot compare, can continue here.
-fn same_processor(guest: &MigratedGuest, host: &Host) -> Result<(), TargetRefusal> {
-    match processor::refusal(guest.processor.as_deref(), host.processor.as_deref()) {
-        Some((reason, message)) => Err(TargetRefusal { reason, message }),
-        None => Ok(()),
-    }
 }
 
 impl TargetTask {
@@ -212,8 +188,8 @@ impl TargetTask {
                     || (domain == TargetDomain::Unknown && by_pod.is_none());
                 return Ok(waits.then_some(RECHECK_INTERVAL));
             };
-            if first == TargetStep::Report(TargetState::Complete) && self.is_just_complete() {
-                return Ok(Some(COMPLETE_FOR));
+            if let Some(pause) = postponed(first, self.complete_for(domain)) {
+                return Ok(Some(pause));
             }
             for step in steps {
                 self.execute(step, &migration, handle).await?;
@@ -230,14 +206,15 @@ impl TargetTask {
     /// Returns the remaining time until the source is late, counted from when the guest was shown to run here.
     fn source_is_late_in(&self) -> Duration {
         let since = self.taken_over_since.map(|since| since.elapsed());
-        SOURCE_IS_LATE_AFTER.saturating_sub(since.unwrap_or_default())
+        source_is_late_in(since)
     }
 
-    /// Returns whether the guest was first seen complete less than [`COMPLETE_FOR`] ago.
-    fn is_just_complete(&mut self) -> bool {
-        let now = clock::Instant::now();
-        let since = *self.complete_since.get_or_insert(now);
-        now.duration_since(since) < COMPLETE_FOR
+    /// Returns the time since the guest was first seen complete.
+    fn complete_for(&mut self, domain: TargetDomain) -> Duration {
+        if domain != TargetDomain::Complete {
+            return Duration::ZERO;
+        }
+        self.complete_since.get_or_insert_with(clock::Instant::now).elapsed()
     }
 
     async fn execute(
@@ -299,44 +276,27 @@ impl TargetTask {
     ) -> Result<Result<(), TargetRefusal>, SideError> {
         let guest = migration.guest().cloned().unwrap_or_default();
         let host = self.side.seen.borrow().host.clone();
-        let refuse = |reason, message| Ok(Err(TargetRefusal { reason, message }));
-        let virt_type = match guest.virt_type.as_deref() {
-            Some("kvm") => VirtType::Kvm,
-            Some("qemu") => VirtType::Qemu,
-            _ => host.virt_type,
+        let checked = target_refusal::check(
+            &guest,
+            &TargetHost {
+                node: &self.side.shared.node,
+                virt_type: host.virt_type,
+                mask: &host.mask,
+                processor: host.processor.as_deref(),
+            },
+        );
+        let document = match checked {
+            TargetCheck::Fits => return Ok(Ok(())),
+            TargetCheck::Refused(refusal) => return Ok(Err(refusal)),
+            TargetCheck::Compare(document) => document,
         };
-        if virt_type != host.virt_type {
-            let message = format!(
-                "the guest runs by {}, and guests on this node by {}",
-                virt_type.as_str(),
-                host.virt_type.as_str()
-            );
-            return refuse("OtherVirtType", message);
-        }
-        let masked: Vec<String> = mask::refused(&guest, &host.mask).into_iter().collect();
-        if !masked.is_empty() {
-            let message = format!(
-                "node {} masks CPU features that the guest has, and the node that it comes from does not: {}; they are masked \
-                 by {}",
-                self.side.shared.node,
-                masked.join(", "),
-                mask::means()
-            );
-            return refuse("CPUFeatureMissing", message);
-        }
-        let Some(cpu) = &guest.cpu else {
-            return Ok(same_processor(&guest, &host));
+        let compared = match handle.compare_cpu(&document, host.virt_type).await {
+            Ok(CpuComparison::Fits) => ComparedCpu::Fits,
+            Ok(CpuComparison::Incompatible { message, .. }) => ComparedCpu::Incompatible(message),
+            Err(CallError::Refused(error)) => ComparedCpu::NotCompared(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
-        let document = match full_cpu(cpu) {
-            Ok(document) => document,
-            Err(problem) => return refuse(problem.reason(), problem.to_string()),
-        };
-        match handle.compare_cpu(&document, virt_type).await {
-            Ok(CpuComparison::Fits) => Ok(Ok(())),
-            Ok(CpuComparison::Incompatible { message, .. }) => refuse("CPUFeatureMissing", message),
-            Err(CallError::Refused(error)) => refuse("CPUNotCompared", error.to_string()),
-            Err(error) => Err(error.into()),
-        }
+        Ok(by_comparison(compared))
     }
 
     /// Opens the readiness gate, so that Services reach the guest. If that fails, the guest's own task retries it.

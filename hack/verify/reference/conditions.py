@@ -414,14 +414,9 @@ KINDS = (
             Condition(
                 "status.target.reason",
                 (
-                    Written(
-                        f"{AGENT}/migrations/target_task.rs",
-                        {
-                            "OtherVirtType": "The guest uses hardware virtualization and guests on the target "
-                            "node emulation, or the other way round.",
-                            "CPUFeatureMissing": "The target node lacks a CPU feature of the guest, or masks it.",
-                            "CPUNotCompared": "libvirt could not compare the guest's CPU with that of the target node.",
-                        },
+                    Constants(
+                        f"{CORE}/migration/target/target_refusal.rs",
+                        ("OTHER_VIRT_TYPE", "CPU_FEATURE_MISSING", "CPU_NOT_COMPARED"),
                     ),
                     Written(
                         f"{CORE}/processor.rs",

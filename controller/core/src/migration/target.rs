@@ -17,9 +17,20 @@
 //! A complete guest is resumed by the tunnel or by this agent, whichever learns first that the source has released it.
 //! It is destroyed only when the source keeps it, and after the session is closed, so that no release is in flight.
 
+pub mod target_refusal;
+
+use std::time::Duration;
+
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 
 use super::record::MigrationRecord;
+
+/// A complete guest is resumed within milliseconds. It is reported as complete only if it still waits after this
+/// time.
+pub const COMPLETE_FOR: Duration = Duration::from_secs(1);
+/// Time after which the source's report is late. A source reports that it has handed the guest over once its QEMU has
+/// ended, which takes a few tenths of a second.
+pub const SOURCE_IS_LATE_AFTER: Duration = Duration::from_secs(2);
 
 /// State of the guest on its target, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -73,7 +84,7 @@ pub struct TargetView {
     pub domain: TargetDomain,
     /// Whether the guest can run here, if that was checked.
     pub fits: Option<bool>,
-    /// The guest runs here, but the source has not reported `HandedOver` within the agent's `SOURCE_IS_LATE_AFTER`.
+    /// The guest runs here, but the source has not reported `HandedOver` within [`SOURCE_IS_LATE_AFTER`].
     pub source_is_late: bool,
 }
 
@@ -113,6 +124,18 @@ pub fn step(view: &TargetView) -> Vec<TargetStep> {
         TargetDomain::Incoming => pair(view),
         TargetDomain::Absent => absent(view),
     }
+}
+
+/// Returns how long the agent waits before it executes `first`, the first of its steps; `None` if it does not wait.
+/// `complete_for` is the time since the guest was first seen complete.
+pub fn postponed(first: TargetStep, complete_for: Duration) -> Option<Duration> {
+    let left = COMPLETE_FOR.saturating_sub(complete_for);
+    (first == TargetStep::Report(TargetState::Complete) && !left.is_zero()).then_some(left)
+}
+
+/// Returns the time until the source's report is late, given the time since the guest was shown to run here, if it was.
+pub fn source_is_late_in(shown_for: Option<Duration>) -> Duration {
+    SOURCE_IS_LATE_AFTER.saturating_sub(shown_for.unwrap_or_default())
 }
 
 fn running(view: &TargetView) -> Vec<TargetStep> {

@@ -1,7 +1,9 @@
+use std::time::Duration;
+
 use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
 use proptest::{prelude::*, sample::select};
 
-use super::{TargetDomain as D, TargetStep as Do, TargetTunnel, TargetView, step};
+use super::{TargetDomain as D, TargetStep as Do, TargetTunnel, TargetView, postponed, source_is_late_in, step};
 use crate::migration::record::MigrationRecord;
 
 /// An open session without any progress.
@@ -464,5 +466,35 @@ proptest! {
         if view.tunnel == TargetTunnel::Unknown {
             prop_assert!(!steps.contains(&Do::Prepare) && !steps.contains(&Do::Destroy), "{steps:?}");
         }
+    }
+}
+
+#[test]
+fn complete_guest_is_reported_only_if_it_waits() {
+    let (complete, gone) = (Do::Report(T::Complete), Do::Report(T::Gone));
+    let ms = Duration::from_millis;
+    for (first, complete_for, expected) in [
+        (complete, ms(0), Some(ms(1000))),
+        (complete, ms(999), Some(ms(1))),
+        (complete, ms(1000), None),
+        (complete, ms(5000), None),
+        (gone, ms(0), None),
+        (Do::TakeOver, ms(0), None),
+    ] {
+        assert_eq!(postponed(first, complete_for), expected, "{first:?} {complete_for:?}");
+    }
+}
+
+#[test]
+fn source_is_late_two_seconds_after_the_guest_was_shown() {
+    let ms = Duration::from_millis;
+    for (shown_for, expected) in [
+        (None, 2000),
+        (Some(0), 2000),
+        (Some(1999), 1),
+        (Some(2000), 0),
+        (Some(9000), 0),
+    ] {
+        assert_eq!(source_is_late_in(shown_for.map(ms)), ms(expected), "{shown_for:?}");
     }
 }
