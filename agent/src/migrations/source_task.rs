@@ -23,7 +23,11 @@ use drydock_api::{
 use drydock_core::migration::{
     convergence::{Monitor, WrittenProgress},
     record::MigrationRecord,
-    source::{JobState, MigrateCall, SourceDomain, SourceStep, SourceTunnel, SourceView, step},
+    source::{
+        JobState, MigrateCall, SourceDomain, SourceStep, SourceTunnel, SourceView,
+        stayed::{LIBVIRT_GAVE_UP, SourceFailure},
+        step, target_is_late_in,
+    },
     unsent,
 };
 use drydock_host::{
@@ -51,11 +55,6 @@ use crate::{
 
 /// Interval at which a guest that moves is measured.
 const MEASURED_EVERY: Duration = Duration::from_secs(1);
-/// Time after which the target's acknowledgement is late. A tunnel sends it within milliseconds after it has resumed the
-/// guest. Short, because a guest whose tunnel cannot release it stands still for this long.
-const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(100);
-/// Reason of a guest that stayed: its libvirt ended the migration with an error, which the message has.
-const LIBVIRT_GAVE_UP: &str = "LibvirtAborted";
 /// Maximum number of steps before other events are handled: more than a migration has.
 const STEPS: usize = 16;
 
@@ -112,12 +111,6 @@ impl HandOverPause {
             *self = Self::Unproven;
         }
     }
-}
-
-/// Why the guest has not moved.
-struct SourceFailure {
-    reason: &'static str,
-    message: String,
 }
 
 impl SourceTask {
@@ -340,7 +333,7 @@ impl SourceTask {
     /// observed to have left; `None` if it has not left.
     fn target_is_late_in(&mut self, domain: SourceDomain) -> Option<Duration> {
         let since = (domain == SourceDomain::Left).then(|| *self.left_since.get_or_insert_with(clock::Instant::now));
-        since.map(|since| TARGET_IS_LATE_AFTER.saturating_sub(since.elapsed()))
+        target_is_late_in(since.map(|since| since.elapsed()))
     }
 
     async fn execute(

@@ -395,15 +395,10 @@ KINDS = (
             Condition(
                 "status.source.reason",
                 (
-                    Written(
-                        f"{AGENT}/migrations/source_task/report.rs",
-                        {
-                            "Aborted": "The migration was aborted or deleted.",
-                            "MigrationEnded": "The migration ended while the agent of the source node did not run.",
-                            "NotStarted": "The migration ended before the guest began to move.",
-                        },
+                    Constants(
+                        f"{CORE}/migration/source/stayed.rs",
+                        ("ABORTED", "MIGRATION_ENDED", "NOT_STARTED", "LIBVIRT_GAVE_UP"),
                     ),
-                    Constants(f"{AGENT}/migrations/source_task.rs", ("LIBVIRT_GAVE_UP",)),
                     Constants(f"{AGENT}/tunnel/local.rs", ("LIBVIRT_NOT_UNDERSTOOD",)),
                     Variants(f"{CORE}/migration/convergence.rs", "ActionCause"),
                     Constants(f"{CORE}/migration/unsent.rs", ("NOTHING_SENT",)),

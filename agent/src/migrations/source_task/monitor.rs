@@ -9,14 +9,14 @@ use drydock_api::kubevirt::{
 use drydock_core::migration::{
     convergence::{Act, ConvergenceAction, ConvergenceLimits, Monitor, Sample, WrittenProgress, worth_writing},
     record::MigrationRecord,
-    source::SourceDomain,
+    source::{SourceDomain, stayed::SourceFailure},
 };
 use drydock_host::domain::{CallError, DomainHandle, DomainState, JobInfo, PausedReason};
 use drydock_runtime::{Key, Severity, chain, clock};
 use kube::ResourceExt;
 use tracing::info;
 
-use super::{SourceFailure, SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
+use super::{SourceTask, configuration, is_paused_to_move, milliseconds, status_patch};
 use crate::migrations::{
     progress::{measured, sample},
     seen,

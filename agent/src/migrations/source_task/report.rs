@@ -6,14 +6,21 @@ use drydock_api::kubevirt::{
 };
 use drydock_core::{
     conditions::whole_seconds,
-    migration::{convergence::is_given_up_for, record::MigrationRecord, source::MigrateCall, unsent},
+    migration::{
+        record::MigrationRecord,
+        source::{
+            MigrateCall,
+            stayed::{SourceFailure, StayedGuest, why_stayed},
+        },
+        unsent,
+    },
 };
 use drydock_host::domain::{DomainHandle, DomainState, PausedReason};
 use drydock_runtime::{Key, Severity, clock};
 use kube::ResourceExt;
 use tracing::{info, warn};
 
-use super::{SideError, SourceFailure, SourceTask, is_paused_to_move, status_patch};
+use super::{SideError, SourceTask, is_paused_to_move, status_patch};
 use crate::tunnel::local::LIBVIRT_NOT_UNDERSTOOD;
 
 impl SourceTask {
@@ -47,11 +54,13 @@ impl SourceTask {
             }
             SourceState::Stayed => {
                 self.resume_if_paused_to_move(migration, handle).await?;
-                let (reason, message) = self.why_session_ended(&uid).unwrap_or_else(|| {
-                    let (reason, message) = self.why_stayed(migration, before.state);
-                    (reason.to_owned(), message)
+                let SourceFailure { reason, message } = why_stayed(&StayedGuest {
+                    record: MigrationRecord::of(migration),
+                    abort: migration.status.as_ref().and_then(|status| status.abort.as_ref()),
+                    session: self.session_failure(&uid).as_ref(),
+                    failure: self.failure.as_ref(),
                 });
-                side.reason = Some(reason);
+                side.reason = Some(reason.into());
                 side.message = Some(message);
             }
             SourceState::Released if self.in_post_copy && !is_over => side.mode = Some(MigrationMode::PostCopy),
@@ -97,10 +106,13 @@ impl SourceTask {
     }
 
     /// Returns why this side's tunnel has ended the session by itself, if it has.
-    fn why_session_ended(&self, uid: &str) -> Option<(String, String)> {
+    fn session_failure(&self, uid: &str) -> Option<SourceFailure> {
         let state = self.side.tunnels.session(uid)?.state;
-        let reason = state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
-        Some((reason, state.trouble?))
+        state.ended.filter(|reason| reason == LIBVIRT_NOT_UNDERSTOOD)?;
+        Some(SourceFailure {
+            reason: LIBVIRT_NOT_UNDERSTOOD,
+            message: state.trouble?,
+        })
     }
 
     /// Records why a stuck job is ended, unless the migration is already given up for another reason.
@@ -113,33 +125,6 @@ impl SourceTask {
         if !MigrationRecord::of(migration).is_given_up() {
             let reason = unsent::NOTHING_SENT;
             self.failure = Some(SourceFailure { reason, message });
-        }
-    }
-
-    fn why_stayed(
-        &self,
-        migration: &VirtualMachineInstanceMigration,
-        before: Option<SourceState>,
-    ) -> (&'static str, String) {
-        let record = MigrationRecord::of(migration);
-        // The target's report that its guest was ended may have come back as an abort meanwhile.
-        if let Some(own) = self.failure.as_ref().filter(|failure| is_given_up_for(failure.reason)) {
-            return (own.reason, own.message.clone());
-        }
-        let abort = migration.status.as_ref().and_then(|status| status.abort.clone());
-        if let Some(abort) = abort {
-            return ("Aborted", format!("Live migration has been aborted: {}", abort.message));
-        }
-        if record.deleted {
-            return ("Aborted", "Live migration has been aborted".into());
-        }
-        match (&self.failure, before) {
-            (Some(failure), _) => (failure.reason, failure.message.clone()),
-            (None, Some(SourceState::Migrating | SourceState::Halted)) => (
-                "MigrationEnded",
-                "the migration ended while this node's agent was away; the guest runs on".into(),
-            ),
-            _ => ("NotStarted", "the migration was over before it began".into()),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The source of a migration between an in-memory libvirt, a fake API server and a fake tunnel.
 
-use drydock_core::migration::hand_over::Proof;
+use drydock_core::migration::{hand_over::Proof, source::TARGET_IS_LATE_AFTER};
 use drydock_host::{
     domain::{InitialState, JobAmount, JobInfo, JobOperation, ShutOffReason},
     fake::{fake_guest::FakeLibvirt, fake_migration::migration_job},

@@ -35,9 +35,17 @@
 //! A state is written to the object before it is acted upon: `Migrating` before libvirt is called, so that a migration
 //! is started at most once, and `Released` before the target is notified.
 
+pub mod stayed;
+
+use std::time::Duration;
+
 use drydock_api::kubevirt::migration::{SourceState, TargetState};
 
 use super::{hand_over::Proof, record::MigrationRecord};
+
+/// Time after which the target's acknowledgement is late. A tunnel sends it within milliseconds after it has resumed the
+/// guest. Short, because a guest whose tunnel cannot release it stands still for this long.
+pub const TARGET_IS_LATE_AFTER: Duration = Duration::from_millis(100);
 
 /// State of the guest on its source, as libvirt reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,7 +133,7 @@ pub struct SourceView {
     /// The guest was paused for the hand-over until its end: this process has seen every domain event from its pause to
     /// its end, and no resume event.
     pub stood_still: bool,
-    /// The guest has left, but the target has not acknowledged that within the agent's `TARGET_IS_LATE_AFTER`.
+    /// The guest has left, but the target has not acknowledged that within [`TARGET_IS_LATE_AFTER`].
     pub target_is_late: bool,
     /// libvirt's job has sent nothing, and is to end ([`unsent`](super::unsent)).
     pub is_stuck: bool,
@@ -174,6 +182,12 @@ pub enum SourceStep {
     Destroy,
     /// Closes the session.
     Close,
+}
+
+/// Returns the time until the target's acknowledgement is late, given the time since the guest was first observed to
+/// have left; `None` if it has not left.
+pub fn target_is_late_in(left_for: Option<Duration>) -> Option<Duration> {
+    left_for.map(|left_for| TARGET_IS_LATE_AFTER.saturating_sub(left_for))
 }
 
 /// Returns the steps of the source's agent in order; none while it waits. Each step is idempotent.

@@ -1,7 +1,11 @@
+use std::time::Duration;
+
 use drydock_api::kubevirt::migration::{MigrationPhase as P, SourceState as S, TargetState as T};
 use proptest::{prelude::*, sample::select};
 
-use super::{JobState, MigrateCall, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step};
+use super::{
+    JobState, MigrateCall, SourceDomain as D, SourceStep as Do, SourceTunnel, SourceView, step, target_is_late_in,
+};
 use crate::migration::{hand_over::Proof, record::MigrationRecord};
 
 /// An open session without any progress.
@@ -812,5 +816,19 @@ proptest! {
         if view.tunnel == SourceTunnel::Unknown {
             prop_assert!(!does(Do::Prepare) && !does(Do::Report(S::Migrating)));
         }
+    }
+}
+
+#[test]
+fn target_is_late_a_moment_after_the_guest_has_left() {
+    let ms = Duration::from_millis;
+    for (left_for, expected) in [
+        (None, None),
+        (Some(0), Some(100)),
+        (Some(99), Some(1)),
+        (Some(100), Some(0)),
+        (Some(900), Some(0)),
+    ] {
+        assert_eq!(target_is_late_in(left_for.map(ms)), expected.map(ms), "{left_for:?}");
     }
 }
