@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_refused_with_what_is_allowed() {
+    fn invalid_arguments_are_refused_with_allowed_values() {
         for (arguments, expected) in [
             (["inspect", "--mask-features=a/b"], "not the name of a CPU feature"),
             (["inspect", "--inspection-timeout=-1"], "from 0s to 168h"),

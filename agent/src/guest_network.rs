@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn profile_exists_before_it_is_reported_and_is_restored() {
+    async fn seccomp_profile_is_installed_before_report_and_restored() {
         let kubelet = folder("kept");
         let process = Process::new();
         let mut profiles = Profiles::start(&process, &kubelet, Path::new("/no/parser"));

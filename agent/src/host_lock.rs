@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_becomes_next_during_a_shutdown() {
+    async fn waiter_does_not_become_next_during_a_shutdown() {
         let folder = folder("guard");
         let first = wait(&folder).acts.await.unwrap().unwrap();
         let guard = first.nobody_waits().unwrap().unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_folder_that_cannot_be_made_is_an_error_with_its_name() {
+    async fn lock_folder_creation_failure_is_an_error() {
         let error = wait(Path::new("/proc/no/such")).is_next.await.unwrap().unwrap_err();
         assert!(!error.to_string().is_empty());
     }

@@ -278,7 +278,7 @@ mod tests {
     use super::{AgentMetrics, LeavingMetrics, TransferProgress};
 
     #[test]
-    fn condition_has_a_series_for_each_status_and_its_reason() {
+    fn condition_metric_has_a_series_per_status_and_reason() {
         let mut registry = Registry::default();
         let metrics = AgentMetrics::register(&mut registry);
         for (status, reason) in [("True", "Fulfilled"), ("Unknown", "Starting")] {

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn task_is_not_woken_without_a_difference_but_sees_it() {
+    async fn task_is_not_woken_without_a_difference_but_sees_the_state() {
         let mut reports = Reports::new();
         reports.update("a", Version(1, "first"));
         assert_eq!(reports.next().await, Some(("a", Version(1, "first"))));

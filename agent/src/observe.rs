@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_of_option_and_annotation_add_up_unless_one_is_bad() {
+    fn masks_of_option_and_annotation_add_up_unless_invalid() {
         let option = names(&["avx"]);
         assert_eq!(mask(&option, None, &names(&[])), (names(&["avx"]), None));
         assert_eq!(
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn named_config_map_counts_and_hyperconverged_overrides_it() {
+    fn named_config_map_applies_unless_hyperconverged_overrides() {
         let config_map = |namespace: &str, name: &str| -> Arc<ConfigMap> {
             serde_json::from_value(serde_json::json!({
                 "metadata": {"namespace": namespace, "name": name, "resourceVersion": "7"},

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_agent_left_is_removed_and_the_rest_stays() {
+    fn uninstall_removes_only_files_of_the_agent() {
         let host = Host::new();
         assert_eq!(files(&host.state(), &host.kubelet()).unwrap().len(), 3);
         for gone in [

@@ -184,8 +184,8 @@ async fn lost_reply_leaves_the_guest_at_the_source_free_to_move() {
 }
 
 #[tokio::test]
-async fn while_the_reply_is_unread_nobody_runs() {
-    if skipped("while_the_reply_is_unread_nobody_runs") {
+async fn guest_runs_nowhere_while_the_reply_is_unread() {
+    if skipped("guest_runs_nowhere_while_the_reply_is_unread") {
         return;
     }
     let mut world = HandOverWorld::new().await;
@@ -210,8 +210,8 @@ async fn while_the_reply_is_unread_nobody_runs() {
 }
 
 #[tokio::test]
-async fn while_the_reply_is_late_nobody_runs() {
-    if skipped("while_the_reply_is_late_nobody_runs") {
+async fn guest_runs_nowhere_while_the_reply_is_late() {
+    if skipped("guest_runs_nowhere_while_the_reply_is_late") {
         return;
     }
     let mut world = HandOverWorld::new().await;
@@ -389,8 +389,8 @@ enum Cut {
 }
 
 #[tokio::test]
-async fn a_guest_goes_on_once_however_often_it_is_released() {
-    if skipped("a_guest_goes_on_once_however_often_it_is_released") {
+async fn guest_resumes_once_despite_repeated_releases() {
+    if skipped("guest_resumes_once_despite_repeated_releases") {
         return;
     }
     let mut world = HandOverWorld::new().await;
@@ -428,8 +428,8 @@ async fn a_guest_goes_on_once_however_often_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_guest_that_its_user_had_paused_stays_paused() {
-    if skipped("a_guest_that_its_user_had_paused_stays_paused") {
+async fn guest_paused_by_user_stays_paused_after_hand_over() {
+    if skipped("guest_paused_by_user_stays_paused_after_hand_over") {
         return;
     }
     let mut world = HandOverWorld::new().await;

@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 const SHORT: i64 = 60;
 
 #[test]
-fn containers_with_a_long_grace_period_delay_their_signal() {
+fn containers_with_a_long_grace_period_delay_the_signal() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/agent/daemonset.yaml");
     let set: DaemonSet = serde_saphyr::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let pod = set.spec.unwrap().template.spec.unwrap();

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_durations_are_refused_with_what_is_allowed() {
+    fn invalid_durations_are_refused_with_allowed_values() {
         let parse = |flag: &str| {
             let line = ["drydock-controller", "run", "--pod-name=a", flag];
             ControllerArgs::try_parse_from(line).map_err(|error| error.to_string())

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn configuration_is_awaited_until_it_is_resolved() {
+    fn configuration_is_awaited_until_resolved() {
         let emulating = Configuration {
             use_emulation: true,
             ..Configuration::default()

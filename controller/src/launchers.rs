@@ -692,7 +692,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_pod_required_when_it_was_made_is_kept() {
+    fn requirements_digest_of_a_pod_survives_pruning() {
         let mut pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p", "resourceVersion": "7", "annotations": {"note": "n", REQUIREMENTS_DIGEST: "d"}},
             "spec": {"containers": []},

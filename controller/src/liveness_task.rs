@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_is_silent_for_who_cannot_see() {
+    async fn failing_lease_watch_marks_no_agent_as_unresponsive() {
         let unresponsive = UnresponsiveAgents::new(|| ());
         let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
         let mut lease = Lease::default();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_agent_is_silent_once_its_lease_is_stale_or_absent() {
+    async fn agent_is_unresponsive_once_the_lease_is_stale_or_absent() {
         let unresponsive = UnresponsiveAgents::new(|| ());
         let apply = |change: CacheChange<Lease>| observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
         let clear = || {
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nodes_of_silent_agents_become_unschedulable() {
+    async fn nodes_of_unresponsive_agents_become_unschedulable() {
         let (task, term, mut server, mut events) = fixture(&["a", "b", "deleted", "c"]).await;
         tokio::time::sleep(STALE_AFTER).await;
         let stale = ["a", "b", "absent", "deleted", "c"].map(str::to_owned);

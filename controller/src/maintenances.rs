@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_its_maintenances_until_they_are_gone() {
+    fn node_index_keeps_maintenances_until_deleted() {
         let mut index = ByNode::new();
         let change = |old: Option<&str>, new: Option<&str>| CacheChange::Object {
             key: Key::cluster("m"),

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn deleted_node_is_gone_once_its_agent_is_silent() {
+    async fn deleted_node_is_gone_once_the_agent_is_unresponsive() {
         let (client, mut server) = drydock_runtime::fake::api_server();
         let mut nodes = Nodes::filled(&client, []);
         let not_found = || async { nodes.state("a").await.unwrap() };
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_not_kept() {
+    fn unused_node_fields_are_pruned() {
         let mut node = node("True", None);
         prune_node(&mut node);
         let status = node.status.unwrap();

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn plans_follow_each_other_until_one_requeues() {
+    async fn reconcile_plans_again_until_a_plan_requeues() {
         let requeue = Executed::Requeue(Requeue::OnChange);
         let scripted = Scripted::new([Ok(Executed::Replan), Ok(Executed::Replan), Ok(requeue)]);
         assert_eq!(scripted.reconcile(&key()).await.unwrap(), Requeue::OnChange);

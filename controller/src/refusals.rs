@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn step_backs_off_until_it_succeeds_or_is_unwanted() {
+    fn refused_step_backs_off_until_success_or_unwanted() {
         let (refusals, now) = (StepRefusals::default(), Timestamp::UNIX_EPOCH);
         let (web, db) = (drain_of("web"), drain_of("db"));
         let mut waits = Vec::new();
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_rule_retries_steps_of_its_namespace() {
+    fn changed_rule_retries_steps_of_the_namespace() {
         let now = Timestamp::UNIX_EPOCH;
         let second = |seconds: i64| now + jiff::SignedDuration::from_secs(seconds);
         let pod = |namespace: &str| RefusedStep::Pod(Key::namespaced(namespace, "web"));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn configuration_is_restored_unless_its_owner_goes() {
+    async fn webhook_configuration_is_restored_unless_the_owner_goes() {
         let stored = |uid: &str| -> ValidatingWebhookConfiguration {
             serde_json::from_value(configuration("drydock", SERVICE, uid)).unwrap()
         };

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn few_cases_have_every_pair_whatever_the_seed() {
+    fn few_cases_cover_every_pair_for_any_seed() {
         let wanted: BTreeSet<String> = every_case().iter().flat_map(|case| case.pairs()).collect();
         let mut different = BTreeSet::new();
         for seed in 0..50 {

@@ -494,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excerpt_of_console_has_what_is_no_tick_and_end() {
+    fn console_excerpt_keeps_the_end_and_lines_without_ticks() {
         let ticks: String = (1..900)
             .map(|number| format!("tick {number} boot=a wall=1.000\n"))
             .collect();

@@ -124,7 +124,7 @@ fn documented() -> Value {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn kinds_are_known_by_kubevirts_names_and_explain_themselves() -> Result<()> {
+async fn kinds_have_kubevirt_names_and_explanations_in_kubectl() -> Result<()> {
     let place = TestNamespace::new().await?;
     let definitions = place.get(&[
         "customresourcedefinitions",

@@ -118,7 +118,7 @@ async fn start_mover_and_pinned(cluster: &Cluster) -> Result<String> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn maintenance_does_what_its_plan_foretells() -> Result<()> {
+async fn maintenance_result_matches_the_plan() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let node = start_mover_and_pinned(&cluster).await?;
 
@@ -253,7 +253,7 @@ async fn drain_is_followed_until_it_is_over_or_cancelled() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn command_fails_with_the_exit_code_of_its_reason() -> Result<()> {
+async fn command_failure_has_the_exit_code_of_the_reason() -> Result<()> {
     let cluster = Cluster::connect().await?;
     for (arguments, expected) in [
         (&["plan", "no-such-node"][..], Exit::Error),

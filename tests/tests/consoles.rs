@@ -28,7 +28,7 @@ async fn until_booted(cluster: &Cluster, name: &str, before: &[String]) -> Resul
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn console_is_usable_and_follows_the_guest_to_its_target() -> Result<()> {
+async fn console_is_usable_and_follows_the_guest_to_the_target() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     cluster.controllers_apart().await?;
     cluster.apply(&instance("vm", "count: 1s")).await?;

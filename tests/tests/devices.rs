@@ -96,7 +96,7 @@ async fn a_share_can_be_had(cluster: &Cluster, node: &str, name: &str) -> Result
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn every_node_has_shares_and_gives_them_to_pods() -> Result<()> {
+async fn every_node_has_kvm_shares_and_allocates_shares_to_pods() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     for (number, node) in cluster.nodes.iter().enumerate() {

@@ -24,7 +24,7 @@ use serde_json::json;
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn budgets_hold_without_controller_and_drain_then_continues() -> Result<()> {
+async fn pdbs_hold_without_controller_and_drain_then_continues() -> Result<()> {
     let cluster = clean_for_drains().await?;
     let (first, second) = (cluster.first().to_owned(), cluster.second().to_owned());
     let guests = [

@@ -273,7 +273,7 @@ async fn hash_beside(cluster: &Cluster, name: &str, key: &str) -> Result<String>
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn credentials_set_by_the_agent_follow_their_secrets() -> Result<()> {
+async fn credentials_set_by_the_guest_agent_follow_the_secrets() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "trusted";
     cluster.apply(&secrets("ssh-ed25519 A a", "first")).await?;

@@ -91,7 +91,7 @@ async fn pod_of_token(cluster: &Cluster, name: &str) -> Result<Option<String>> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn guest_has_its_devices_and_keeps_them_when_it_moves() -> Result<()> {
+async fn guest_has_requested_devices_also_after_a_migration() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     let name = "equipped";
     cluster.apply(&format!(
@@ -151,7 +151,7 @@ fn by_efi(name: &str, secure: bool) -> String {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn guest_boots_by_efi_and_keeps_its_firmware_when_it_moves() -> Result<()> {
+async fn guest_boots_by_efi_and_keeps_firmware_after_a_migration() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // The disk's boot loader and kernel are signed by Debian, whose key Microsoft vouches for.
     let guests = [

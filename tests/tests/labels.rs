@@ -41,7 +41,7 @@ fn picky(name: &str, label: &str) -> Result<Pod> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Result<()> {
+async fn scheduler_places_pods_by_cpu_feature_and_model_labels() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let (whole, masked) = (cluster.first(), cluster.second());
@@ -95,7 +95,7 @@ async fn the_scheduler_sends_pods_where_their_features_and_models_are() -> Resul
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn tampered_labels_are_put_right_and_foreign_ones_left_alone() -> Result<()> {
+async fn tampered_labels_are_restored_and_foreign_labels_kept() -> Result<()> {
     let cluster = Cluster::connect().await?;
     cluster.reset().await?;
     let node = cluster.first();

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn app_armor_is_on_only_if_the_kernel_reports_it() {
+    fn app_armor_is_on_only_if_kernel_reports_enabled() {
         let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-apparmor-XXXXXX")).unwrap();
         let roots = Roots {
             sys: folder.clone(),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn profile_is_found_by_its_whole_name() {
+    fn profile_is_found_only_by_the_whole_name() {
         assert!(PROFILE.contains(&format!("profile {NAME} ")));
         for (profiles, expected) in [
             ("docker-default (enforce)\ndrydock-launcher (enforce)\n", true),
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn parser_reads_the_profile_and_its_last_line_is_the_error() {
+    fn parser_gets_the_profile_and_the_last_line_is_the_error() {
         let folder = MountFolder::new().unwrap();
         let script = folder.0.join("parser");
         let got = folder.0.join("got");

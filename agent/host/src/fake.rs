@@ -218,7 +218,7 @@ mod tests {
     use drydock_api::facts::Usable;
 
     #[test]
-    fn nodes_are_what_they_are_called() {
+    fn fake_nodes_match_the_function_names() {
         let parts = |facts: NodeFacts| facts.virtualization.unwrap();
         let usable =
             |facts: &VirtualizationFacts| facts.models.iter().filter(|model| model.usable != Usable::No).count();

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn path_that_is_no_character_device_is_refused() {
         let error = open_to_all(Path::new("/nowhere"), Path::new("/proc/self/status")).unwrap_err();
         assert_eq!(error.to_string(), "not a character device");
         assert!(open_to_all(Path::new("/nowhere"), Path::new("/dev/no-such-device")).is_err());

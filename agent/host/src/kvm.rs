@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kvm() {
+    fn path_that_is_no_kvm_device_is_unusable() {
         for (path, state) in [
             ("/nowhere/kvm", KvmState::NoDevice),
             // Can be opened, but its first ioctl fails.

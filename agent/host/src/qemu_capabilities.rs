@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_file_is_refused() {
+    fn link_folder_or_oversized_file_is_refused() {
         let scene = Scene::new("link");
         symlink("/etc/hostname", scene.0.join("from/a.xml")).unwrap();
         assert!(scene.keep().is_err());

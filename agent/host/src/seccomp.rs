@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passt_does_is_allowed_and_little_else() {
+    fn seccomp_profile_allows_passt_and_little_else() {
         for architecture in ["x86_64", "aarch64", "s390x"] {
             let profile: Value = serde_json::from_str(&profile_for(architecture)).unwrap();
             let allows = |name: &str, arguments: &[u64]| allows(&profile, name, arguments);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_there_once_and_is_one() {
+    fn syscall_names_are_unique_and_valid() {
         let names = names();
         let unique: BTreeSet<&str> = names.iter().copied().collect();
         assert_eq!(unique.len(), names.len());

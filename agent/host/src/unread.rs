@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_read_to_its_last_byte_is_unread() {
+    fn data_is_unread_until_the_last_byte_is_read() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let state_of = |ours: &UnixStream| unread(ours.as_fd()).unwrap();
         assert_eq!(state_of(&ours), UnreadData::Nothing);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_is_an_error() {
+    fn file_that_is_no_socket_is_an_error() {
         let file = std::fs::File::open("/proc/self/status").unwrap();
         assert!(unread(file.as_fd()).is_err());
     }

@@ -110,8 +110,8 @@ fn made_up(written: &Document<'_>, read: &Document<'_>) -> Vec<String> {
 }
 
 #[test]
-fn libvirt_takes_every_spec_and_gives_back_what_was_written() {
-    if skipped("libvirt_takes_every_spec_and_gives_back_what_was_written") {
+fn libvirt_accepts_every_spec_and_keeps_the_written_xml() {
+    if skipped("libvirt_accepts_every_spec_and_keeps_the_written_xml") {
         return;
     }
     let host = Host::start();
@@ -299,8 +299,8 @@ fn has_device(xml: &str, name: &str) -> bool {
 
 /// libvirt refuses these documents too, so Drydock's own refusals are justified.
 #[test]
-fn libvirt_refuses_it_too() {
-    if skipped("libvirt_refuses_it_too") {
+fn libvirt_also_refuses_documents_refused_by_drydock() {
+    if skipped("libvirt_also_refuses_documents_refused_by_drydock") {
         return;
     }
     let host = Host::start();

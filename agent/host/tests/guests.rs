@@ -69,8 +69,8 @@ async fn stopped(events: &mut DomainEvents) -> StoppedDetail {
 }
 
 #[tokio::test]
-async fn a_guest_lives_and_its_events_come_in_order() {
-    if skipped("a_guest_lives_and_its_events_come_in_order") {
+async fn guest_runs_and_events_arrive_in_order() {
+    if skipped("guest_runs_and_events_arrive_in_order") {
         return;
     }
     let pod = Pod::with_libvirtd();
@@ -137,8 +137,8 @@ async fn a_guest_lives_and_its_events_come_in_order() {
 }
 
 #[tokio::test]
-async fn a_libvirtd_that_was_killed_is_found_again_with_its_guest() {
-    if skipped("a_libvirtd_that_was_killed_is_found_again_with_its_guest") {
+async fn killed_libvirtd_is_found_again_with_the_running_guest() {
+    if skipped("killed_libvirtd_is_found_again_with_the_running_guest") {
         return;
     }
     let pod = Pod::with_libvirtd();
@@ -327,7 +327,7 @@ async fn a_server_that_floods_is_hung_up_on() {
 }
 
 #[tokio::test]
-async fn silent_server_is_overdue() {
+async fn connection_to_an_unresponsive_server_times_out() {
     let error = connect_to(|stream| {
         let _ = stream.read_to_end(&mut Vec::new());
     })
@@ -354,8 +354,8 @@ fn calls(mut sent: &[u8]) -> Vec<u32> {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_given_up_is_closed_before_it_is_hung_up() {
-    if skipped("a_connection_that_is_given_up_is_closed_before_it_is_hung_up") {
+async fn dropped_connection_sends_close_before_disconnect() {
+    if skipped("dropped_connection_sends_close_before_disconnect") {
         return;
     }
     let pod = Pod::with_libvirtd();

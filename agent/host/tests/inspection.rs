@@ -85,8 +85,8 @@ fn required_features(baseline: &str) -> BTreeSet<&str> {
 
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn emulation_is_described_as_virsh_describes_it() {
-    if skipped("emulation_is_described_as_virsh_describes_it", NEEDED) {
+fn emulation_is_described_like_in_virsh() {
+    if skipped("emulation_is_described_like_in_virsh", NEEDED) {
         return;
     }
     let kept = std::env::temp_dir().join(format!("drydock-kept-{}", std::process::id()));
@@ -158,8 +158,8 @@ fn emulation_is_described_as_virsh_describes_it() {
 
 /// The report is consistent, with or without KVM on this machine.
 #[test]
-fn this_machine_as_it_is() {
-    if skipped("this_machine_as_it_is", NEEDED) {
+fn inspection_of_the_test_host_is_consistent() {
+    if skipped("inspection_of_the_test_host_is_consistent", NEEDED) {
         return;
     }
     let report = inspect(&InspectionOptions::default());

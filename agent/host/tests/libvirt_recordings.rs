@@ -107,9 +107,9 @@ fn source() -> Option<PathBuf> {
 }
 
 #[test]
-fn minimum_models_by_libvirt_and_by_our_rules() {
+fn minimum_models_by_libvirt_and_by_drydock_rules() {
     let Some(source) = source() else {
-        eprintln!("skipped: minimum_models_by_libvirt_and_by_our_rules: {SOURCE} is not set");
+        eprintln!("skipped: minimum_models_by_libvirt_and_by_drydock_rules: {SOURCE} is not set");
         return;
     };
     let map = CpuMap::load(&source.join("src/cpu_map")).unwrap();

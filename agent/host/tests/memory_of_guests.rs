@@ -22,8 +22,8 @@ fn anonymous() -> u64 {
 }
 
 #[tokio::test]
-async fn a_guest_costs_less_than_its_budget() {
-    if skipped("a_guest_costs_less_than_its_budget") {
+async fn guest_connection_stays_within_the_memory_limit() {
+    if skipped("guest_connection_stays_within_the_memory_limit") {
         return;
     }
     let pod = Pod::with_libvirtd();

@@ -139,8 +139,8 @@ fn disk(format: &str) -> String {
 }
 
 #[tokio::test]
-async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
-    if skipped("guest_waits_at_its_target_for_its_release_and_moves_back") {
+async fn guest_waits_at_target_for_release_and_moves_back() {
+    if skipped("guest_waits_at_target_for_release_and_moves_back") {
         return;
     }
     let Pair { mut source, mut target } = Pair::new("").await;
@@ -219,8 +219,8 @@ async fn guest_waits_at_its_target_for_its_release_and_moves_back() {
 }
 
 #[tokio::test]
-async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
-    if skipped("a_migration_that_is_given_up_leaves_the_guest_where_it_was") {
+async fn aborted_migration_leaves_the_guest_at_the_source() {
+    if skipped("aborted_migration_leaves_the_guest_at_the_source") {
         return;
     }
     let Pair { source, mut target } = Pair::new("").await;
@@ -241,8 +241,8 @@ async fn a_migration_that_is_given_up_leaves_the_guest_where_it_was() {
 }
 
 #[tokio::test]
-async fn guest_ended_while_it_arrives_never_counts_as_running() {
-    if skipped("guest_ended_while_it_arrives_never_counts_as_running") {
+async fn guest_ended_during_arrival_never_counts_as_running() {
+    if skipped("guest_ended_during_arrival_never_counts_as_running") {
         return;
     }
     let Pair { source, target } = Pair::new("").await;
@@ -297,8 +297,8 @@ async fn a_broken_way_to_the_target_is_not_a_broken_way_to_the_source() {
 }
 
 #[tokio::test]
-async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
-    if skipped("a_guest_that_stood_still_to_move_goes_on_if_it_cannot") {
+async fn guest_paused_for_switchover_resumes_if_migration_fails() {
+    if skipped("guest_paused_for_switchover_resumes_if_migration_fails") {
         return;
     }
     let Pair { mut source, mut target } = Pair::new("").await;
@@ -333,8 +333,8 @@ async fn a_guest_that_stood_still_to_move_goes_on_if_it_cannot() {
 }
 
 #[tokio::test]
-async fn a_migration_goes_on_without_whoever_began_it() {
-    if skipped("a_migration_goes_on_without_whoever_began_it") {
+async fn migration_continues_without_the_starting_connection() {
+    if skipped("migration_continues_without_the_starting_connection") {
         return;
     }
     let Pair { mut source, target } = Pair::new("").await;

@@ -105,7 +105,7 @@ fd000000000000000000000000000000 40 00000000000000000000000000000000 00 00000000
     }
 
     #[test]
-    fn only_what_others_can_reach_is_an_address_of_the_pod() {
+    fn pod_addresses_exclude_loopback_and_link_local() {
         for (address, mask, shown) in [
             ("10.1.2.3:0", "255.255.255.0:0", Some("10.1.2.3/24")),
             ("192.168.7.9:0", "255.255.255.255:0", Some("192.168.7.9/32")),
@@ -122,7 +122,7 @@ fd000000000000000000000000000000 40 00000000000000000000000000000000 00 00000000
     }
 
     #[test]
-    fn there_is_at_most_one_of_each_family() {
+    fn pod_has_at_most_one_address_per_family() {
         let families: Vec<bool> = of_pod().iter().map(|found| found.address.is_ipv6()).collect();
         assert!(
             matches!(families.as_slice(), [] | [false] | [true] | [false, true]),

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_never_waits_for_whoever_should_read_its_console() {
+    fn guest_never_waits_for_the_console_reader() {
         const LINES: usize = 100_000;
         let folder = TempDir::new().unwrap();
         let (mut console, mut outlet, mut reader) = console(&folder);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_shown_though_its_line_has_no_end() {
+    fn prompt_without_line_end_is_shown() {
         let folder = TempDir::new().unwrap();
         let (mut console, mut outlet, mut reader) = console(&folder);
         let mut guest = UnixStream::connect(folder.path().join("console.sock")).unwrap();

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn libvirt_is_believed_first_then_its_log_then_the_kernel() {
+    fn guest_end_comes_from_libvirt_then_log_then_kernel() {
         let log = |reason| DomainLog {
             reason: Some(reason),
             last_messages: Vec::new(),
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_has_its_outcome() {
+    fn every_off_reason_has_an_outcome() {
         for (reason, expected) in [
             (OffReason::Shutdown, GuestOutcome::Shutdown),
             (OffReason::Destroyed, GuestOutcome::Destroyed),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_killed_qemu_itself_does_not_call_it_a_crash() {
+    fn launcher_that_kills_qemu_reports_no_crash() {
         let forced = |reason| {
             outcome(|seen| {
                 seen.forced = true;
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_libvirt_that_cannot_be_kept_alive_is_the_reason_itself() {
+    fn repeatedly_failing_libvirtd_is_the_reason_of_the_end() {
         let ending = ending(&EndEvidence {
             libvirt: Some("it ended 6 times, last with exit code 1".into()),
             forced: true,
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn shutdown_is_requested_only_if_the_launcher_began_it() {
+    fn shutdown_counts_as_requested_only_if_begun_by_launcher() {
         // SIGTERM may arrive just after the guest has powered itself off.
         for (end_requested, requested, prefix) in [
             (false, false, "The guest shut itself down"),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_wanted_is_a_success() {
+    fn exit_code_is_success_only_for_an_intended_end() {
         let codes = |end_requested| {
             [
                 GuestOutcome::Shutdown,

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_within_the_period() {
+    fn forced_end_is_within_the_grace_period() {
         for seconds in [1, 2, 3, 5, 30, 60, 3600, 1 << 40] {
             let grace = Grace::divide(seconds);
             assert!(grace.destroy <= grace.kill && grace.kill <= grace.give_up);

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn stalled_reader_stops_no_one_and_reads_how_much_it_missed() {
+    fn stalled_reader_blocks_no_writer_and_gets_the_dropped_count() {
         let (mut outlet, mut reader) = outlet();
         let line = format!("guest: {}\n", "x".repeat(1000));
         for _ in 0..10_000 {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_stops_nobody() {
+    fn closed_reader_blocks_no_writer() {
         let (mut outlet, reader) = outlet();
         drop(reader);
         outlet.line("guest: a\n");

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn next_result_replaces_one_that_is_not_written() {
+    fn next_readiness_result_replaces_an_unwritten_result() {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("readiness.json");
         let (mut file, now) = (ReadinessFile::new(path.clone()), Instant::now());

@@ -567,7 +567,7 @@ mod tests {
     use super::is_irrelevant;
 
     #[test]
-    fn only_what_is_expected_is_left_out() {
+    fn only_expected_libvirtd_messages_are_omitted() {
         let kvm = "launcher: libvirtd: error : virHostCPUGetMSRFromKVM:1341 : Unable to open /dev/kvm: No such file or directory";
         assert!(is_irrelevant(kvm));
         assert!(!is_irrelevant(

@@ -69,7 +69,7 @@ fn unresponsive_guest_is_destroyed_and_cannot_forge_a_report() {
 }
 
 #[test]
-fn guest_outlives_libvirtd_and_its_end_is_reported() {
+fn guest_outlives_libvirtd_and_the_guest_end_is_reported() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     let qemu = pod.child("qemu-system");
@@ -173,7 +173,7 @@ fn respond(server: &TcpListener, status: &str) {
 }
 
 #[test]
-fn probes_follow_the_guest_and_failed_liveness_ends_it() {
+fn probes_follow_the_guest_and_failed_liveness_ends_the_guest() {
     let [live, ready] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
     let probes = GuestProbes {
         liveness: Some(probe_of(&live, 2)),
@@ -211,7 +211,7 @@ fn probes_follow_the_guest_and_failed_liveness_ends_it() {
 }
 
 #[test]
-fn a_guest_whose_definition_was_taken_away_ends_like_any_other() {
+fn undefined_guest_shuts_down_on_termination() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.boot();
     pod.virsh(&["undefine", "default_vm1"]);
@@ -243,7 +243,7 @@ fn guest_that_cannot_start_fails_with_the_error_of_qemu() {
 }
 
 #[test]
-fn a_guest_that_fails_before_it_has_a_qemu_has_failed() {
+fn guest_that_fails_before_qemu_starts_is_reported_as_failed() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
     let xml = pod.virsh(&["dumpxml", "default_vm1"]);
@@ -273,7 +273,7 @@ fn paused_guest_is_not_probed() {
 }
 
 #[test]
-fn pod_terminated_before_its_guest_reports_it() {
+fn pod_terminated_before_guest_start_reports_not_started() {
     let mut pod = Sandbox::start(POLITE, 60);
     pod.define();
     pod.terminate();
@@ -328,7 +328,7 @@ fn a_guest_that_moves_has_not_ended() {
 }
 
 #[test]
-fn failed_migration_leaves_the_guest_and_the_target_reports_it() {
+fn failed_migration_keeps_the_guest_and_target_reports_failure() {
     let mut source = Sandbox::start(POLITE, 60);
     source.boot();
     let mut target = Sandbox::start(POLITE, 60);
@@ -352,7 +352,7 @@ fn failed_migration_leaves_the_guest_and_the_target_reports_it() {
 }
 
 #[test]
-fn cached_capabilities_of_qemu_are_used_while_they_are_valid() {
+fn cached_qemu_capabilities_are_used_while_valid() {
     let learned = |pod: &mut Sandbox| {
         pod.ready();
         pod.virsh(&["domcapabilities"]);

@@ -218,7 +218,7 @@ fn plugin(process: &Process, folder: &Path, offer: DeviceOffer) -> DevicePlugin 
 }
 
 #[tokio::test]
-async fn it_registers_offers_and_allocates() {
+async fn device_plugin_registers_offers_and_allocates() {
     let (folder, allocatable) = scene("offers");
     let process = Process::new();
     let mut kubelet = Kubelet::start(&folder, &allocatable);

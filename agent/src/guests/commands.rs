@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn command_whose_sender_has_given_up_is_not_carried_out() {
+    async fn command_abandoned_by_the_sender_is_not_executed() {
         let libvirt = FakeLibvirt::default();
         let (handle, _events) = libvirt.connect("ns_vm").await.unwrap();
         handle.define("<domain/>").await.unwrap();

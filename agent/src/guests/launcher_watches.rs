@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_unknown_until_they_are_listed() {
+    fn launcher_pods_are_unknown_until_listed() {
         assert_eq!(LauncherPods::default().listed(), None);
         assert_eq!(LauncherPods::filled([]).listed(), Some(Vec::new()));
     }

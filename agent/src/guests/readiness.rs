@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readiness_is_what_launcher_wrote_within_bounds() {
+    fn readiness_is_read_from_launcher_file_within_limits() {
         let kubelet = tempfile::tempdir().unwrap();
         let folder = PodFolder::new(kubelet.path(), "00-11", RUN_VOLUME).unwrap();
         let run = kubelet

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn target_has_a_running_guest_only_if_libvirt_reports_it() {
+    fn target_guest_is_running_only_if_reported_by_libvirt() {
         use TargetDomain as D;
         for (state, expected) in [
             (DomainState::Running(RunningReason::Unpaused), D::Running),

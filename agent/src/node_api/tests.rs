@@ -217,7 +217,7 @@ async fn console_carries_bytes_in_both_directions_until_a_side_ends() {
 }
 
 #[tokio::test]
-async fn next_console_replaces_the_first_unless_it_preserves_that() {
+async fn next_console_replaces_the_first_unless_set_to_preserve() {
     let setup = setup().await;
     let (_, _, mut first) = setup.send("GET", &console()).await;
     let (mut guest, _) = setup.console.accept().await.unwrap();

@@ -286,7 +286,7 @@ async fn departing_agent_reports_that_the_node_takes_no_guests() {
 }
 
 #[tokio::test]
-async fn change_is_followed_in_turn_whatever_the_wall_clock() {
+async fn configuration_change_waits_for_turn_on_monotonic_clock() {
     let mut fixture = fixture(None).await;
     let task = &mut fixture.task;
     task.follow();

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_named_after_its_migration() {
+    fn session_server_name_contains_the_migration() {
         assert_eq!(server_name("0-1"), "0-1.migration.drydock.dev");
         assert_eq!(migration_of("0-1.migration.drydock.dev"), Some("0-1"));
         assert_eq!(migration_of("migration.drydock.dev"), None);

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_stream_has_a_header_of_its_own() {
+    fn each_stream_has_a_distinct_header() {
         for stream in [
             StreamContent::Control,
             StreamContent::Libvirt,
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_number_or_another_kind_is_refused() {
+    fn stream_header_of_unknown_kind_or_number_is_refused() {
         for header in [
             *b"dryd\0\0\0\x01",
             *b"dryd\0\x01\x01\0",

@@ -166,8 +166,8 @@ async fn guest_with_post_copy_allowed_arrives_by_pre_copy() {
 }
 
 #[tokio::test]
-async fn switched_guest_runs_at_its_target_alone_in_post_copy() {
-    if cannot("switched_guest_runs_at_its_target_alone_in_post_copy").await {
+async fn switched_guest_runs_only_at_the_target_in_post_copy() {
+    if cannot("switched_guest_runs_only_at_the_target_in_post_copy").await {
         return;
     }
     let mut world = HandOverWorld::new().await;
@@ -256,8 +256,8 @@ async fn a_libvirtd_that_dies_after_a_switch_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_guest_whose_memory_can_follow_no_more_goes_on_nowhere() {
-    if cannot("a_guest_whose_memory_can_follow_no_more_goes_on_nowhere").await {
+async fn guest_with_lost_post_copy_memory_runs_nowhere() {
+    if cannot("guest_with_lost_post_copy_memory_runs_nowhere").await {
         return;
     }
     for with_tunnel in (0..runs()).flat_map(|_| [false, true]) {

@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_are_in_order_whoever_wrote_them() {
+    fn features_are_sorted_regardless_of_the_writer() {
         let read = |features: &[&str]| {
             let facts: VirtualizationFacts = serde_json::from_value(json!({"features": features})).unwrap();
             facts.features.to_vec()

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_operators_write_can_be_read() {
+    fn status_of_node_maintenance_operators_can_be_read() {
         // As stored by node-maintenance-operator: no namespace in pendingPods, zero values omitted.
         let status: NodeMaintenanceStatus = serde_json::from_value(serde_json::json!({
             "phase": "Running", "lastError": "", "totalpods": 7, "pendingPods": null,

@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_parsed_to_what_they_were_made_of() {
+    fn node_api_paths_parse_to_the_original_request() {
         let thaw_after = NonZeroU32::new(300);
         let commands = GuestCommand::ALL
             .into_iter()

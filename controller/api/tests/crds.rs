@@ -38,7 +38,7 @@ fn undescribed(schema: &JSONSchemaProps, at: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_field_has_its_description() {
+fn every_crd_field_has_a_description() {
     for crd in definitions() {
         let kind = &crd.spec.names.kind;
         let mut found = Vec::new();

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_named_as_kubectl_names_them() {
+    fn node_names_are_accepted_like_in_kubectl() {
         for (text, expected) in [
             ("worker-1", Some("worker-1")),
             ("node/worker-1", Some("worker-1")),
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn api_server_is_that_of_the_pod_or_the_named_one() {
+    fn api_server_is_taken_from_the_pod_or_the_server_option() {
         let server = |words: &[&str]| {
             let words = [&["drydock", "console-server", "--cert-dir=/tls"], words].concat();
             match PluginArgs::try_parse_from(words)

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_read_is_named_and_the_rest_is_read() {
+    async fn unreadable_kinds_are_named_and_the_rest_is_read() {
         let survey = surveyed(|request| {
             match request.path() {
                 "/api/v1/pods" | "/apis/apiextensions.k8s.io/v1/customresourcedefinitions" => {

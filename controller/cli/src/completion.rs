@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_is_that_of_the_path_by_which_it_was_started() {
+    fn plugin_folder_follows_the_path_of_invocation() {
         let here = std::env::current_exe().unwrap().parent().unwrap().to_owned();
         for (program, expected) in [
             (Some("/usr/local/bin/kubectl-drydock"), Path::new("/usr/local/bin")),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn installed_program_is_executable_and_replaces_an_old_one() {
+    fn installed_program_is_executable_and_replaces_old_program() {
         let folder = std::env::temp_dir().join(format!("drydock-completion-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join(COMPLETER), "old").unwrap();

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn api_server_that_is_not_reached_has_its_own_exit_code() {
+    fn unreachable_api_server_has_a_distinct_exit_code() {
         let kubeconfig = std::env::temp_dir().join(format!("drydock-cli-{}.yaml", std::process::id()));
         // A port on which nothing listens any more.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maintenances_are_listed_with_what_holds_them_up() {
+    fn maintenances_are_listed_with_blocking_reasons() {
         let object = |node: &str, status: serde_json::Value| {
             let object = json!({"metadata": {"name": node, "creationTimestamp": "2026-11-27T14:00:00Z"},
                 "spec": {"nodeName": node, "reason": "new disk"}, "status": status});

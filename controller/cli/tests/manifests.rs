@@ -91,7 +91,7 @@ fn pods_of_the_console_have_no_token_and_no_privilege() {
 }
 
 #[test]
-fn console_is_started_as_its_command_line_allows() {
+fn console_manifest_has_a_valid_command_line() {
     let deployment: Deployment = object("console/deployment.yaml");
     let pod = deployment.spec.unwrap().template.spec.unwrap();
     let container = &pod.containers[0];
@@ -115,7 +115,7 @@ fn console_is_started_as_its_command_line_allows() {
 }
 
 #[test]
-fn certificate_of_the_console_is_the_one_of_the_controller() {
+fn console_uses_the_certificate_made_by_the_controller() {
     let secret: Secret = object("console/certificate.yaml");
     assert!(
         secret.data.is_none() && secret.string_data.is_none(),

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn users_get_the_keys_of_all_their_secrets() {
+    fn users_get_the_keys_of_all_assigned_secrets() {
         let spec = spec(&json!([keys("a", &["root", "guest"]), keys("b", &["root"])]));
         let secrets = secrets_of(&[
             ("a", "one", b"ssh-ed25519 A\n# comment\n\n  ssh-ed25519 B  \n"),

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn the_unversioned_name_is_kept_and_its_twin_left_out() {
+    fn versioned_alias_is_omitted_beside_the_unversioned_name() {
         let models = [
             model("Haswell", Some("Haswell-v1")),
             model("Haswell-v1", None),
@@ -72,13 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn a_versioned_model_without_its_alias_keeps_its_own_name() {
+    fn versioned_model_without_alias_keeps_the_versioned_name() {
         let only_version = model("Haswell-v1", None);
         assert_eq!(published(&[&only_version], false), BTreeSet::from(["Haswell-v1"]));
     }
 
     #[test]
-    fn all_names_of_a_model_are_found_from_each_of_them() {
+    fn all_model_names_are_found_from_each_name() {
         let models = [
             model("Haswell", Some("Haswell-v1")),
             model("Haswell-v1", None),

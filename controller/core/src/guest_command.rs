@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn command_is_a_call_where_the_activity_of_the_guest_allows_it() {
+    fn command_becomes_a_call_if_the_guest_state_allows() {
         use GuestCommand::{Pause, Reset, SoftReboot, Unfreeze, Unpause};
         use RunState::{Migrating, Off, Paused, Running};
         const FREEZE: GuestCommand = GuestCommand::Freeze { thaw_after: None };

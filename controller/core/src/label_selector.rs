@@ -106,7 +106,7 @@ mod tests {
     use super::{Invalid, Selector};
 
     #[test]
-    fn each_operator_selects_and_is_written_as_kubectl_reads_it() {
+    fn each_selector_operator_matches_and_prints_like_kubectl() {
         let selector = serde_json::from_value(json!({
             "matchLabels": {"app": "web"},
             "matchExpressions": [
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn invalid_selector_expression_is_named() {
         for (expression, expected) in [
             (
                 json!({"key": "a", "operator": "Like", "values": ["b"]}),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn masked_features_vanish_and_block_the_models_that_need_them() {
+    fn masked_features_vanish_and_block_dependent_models() {
         let facts = NodeFacts {
             virtualization: Some(VirtualizationFacts {
                 features: vec!["avx".into(), "avx2".into()].into(),

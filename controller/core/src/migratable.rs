@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_must_be_shared_unless_they_are_read_only_cdroms() {
+    fn claims_must_be_shared_unless_read_only_cdroms() {
         let reasons = |target: serde_json::Value, volumes: &[VolumeStatus]| -> Vec<&'static str> {
             let spec = with_claim(&target);
             let facts = MigratableInput {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lives_in_the_pod_is_copied() {
+    fn pod_local_disks_need_block_migration() {
         assert_eq!(
             method(&with_claim(&json!({"disk": {}}))),
             MigrationMethod::LiveMigration

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_meets_the_minimum_only_with_all_of_it() {
+    fn node_meets_the_minimum_cpu_only_with_all_features() {
         let minimum = Minimum::default();
         let mut node: BTreeSet<&str> = PENRYN.into();
         node.insert("avx2");

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn obsolete_models_are_built_in_with_their_v1_aliases() {
+    fn obsolete_models_are_built_in_with_v1_aliases() {
         let obsolete = ObsoleteModels::default();
         for name in BUILT_IN {
             assert!(obsolete.lists(name), "{name}");

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn identity_names_what_a_guest_can_see() {
+    fn processor_identity_names_facts_visible_to_a_guest() {
         let found = identity(&xeon()).unwrap();
         let begin = "GenuineIntel 6/85/7, microcode 0x5003604, Linux 6.12.48, 46 bits, features ";
         assert!(found.starts_with(begin), "{found}");

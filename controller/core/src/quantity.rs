@@ -119,7 +119,7 @@ mod tests {
 
     /// Rows of apimachinery's `quantity_test.go`, in bytes and in thousandths.
     #[test]
-    fn quantities_are_read_as_kubernetes_reads_them() {
+    fn quantities_are_read_like_in_kubernetes() {
         for (text, in_bytes, in_thousandths) in [
             ("0", 0, 0),
             ("0n", 0, 0),
@@ -197,7 +197,7 @@ mod tests {
         /// Strings that match the definitions' pattern are parsed, unless they are negative or have a fraction or too
         /// many digits in the exponent, which Kubernetes refuses too.
         #[test]
-        fn what_matches_the_schema_is_read_or_negative(
+        fn quantity_that_matches_the_schema_is_read_or_negative(
             text in r"(\+|-)?(([0-9]{1,30}(\.[0-9]{0,30})?)|(\.[0-9]{1,30}))(([KMGTPE]i)|[numkMGTPE]|([eE](\+|-)?[0-9]{1,8}))?",
         ) {
             let negative = text.starts_with('-');

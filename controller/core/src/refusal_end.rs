@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn change_of_quota_ends_refusals_if_it_admits_more() {
+    fn quota_change_ends_refusals_only_if_more_is_admitted() {
         let (four, five) = (
             json!({"pods": "4", "memory": "1Gi"}),
             json!({"pods": "5", "memory": "1Gi"}),

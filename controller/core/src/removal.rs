@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn part_is_deleted_only_when_nothing_needs_it() {
+    fn part_is_deleted_only_when_unneeded() {
         let unknown = RemainingObjects {
             kind: "VirtualMachine",
             count: None,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_names_the_annotation_that_lifts_it() {
+    fn removal_refusal_names_the_confirming_annotation() {
         let RemovalVerdict::InUse(message) = verdict(by("admin"), &[left("VirtualMachine", &["default/web"])]) else {
             panic!("a machine is left")
         };

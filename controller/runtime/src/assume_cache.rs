@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_counts_until_the_watch_has_shown_it() {
+    fn write_counts_until_the_watch_catches_up() {
         let objects = AssumeCache::filled([at("5", "u")]);
         let apply = |change| objects.observe(&change);
         objects.remember(&key(), at("7", "u"));
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn deletion_counts_until_the_watch_shows_it() {
+    async fn deletion_counts_until_shown_by_the_watch() {
         let objects = AssumeCache::filled([at("5", "u")]);
         objects.deleted(&key(), "u");
         objects.observe(&change(Some(at("5", "u")), Some(at("6", "u"))));

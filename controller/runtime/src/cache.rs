@@ -373,7 +373,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_key_is_shown_as_people_write_it() {
+    fn key_is_shown_as_namespace_and_name() {
         assert_eq!(Key::namespaced("drydock", "config").to_string(), "drydock/config");
         assert_eq!(Key::cluster("n1").to_string(), "n1");
     }
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_becomes_unreadable_keeps_its_last_state() {
+    fn unreadable_object_keeps_the_last_readable_state() {
         let mut object = ConfigMap::default();
         object.metadata.name = Some("a".to_owned());
         let cache = Cache::filled([object]);

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cause_follows_its_error() {
+    fn error_chain_shows_the_cause_after_the_error() {
         let shown = chain(&Ours::Read(missing())).to_string();
         assert_eq!(shown, "could not read the configuration: no such place");
     }
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_an_error_quotes_from_its_source_is_not_doubled() {
+    fn error_text_quoted_from_the_source_is_not_repeated() {
         let status = Status::failure("nodes \"n1\" not found", "NotFound").with_code(404);
         let error = Ours::Quotes(kube::Error::Api(Box::new(status)));
         assert_eq!(

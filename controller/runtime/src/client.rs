@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_named_as_rbac_names_it() {
+    fn request_is_named_by_rbac_verb_and_resource() {
         for (method, uri, verb, resource) in [
             (Method::GET, "/api/v1/nodes?limit=500", "list", "nodes"),
             (

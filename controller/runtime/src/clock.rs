@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sleeps_until_the_time_and_for_ever_without_one() {
+    async fn sleep_ends_at_the_given_time_and_never_without_a_time() {
         let start = Instant::now();
         sleep_until(Some(now() + SignedDuration::from_secs(60))).await;
         let slept = start.elapsed();

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_writes_them() {
+    fn durations_are_read_in_go_notation() {
         for (text, milliseconds) in [
             ("0", Some(0)),
             ("0s", Some(0)),

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_continue_after_the_last_key_though_it_is_gone() {
+    fn pages_continue_after_the_last_key_even_if_deleted() {
         let index = by_value();
         for (namespace, name) in [("b-2", "other"), ("b", "new"), ("b", "running"), ("a", "first")] {
             index.observe(&change(None, Some(object(namespace, name, "x"))));

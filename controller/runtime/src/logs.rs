@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_level_can_be_changed_and_a_bad_one_is_refused() {
+    fn log_level_can_be_changed_and_invalid_level_is_refused() {
         let (logs, _layer) = LogHandle::detached("info").unwrap();
         assert!(logs.level().contains("info"));
         logs.set("debug").unwrap();

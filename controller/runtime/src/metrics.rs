@@ -172,7 +172,7 @@ mod tests {
     const STAT: &str = "4213 (a (odd) name) S 1 4213 4213 0 -1 4194560 900 0 3 0 250 50 0 0 20 0 4 0 123400 9 8 7";
 
     #[test]
-    fn proc_is_read_as_the_kernel_writes_it() {
+    fn proc_files_are_read_in_the_kernel_format() {
         let status = "Name:\tagent\nVmRSS:\t   20480 kB\nRssAnon:\t    6144 kB\n";
         assert_eq!(memory(status, "RssAnon:"), Some(6.0 * 1024.0 * 1024.0));
         assert_eq!(memory(status, "VmSwap:"), None);

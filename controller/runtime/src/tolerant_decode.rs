@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_metadata_is_no_object() {
+    fn object_without_metadata_is_an_error() {
         assert!(serde_json::from_value::<TolerantDecode<ConfigMap>>(json!({"data": 7})).is_err());
     }
 

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn deletion_is_refused_by_what_the_caches_hold() {
+    fn deletion_is_refused_while_the_caches_hold_dependents() {
         let none = json!({});
         let maintenance: NodeMaintenance =
             serde_json::from_value(json!({"metadata": {"name": "m"}, "spec": {"nodeName": "n"}})).unwrap();

@@ -78,7 +78,7 @@ async fn response_with(path: &str, question: AdmissionRequest<DynamicObject>, cl
 }
 
 #[tokio::test]
-async fn defaults_are_a_patch_that_keeps_what_is_there() {
+async fn defaulting_patch_keeps_existing_fields() {
     let path = "/mutate/virtualmachineinstances";
     let response = response_to(path, review_request("CREATE", "somebody", &instance(), &Value::Null)).await;
     assert!(response.allowed);
@@ -257,7 +257,7 @@ async fn an_instance_is_changed_by_the_controller_only() {
 }
 
 #[tokio::test]
-async fn each_kind_has_its_validation() {
+async fn each_kind_has_a_validation() {
     for (plural, prefix) in [
         ("virtualmachines", "spec.runStrategy must be set"),
         ("virtualmachineinstances", "spec must be set"),

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_secret_is_filled_and_then_left_until_it_is_due() {
+    fn empty_secret_is_filled_and_unchanged_until_renewal() {
         let now = clock::now();
         let (Some(CertificateAction::Write(data)), _) = next(None, now) else {
             panic!("nothing is written")
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn next_authority_leaves_the_one_before_trusted() {
+    fn next_authority_keeps_the_previous_authority_trusted() {
         let now = clock::now();
         let (Some(CertificateAction::Write(data)), _) = next(None, now) else {
             panic!("nothing is written")

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn object_in_force_decides_and_a_refused_one_does_not() {
+    fn object_in_force_decides_and_a_refused_object_does_not() {
         let namespaces = ["drydock".to_owned(), "kubevirt".to_owned()];
         let seconds = |spec: Value, last: Option<&Configuration>| {
             let objects = [

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_made_is_read_as_it_was_meant() {
+    fn created_certificates_are_read_back_unchanged() {
         let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
         let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();
         let data = data(&[
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn only_authorities_of_ours_are_read_from_a_bundle() {
+    fn only_drydock_authorities_are_read_from_a_bundle() {
         let (authority, ca) = made::authority(at(0), at(48 * HOUR)).unwrap();
         let leaf = made::serving(at(0), at(24 * HOUR), &names(), &authority.id, &ca.key).unwrap();
         assert_eq!(bundle(ca.certificate.as_bytes()), (vec![authority.clone()], false));

@@ -297,7 +297,7 @@ fn garbage() -> Data {
 }
 
 #[tokio::test]
-async fn nobody_is_refused_through_fifty_renewals() {
+async fn client_is_never_refused_through_fifty_renewals() {
     let mut world = RenewalWorld::new().await;
     assert!(world.replicas.iter().all(|replica| replica.readiness.is_ready()));
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
@@ -339,7 +339,7 @@ async fn nobody_is_refused_through_fifty_renewals() {
 }
 
 #[tokio::test]
-async fn who_does_not_wait_for_the_bundle_is_refused() {
+async fn certificate_served_before_the_bundle_is_refused() {
     let mut world = RenewalWorld::new().await;
     let before = world.places[0].clone();
     // As if everything were replaced without stages.

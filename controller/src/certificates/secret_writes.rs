@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_secret_that_is_there_is_replaced_as_it_was_seen() {
+    async fn existing_secret_is_replaced_at_the_seen_version() {
         let seen = json!({
             "metadata": {"name": SECRET, "namespace": "drydock", "resourceVersion": "5", "labels": {"a": "b"}},
             "data": {"garbage": "eA=="},

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bundle_of_own_api_services_is_replaced_where_it_differs() {
+    async fn bundle_of_own_api_services_is_replaced_if_different() {
         for (namespace, bundle, held, patched) in [
             ("drydock", None, Some(&b""[..]), true),
             ("drydock", Some("old"), Some(b"old"), true),
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn bundles_of_own_webhooks_are_replaced_where_they_differ() {
+    fn bundles_of_own_webhooks_are_replaced_if_different() {
         let object = configuration();
         assert_eq!(object.bundles("drydock"), [b"".to_vec(), b"bundle".to_vec()]);
         let patch = object.patch("drydock", b"bundle").unwrap();

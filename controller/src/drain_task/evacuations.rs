@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_attempt_has_one_migration_and_takes_nobody_elses_name() {
+    async fn attempt_has_one_migration_and_takes_an_unused_name() {
         let name = |outcome: &CreationOutcome| match outcome {
             CreationOutcome::Made(made) => made.metadata.name.clone(),
             CreationOutcome::WasMade(_) => None,

@@ -7,7 +7,8 @@ use drydock_api::{
     kubevirt::{migration::MigrationPriority, status::DrainRequest},
 };
 use drydock_runtime::{
-    AssumeCache, Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
+    AssumeCache, Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter,
+    WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
@@ -284,7 +285,7 @@ async fn guest_whose_mark_is_withdrawn_gets_no_migration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_step_waits_for_its_back_off() {
+async fn refused_step_waits_for_the_back_off() {
     let mut fixture = fixture(&["web"]);
     let step = RefusedStep::Drain(Key::namespaced("shop", "web"));
     // Often enough for a delay of some seconds, as the wall clock is not paused.
@@ -297,7 +298,7 @@ async fn refused_step_waits_for_its_back_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn migration_whose_response_was_lost_is_found_by_its_name() {
+async fn migration_with_a_lost_response_is_found_by_name() {
     let mut fixture = fixture(&["web"]);
     fixture.mark("web").await;
     let mut created = Value::Null;
@@ -371,7 +372,7 @@ async fn stale_mark_is_repeated_with_back_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn drain_is_reported_soon_by_a_clock_that_nobody_sets() {
+async fn drain_report_is_debounced_by_the_monotonic_clock() {
     let mut ended = instance("web");
     let status = ended.status.get_or_insert_default();
     (status.phase, status.evacuation_node_name) = (Some(Phase::Succeeded), Some("a".into()));

@@ -52,7 +52,7 @@ fn accept(request: ReceivedRequest) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_namespace_is_in_force_and_others_report_it() {
+async fn object_of_first_namespace_is_in_force_and_others_are_not() {
     let (task, mut server) = task(&[hyperconverged("two"), hyperconverged("one")]);
     let served = async {
         let mut statuses = BTreeMap::new();

@@ -106,7 +106,7 @@ async fn refused_pod_is_reported_on_the_instance() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn image_probe_is_repeated_unless_it_is_refused() {
+async fn image_probe_is_repeated_unless_forbidden() {
     let (task, mut server, _recorded) = task();
     let (instance, key) = (instance(), key());
     for (code, reason, repeated) in [

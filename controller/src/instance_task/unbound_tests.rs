@@ -76,7 +76,7 @@ async fn accept_status(server: &mut ApiServer) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
+async fn unbound_pod_is_deleted_only_at_the_seen_version() {
     let (task, mut server) = task(pod(None));
     let serving = async {
         let deletion = server.next_request().await;
@@ -96,7 +96,7 @@ async fn a_pod_without_a_node_is_deleted_only_as_it_was_seen() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bound_pod_stays_whatever_it_requires() {
+async fn bound_pod_stays_regardless_of_requirements() {
     let (task, mut server) = task(pod(Some("a")));
     let serving = async {
         let node = server.next_request().await;

@@ -124,7 +124,7 @@ fn replica_set_is_enqueued_when_instances_join_or_leave() {
 }
 
 #[test]
-fn what_others_keep_for_themselves_is_dropped() {
+fn managed_fields_and_foreign_annotations_are_pruned() {
     let mut kept = instance("a", "u1", None);
     kept.metadata.managed_fields = Some(Vec::new());
     kept.metadata.annotations = Some(
@@ -145,7 +145,7 @@ fn what_others_keep_for_themselves_is_dropped() {
 }
 
 #[test]
-fn nothing_of_an_object_is_lost_when_it_is_kept_as_text() {
+fn object_kept_as_text_loses_nothing() {
     fn same<K: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug>(
         object: &serde_json::Value,
     ) {

@@ -117,7 +117,7 @@ async fn start_writes_status_instance_and_event_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn instance_is_deleted_once_with_its_uid_as_precondition() {
+async fn instance_is_deleted_once_with_the_uid_as_precondition() {
     let mut halted = machine(RunStrategy::Halted, "10");
     halted.spec.template.spec.hostname = Some("x".into());
     let running = instance(&halted, "i1", Phase::Running);
@@ -193,7 +193,7 @@ async fn a_machine_that_has_changed_meanwhile_is_left_to_the_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deleted_machine_goes_once_its_instance_is_confirmed_gone() {
+async fn deleted_machine_goes_once_the_instance_is_confirmed_gone() {
     let mut going = machine(RunStrategy::Always, "10");
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     let (task, mut server, _events_server) = task(vec![going.clone()], vec![]);

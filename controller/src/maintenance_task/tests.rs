@@ -96,7 +96,7 @@ async fn node_of_an_ended_maintenance_is_let_go_in_the_next_term() {
 }
 
 #[test]
-fn a_status_patch_has_what_changes_and_null_for_what_is_gone() {
+fn status_patch_has_changed_fields_and_null_for_removed_fields() {
     let before = json!({"phase": "Running", "lastError": "e", "pods": [1]});
     let after = json!({"phase": "Running", "pods": [2], "drainProgress": 5});
     assert_eq!(
@@ -107,7 +107,7 @@ fn a_status_patch_has_what_changes_and_null_for_what_is_gone() {
 }
 
 #[test]
-fn pods_are_watched_while_a_maintenance_holds_its_node() {
+fn pods_are_watched_while_a_maintenance_holds_the_node() {
     let object = |metadata: Value, status: Value| -> NodeMaintenance {
         serde_json::from_value(json!({"metadata": metadata, "spec": {"nodeName": "n"}, "status": status})).unwrap()
     };

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn waiter_under_an_earlier_leader_gets_its_turn() {
+    fn migration_waiting_under_an_earlier_leader_gets_a_turn() {
         let turns = SlotScheduler::default();
         let entries = vec![waiting("one"), waiting("two")];
         let limits = drydock_core::configuration::Configuration::default().migrations;

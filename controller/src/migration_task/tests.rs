@@ -99,7 +99,7 @@ fn create(request: ReceivedRequest) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn throttled_target_pod_keeps_its_place_and_is_retried() {
+async fn throttled_target_pod_keeps_the_place_and_is_retried() {
     for (code, reason) in [(409, "Conflict"), (429, "TooManyRequests"), (500, "InternalError")] {
         let (task, mut server, mut recorded) = task(&migration(), vec![]);
         let served = async {
@@ -242,7 +242,7 @@ fn target_pod(status: &Value) -> Pod {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stuck_target_pod_is_explained_by_its_events() {
+async fn stuck_target_pod_is_explained_by_pod_events() {
     let mut waiting = migration();
     // Far from any deadline.
     waiting["metadata"]["annotations"] = json!({"kubevirt.io/migrationPendingPodTimeoutSeconds": "86400"});

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn five_are_kept_and_up_to_nine_until_it_is_quiet() {
+    fn trimming_keeps_five_and_until_quiet_up_to_nine_migrations() {
         for (ended, quiet, expected) in [
             (0, true, (0, 0)),
             (5, true, (0, 0)),

@@ -35,7 +35,7 @@ fn names(found: &[Arc<VirtualMachineInstanceMigration>]) -> Vec<String> {
 }
 
 #[test]
-fn migrations_are_found_by_their_instance() {
+fn migrations_are_found_by_instance() {
     let migrations = Migrations::filled([
         migration("b", "vm1", "Failed"),
         migration("a", "vm1", "Running"),

@@ -42,7 +42,7 @@ async fn listed(server: &mut ApiServer, pods: &[Value]) -> ReceivedRequest {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_is_watched_once_while_somebody_keeps_it() {
+async fn node_is_watched_once_while_kept() {
     let Setup {
         pods,
         mut server,
@@ -66,7 +66,7 @@ async fn a_node_is_watched_once_while_somebody_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_keeps_it_again_gets_a_new_list() {
+async fn node_kept_again_gets_a_new_list() {
     let Setup { pods, mut server, .. } = setup();
     let first = pods.keep("n");
     let _open = listed(&mut server, &[pod("p")]).await;
@@ -78,7 +78,7 @@ async fn who_keeps_it_again_gets_a_new_list() {
 }
 
 #[test]
-fn what_nobody_reads_is_neither_kept_nor_news() {
+fn unused_pod_fields_are_pruned_and_wake_no_task() {
     let mut old: Pod = serde_json::from_value(pod("p")).unwrap();
     prune(&mut old);
     assert_eq!(old.metadata.annotations.as_ref().unwrap().len(), 1);

@@ -44,7 +44,7 @@ pub(crate) trait Triggered: Sync {
     ) -> impl Future<Output = kube::Result<Option<Timestamp>>> + Send;
 
     /// Returns when to reconcile at the latest, also while an error is backed off from.
-    fn due(kept: &Self::Kept) -> Option<clock::Instant> {
+    fn due(kept: &Self::Kept) -> Option<Instant> {
         let _ = kept;
         None
     }
@@ -159,8 +159,8 @@ mod tests {
             result.map(|again| again.map(|pause| clock::now() + pause))
         }
 
-        fn due(kept: &usize) -> Option<clock::Instant> {
-            (*kept == DUE_AFTER).then(|| clock::Instant::now() + Duration::from_millis(500))
+        fn due(kept: &usize) -> Option<Instant> {
+            (*kept == DUE_AFTER).then(|| Instant::now() + Duration::from_millis(500))
         }
 
         fn pause(_: &usize) -> Duration {
@@ -229,7 +229,7 @@ mod tests {
             changed.notify();
             changed.notify();
             assert_eq!(received.recv().await, Some(5), "both changes");
-            let failed_at = clock::Instant::now();
+            let failed_at = Instant::now();
             assert_eq!(received.recv().await, Some(6), "it is due");
             assert!(failed_at.elapsed() < Scripted::RETRY.0 / 2);
             tokio::time::sleep(Duration::from_secs(60)).await;

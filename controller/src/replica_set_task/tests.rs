@@ -125,7 +125,7 @@ async fn impossible_replica_costs_one_request_and_is_explained() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_that_is_there_though_it_is_not_seen_is_tried_again() {
+async fn replica_set_with_an_unseen_taken_name_is_retried() {
     let wanted = set(2);
     let (task, mut server) = task(wanted.clone(), vec![]);
     let served = async {
@@ -177,7 +177,7 @@ async fn nothing_that_lives_is_deleted_by_a_cache_that_is_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_much_is_deleted_once() {
+async fn surplus_replicas_are_deleted_once() {
     let wanted = set(1);
     let (task, mut server) = task(wanted.clone(), vec![instance("a"), instance("b"), instance("c")]);
     let served = async {
@@ -209,7 +209,7 @@ async fn what_is_too_much_is_deleted_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_instance_that_is_let_go_keeps_its_other_owners() {
+async fn released_instance_keeps_other_owners() {
     let wanted = set(0);
     let mut stranger = instance("a");
     stranger.metadata.labels = None;

@@ -60,7 +60,7 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn replicas_on_their_own_nodes_are_left_alone() {
+async fn replicas_on_separate_nodes_are_left_alone() {
     let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "two")]);
     assert_eq!(replicas.spread(&mut StandbyMoves::default()).await, None);
     assert!(server.is_left_alone().await);

@@ -50,7 +50,7 @@ fn instance(node: &str, set: Option<&str>) -> Value {
 }
 
 #[test]
-fn instance_concerns_its_objects_and_visible_changes_drains() {
+fn instance_enqueues_own_objects_and_drains_if_visible() {
     let itself = [Route::Instance(key("vm")), Route::Machine(key("vm"))];
     let drains = [Route::Pdb(key("vm")), Route::Drains, Route::HeldEvictions];
     let set = [Route::ReplicaSet(key("web"))];
@@ -91,7 +91,7 @@ fn instance_concerns_its_objects_and_visible_changes_drains() {
 }
 
 #[test]
-fn instance_concerns_its_migrations() {
+fn instance_enqueues_own_migrations() {
     let migrations = |instance: &Key, deleted: bool| vec![key(&format!("{}-{deleted}", instance.name))];
     for (states, expected) in [
         ([instance("a", None), instance("a", None)], "vm-false"),
@@ -121,7 +121,7 @@ fn instance_concerns_its_migrations() {
 }
 
 #[test]
-fn migration_concerns_machines_only_when_it_begins_or_ends() {
+fn migration_enqueues_machines_only_at_begin_and_end() {
     let migration = |instance: &str, phase: &str| json!({"spec": {"vmiName": instance}, "status": {"phase": phase}});
     let machine = |name| Route::Machine(key(name));
     let always = |instances: &[&str]| {
@@ -172,7 +172,7 @@ fn migration_concerns_machines_only_when_it_begins_or_ends() {
 }
 
 #[test]
-fn machine_concerns_the_pdb_of_its_instance() {
+fn machine_enqueues_the_pdb_of_the_instance() {
     let machine = || json!({"spec": {"template": {"spec": {"domain": {"devices": {}}}}}});
     let routes = of_machine(&change("vm", [machine(), machine()]));
     assert_eq!(routes, [Route::Machine(key("vm")), Route::Pdb(key("vm"))]);
@@ -180,7 +180,7 @@ fn machine_concerns_the_pdb_of_its_instance() {
 }
 
 #[test]
-fn foreign_pdb_concerns_all_guests_of_its_namespace() {
+fn foreign_pdb_enqueues_all_guests_of_the_namespace() {
     let others = |namespace: &str| vec![Key::namespaced(namespace, "a"), Key::namespaced(namespace, "b")];
     let foreign = || json!({"metadata": {}});
     let ours = || {
@@ -210,7 +210,7 @@ fn foreign_pdb_concerns_all_guests_of_its_namespace() {
 }
 
 #[test]
-fn node_concerns_its_maintenance_only_if_it_has_one() {
+fn node_enqueues_a_maintenance_only_if_present() {
     let maintenance = Route::Maintenance(Key::cluster("a"));
     assert!(of_node("a", true).contains(&maintenance));
     assert!(!of_node("a", false).contains(&maintenance));
@@ -233,7 +233,7 @@ fn status_of_the_configuration_follows_nodes_and_objects() {
 }
 
 #[test]
-fn configuration_concerns_what_an_eviction_does() {
+fn configuration_enqueues_pdbs_drains_and_held_evictions() {
     let routes = of_configuration();
     for route in [
         Route::AllPdbs,

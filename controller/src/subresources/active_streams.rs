@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn gauge_of_an_instance_exists_while_it_has_streams() {
+    fn stream_gauge_of_an_instance_exists_only_with_streams() {
         let mut registry = Registry::default();
         let streams = ActiveStreams::register(&mut registry);
         let console = SubresourceOperation::Stream(GuestStream::Console);

@@ -200,7 +200,7 @@ async fn written(server: &mut ApiServer, method: Method, path: &str) -> Received
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_is_authorized_by_its_path_and_patches_the_machine() {
+async fn start_is_authorized_by_path_and_patches_the_machine() {
     let mut setup = setup();
     let send = setup.send(Method::PUT, "virtualmachines/vm/start", "");
     let api = async {
@@ -250,7 +250,7 @@ async fn dry_run_reaches_the_api_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_has_no_right_is_refused_and_nothing_is_read() {
+async fn user_without_right_is_refused_and_nothing_is_read() {
     let mut setup = setup();
     let send = setup.send(Method::PUT, "virtualmachineinstances/vm/evacuate/cancel", "{}");
     let api = async { review(&mut setup.server, false).await };
@@ -310,7 +310,7 @@ async fn forced_restart_that_fails_gives_the_grace_period_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn migration_is_created_and_its_refusal_passed_on() {
+async fn migration_is_created_and_a_refusal_is_passed_on() {
     for refused in [false, true] {
         let mut setup = setup();
         let body = r#"{"addedNodeSelector":{"zone":"b"}}"#;

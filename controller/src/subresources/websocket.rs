@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stream_ends_at_its_idle_timeout_and_pings_are_no_data() {
+    async fn stream_ends_at_the_idle_timeout_and_pings_are_no_data() {
         let idle = Duration::from_secs(100);
         let Setup {
             mut client,
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stream_ends_at_its_timeout_whatever_is_sent() {
+    async fn stream_ends_at_the_total_timeout_despite_traffic() {
         let total = Duration::from_secs(100);
         let Setup {
             client,

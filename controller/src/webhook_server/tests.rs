@@ -80,7 +80,7 @@ impl Served {
 }
 
 #[tokio::test]
-async fn reviews_get_the_verdict_of_their_handler() {
+async fn reviews_get_the_verdict_of_the_handler() {
     let served = served(Duration::ZERO, DEADLINE).await;
     assert!(served.readiness.is_ready(), "it has a certificate");
     let mut connection = served.connect().await;
@@ -153,7 +153,7 @@ async fn any_body_gets_an_error_and_the_next_request_a_response() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_not_read() {
+async fn oversized_request_is_not_read() {
     let served = served(Duration::ZERO, DEADLINE).await;
     let announced = format!("POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 9000000\r\n\r\n");
     let mut connection = served.connect().await;
@@ -182,7 +182,7 @@ async fn what_is_too_large_is_not_read() {
 }
 
 #[tokio::test]
-async fn stopping_server_finishes_requests_and_refuses_new_ones() {
+async fn stopping_server_finishes_requests_and_refuses_new_requests() {
     let served = served(Duration::from_millis(50), DEADLINE).await;
     let (mut idle, mut busy) = (served.connect().await, served.connect().await);
     let body = review("1").to_string();

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn summary_counts_what_is_left() {
+    fn drain_summary_counts_remaining_guests() {
         let drain = drain(&json!([]), &json!({"estimatedEnd": "2026-11-27T14:09:00Z"}));
         let event = summary(AT.parse().unwrap(), "worker-1", &drain);
         assert_eq!(

@@ -243,7 +243,7 @@ mod tests {
     use crate::plan::fixture::cluster;
 
     #[test]
-    fn guest_that_moves_names_the_nodes_that_could_take_it() {
+    fn moving_guest_names_the_possible_target_nodes() {
         let mut snapshot = cluster();
         Arc::make_mut(&mut snapshot.nodes[2])
             .spec
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_that_blocks_has_its_reason_and_a_remedy() {
+    fn blocking_guest_has_a_reason_and_a_remedy() {
         let found = explain(&cluster(), "shop", "cache").unwrap();
         assert_eq!(
             (found.migratable.holds, found.drain.as_ref().unwrap().outcome),

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn maintenance_is_shown_with_what_is_left() {
+    fn maintenance_is_shown_with_the_remaining_work() {
         let (object, now) = (object(), "2026-11-27T14:02:11Z".parse().unwrap());
         let found = report(
             Group::Medik8s,

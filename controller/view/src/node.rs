@@ -195,7 +195,7 @@ mod tests {
     use crate::plan::fixture::cluster;
 
     #[test]
-    fn guests_that_need_somebody_are_first() {
+    fn guests_in_need_of_attention_are_first() {
         let mut snapshot = cluster();
         let drain: DrainStatus = serde_json::from_value(json!({"startedAt": "2026-11-27T14:00:00Z", "total": 4,
             "left": 3, "moving": 1, "waiting": 0, "blocked": 1, "shuttingDown": 0, "remaining": [

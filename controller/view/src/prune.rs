@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn volume_keeps_its_nodes_and_claim_its_volume() {
+    fn pruned_volume_keeps_nodes_and_claim_keeps_volume() {
         let mut bound: PersistentVolume = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "v", "annotations": {"a": "b"}},
             "spec": {"capacity": {"storage": "1Gi"}, "nodeAffinity": {"required": {"nodeSelectorTerms": []}}},

@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn launcher_that_runs_itself_is_one_process() {
+    fn launcher_with_a_launcher_child_is_one_process() {
         let lines = [
             "20\t9\tdrydock-launcher \tx",
             "33\t20\tdrydock-launcher --root / prepare \tx",

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_is_paused_at_its_target_unless_it_may_be_switched() {
+    fn guest_is_paused_at_target_unless_post_copy_is_allowed() {
         for bits in 0..16 {
             let migration = Migration {
                 auto_converge: bits & 1 != 0,
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn each_copied_disk_is_named_by_itself() {
+    fn copied_disks_are_named_in_separate_parameters() {
         let mut migration = Migration {
             memory: "unix:///m".into(),
             disks: Some(DiskCopy {

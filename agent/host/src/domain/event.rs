@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn passes_of_a_migration_leave_room_for_what_must_not_be_lost() {
+    async fn migration_iterations_leave_queue_room_for_other_events() {
         let (shared, mut events) = EventSource::new();
         for pass in 0..2 * i32::try_from(QUEUE).unwrap() {
             shared.forward(DomainEvent::MigrationIteration(pass));
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn events_that_nobody_reads_cost_nothing() {
+    fn events_without_receiver_cause_no_overflow() {
         let (shared, events) = EventSource::new();
         drop(events);
         for _ in 0..2 * QUEUE {

@@ -61,7 +61,7 @@ async fn a_life_in_the_test_driver() {
 }
 
 #[tokio::test]
-async fn other_domains_events_are_not_this_ones() {
+async fn events_of_other_domains_are_not_delivered() {
     super::event_loop::start().unwrap();
     let (shared, mut events) = super::EventSource::new();
     let connection = LibvirtConnection::open("test:///default", "another", &shared).unwrap();
@@ -83,7 +83,7 @@ async fn other_domains_events_are_not_this_ones() {
 }
 
 #[tokio::test]
-async fn the_last_copy_ends_the_connection_and_its_thread() {
+async fn last_dropped_handle_ends_the_connection_and_thread() {
     let (guest, mut events) = test_driver().await;
     let weak = Arc::downgrade(&guest.shared);
     let copy = guest.clone();
@@ -133,7 +133,7 @@ async fn client_that_never_returns_is_dropped() {
 }
 
 #[tokio::test]
-async fn each_error_has_its_own_reason() {
+async fn call_error_has_a_reason_and_distinguishes_replies() {
     let (guest, _events) = test_driver().await;
     guest.close();
     guest.ended().await;

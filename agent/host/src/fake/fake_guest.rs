@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_does_as_libvirt_does() {
+    async fn fake_guest_behaves_like_libvirt() {
         let libvirt = FakeLibvirt::default();
         let (guest, mut events) = libvirt.connect("vm").await.unwrap();
         assert_eq!(guest.state().await, Err(CallError::NoDomain));
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn its_daemon_may_end_and_its_guest_goes_on() {
+    async fn fake_guest_runs_on_after_the_daemon_ends() {
         let libvirt = FakeLibvirt::default();
         let (guest, mut events) = libvirt.connect("vm").await.unwrap();
         guest.define("<domain/>").await.unwrap();

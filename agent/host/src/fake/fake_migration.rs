@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_migration_goes_on_when_nobody_waits_for_it() {
+    async fn fake_migration_continues_without_a_waiting_caller() {
         let libvirt = FakeLibvirt::default();
         let (guest, _events) = running(&libvirt).await;
         let moving = begin(&libvirt, &guest, false).await;

@@ -11,7 +11,7 @@ fn changed(old: &FactsFingerprint, new: &FactsFingerprint) -> Vec<String> {
 }
 
 #[test]
-fn each_part_changes_by_itself() {
+fn fingerprint_parts_change_independently() {
     let folder = nix::unistd::mkdtemp(&std::env::temp_dir().join("drydock-fingerprint-XXXXXX")).unwrap();
     let write = |path: &str, content: &str| {
         let path = folder.join(path);
@@ -61,7 +61,7 @@ fn each_part_changes_by_itself() {
 
 /// The fingerprint is taken every few minutes on an idle node.
 #[test]
-fn it_is_cheap() {
+fn fingerprint_takes_less_than_ten_milliseconds() {
     let programs = Programs {
         libvirtd: Some("/usr/sbin/libvirtd".into()),
         ..Programs::default()

@@ -51,7 +51,7 @@ fn kind(report: &InspectionReport) -> ProblemReason {
 }
 
 #[test]
-fn it_hangs_after_accepting() {
+fn inspection_times_out_if_libvirtd_hangs_after_accept() {
     let mut fake = Fake::new("c = client()\ntime.sleep(60)");
     fake.options.deadline = Duration::from_millis(700);
     let report = fake.inspect();
@@ -60,7 +60,7 @@ fn it_hangs_after_accepting() {
 }
 
 #[test]
-fn it_crashes_after_accepting() {
+fn inspection_reports_a_libvirtd_crash_after_accept() {
     let report = Fake::new("c = client()\nprint('error: boom', flush=True)\nos.kill(os.getpid(), 11)").inspect();
     assert_eq!(kind(&report), ProblemReason::LibvirtdCrashed);
     let text = report.problem.unwrap().to_string();
@@ -77,13 +77,13 @@ fn garbage_from_libvirt_is_reported() {
 }
 
 #[test]
-fn it_closes_the_connection() {
+fn inspection_fails_if_libvirtd_closes_the_connection() {
     let report = Fake::new("while True:\n  client().close()").inspect();
     assert_eq!(kind(&report), ProblemReason::LibvirtConnectFailed);
 }
 
 #[test]
-fn it_opens_no_socket() {
+fn inspection_fails_if_libvirtd_opens_no_socket() {
     let mut fake = Fake::new("");
     let LibvirtSource::Private { libvirtd } = &fake.options.libvirt else {
         panic!("a private one")
@@ -94,7 +94,7 @@ fn it_opens_no_socket() {
 }
 
 #[test]
-fn it_is_not_installed() {
+fn inspection_fails_if_libvirtd_is_not_installed() {
     let mut fake = Fake::new("");
     fake.options.libvirt = LibvirtSource::Private {
         libvirtd: "drydock-no-such-libvirtd".into(),

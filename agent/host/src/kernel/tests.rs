@@ -59,7 +59,7 @@ fn a_machine() {
 }
 
 #[test]
-fn what_is_missing_is_empty() {
+fn missing_kernel_files_give_empty_values() {
     let (_files, roots) = Recorded::new(&[("proc/sys/kernel/sched_rt_runtime_us", "950000\n")]);
     assert_eq!(release(&roots), "");
     assert!(!real_time(&roots));

@@ -150,7 +150,7 @@ fn a_volume_that_is_a_link_is_not_followed() {
 }
 
 #[test]
-fn what_is_no_file_is_not_opened() {
+fn fifo_or_folder_is_not_opened_as_file_or_socket() {
     let kubelet = Kubelet::with_volume();
     let (folder, volume) = (kubelet.folder(), kubelet.volume());
     // Opening it for reading would block forever, because it has no writer.
@@ -166,7 +166,7 @@ fn what_is_no_file_is_not_opened() {
 }
 
 #[tokio::test]
-async fn a_socket_is_reached_however_long_its_path_is() {
+async fn socket_with_a_long_path_is_reached() {
     let kubelet = Kubelet::with_volume();
     let volume = fs::File::open(kubelet.volume()).unwrap();
     let listener = UnixListener::bind(format!("/proc/self/fd/{}/socket", volume.as_raw_fd())).unwrap();
@@ -183,7 +183,7 @@ fn myself() -> u32 {
 }
 
 #[test]
-fn socket_is_in_the_pods_folder_as_long_as_its_listener() {
+fn socket_exists_in_pod_folder_as_long_as_the_listener() {
     let kubelet = Kubelet::with_volume();
     let folder = kubelet.folder();
     let place = kubelet.volume().join("migration/memory.sock");
@@ -298,7 +298,7 @@ async fn a_file_is_awaited_before_there_is_a_pod() {
 }
 
 #[tokio::test]
-async fn what_vanishes_is_awaited_again() {
+async fn vanished_pod_folder_is_awaited_again() {
     let kubelet = Kubelet::with_volume();
     let folder = kubelet.folder();
     let way = folder.walk("ready.json").unwrap();
@@ -359,7 +359,7 @@ async fn no_wake_up_is_lost() {
 }
 
 #[tokio::test]
-async fn what_cannot_become_right_is_not_awaited() {
+async fn invalid_pod_file_is_refused_without_wait() {
     let kubelet = Kubelet::with_volume();
     let folder = kubelet.folder();
     symlink("/etc", kubelet.volume().join("libvirt")).unwrap();
@@ -425,7 +425,7 @@ fn publish(folder: &Path, version: &str, files: &[(&str, &[u8])]) {
 }
 
 #[tokio::test]
-async fn secret_is_read_and_its_next_version_is_noticed() {
+async fn secret_is_read_and_the_next_version_is_noticed() {
     let kubelet = Kubelet::new();
     let (secret, folder) = kubelet.secret();
     assert!(matches!(secret.read(), Err(FolderError::NotThere { .. })));

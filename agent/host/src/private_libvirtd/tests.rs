@@ -51,7 +51,7 @@ s.listen()
 ";
 
 #[test]
-fn it_is_open_when_it_listens() {
+fn libvirtd_is_open_once_the_socket_listens() {
     let program = Program::new(&format!("time.sleep(0.1)\n{LISTEN}time.sleep(60)"));
     let daemon = program.start();
     daemon.wait_until_open(Duration::from_secs(20)).unwrap();
@@ -63,7 +63,7 @@ fn it_is_open_when_it_listens() {
 }
 
 #[test]
-fn it_exits_at_once() {
+fn libvirtd_exit_at_start_is_reported() {
     let program = Program::new("sys.exit('libvirtd: error : no such driver')");
     let problem = program.start().wait_until_open(Duration::from_secs(20)).unwrap_err();
     assert_eq!(problem.kind(), ProblemReason::LibvirtdExited);
@@ -76,7 +76,7 @@ fn it_exits_at_once() {
 }
 
 #[test]
-fn it_never_opens_a_socket() {
+fn libvirtd_without_socket_is_reported_after_timeout() {
     let program = Program::new("time.sleep(60)");
     let daemon = program.start();
     let problem = daemon.wait_until_open(Duration::from_millis(300)).unwrap_err();
@@ -85,7 +85,7 @@ fn it_never_opens_a_socket() {
 }
 
 #[test]
-fn a_socket_that_nobody_listens_to_is_not_open() {
+fn socket_without_listener_is_not_open() {
     let program = Program::new(&format!("{}time.sleep(60)", LISTEN.replace("s.listen()\n", "")));
     let problem = program.start().wait_until_open(Duration::from_millis(300)).unwrap_err();
     assert_eq!(problem.kind(), ProblemReason::LibvirtdSocketNotOpened);
@@ -93,7 +93,7 @@ fn a_socket_that_nobody_listens_to_is_not_open() {
 }
 
 #[test]
-fn what_it_left_ends_with_it() {
+fn background_processes_end_with_libvirtd() {
     // It ignores SIGTERM, and leaves a background process that also ignores it.
     let program = Program::new(&format!(
         "import signal
@@ -119,7 +119,7 @@ time.sleep(0.2)
 }
 
 #[test]
-fn orphans_are_reaped_while_it_runs() {
+fn orphans_are_reaped_while_libvirtd_runs() {
     // libvirt waits for a QEMU that it has ended until nothing is left of it.
     let program = Program::new(&format!(
         "if os.fork() == 0:
@@ -184,7 +184,7 @@ fn devices_are_for_all_there_and_only_there() {
 }
 
 #[test]
-fn what_cannot_be_started() {
+fn libvirtd_start_failure_is_reported() {
     let program = Program::new("");
     for (path, scratch) in [
         ("/nowhere/libvirtd", program.0.as_path()),
@@ -201,7 +201,7 @@ fn what_cannot_be_started() {
 }
 
 #[test]
-fn what_a_killed_inspection_left_is_cleared_away() {
+fn leftovers_of_a_killed_inspection_are_removed() {
     let program = Program::new("sys.exit()");
     let stale = program.0.join("drydock-libvirtd-stale");
     let busy = program.0.join("drydock-libvirtd-busy");

@@ -97,7 +97,7 @@ fn recorded_streams_are_frames_of_libvirts_programs() {
 }
 
 #[test]
-fn invalid_length_is_refused_with_its_last_byte_and_for_good() {
+fn invalid_length_is_refused_at_last_byte_and_permanently() {
     for length in [0, 1, 27, MAX_FRAME + 1, u32::MAX, u32::from_be_bytes(*b"HTTP")] {
         let expected = InvalidLength {
             length,
@@ -125,7 +125,7 @@ fn longest_and_shortest_frames_are_accepted() {
 }
 
 #[test]
-fn frame_without_body_ends_with_its_header() {
+fn frame_without_body_ends_after_the_header() {
     let header = Header {
         length: 28,
         program: REMOTE_PROGRAM,
@@ -155,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn truncated_streams_lose_only_their_last_frame(which in 0..RECORDED.len(), cut in any::<prop::sample::Index>()) {
+    fn truncated_stream_loses_only_the_last_frame(which in 0..RECORDED.len(), cut in any::<prop::sample::Index>()) {
         let (_, bytes, count) = RECORDED[which];
         let cut = cut.index(bytes.len());
         let (found, error) = frames(&[&bytes[..cut]]);
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_gives_frames_of_its_own_bytes(
+    fn garbage_gives_frames_of_the_same_bytes(
         bytes in vec(any::<u8>(), 0..300),
         cuts in vec(any::<prop::sample::Index>(), 0..10),
     ) {
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn any_header_is_its_bytes(bytes in any::<[u8; HEADER]>()) {
+    fn any_header_round_trips_through_bytes(bytes in any::<[u8; HEADER]>()) {
         prop_assert_eq!(Header::from_bytes(bytes).to_bytes(), bytes);
     }
 }

@@ -35,7 +35,7 @@ impl Drop for WatchModel {
 }
 
 #[test]
-fn only_what_matters_is_of_interest() {
+fn host_watch_reports_only_relevant_changes() {
     let machine = WatchModel::new();
     let file = machine.folder.join("kubelet/cpu_manager_state");
     let mut watch = HostWatch::with_roots(&machine.roots, &[file]).unwrap();
@@ -72,7 +72,7 @@ fn only_what_matters_is_of_interest() {
 }
 
 #[test]
-fn parameters_are_found_when_their_module_comes() {
+fn module_parameters_are_watched_once_the_module_loads() {
     let machine = WatchModel::new();
     let mut watch = HostWatch::with_roots(&machine.roots, &[]).unwrap();
     machine.write("sys/module/kvm_intel/parameters/nested");

@@ -26,7 +26,7 @@ fn each_way_to_end_a_line_ends_one_line() {
 }
 
 #[test]
-fn a_line_begins_with_its_prefix_and_has_an_end() {
+fn console_line_has_a_prefix_and_an_end() {
     assert_eq!(lines(&[b"one\ntw", b"o"]), ["guest: one\n", "guest: two\n"]);
 }
 
@@ -52,7 +52,7 @@ fn controls_are_shown_and_sequences_left_out() {
 }
 
 #[test]
-fn what_is_no_text_is_shown_as_bytes() {
+fn bytes_that_are_no_text_are_escaped() {
     assert_eq!(shown("höhe €𝄞".as_bytes()), ["höhe €𝄞"]);
     assert_eq!(shown(b"\xff\xc3("), ["\\xff\\xc3("]);
     assert_eq!(shown(b"\xe2\x82\xe2\x82\xac\xe2"), ["\\xe2\\x82€\\xe2"]);
@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn how_it_arrives_makes_no_difference(bytes in any_bytes(), cuts in vec(any::<prop::sample::Index>(), 0..8)) {
+    fn console_lines_do_not_depend_on_chunk_boundaries(bytes in any_bytes(), cuts in vec(any::<prop::sample::Index>(), 0..8)) {
         let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
         cuts.sort_unstable();
         let (mut rest, mut taken, mut chunks) = (bytes.as_slice(), 0, Vec::new());

@@ -109,7 +109,7 @@ fn a_layer_is_put_above_an_image_of_either_format() {
 }
 
 #[test]
-fn a_raw_image_of_half_a_sector_is_a_disk_of_whole_ones() {
+fn raw_image_with_a_partial_sector_gives_whole_sectors() {
     let pod = Pod::new();
     pod.in_image("/disk/a.img", &[7; 700]);
     let disk = pod.container_disk().unwrap();
@@ -118,7 +118,7 @@ fn a_raw_image_of_half_a_sector_is_a_disk_of_whole_ones() {
 }
 
 #[test]
-fn disk_of_an_image_is_its_only_file_or_that_of_the_path() {
+fn image_disk_is_the_only_file_or_the_file_at_the_path() {
     let pod = Pod::new();
     assert_eq!(pod.refusal(), "NoDiskInImage", "no such image");
     pod.in_image("/etc/a", b"");
@@ -254,7 +254,7 @@ fn an_empty_disk_takes_no_space_yet() {
 }
 
 #[test]
-fn disk_of_a_volume_is_raw_whatever_its_content() {
+fn volume_disk_is_raw_regardless_of_content() {
     let pod = Pod::new();
     let volume = pod.folders().volume("root");
     fs::create_dir_all(&volume).unwrap();
@@ -273,7 +273,7 @@ fn disk_of_a_volume_is_raw_whatever_its_content() {
 }
 
 #[test]
-fn disk_of_an_empty_volume_has_its_size_and_is_sparse() {
+fn disk_of_an_empty_volume_is_sparse_with_volume_size() {
     use std::os::unix::fs::MetadataExt;
     let pod = Pod::new();
     let volume = pod.folders().volume("root");
@@ -292,7 +292,7 @@ fn disk_of_an_empty_volume_has_its_size_and_is_sparse() {
 }
 
 #[test]
-fn disks_whose_content_arrives_have_the_size_that_they_had() {
+fn disks_for_migrated_content_keep_the_size() {
     let pod = Pod::new();
     pod.in_image("/disk/a.img", &[0; 1024]);
     let layer = pod
@@ -373,7 +373,7 @@ fn blkid(volume: &str, tag: &str) -> String {
 }
 
 #[test]
-fn cloud_init_finds_its_volume_and_every_byte_of_it() {
+fn cloud_init_finds_the_volume_with_every_byte() {
     let user_data = format!("#cloud-config\n# {}\n", "é\n".repeat(20_000));
     let data = CloudInit {
         instance_id: "i-1".into(),
@@ -525,7 +525,7 @@ fn public_keys_of_secrets_are_in_the_metadata() {
 }
 
 #[test]
-fn without_network_data_there_is_no_file_for_it() {
+fn cloud_init_without_network_data_has_no_network_file() {
     let pod = Pod::new();
     let disk = pod.prepare(DiskSource::CloudInitNoCloud(CloudInit::default())).unwrap();
     let mut names: Vec<String> = listing(&disk.path)
@@ -538,7 +538,7 @@ fn without_network_data_there_is_no_file_for_it() {
 }
 
 #[test]
-fn secrets_have_either_spelling_of_their_keys() {
+fn secret_keys_may_have_either_spelling() {
     for (user, network) in [("userdata", "networkdata"), ("userData", "networkData")] {
         let pod = Pod::new();
         let data = || CloudInit {
@@ -566,7 +566,7 @@ fn secrets_have_either_spelling_of_their_keys() {
 }
 
 #[test]
-fn data_that_is_too_much_or_not_what_it_claims_is_refused() {
+fn oversized_or_invalid_cloud_init_data_is_refused() {
     let pod = Pod::new();
     let with = |text| {
         pod.prepare(DiskSource::CloudInitNoCloud(CloudInit {

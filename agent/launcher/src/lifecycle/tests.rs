@@ -177,7 +177,7 @@ fn pod_is_ready_once_disks_are_prepared_and_libvirt_responds() {
 }
 
 #[test]
-fn a_disk_that_cannot_be_made_ends_the_pod_with_its_reason() {
+fn failed_disk_preparation_ends_the_pod_with_a_reason() {
     let mut story = Story::new(30);
     story.handle(LauncherEvent::Time);
     story.handle(LauncherEvent::Prepared(Err("NoDiskInImage: volume root: ...".into())));
@@ -321,7 +321,7 @@ fn migration_client_gets_result_before_libvirtd_stops() {
 }
 
 #[test]
-fn end_of_undefined_guest_is_read_from_its_log() {
+fn end_of_an_undefined_guest_is_read_from_the_log() {
     let mut story = Story::running(30);
     story.log.reason = Some(OffReason::Migrated);
     story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Exited(0)));
@@ -330,7 +330,7 @@ fn end_of_undefined_guest_is_read_from_its_log() {
 }
 
 #[test]
-fn a_guest_that_ended_before_its_qemu_was_seen_has_ended() {
+fn guest_ended_before_qemu_was_seen_is_reported_as_ended() {
     let mut story = Story::ready(30);
     assert_eq!(story.handle(LauncherEvent::StateRemoved), [STATE]);
     story.reports(off(OffReason::Failed));
@@ -421,7 +421,7 @@ fn requested_shutdown_ends_as_shutdown() {
 }
 
 #[test]
-fn guest_that_powers_off_before_the_button_shut_itself_down() {
+fn power_off_before_acpi_shutdown_is_a_guest_shutdown() {
     // Before SIGTERM, or before libvirt has confirmed that a guest is running that could react to the button.
     for terminated_first in [false, true] {
         let mut story = Story::running(30);
@@ -491,7 +491,7 @@ fn a_question_in_flight_does_not_delay_destroying() {
 }
 
 #[test]
-fn a_pod_that_ends_before_its_guest_ends_libvirt_first() {
+fn pod_terminated_before_guest_start_kills_libvirtd_first() {
     let mut story = Story::ready(30);
     assert_eq!(
         story.handle(LauncherEvent::TerminationRequested),
@@ -622,7 +622,7 @@ fn unresponsive_libvirtd_is_killed() {
 }
 
 #[test]
-fn libvirtd_may_die_while_it_destroys_the_guest() {
+fn guest_is_destroyed_even_if_libvirtd_dies_during_destroy() {
     let mut story = Story::running(0);
     assert_eq!(story.handle(LauncherEvent::TerminationRequested), [DESTROY]);
     let ended = LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into());
@@ -685,7 +685,7 @@ fn any_event() -> impl Strategy<Value = LauncherEvent> {
 
 proptest! {
     #[test]
-    fn terminated_pod_ends_within_its_grace_period(
+    fn terminated_pod_ends_within_the_grace_period(
         before in vec((any_event(), 0_u64..40_000), 0..25),
         after in vec((any_event(), 0_u64..4000), 0..25),
         grace in 0_u64..60,

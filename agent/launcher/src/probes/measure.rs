@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_server_fails_by_timeout() {
+    fn probe_of_an_unresponsive_server_times_out() {
         // The kernel accepts the connection for the server, which never responds.
         let (_listener, port) = listener();
         for tls in [false, true] {

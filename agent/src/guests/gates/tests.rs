@@ -73,7 +73,7 @@ async fn without_requests<T>(server: &mut ApiServer, work: impl Future<Output = 
 }
 
 #[tokio::test]
-async fn what_two_want_at_once_is_written_once() {
+async fn concurrent_equal_gate_changes_are_written_once() {
     let (gates, mut server) = gates(pod(5, None));
     let (mut first, mut second) = (Box::pin(gates.set(UID, true)), Box::pin(gates.set(UID, true)));
     assert!(poll!(&mut first).is_pending() && poll!(&mut second).is_pending());
@@ -83,7 +83,7 @@ async fn what_two_want_at_once_is_written_once() {
 }
 
 #[tokio::test]
-async fn what_was_written_counts_until_the_watch_has_shown_it() {
+async fn write_counts_until_the_watch_catches_up() {
     let (gates, mut server) = gates(pod(5, Some(false)));
     without_requests(&mut server, gates.set(UID, false))
         .await

@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn credentials_are_set_once_and_when_they_change() {
+    async fn credentials_are_set_once_and_after_each_change() {
         let (libvirt, mut kubelet) = (FakeLibvirt::default(), Kubelet::new());
         let handle = running(&libvirt).await;
         let mut credentials = Credentials::of(&kubelet.root, "0a", &spec()).unwrap();

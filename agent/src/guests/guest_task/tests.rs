@@ -340,7 +340,7 @@ async fn failed_gate_is_repeated_and_delays_no_report() {
 }
 
 #[tokio::test]
-async fn guest_outlives_its_libvirtd() {
+async fn guest_outlives_libvirtd() {
     let mut fixture = fixture(&running(), started().await);
     let end = fixture.attend(async |around| {
         assert!(around.gate().await);
@@ -381,7 +381,7 @@ async fn another_pod_or_a_deleted_node_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn end_in_a_pod_that_is_gone_is_reported_as_its_launcher_did() {
+async fn guest_end_in_deleted_pod_comes_from_launcher_report() {
     let ended = EndedGuest {
         outcome: Some(GuestOutcome::Shutdown),
         message: "the guest shut down".into(),

@@ -120,7 +120,7 @@ impl SourceFixture {
 }
 
 #[tokio::test]
-async fn guest_moves_once_its_target_is_prepared() {
+async fn guest_moves_once_the_target_is_prepared() {
     let mut source = source(&json!({}), false).await;
     source.reconcile_without_writes().await.unwrap();
     assert_eq!(source.calls(), ["prepare"], "the tunnel is prepared meanwhile");
@@ -218,7 +218,7 @@ async fn released_source() -> SourceFixture {
 }
 
 #[tokio::test]
-async fn source_reports_the_hand_over_once_it_is_acknowledged() {
+async fn source_reports_the_hand_over_once_acknowledged() {
     let mut source = released_source().await;
     source.reconcile_without_writes().await.unwrap();
     source.change_session(|session| session.acknowledged = true).await;
@@ -305,7 +305,7 @@ async fn lost_events_prove_nothing_unless_the_end_was_read() {
 }
 
 #[tokio::test]
-async fn guest_whose_migration_fails_runs_on_with_libvirts_reason() {
+async fn guest_runs_on_after_failed_migration_with_libvirt_reason() {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     source
@@ -352,7 +352,7 @@ fn job_after(seconds: u64) -> JobInfo {
 }
 
 #[tokio::test]
-async fn guest_that_its_user_paused_is_not_paused_to_move() {
+async fn guest_paused_by_user_is_not_paused_for_migration() {
     let mut source = source(&paused_after(1), false).await;
     source.guest.handle.suspend().await.unwrap();
     source.begin().await;
@@ -396,7 +396,7 @@ async fn only_a_running_guest_may_be_switched_to_post_copy() {
 }
 
 #[tokio::test]
-async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
+async fn guest_is_paused_once_for_migration_with_doubled_timeout() {
     let mut source = source(&paused_after(100), false).await;
     source.begin().await;
     // It is paused at 101 s. From then on its time is doubled, and 150 s without progress begin again.
@@ -415,7 +415,7 @@ async fn guest_paused_to_move_is_paused_once_and_has_its_time() {
 }
 
 #[tokio::test]
-async fn last_report_of_a_failed_migration_has_only_its_end() {
+async fn last_report_of_a_failed_migration_has_only_the_end() {
     let mut source = source(&json!({}), false).await;
     source.guest.handle.suspend().await.unwrap();
     source.reconcile_without_writes().await.unwrap();
@@ -457,7 +457,7 @@ async fn second_pass_has_the_usual_downtime() {
 }
 
 #[tokio::test]
-async fn agent_keeps_the_downtime_that_the_one_before_raised() {
+async fn agent_keeps_the_downtime_raised_by_the_previous_agent() {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     source.guest.handle.set_max_downtime(600).await.unwrap();
@@ -475,7 +475,7 @@ fn unsent_after(seconds: u64) -> JobInfo {
 }
 
 #[tokio::test]
-async fn migration_that_sends_nothing_fails_with_its_reason() {
+async fn migration_that_sends_nothing_fails_with_a_reason() {
     let mut source = source(&prepared(), false).await;
     source.begin().await;
     source.fixture.around.libvirt.set_job(unsent_after(239));

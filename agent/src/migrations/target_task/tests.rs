@@ -94,7 +94,7 @@ async fn target_without_a_feature_of_the_guest_is_refused() {
 }
 
 #[tokio::test]
-async fn failed_report_is_repeated_as_it_was() {
+async fn failed_status_report_is_repeated_unchanged() {
     for (code, reason) in [
         (403, "Forbidden"),
         (409, "Conflict"),

@@ -71,7 +71,7 @@ fn respond(request: ReceivedRequest, items: &[Value]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_not_shown_is_closed_once_nothing_needs_it() {
+async fn session_absent_from_the_cache_is_closed_once_unneeded() {
     for is_deleted in [true, false] {
         let mut fixture = with_session(&migrating()).await;
         let (migrations, _host) = migrations(&fixture, false, &Process::new());

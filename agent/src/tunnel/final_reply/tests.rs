@@ -156,7 +156,7 @@ fn only_the_successful_reply_to_the_last_call_proves() {
 
 /// Recorded migrations, which `agent/host/testdata/README.md` describes.
 #[test]
-fn recorded_last_replies_prove_when_they_are_complete() {
+fn recorded_last_replies_prove_only_when_complete() {
     for (name, calls, replies, expected) in [
         (
             "bookworm-paused",
@@ -192,7 +192,7 @@ fn recorded_last_replies_prove_when_they_are_complete() {
 }
 
 #[test]
-fn what_is_no_message_proves_nothing_ever_after() {
+fn invalid_message_prevents_the_proof_permanently() {
     for length in [0, 27, LONGEST + 1, u32::MAX] {
         let garbage = [length.to_be_bytes().to_vec(), vec![0; HEADER - 4]].concat();
         assert!(
@@ -249,7 +249,7 @@ proptest! {
 
     /// The reply counts as seen with its last byte, not before.
     #[test]
-    fn a_reply_has_come_with_its_last_byte(cut in 0_usize..100, noise in any_message()) {
+    fn reply_counts_as_seen_at_the_last_byte(cut in 0_usize..100, noise in any_message()) {
         let mut follows = FinalReply::default();
         follows.called(&noise);
         follows.called(&finish(77, 0));

@@ -111,7 +111,7 @@ fn carried(bytes: &[u8], piece: usize, guest: GuestLeft) -> (Vec<u8>, usize, Opt
 }
 
 #[test]
-fn a_guest_goes_on_there_only_if_it_was_switched() {
+fn guest_resumes_at_target_only_if_switched_to_post_copy() {
     for procedure in LAST_CALLS {
         for cookie in [0, 3, 5000] {
             let call = last_call(procedure, cookie, POST_COPY | 3, 0);
@@ -145,7 +145,7 @@ fn recorded_calls_pass_but_for_one_flag() {
 }
 
 #[test]
-fn calls_that_let_no_guest_go_on_pass_as_they_are() {
+fn calls_that_resume_no_guest_pass_unchanged() {
     let keepalive = Header {
         program: drydock_host::rpc::KEEPALIVE_PROGRAM,
         ..header(1, MESSAGE)
@@ -284,7 +284,7 @@ fn anything_else_is_held_unless_the_guest_was_switched() {
 }
 
 #[test]
-fn what_comes_before_a_last_call_does_not_wait_for_it() {
+fn data_before_a_last_call_passes_without_wait() {
     let before = message(header(1, CALL), b"before");
     let call = last_call(306, 12, 0, 0);
     let mut calls = LastCalls::default();

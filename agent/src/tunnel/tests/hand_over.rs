@@ -83,7 +83,7 @@ async fn guest_is_released_only_once_the_source_read_the_reply() {
 }
 
 #[tokio::test]
-async fn guest_with_post_copy_waits_at_its_target_until_switched() {
+async fn guest_with_post_copy_waits_at_target_until_switched() {
     let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     assert!(world.source.state(MIGRATION).unwrap().holds_last_call);

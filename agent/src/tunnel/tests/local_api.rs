@@ -127,7 +127,7 @@ async fn contradictions_and_bad_values_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_source_needs_its_pod_and_a_hostile_one_harms_nobody() {
+async fn source_session_refuses_a_manipulated_pod_folder() {
     let node = Node::new().await;
     let spec = node.spec(MIGRATION, Role::Source);
     let run = node
@@ -191,7 +191,7 @@ async fn invalid_line_gets_an_error_endless_line_ends_connection() {
 }
 
 #[tokio::test]
-async fn draining_tunnel_takes_no_session_and_ends_with_its_last() {
+async fn draining_tunnel_takes_no_session_and_ends_after_the_last() {
     let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let node = &world.source;

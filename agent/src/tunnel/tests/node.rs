@@ -48,7 +48,7 @@ async fn sessions_of_all_tunnels_of_the_node_are_known() {
 }
 
 #[tokio::test]
-async fn the_own_tunnel_is_found_again_when_it_is_started_anew() {
+async fn own_tunnel_is_found_again_after_a_restart() {
     let node = Node::new().await;
     let folder = node.folder.0.join("tunnels");
     let process = Process::new();

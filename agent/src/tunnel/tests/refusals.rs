@@ -106,7 +106,7 @@ async fn line(stream: &mut (impl AsyncReadExt + Unpin)) -> String {
 }
 
 #[tokio::test]
-async fn who_shows_another_certificate_is_refused() {
+async fn client_with_another_certificate_is_refused() {
     let node = Node::new().await;
     let stranger = Caller::new(&node, false).await;
     // The client has finished its part before the server refuses.
@@ -123,7 +123,7 @@ async fn who_shows_another_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn source_unknown_to_its_target_reports_it() {
+async fn source_unknown_to_the_target_reports_trouble() {
     let TunnelWorld { source, target } = TunnelWorld::new().await;
     let prepared = target
         .client
@@ -152,7 +152,7 @@ async fn source_unknown_to_its_target_reports_it() {
 }
 
 #[tokio::test]
-async fn a_client_accepts_its_server_only() {
+async fn client_accepts_only_the_expected_server() {
     let node = Node::new().await;
     let mut caller = Caller::new(&node, true).await;
     still_good(&node, &caller).await;
@@ -182,7 +182,7 @@ async fn source_that_dials_before_pairing_waits() {
 }
 
 #[tokio::test]
-async fn session_without_a_peer_ends_its_waiters() {
+async fn session_without_a_peer_ends_waiting_connections() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(200))).await;
     let caller = Caller::unpaired(&node).await;
     assert!(caller.connect(&node, MIGRATION).await.is_err());
@@ -231,7 +231,7 @@ async fn sessions_that_are_not_there_are_refused() {
 }
 
 #[tokio::test]
-async fn garbage_harms_nobody() {
+async fn garbage_is_refused_without_harm_to_the_session() {
     let node = Node::new().await;
     let caller = Caller::new(&node, true).await;
     for (number, garbage) in [
@@ -275,7 +275,7 @@ async fn garbage_harms_nobody() {
 }
 
 #[tokio::test]
-async fn who_is_slow_is_refused() {
+async fn slow_client_is_refused() {
     let node = Node::with(|port| port.with_limits(8, 8, Duration::from_millis(500))).await;
     let caller = Caller::new(&node, true).await;
     // One connection sends nothing at all, another stops during or after the handshake.
@@ -289,7 +289,7 @@ async fn who_is_slow_is_refused() {
 }
 
 #[tokio::test]
-async fn too_many_silent_connections_are_refused() {
+async fn too_many_idle_connections_are_refused() {
     let node = Node::with(|port| port.with_limits(2, 2, Duration::from_secs(3600))).await;
     let mut unresponsive = Vec::new();
     for _ in 0..5 {
@@ -330,7 +330,7 @@ async fn there_is_one_libvirt_stream_at_a_time() {
 }
 
 #[tokio::test]
-async fn a_target_takes_one_libvirt_stream_whatever_its_source_does() {
+async fn target_accepts_only_the_first_libvirt_stream() {
     let node = Node::new().await;
     let caller = Caller::new(&node, true).await;
     let (listener, _socket) = node.pod().listen(LIBVIRT_SOCKET);

@@ -38,7 +38,7 @@ async fn exchange(ours: UnixStream, theirs: UnixStream, there: &[u8], back: &[u8
 }
 
 #[tokio::test]
-async fn all_streams_carry_what_comes_both_ways_whatever_its_pieces() {
+async fn streams_carry_data_both_ways_regardless_of_chunk_sizes() {
     let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (source, target) = (world.source.pod(), world.target.pod());
@@ -98,7 +98,7 @@ async fn several_disks_go_at_once() {
 }
 
 #[tokio::test]
-async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
+async fn unread_stream_stops_the_writer_and_loses_nothing() {
     let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);
@@ -124,7 +124,7 @@ async fn who_does_not_read_stops_the_other_side_and_nothing_is_lost() {
 }
 
 #[tokio::test]
-async fn a_stream_ends_with_its_session_on_both_sides() {
+async fn streams_end_with_the_session_on_both_sides() {
     let world = TunnelWorld::new().await;
     world.pair(MIGRATION, None).await;
     let (listener, _socket) = world.target.pod().listen(MIGRATION_MEMORY_SOCKET);

@@ -53,7 +53,7 @@ fn lines_of_the_previous_release_are_read() {
 
 /// The previous release ignores the version in a ping.
 #[test]
-fn lines_for_the_previous_release_have_all_that_it_needs() {
+fn control_lines_are_complete_for_the_previous_release() {
     let ping = serde_json::to_value(Message::Ping { version: 2 }).unwrap();
     assert_eq!(ping, json!({"ping": {"version": 2}}));
     let pong = serde_json::to_value(Message::Pong { version: 2 }).unwrap();

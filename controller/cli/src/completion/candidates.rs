@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_wanted_where_the_command_line_has_them() {
+    fn completion_kind_follows_the_command_line_position() {
         for (line, expected) in [
             ("drain ", Wanted::Nodes),
             ("drain worker-1 wor", Wanted::Nodes),

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_decided_on_by_its_headers() {
+    fn local_request_is_decided_by_the_headers() {
         use GuardRefusal as Refused;
 
         const HOST: (&str, &str) = ("host", "127.0.0.1:7000");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn request_in_a_cluster_is_decided_on_by_its_headers() {
+    fn in_cluster_request_is_decided_by_the_headers() {
         const CROSS: (&str, &str) = ("sec-fetch-site", "cross-site");
         const NAVIGATES: (&str, &str) = ("sec-fetch-mode", "navigate");
         let (get, post) = (&Method::GET, &Method::POST);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_sent() {
+    fn only_changed_page_parts_are_sent() {
         let before = page(&[("a", "1"), ("b", "2"), ("c", "3")]);
         assert_eq!(patch(&before, &before), json!({"seq": 2}));
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_page_replaces_what_was_shown_before() {
+    fn whole_page_replaces_the_previous_content() {
         let mut page = Page::new("Nodes");
         page.push(ROOT, "head", html! { h1 #head { "Nodes" } });
         let update = serde_json::to_value(whole(&page, 1)).unwrap();

@@ -173,7 +173,7 @@ async fn nothing_is_written_by_a_console_that_only_reads() {
 }
 
 #[tokio::test]
-async fn guest_is_reached_with_a_session_while_it_is_open() {
+async fn guest_is_reached_with_a_session_while_opened() {
     let (local, _process) = console(false);
     let shared = &local.shared;
     let session = local.sessions.exchange(&local.sessions.link().unwrap()).unwrap();
@@ -223,7 +223,7 @@ async fn guest_is_reached_with_a_session_while_it_is_open() {
 }
 
 #[tokio::test]
-async fn document_marks_its_section_in_the_navigation() {
+async fn document_marks_the_current_section_in_the_navigation() {
     let (local, _process) = console(false);
     for (path, section) in [
         ("/", Some("/nodes")),
@@ -246,7 +246,7 @@ async fn document_marks_its_section_in_the_navigation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn console_ends_once_nobody_uses_it() {
+async fn console_server_ends_once_idle() {
     let (local, _process) = console(false);
     let begun = Instant::now();
     let open = Active::new(&local.shared);

@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn guests_are_blocked_since_the_first_report_of_it() {
+    async fn guests_are_blocked_since_the_first_blocked_report() {
         let drain = |blocked: u32| -> Option<DrainStatus> {
             let drain = json!({"startedAt": "2026-11-27T14:00:00Z", "total": 3, "left": 3, "moving": 0, "waiting": 0,
                 "blocked": blocked, "shuttingDown": 0});
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn migrations_are_kept_until_they_are_over() {
+    fn followed_migrations_are_kept_until_over() {
         let migration = |uid: &str, phase: &str| -> VirtualMachineInstanceMigration {
             let migration =
                 json!({"metadata": {"name": uid, "uid": uid}, "spec": {"vmiName": "web"}, "status": {"phase": phase}});

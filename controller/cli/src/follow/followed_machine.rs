@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn migration_is_followed_to_its_end() {
+    fn migration_of_a_machine_is_followed_to_the_end() {
         let now: Timestamp = "2026-11-27T14:00:00Z".parse().unwrap();
         let early = "2026-11-27T13:00:00Z";
         let mut followed = Followed::default();

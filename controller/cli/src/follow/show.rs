@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_broken_by_what_a_drain_waits_for() {
+    async fn heartbeat_line_reports_remaining_guests_of_a_drain() {
         let mut show = Show::new(CourseOutput::Lines, None);
         let mut course = FollowedDrain::new("worker-1");
         let drain = serde_json::json!({"startedAt": "2026-11-27T14:00:00Z", "total": 3, "left": 3, "moving": 2, "waiting": 0,

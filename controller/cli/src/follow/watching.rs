@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_reported_once_and_ends_with_a_list() {
+    async fn unreachable_api_server_is_reported_once_until_a_list() {
         let (_watches, mut server, mut changes) = watched();
         let object =
             json!({"apiVersion": "drydock.dev/v1alpha1", "kind": "Hypervisor", "metadata": {"name": "a"}, "spec": {}});

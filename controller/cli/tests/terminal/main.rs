@@ -143,7 +143,7 @@ fn worst_of_several_nodes_is_the_exit_code() {
 }
 
 #[test]
-fn one_migration_is_followed_to_its_end() {
+fn terminal_follows_a_migration_to_the_end() {
     let server = cluster();
     let kubeconfig = server.kubeconfig();
     // The list of one namespace.

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_gives_way() {
+    fn infeasible_certificate_lifetimes_are_adjusted() {
         let short = lifetimes((10, 1), (60, 59));
         assert_eq!(short.serving.duration, Duration::from_secs(5));
         assert_eq!(short.authority.renew_before, Duration::from_secs(5));
@@ -99,7 +99,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn certificate_lifetime_fits_into_that_of_its_authority(
+        fn certificate_lifetime_fits_into_the_authority_lifetime(
             ca in 0u64..u64::MAX, ca_before in 0u64..u64::MAX, server in 0u64..u64::MAX, before in 0u64..u64::MAX,
         ) {
             let Lifetimes { authority, serving, settle } = lifetimes((ca, ca_before), (server, before));

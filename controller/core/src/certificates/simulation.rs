@@ -334,7 +334,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
     #[test]
-    fn nobody_is_ever_refused(
+    fn simulated_client_is_never_refused(
         first in (4u64..400, 2u64..400, 0u64..100, 0u64..100),
         events in prop::collection::vec(event(), 200..400),
     ) {
@@ -343,7 +343,7 @@ proptest! {
 }
 
 #[test]
-fn it_is_renewed_again_and_again() {
+fn simulated_certificate_is_renewed_repeatedly() {
     let renewals = simulate((20, 10, 50, 50), &[SimulatedEvent::Quiet; 4000]).unwrap();
     // 4000 quarters of 1.66 s are 1666 s, in which a certificate of 10 s is renewed every 5.
     assert!((300..400).contains(&renewals), "{renewals}");

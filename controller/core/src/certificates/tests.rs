@@ -117,7 +117,7 @@ fn the_first_time_everything_is_made_at_once() {
 }
 
 #[test]
-fn what_is_well_is_left_alone_until_the_first_renewal() {
+fn valid_certificates_are_unchanged_until_the_first_renewal() {
     let a = authority("a", 48);
     let held = held(std::slice::from_ref(&a), leaf("1", "a", 24));
     let published = trust(at(0), std::slice::from_ref(&a));
@@ -153,7 +153,7 @@ fn without_webhooks_nothing_is_published_or_awaited() {
 }
 
 #[test]
-fn a_serving_certificate_is_renewed_in_the_middle_of_its_life() {
+fn serving_certificate_is_renewed_at_half_of_the_lifetime() {
     let a = authority("a", 48);
     let held = held(std::slice::from_ref(&a), leaf("1", "a", 24));
     let published = trust(at(0), &[a]);
@@ -162,7 +162,7 @@ fn a_serving_certificate_is_renewed_in_the_middle_of_its_life() {
 }
 
 #[test]
-fn a_new_authority_is_published_and_settled_before_it_signs() {
+fn new_authority_is_published_and_settled_before_signing() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let before = held(std::slice::from_ref(&a), leaf("1", "a", 47));
     let old = trust(at(0), std::slice::from_ref(&a));
@@ -196,7 +196,7 @@ fn a_new_authority_is_published_and_settled_before_it_signs() {
 }
 
 #[test]
-fn one_place_that_lacks_the_authority_holds_it_back() {
+fn new_authority_waits_for_every_published_bundle() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let staged = held(&[b.clone(), a.clone()], leaf("1", "a", 47));
     let place = |authorities: &[Authority]| PublishedBundle {
@@ -224,7 +224,7 @@ fn one_place_that_lacks_the_authority_holds_it_back() {
 }
 
 #[test]
-fn an_authority_leaves_once_it_has_expired() {
+fn authority_is_removed_once_expired() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let held = held(&[b.clone(), a.clone()], leaf("2", "b", 60));
     let both = trust(at(24), &[b.clone(), a.clone()]);
@@ -239,7 +239,7 @@ fn an_authority_leaves_once_it_has_expired() {
 }
 
 #[test]
-fn a_lost_secret_keeps_what_is_trusted_and_served() {
+fn lost_secret_keeps_trusted_and_served_certificates() {
     let a = authority("a", 48);
     let published = trust(at(0), std::slice::from_ref(&a));
     let mine = leaf("1", "a", 24);
@@ -271,7 +271,7 @@ fn a_lost_secret_keeps_what_is_trusted_and_served() {
 }
 
 #[test]
-fn restored_secret_is_not_served_before_it_is_trusted() {
+fn restored_secret_is_served_only_once_trusted() {
     let (a, copy) = (authority("a", 48), authority("copy", 47));
     let published = trust(at(0), std::slice::from_ref(&a));
     let mine = leaf("1", "a", 24);
@@ -309,7 +309,7 @@ fn shorter_lifetimes_count_at_once() {
 }
 
 #[test]
-fn a_replica_takes_what_it_needs_and_keeps_what_is_better() {
+fn replica_takes_only_a_needed_or_better_certificate() {
     let (a, b) = (authority("a", 48), authority("b", 72));
     let trusted = trust(at(0), std::slice::from_ref(&a));
     let (old, new, other) = (leaf("1", "a", 24), leaf("2", "a", 36), leaf("3", "b", 60));

@@ -115,7 +115,7 @@ fn fields_override_the_layer_below_obsolete_models_add_up() {
 }
 
 #[test]
-fn every_bad_value_is_named_with_its_field_and_what_is_allowed() {
+fn invalid_values_are_named_with_field_and_allowed_values() {
     let parsed = config_map(&[
         ("obsolete-cpu-models", "Haswell,not a model"),
         ("min-cpu-model", "two models"),
@@ -140,7 +140,7 @@ fn every_bad_value_is_named_with_its_field_and_what_is_allowed() {
 }
 
 #[test]
-fn certificates_must_be_renewed_before_they_end() {
+fn certificate_renewal_must_precede_the_expiry() {
     let with = |duration: &str, renew_before: &str| {
         hyperconverged::parse(&HyperConvergedSpec {
             cert_config: Some(CertConfig {

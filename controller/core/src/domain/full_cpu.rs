@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_required_but_what_the_guest_lacks() {
+    fn full_cpu_requires_all_but_the_disabled_features() {
         let cpu = GuestCpu {
             model: "Skylake-Client-IBRS".into(),
             vendor: Some("Intel".into()),

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn mac_addresses_are_read_as_manifests_write_them() {
+    fn mac_addresses_are_read_in_all_manifest_notations() {
         for (text, expected) in [
             ("02:00:00:AB:cd:01", Some("02:00:00:ab:cd:01")),
             ("de-ad-00-00-be-af", Some("de:ad:00:00:be:af")),

@@ -233,7 +233,7 @@ fn cpus_are_counted_by_topology_else_by_resources() {
 }
 
 #[test]
-fn cpu_models_are_the_hosts_or_exactly_the_named_one() {
+fn cpu_model_is_the_host_model_or_exactly_the_named_model() {
     insta::assert_snapshot!(shown(
         &[
             json!({"cpu": {}}),
@@ -246,7 +246,7 @@ fn cpu_models_are_the_hosts_or_exactly_the_named_one() {
 }
 
 #[test]
-fn host_passthrough_is_migratable_where_libvirt_offers_it() {
+fn host_passthrough_is_migratable_if_offered_by_libvirt() {
     let spec = spec(&json!({"cpu": {"model": "host-passthrough"}}));
     for (offered, written) in [(Some(true), true), (Some(false), false), (None, true)] {
         let xml = described(&spec, VirtType::Kvm, &[], None, offered).unwrap();
@@ -256,7 +256,7 @@ fn host_passthrough_is_migratable_where_libvirt_offers_it() {
 }
 
 #[test]
-fn the_most_that_can_be_had_is_a_mode_of_its_own() {
+fn cpu_model_max_is_written_as_mode_maximum() {
     let spec = spec(&json!({"cpu": {"model": "max"}}));
     for virt_type in [VirtType::Kvm, VirtType::Qemu] {
         let xml = masked_xml(&spec, virt_type, &[], None).unwrap();
@@ -314,7 +314,7 @@ fn all_masked_features_are_withheld_if_the_hosts_are_unknown() {
 }
 
 #[test]
-fn machine_and_firmware_are_as_the_guest_reads_them() {
+fn machine_and_firmware_follow_the_spec() {
     insta::assert_snapshot!(shown(
         &[
             json!({}),
@@ -356,7 +356,7 @@ fn timers_are_as_named() {
 }
 
 #[test]
-fn disks_are_on_their_buses_and_named_in_order() {
+fn disks_are_on_requested_buses_and_named_in_order() {
     insta::assert_snapshot!(shown(
         &[disks(
             &json!([
@@ -374,7 +374,7 @@ fn disks_are_on_their_buses_and_named_in_order() {
 }
 
 #[test]
-fn disks_are_opened_as_they_were_prepared() {
+fn disks_are_opened_as_prepared() {
     insta::assert_snapshot!(shown(
         &[
             disks(
@@ -418,7 +418,7 @@ fn disks_have_requested_serial_number_and_cache() {
 }
 
 #[test]
-fn a_volume_without_a_disk_gets_one() {
+fn volume_without_a_disk_gets_a_disk() {
     let spec = spec(&disks(
         &json!([{"name": "b", "disk": {"bus": "scsi"}}]),
         &json!([{"name": "a", "containerDisk": {"image": "i"}}, {"name": "b", "containerDisk": {"image": "i"}}]),
@@ -537,7 +537,7 @@ fn probed_ports_are_open_beside_those_that_are_anyway() {
 }
 
 #[test]
-fn a_guest_has_the_addresses_of_the_pod_that_it_starts_in() {
+fn guest_has_the_addresses_of_the_pod() {
     let address = |text: &str, prefix| PodAddress {
         address: text.parse().unwrap(),
         prefix,
@@ -587,7 +587,7 @@ fn rng_device_is_present_if_requested() {
 }
 
 #[test]
-fn inputs_are_on_their_buses_with_a_usb_controller() {
+fn inputs_are_on_requested_buses_with_a_usb_controller() {
     let input = |name: &str, bus: &str| json!({"name": name, "type": "tablet", "bus": bus});
     let devices = |devices: Value| json!({"devices": devices});
     insta::assert_snapshot!(shown(
@@ -623,7 +623,7 @@ fn cards_leave_room_for_watchdog_and_sound() {
 }
 
 #[test]
-fn watchdog_sound_and_balloon_are_as_the_spec_has_them() {
+fn watchdog_sound_and_balloon_follow_the_spec() {
     let devices = |devices: Value| json!({"devices": devices});
     insta::assert_snapshot!(shown(
         &[
@@ -678,7 +678,7 @@ fn firmware_is_bios_or_efi_with_or_without_secure_boot() {
 }
 
 #[test]
-fn hyperv_features_turn_on_those_that_they_need() {
+fn hyperv_features_enable_required_features() {
     let hyperv = |hyperv: Value| json!({"features": {"hyperv": hyperv}});
     insta::assert_snapshot!(shown(
         &[

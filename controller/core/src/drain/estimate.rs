@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn first_guest_waits_for_its_target_pod() {
+    fn first_guest_waits_for_the_target_pod() {
         // Each migration was created at 0 s and moved for ten seconds.
         let succeeded = |pending: u8, scheduling: u8, scheduled: u8, preparing: u8, start: u8| {
             let at = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_waits_for_those_that_go_before_it() {
+    fn guest_estimate_includes_guests_that_go_before() {
         let mut rate = DrainRate::default();
         rate.add(Duration::from_secs(10), 1 << 30);
         let limits = Configuration::default().migrations;

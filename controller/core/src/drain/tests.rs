@@ -138,7 +138,7 @@ fn reported(plan: &NodeDrainPlan) -> Vec<(RemainingState, String)> {
 }
 
 #[test]
-fn node_status_reports_its_drain_request() {
+fn node_marks_report_cordon_taint_and_maintenance() {
     let node: Node = serde_json::from_value(json!({"spec": {"unschedulable": true, "taints": [
         {"key": "kubevirt.io/drain", "effect": "NoSchedule", "value": "draining"},
         {"key": "medik8s.io/drain", "effect": "NoExecute"},
@@ -249,7 +249,7 @@ fn taint_marks_movable_guests_and_reports_the_rest() {
 }
 
 #[test]
-fn what_is_marked_gets_a_migration_once() {
+fn marked_guest_gets_a_single_migration() {
     let web = marked("web", "Cordon");
     let plan = of_one(CORDONED, guest(&web, LiveMigrate, Vec::new()));
     let expected = DrainStep::Migrate {
@@ -282,7 +282,7 @@ fn what_is_marked_gets_a_migration_once() {
 }
 
 #[test]
-fn guest_whose_pod_is_deleted_gets_no_migration() {
+fn guest_with_a_deleted_pod_gets_no_migration() {
     // It is shut down because no node could take it, and its agent no longer reports its CPU.
     for outlook in [DepartureOutlook::Unknown, DepartureOutlook::Fits("b".into())] {
         let ends = instance("web", |web| {
@@ -346,7 +346,7 @@ fn migration_wait_reason_is_reported() {
 }
 
 #[test]
-fn marks_are_removed_with_their_requester() {
+fn evacuation_marks_are_removed_with_the_request() {
     for (by, marks, stays) in [
         ("Cordon", CORDONED, true),
         ("Cordon", OPEN, false),
@@ -404,7 +404,7 @@ fn guest_marked_by_the_node_alone_gets_a_whole_mark() {
 }
 
 #[test]
-fn what_has_begun_to_move_is_not_called_off() {
+fn begun_migration_is_not_cancelled() {
     let web = marked("web", "Cordon");
     let begun = migration("1", "PreparingTarget", |migration| {
         migration["status"]["source"] = json!({"node": "a"});
@@ -520,7 +520,7 @@ fn failures_are_counted_once_and_back_off_to_a_limit() {
 }
 
 #[test]
-fn failure_of_an_attempt_counts_whatever_its_time() {
+fn failed_attempt_counts_regardless_of_the_timestamp() {
     let failed = |uid: &str, name: &str, ago: i64| {
         migration(uid, "Failed", |migration| {
             migration["metadata"]["name"] = json!(name);
@@ -559,7 +559,7 @@ fn failure_of_an_attempt_counts_whatever_its_time() {
 }
 
 #[test]
-fn change_of_what_decides_ends_a_back_off_once() {
+fn changed_circumstances_end_a_back_off_once() {
     let failed = |uid: &str, circumstances: Option<&str>| {
         migration(uid, "Failed", |migration| {
             migration["status"]["phaseTransitionTimestamps"][0]["phaseTransitionTimestamp"] =
@@ -827,7 +827,7 @@ fn estimate_follows_the_order_in_which_guests_go() {
 }
 
 #[test]
-fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
+fn estimate_of_a_moving_guest_ends_when_overdue() {
     let web = marked("web", "Cordon");
     let mut rate = DrainRate::default();
     rate.add(std::time::Duration::from_secs(10), 1 << 30);
@@ -854,7 +854,7 @@ fn estimate_of_a_moving_guest_ends_when_it_is_overdue() {
 }
 
 #[test]
-fn drained_nodes_are_excluded_only_where_no_taint_does_it() {
+fn drained_nodes_are_excluded_only_where_no_taint_applies() {
     let node = |spec: Value| serde_json::from_value::<Node>(json!({"metadata": {"name": "n"}, "spec": spec})).unwrap();
     let drain = json!({"key": "kubevirt.io/drain", "effect": "NoSchedule"});
     let everything: Vec<Toleration> = serde_json::from_value(json!([{"operator": "Exists"}])).unwrap();
@@ -906,7 +906,7 @@ fn with_target_available(status: &str) -> VirtualMachineInstance {
 }
 
 #[test]
-fn outlook_of_a_guest_decides_whether_it_goes() {
+fn departure_outlook_decides_the_drain_of_a_guest() {
     let (yes, no) = (with_target_available("True"), with_target_available("False"));
     let crowded = || DepartureOutlook::Crowded("beside others".into());
     let nowhere = || DepartureOutlook::Nowhere("anyway".into());
@@ -1159,7 +1159,7 @@ fn every_guest_of_a_cordoned_node_is_accounted_for() {
 }
 
 #[test]
-fn drain_of_a_cordoned_node_begins_with_its_request() {
+fn drain_of_a_cordoned_node_begins_with_the_request() {
     let (plain, web) = (instance("web", |_| {}), marked("web", "Cordon"));
     let cordoned = of_one(CORDONED, guest(&plain, LiveMigrate, vec![]))
         .reports
@@ -1181,7 +1181,7 @@ fn drain_of_a_cordoned_node_begins_with_its_request() {
 }
 
 #[test]
-fn refused_target_pod_blocks_a_drain_until_it_is_made() {
+fn refused_target_pod_blocks_a_drain_until_created() {
     let web = marked("web", "Cordon");
     for (reason, expected) in [
         ("FailedCreate", RemainingState::Blocked),
@@ -1206,7 +1206,7 @@ fn refused(seconds: i64) -> Option<DrainRefusal> {
 }
 
 #[test]
-fn refused_guest_is_reported_and_retried_at_its_time() {
+fn refused_guest_is_reported_and_retried_when_due() {
     let (plain, marked, stale) = (
         instance("web", |_| {}),
         marked("web", "Taint"),
@@ -1258,7 +1258,7 @@ fn refused_guest_is_reported_and_retried_at_its_time() {
 }
 
 #[test]
-fn a_guest_whose_migration_is_refused_takes_no_other_ones_place() {
+fn refused_migration_takes_no_slot_of_other_guests() {
     let all: Vec<_> = (0..20).map(|index| marked(&format!("g{index:02}"), "Taint")).collect();
     let names = |refuse: usize| {
         let guests = all.iter().enumerate().map(|(index, instance)| DrainedGuest {

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn only_pods_whose_evictions_are_refused_are_annotated() {
+    fn only_pods_with_refused_evictions_are_annotated() {
         for (strategy, annotations, expected) in [
             (EvictionStrategy::None, json!(null), None),
             (EvictionStrategy::LiveMigrate, json!(null), Some("")),

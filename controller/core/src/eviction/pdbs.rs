@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn each_protected_pod_has_its_own_pdb() {
+    fn each_protected_pod_has_a_separate_pdb() {
         for (what, instance, strategy, change, has, create, delete) in cases() {
             let pods = [guarded(pod("p", "a", change), has, None)];
             let (created, gone, _) = planned(&instance, strategy, &pods);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn pdb_owned_by_the_instance_is_deleted_with_its_pod() {
+    fn pdb_owned_by_the_instance_is_deleted_with_the_pod() {
         // A PDB of an earlier version is not deleted with its pod.
         let mut old = guarded(pod("p", "a", deleted), true, None);
         let owned = old.own.as_mut().unwrap();
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_of_a_migration_are_protected_until_it_ends() {
+    fn pods_of_a_migration_are_protected_until_the_end() {
         let pods = [
             guarded(pod("source", "a", |_| {}), true, None),
             guarded(pod("target", "b", |_| {}), true, None),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_pdb_is_reported_and_ours_deleted() {
+    fn foreign_pdb_is_reported_and_own_pdb_deleted() {
         let evaluate = |instance: &VirtualMachineInstance, foreign, refused| {
             let pods = [guarded(pod("p", "a", |_| {}), true, foreign)];
             let plan = plan(&ObservedPdbs {

@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn preconditions_hold_only_for_the_pod_that_they_name() {
+    fn preconditions_hold_only_for_the_named_pod() {
         let pod: Pod =
             serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "7"}})).unwrap();
         for (preconditions, expected) in [

@@ -97,7 +97,7 @@ mod tests {
 
     /// The cluster's default was `LiveMigrate` when the VMI was created, and is `LiveMigrateIfPossible` now.
     #[test]
-    fn strategy_of_a_machines_instance_follows_its_template() {
+    fn eviction_strategy_of_a_machine_follows_the_template() {
         let unset = machine(&json!({"domain": {"devices": {}}}));
         let named = machine(&json!({"domain": {"devices": {}}, "evictionStrategy": "LiveMigrate"}));
         let changed = machine(&json!({"domain": {"devices": {}}, "hostname": "other"}));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn strategy_of_a_bare_instance_follows_its_manifest() {
+    fn eviction_strategy_of_bare_instance_follows_the_manifest() {
         let (own, none) = (json!("LiveMigrate"), Value::Null);
         for (strategy, manifest, wanted) in [
             (&own, Some(r#"{"spec":{"domain":{}}}"#), LiveMigrateIfPossible),

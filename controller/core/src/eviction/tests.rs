@@ -74,7 +74,7 @@ fn input<'a>(
 }
 
 #[test]
-fn each_eviction_strategy_decides_as_in_its_table() {
+fn each_eviction_strategy_matches_the_decision_table() {
     let plain = pod(json!({}));
     let late = made() + SignedDuration::try_from(GRACE).unwrap();
     // Its migratability may have changed by now; its strategy cannot.
@@ -101,7 +101,7 @@ fn each_eviction_strategy_decides_as_in_its_table() {
 }
 
 #[test]
-fn who_opts_in_is_shut_down_instead_of_blocking() {
+fn guest_with_fallback_is_shut_down_instead_of_blocking() {
     let annotated = json!({"metadata": {"annotations": {"drydock.dev/evacuation-fallback": "restart"}}});
     let plain = pod(json!({}));
     for (migratable, expected) in [(Some("False"), Allow(AsShown)), (Some("True"), Mark)] {
@@ -117,7 +117,7 @@ fn who_opts_in_is_shut_down_instead_of_blocking() {
 }
 
 #[test]
-fn what_holds_no_guest_is_let_go_and_what_nobody_knows_is_not() {
+fn pod_without_a_guest_may_be_evicted_and_unknown_pod_may_not() {
     let there = instance(Some("True"), json!({}));
     let cases: [(Value, Lookup<&VirtualMachineInstance>, EvictionDecision); 9] = [
         (
@@ -189,7 +189,7 @@ fn both_pods_of_a_guest_that_moves_are_kept() {
 }
 
 #[test]
-fn pod_is_not_released_by_a_state_older_than_its_guest() {
+fn pod_is_not_released_by_a_state_older_than_the_guest() {
     // The guest went from a to b, and then into this pod on a. `name` is the source pod of the newest migration in the
     // cache.
     let shown = |node: &str, name: &str, completed: bool| {
@@ -251,7 +251,7 @@ fn the_texts_are_those_that_drainers_compare() {
 }
 
 #[test]
-fn mark_records_its_requester() {
+fn evacuation_mark_records_the_requester() {
     for (cordoned, tainted, maintenance, expected) in [
         (false, false, false, DrainRequest::Eviction),
         (true, false, false, DrainRequest::Cordon),
@@ -272,7 +272,7 @@ fn mark_records_its_requester() {
 }
 
 #[test]
-fn pdb_selects_only_its_own_pod() {
+fn pdb_selects_only_the_protected_pod() {
     let own = pod(json!({}));
     let made = own_pdb::of(&own).unwrap();
     assert!(own_pdb::is_ours(&made));

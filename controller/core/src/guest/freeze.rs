@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn freeze_is_carried_until_it_is_cleared() {
+    fn freeze_is_carried_until_cleared() {
         let at = Timestamp::from_second(60).ok();
         let mut before = VirtualMachineInstanceStatus::default();
         assert_eq!((is_frozen(&before), thaw_at(&before)), (false, None));

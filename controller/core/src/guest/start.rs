@@ -77,7 +77,7 @@ mod tests {
     };
 
     #[test]
-    fn guest_starts_only_where_it_has_never_run() {
+    fn guest_starts_only_if_never_started_before() {
         let phase = |phase| ObservedStart { phase, ..FREE };
         let domain = |domain| ObservedStart { domain, ..FREE };
         let end_reported = ObservedStart {

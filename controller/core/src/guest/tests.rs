@@ -172,7 +172,7 @@ fn an_end_is_not_the_agents_to_conclude() {
 }
 
 #[test]
-fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
+fn ended_pod_is_added_to_the_reported_status() {
     let case = Case::new(&plain(), GuestState::Running);
     let first = case.report();
     let wanted = with_ended_pod(&first, "p", None, NOW.parse().unwrap());
@@ -186,7 +186,7 @@ fn a_pod_that_was_seen_to_end_is_added_to_what_was_reported() {
 }
 
 #[test]
-fn report_of_a_launcher_is_kept_after_its_pod_is_gone() {
+fn launcher_report_is_kept_after_the_pod_is_gone() {
     let mut case = Case::new(&plain(), GuestState::Off);
     let first = case.report();
     let mut ended = EndedGuest {
@@ -213,7 +213,7 @@ fn report_of_a_launcher_is_kept_after_its_pod_is_gone() {
 }
 
 #[test]
-fn it_is_not_ready_while_its_pod_ends_or_its_probe_fails() {
+fn guest_is_not_ready_while_pod_terminates_or_probe_fails() {
     let mut case = Case::new(&plain(), GuestState::Running);
     case.pod.metadata.deletion_timestamp = serde_json::from_value(json!(NOW)).unwrap();
     assert_eq!(case.condition("Ready"), status_reason("False", "PodTerminating"));
@@ -336,7 +336,7 @@ fn reason_of_the_controller_is_no_difference_of_a_ready_guest() {
 }
 
 #[test]
-fn what_was_reported_is_not_written_again() {
+fn unchanged_guest_report_is_not_written_again() {
     for state in [
         GuestState::Running,
         GuestState::Paused(PauseCause::User),
@@ -397,7 +397,7 @@ fn frozen_file_systems_are_reported_until_thaw_or_end() {
 }
 
 #[test]
-fn agent_that_does_not_reply_keeps_the_data_of_its_last_report() {
+fn unresponsive_guest_agent_keeps_the_last_reported_data() {
     let mut case = Case::new(&plain(), GuestState::Running);
     let agent = GuestAgent {
         os: GuestOsInfo {
@@ -432,7 +432,7 @@ fn credentials_of_the_agent_are_reported() {
 }
 
 #[test]
-fn policy_for_agents_permits_their_conditions() {
+fn agent_policy_permits_the_conditions_written_by_agents() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/policies/agent-instances.yaml");
     let text = fs::read_to_string(file).unwrap();
     let list = text.split_once("ownConditions\n").unwrap().1;

@@ -66,7 +66,7 @@ fn changed(pods: Option<&[Arc<Pod>]>, launchers: &[&str]) -> (Vec<String>, Vec<S
 }
 
 #[test]
-fn bound_pods_have_a_label_until_they_are_final() {
+fn bound_pods_have_a_node_label_until_final() {
     let running = pod("x", Some(NODE), "Running");
     let invalid = pod("-", Some(NODE), "Running");
     for (what, pods, before, added, removed) in [

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_its_kubelet_refused_never_ran() {
+    fn pod_refused_by_the_kubelet_never_ran() {
         let refused = pod(&json!({"phase": "Failed", "reason": "OutOfmemory", "message": "Pod was rejected"}));
         let ended = ended(&refused).unwrap();
         assert_eq!(ended.outcome, Some(GuestOutcome::NotStarted));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn evicted_pod_has_its_reason() {
+    fn evicted_pod_has_the_reason_evicted() {
         let mut pod = terminated(&json!({"outcome": "Shutdown", "message": ""}).to_string());
         pod.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
             {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"},

@@ -62,7 +62,7 @@ mod tests {
 
     /// Messages of kubelets of 1.36, and the resulting messages.
     #[test]
-    fn missing_inputs_are_named_with_their_namespace() {
+    fn missing_inputs_are_named_with_the_namespace() {
         for (message, expected) in [
             (
                 r#"MountVolume.SetUp failed for volume "user-init" : secret "login" not found"#,
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_claim_is_named_with_its_namespace() {
+    fn missing_claim_is_named_with_the_namespace() {
         for (message, expected) in [
             (
                 r#"0/2 nodes are available: persistentvolumeclaim "data" not found."#,

@@ -97,7 +97,7 @@ fn reason(plan: &InstancePlan) -> &str {
 }
 
 #[test]
-fn a_new_instance_gets_its_finalizer_and_then_its_pod() {
+fn new_instance_gets_a_finalizer_and_then_a_pod() {
     let new = instance(&Value::Null);
     assert!(at(&new, &[], false, NodeState::Unknown).confirm, "a cache may be late");
     let plan = at(&new, &[], true, NodeState::Unknown);
@@ -178,7 +178,7 @@ fn scheduling_and_image_problems_are_reported() {
 }
 
 #[test]
-fn image_pull_failure_is_reported_while_it_lasts() {
+fn image_pull_failure_is_reported_until_resolved() {
     let instance = instance(&json!({"phase": "Scheduling"}));
     let waits = |reason: &str| json!({"waiting": {"reason": reason}});
     let reason = |before: Value, own: Value| {
@@ -205,7 +205,7 @@ fn image_pull_failure_is_reported_while_it_lasts() {
 }
 
 #[test]
-fn what_keeps_a_guest_from_running_is_its_reason() {
+fn instance_reason_is_the_obstacle_to_running() {
     let mut unschedulable = pod("p", None, &Value::Null).as_ref().clone();
     unschedulable.status.as_mut().unwrap().conditions = serde_json::from_value(json!([
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"},
@@ -347,7 +347,7 @@ fn report_of_the_agent_ends_instance_of_a_force_deleted_pod() {
 }
 
 #[test]
-fn launchers_report_decides_though_its_pod_is_gone() {
+fn launcher_report_decides_even_if_the_pod_is_gone() {
     // While no controller led, the pod ended and was deleted.
     for (pod, outcome, evicted, expected) in [
         ("p", "Shutdown", true, (Phase::Succeeded, "Evicted")),
@@ -371,7 +371,7 @@ fn launchers_report_decides_though_its_pod_is_gone() {
 }
 
 #[test]
-fn deleted_node_proves_nothing_while_its_agent_may_live() {
+fn deleted_node_proves_nothing_while_the_agent_may_live() {
     assert_eq!(NodeState::of_deleted(AgentSign::Unresponsive), NodeState::Gone);
     assert_eq!(NodeState::of_deleted(AgentSign::MayLive), NodeState::Deleted);
     let here = |pods: &[Arc<Pod>], status: &Value| at(&instance(status), pods, true, NodeState::Deleted);
@@ -434,7 +434,7 @@ fn ready_by_the_agent_has_no_reason_of_the_controller() {
 }
 
 #[test]
-fn guest_of_a_silent_node_is_not_ready_until_its_agent_reports() {
+fn guest_of_unresponsive_node_is_not_ready_until_agent_reports() {
     let since = |time: &str| NodeState::NotReady {
         since: Some(time.parse().unwrap()),
     };
@@ -513,7 +513,7 @@ fn fencing_is_taken_back_when_the_pod_turns_out_to_be_there() {
 }
 
 #[test]
-fn a_pod_on_a_node_that_is_gone_for_good_ends_with_it() {
+fn instance_on_a_permanently_gone_node_fails() {
     for gone in [NodeState::Gone, NodeState::OutOfService] {
         let plan = at(&instance(&up()), &[pod("p", Some("a"), &running())], false, gone);
         assert_eq!((phase(&plan), reason(&plan)), (Some(Phase::Failed), NODE_GONE));
@@ -592,7 +592,7 @@ fn deletion_waits_for_the_guest_to_end() {
 }
 
 #[test]
-fn end_of_a_deleted_pod_is_its_users_if_the_instance_is_deleted() {
+fn pod_deletion_is_an_eviction_unless_instance_is_deleted() {
     let message = json!({"outcome": "Shutdown", "message": "it ended", "requested": true}).to_string();
     let ended = pod(
         "p",
@@ -611,7 +611,7 @@ fn end_of_a_deleted_pod_is_its_users_if_the_instance_is_deleted() {
 }
 
 #[test]
-fn an_instance_deleted_before_it_had_a_pod_goes_at_once() {
+fn instance_deleted_without_a_pod_is_removed_at_once() {
     let instance = deleted(instance(&json!({"phase": "Pending"})));
     assert!(at(&instance, &[], false, NodeState::Unknown).confirm);
     assert_eq!(
@@ -621,7 +621,7 @@ fn an_instance_deleted_before_it_had_a_pod_goes_at_once() {
 }
 
 #[test]
-fn a_final_phase_stays_and_its_living_pods_are_deleted() {
+fn final_phase_is_kept_and_running_pods_are_deleted() {
     let status = json!({"phase": "Succeeded", "reason": "GuestShutdown", "nodeName": "a"});
     let instance = instance(&status);
     let plan = at(
@@ -687,7 +687,7 @@ fn moved() -> Moving<'static> {
 }
 
 #[test]
-fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
+fn force_deleted_pod_is_dropped_once_the_side_is_settled() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = deleted(instance(&status));
@@ -727,7 +727,7 @@ fn pod_deleted_by_force_is_dropped_once_its_side_is_settled() {
 }
 
 #[test]
-fn migration_mode_is_reported_before_its_migration_has_it() {
+fn instance_reports_the_migration_mode_before_the_migration() {
     let state: MigrationState = serde_json::from_value(json!({
         "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "mode": "PreCopy",
     }))
@@ -834,7 +834,7 @@ fn a_mark_is_written_over_together_with_where_the_guest_is() {
 }
 
 #[test]
-fn an_instance_is_where_its_migration_has_brought_it() {
+fn instance_node_follows_the_migration() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = instance(&status);
@@ -858,7 +858,7 @@ fn an_instance_is_where_its_migration_has_brought_it() {
 }
 
 #[test]
-fn pod_that_its_guest_has_left_is_not_active() {
+fn pod_left_by_the_guest_is_not_active() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
     let instance = instance(&status);
@@ -988,7 +988,7 @@ fn a_pod_on_another_node_that_is_gone_keeps_nothing() {
 }
 
 #[test]
-fn running_guest_is_queried_for_the_image_of_its_tag() {
+fn running_guest_gets_a_probe_for_an_unknown_image_digest() {
     let with_image = |phase: &str, id: Value| {
         let mut status = up();
         status["phase"] = json!(phase);
@@ -1094,7 +1094,7 @@ fn a_pod_that_was_replaced_is_made_anew() {
 }
 
 #[test]
-fn a_pod_that_its_kubelet_rejects_ends_an_instance() {
+fn pod_rejected_by_the_kubelet_ends_an_instance() {
     // The node's labels have changed between the scheduler's decision and the kubelet's first sync.
     let mut rejected = pod("p", Some("a"), &Value::Null).as_ref().clone();
     let status = rejected.status.as_mut().unwrap();

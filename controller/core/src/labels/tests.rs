@@ -208,7 +208,7 @@ fn obsolete_host_model_is_flagged_and_no_migration_target() {
 }
 
 #[test]
-fn each_architecture_gets_what_applies_to_it() {
+fn each_architecture_gets_only_applicable_labels() {
     let full = || VirtualizationFacts {
         virt_type: VirtType::Kvm,
         vendor: "IBM".into(),
@@ -279,7 +279,7 @@ fn each_architecture_gets_what_applies_to_it() {
 }
 
 #[test]
-fn emulation_is_labelled_only_where_it_is_allowed() {
+fn emulation_is_labelled_only_where_allowed() {
     let facts = node(VirtualizationFacts {
         features: strings(&["avx2"]).into(),
         ..VirtualizationFacts::default()
@@ -300,7 +300,7 @@ fn emulation_is_labelled_only_where_it_is_allowed() {
 }
 
 #[test]
-fn confidential_computing_and_timer_labels_follow_their_rules() {
+fn confidential_computing_and_timer_labels_follow_the_facts() {
     let sev = |max_es_guests| {
         Some(SevFacts {
             max_es_guests,

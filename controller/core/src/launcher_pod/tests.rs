@@ -159,7 +159,7 @@ fn moving(leaving: &[String]) -> TargetPodInput<'_> {
 }
 
 #[test]
-fn target_avoids_drained_nodes_whatever_its_affinity() {
+fn target_avoids_drained_nodes_regardless_of_affinity() {
     let terms = |required: Value, leaving: &[&str]| {
         let mut spec = everything();
         spec["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
@@ -291,7 +291,7 @@ fn names_of_volumes_never_meet() {
 }
 
 #[test]
-fn the_guest_is_called_as_kubevirt_calls_it() {
+fn guest_hostname_matches_kubevirt() {
     let called = |name: &str, hostname: Option<&str>| {
         let mut instance = instance(&small(json!({"hostname": hostname,
             "volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}]})));
@@ -319,7 +319,7 @@ fn the_guest_is_called_as_kubevirt_calls_it() {
 }
 
 #[test]
-fn pod_has_time_to_report_how_its_guest_ended() {
+fn pod_grace_period_leaves_time_for_the_final_report() {
     for (seconds, of_pod, of_guest) in [
         (json!(0), 5, 0),
         (json!(5), 5, 5),
@@ -369,7 +369,7 @@ fn instance_metadata_is_not_copied_to_pod() {
 }
 
 #[test]
-fn a_guest_arrives_upon_the_image_that_it_began_with() {
+fn target_pod_uses_the_image_digest_of_the_start() {
     let instance = instance(&small(json!({"volumes": [
         {"name": "known", "containerDisk": {"image": "registry.example/disk"}},
         {"name": "always", "containerDisk": {"image": "registry.example/disk:1", "imagePullPolicy": "Always"}},
@@ -790,7 +790,7 @@ fn container_before_guests_adds_nothing_to_pod() {
 }
 
 #[test]
-fn instance_id_is_what_virtctl_expose_selects() {
+fn instance_id_matches_the_selector_of_virtctl_expose() {
     for (name, expected) in [
         ("vm", "vm".to_owned()),
         (&"b".repeat(63), "b".repeat(63)),
@@ -813,7 +813,7 @@ fn names_are_labels_and_the_same_each_time() {
 }
 
 #[test]
-fn files_of_objects_are_mounted_with_their_labels() {
+fn object_volumes_are_mounted_with_filesystem_labels() {
     let pod = made(
         &small(json!({"volumes": [
             {"name": "a", "configMap": {"name": "settings", "optional": true}},
@@ -870,7 +870,7 @@ fn files_of_objects_are_mounted_with_their_labels() {
 }
 
 #[test]
-fn public_keys_are_mounted_for_the_volume_that_carries_them() {
+fn public_keys_are_mounted_for_the_cloud_init_volume() {
     let keys = |secret: &str, method: &str| json!({"sshPublicKey": {"source": {"secret": {"secretName": secret}}, "propagationMethod": {(method): {}}}});
     let spec = small(json!({
         "accessCredentials": [keys("a", "noCloud"), keys("b", "configDrive"), keys("c", "noCloud")],
@@ -894,7 +894,7 @@ fn public_keys_are_mounted_for_the_volume_that_carries_them() {
 }
 
 #[test]
-fn instances_of_one_machine_are_one_to_cloud_init() {
+fn instances_of_one_machine_share_the_cloud_init_identity() {
     let of = |uid: &str| {
         let mut instance = instance(&small(
             json!({"volumes": [{"name": "i", "cloudInitNoCloud": {"userData": "x"}}]}),
@@ -916,7 +916,7 @@ fn instances_of_one_machine_are_one_to_cloud_init() {
 }
 
 #[test]
-fn what_is_computed_overrides_the_manifests_selector() {
+fn computed_requirements_override_the_manifest_selector() {
     let pod = made(
         &small(
             json!({"nodeSelector": {"zone": "a", "kubevirt.io/schedulable": "false", "kubernetes.io/arch": "arm64"}}),

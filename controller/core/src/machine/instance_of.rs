@@ -84,7 +84,7 @@ mod tests {
     use super::fingerprint;
 
     #[test]
-    fn the_fingerprint_is_the_published_one() {
+    fn fingerprint_matches_the_published_test_values() {
         assert_eq!(fingerprint(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fingerprint(b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(fingerprint(b"foobar"), 0x8594_4171_f739_67e8);

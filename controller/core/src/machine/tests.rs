@@ -125,7 +125,7 @@ fn request(action: StateChange, uid: Option<&str>) -> StateChangeRequest {
 }
 
 #[test]
-fn run_strategy_follows_who_has_ended_the_guest() {
+fn run_strategy_depends_on_the_cause_of_the_guest_end() {
     use RunStrategy::{Always, Manual, Once, RerunOnFailure};
     let (again, by_request) = ("end, to run again", "end, then start by request");
     let disrupted = json!([{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}]);
@@ -186,7 +186,7 @@ fn run_strategy_follows_who_has_ended_the_guest() {
 }
 
 #[test]
-fn each_run_strategy_follows_its_table() {
+fn each_run_strategy_matches_the_decision_table() {
     use RunStrategy::{Always, Halted, Manual, Once, RerunOnFailure};
     let again = "end, to run again";
     let by_request = "end, then start by request";
@@ -316,7 +316,7 @@ fn requests_are_done_once_and_in_order() {
 }
 
 #[test]
-fn halted_machine_starts_paused_by_a_request_of_its_own_time() {
+fn halted_machine_starts_paused_only_by_request_while_halted() {
     use RunStrategy::{Always, Halted, Manual};
     let paused = |value: &str| StateChangeRequest {
         data: Some([("paused".to_owned(), value.to_owned())].into()),
@@ -473,7 +473,7 @@ fn instance_of_another_owner_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_machine_that_is_deleted_goes_after_its_instance() {
+fn deleted_machine_is_removed_after_the_instance() {
     let mut machine = machine(RunStrategy::Always);
     machine.metadata.deletion_timestamp = leaving(instance_of(&machine)).metadata.deletion_timestamp;
     let running = instance(&machine, "i1", Phase::Running);
@@ -546,7 +546,7 @@ fn an_instance_that_never_ran_delays_the_next() {
 }
 
 #[test]
-fn what_counts_as_a_failure_to_start() {
+fn only_an_end_before_running_counts_as_start_failure() {
     let failures = Some(StartFailure {
         consecutive_fail_count: 2,
         last_failed_vmi_uid: Some("i0".into()),
@@ -578,7 +578,7 @@ fn what_counts_as_a_failure_to_start() {
 }
 
 #[test]
-fn an_instance_that_its_kubelet_evicted_is_started_again_later() {
+fn instance_evicted_by_the_kubelet_restarts_after_back_off() {
     for phase in [Phase::Failed, Phase::Succeeded] {
         let mut machine = machine(RunStrategy::Always);
         let mut pressed = ran(instance(&machine, "i1", phase));
@@ -667,7 +667,7 @@ fn the_reason_of_a_failure_is_there_until_a_guest_runs() {
 }
 
 #[test]
-fn an_unfinished_machine_gets_its_finalizer_first() {
+fn machine_without_finalizer_gets_a_finalizer_first() {
     let mut machine = machine(RunStrategy::Always);
     machine.metadata.finalizers = None;
     assert!(planned(&machine, None).add_finalizer);

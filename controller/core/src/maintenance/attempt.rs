@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_tried_again_after_five_seconds_or_when_the_way_is_free() {
+    fn eviction_is_retried_after_five_seconds_or_when_unblocked() {
         let at: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let mut attempt = Attempt {
             at,

@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_begun_counts_then_the_oldest() {
+    fn begun_maintenance_holds_the_node_before_the_oldest() {
         let begun = json!({"phase": "Running", "startTime": "2026-01-01T00:00:09Z"});
         let given_back =
             json!({"phase": "Failed", "startTime": "2026-01-01T00:00:09Z", "completionTime": "2026-01-01T00:00:10Z"});

@@ -226,7 +226,7 @@ mod tests {
     const NOW: &str = "2026-01-01T12:00:00Z";
 
     #[test]
-    fn who_holds_it() {
+    fn lease_state_follows_the_holder_and_renew_time() {
         let held = |renew: &str| LeaseState::Held { renew: at(renew) };
         let to_write = LeaseState::ToWrite { exists: true };
         for (holder, renewed, seconds, state) in [
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn own_lease_is_deleted_or_emptied_as_its_group_does() {
+    fn own_lease_is_deleted_or_emptied_per_api_group() {
         let ours = lease(Some(LEASE_HOLDER), Some(NOW), Some(3600));
         let theirs = lease(Some("else"), Some(NOW), Some(3600));
         assert_eq!(release(Group::Medik8s, Some(&ours)), Some(LeaseRelease::Delete));

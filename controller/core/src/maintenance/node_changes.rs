@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_set_before_or_during_maintenance_stays() {
+    fn foreign_labels_and_taints_survive_a_maintenance() {
         const DRAIN: &str = "kubevirt.io/drain";
         let taint = |extra: Value| {
             let mut taint = json!({"key": DRAIN, "effect": NO_SCHEDULE});

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_help_is_news() {
+    fn only_pdb_changes_that_may_unblock_count() {
         let pdb = |allowed| pdb("b", &json!({}), allowed);
         assert!(may_unblock(Some(&pdb(0)), Some(&pdb(1))));
         assert!(!may_unblock(Some(&pdb(1)), Some(&pdb(0))));

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reservation_is_taken_over_if_expired_or_by_its_object() {
+    fn reservation_is_free_if_expired_or_for_the_same_object() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
         let later = now + SignedDuration::from_secs(DURATION_SECONDS.into());
         let lease = of("n", "g/a", "uid", now);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_stored_if_it_is_not_older_than_its_reservation() {
+    fn object_not_older_than_the_reservation_counts_as_stored() {
         let now: Timestamp = "2026-01-01T00:00:10.7Z".parse().unwrap();
         for (name, created, stored) in [
             ("a", "2026-01-01T00:00:10Z", true),

@@ -278,7 +278,7 @@ impl MaintenanceWorld {
 }
 
 #[test]
-fn deleted_maintenance_kept_by_others_reports_its_end() {
+fn deleted_maintenance_kept_by_others_reports_the_end() {
     for group in Group::ALL {
         let mut world = MaintenanceWorld::new(&json!({}), false);
         world.group = group;
@@ -429,7 +429,7 @@ fn late_pods_leave_and_a_node_opened_by_hand_is_closed_again() {
 }
 
 #[test]
-fn blocked_pod_is_reported_until_it_is_gone() {
+fn blocked_pod_is_reported_until_gone() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.blocked = true;
     world.add_pod("a");
@@ -455,7 +455,7 @@ fn blocked_pod_is_reported_until_it_is_gone() {
 }
 
 #[test]
-fn maintenance_over_its_time_fails_and_uncordons_the_node() {
+fn maintenance_past_the_timeout_fails_and_uncordons_the_node() {
     let mut world = MaintenanceWorld::new(&json!({"timeout": "1m30s"}), false);
     world.blocked = true;
     world.add_pod("a");
@@ -485,7 +485,7 @@ fn maintenance_over_its_time_fails_and_uncordons_the_node() {
 }
 
 #[test]
-fn foreign_lease_delays_a_start_and_ends_a_running_one() {
+fn foreign_lease_delays_start_and_ends_running_maintenance() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.steal_lease();
     world.settle();
@@ -529,7 +529,7 @@ fn foreign_lease_delays_a_start_and_ends_a_running_one() {
 }
 
 #[test]
-fn maintenance_deleted_while_it_waits_is_not_announced() {
+fn maintenance_deleted_while_waiting_is_not_announced() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.steal_lease();
     world.settle();
@@ -542,7 +542,7 @@ fn maintenance_deleted_while_it_waits_is_not_announced() {
 }
 
 #[test]
-fn change_of_the_node_before_its_lease_is_held_stays() {
+fn node_change_before_the_lease_is_held_stays() {
     for (group, cordoned) in Group::ALL.map(|group| [(group, false), (group, true)]).concat() {
         for is_deleted_while_waiting in [false, true] {
             for lease_fails in [false, true] {
@@ -678,7 +678,7 @@ fn lease_is_lost_by_time_not_by_failed_renewals() {
 }
 
 #[test]
-fn a_missing_node_fails_it_until_there_is_one_again() {
+fn missing_node_fails_a_maintenance_until_the_node_returns() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
     let node = world.node.take();
@@ -705,7 +705,7 @@ fn a_missing_node_fails_it_until_there_is_one_again() {
 }
 
 #[test]
-fn of_two_the_one_that_does_not_count_touches_nothing() {
+fn conflicting_maintenance_does_not_change_the_node() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.has_conflict = true;
     world.settle();
@@ -754,7 +754,7 @@ fn pods_that_are_not_known_are_not_taken_for_none() {
 }
 
 #[test]
-fn numbers_are_written_once_a_second_and_what_matters_at_once() {
+fn counts_are_written_once_a_second_and_transitions_at_once() {
     let before = NodeMaintenanceStatus {
         phase: Some("Running".into()),
         last_update: Some(crate::conditions::whole_seconds(at(0))),
@@ -802,7 +802,7 @@ fn happens() -> impl Strategy<Value = Happens> {
 
 proptest! {
     #[test]
-    fn whatever_happens_it_settles_and_gives_the_node_back(
+    fn maintenance_always_settles_and_gives_the_node_back(
         cordoned: bool,
         kubevirt: bool,
         all in prop::collection::vec(happens(), 0..30),

@@ -246,7 +246,7 @@ fn failed_inspection_keeps_facts_and_is_reported_once() {
 }
 
 #[test]
-fn masked_features_take_their_models_with_them() {
+fn masked_features_remove_dependent_model_labels() {
     let mut scene = Scene {
         mask: BTreeSet::from(["avx2".into()]),
         ..Scene::default()
@@ -357,7 +357,7 @@ fn readiness_labels_follow_the_agent_the_gate_and_the_kubelet() {
 }
 
 #[test]
-fn node_without_kvm_and_emulation_explains_it_has_no_guests() {
+fn node_without_kvm_and_emulation_explains_the_lack_of_guests() {
     let mut scene = Scene::default();
     let facts = scene.facts.as_mut().unwrap();
     facts.kvm = KvmFacts {
@@ -411,7 +411,7 @@ fn missing_guest_network_is_labelled_despite_skip_node() {
 }
 
 #[test]
-fn labels_of_guests_are_written_whatever_becomes_of_cpu_labels() {
+fn guest_labels_are_written_independently_of_cpu_labels() {
     let pod: Pod = serde_json::from_value(serde_json::json!({
         "metadata": {"name": "p", "labels": {"drydock.dev/launcher": "x"}},
         "spec": {"nodeName": "a", "containers": []}, "status": {"phase": "Running"},

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_are_awaited_unless_their_node_is_not_ready_or_gone() {
+    fn pods_are_awaited_unless_the_node_is_not_ready_or_gone() {
         let nodes = [node("a", "True"), node("b", "Unknown"), node("c", "False")];
         for (on, awaited) in [
             (Some("a"), true),

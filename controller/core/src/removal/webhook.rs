@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn configuration_is_typed_and_comes_back_as_it_was_written() {
+    fn webhook_configuration_is_typed_and_read_back_unchanged() {
         let wanted = configuration("drydock", "drydock-webhooks", "u1");
         assert!(is_as_wanted(&stored(&wanted), &wanted));
     }

@@ -93,7 +93,7 @@ fn names(targets: &[super::ReplicaName]) -> Vec<&str> {
 }
 
 #[test]
-fn what_is_missing_is_made_and_no_name_is_given_twice() {
+fn missing_replicas_are_created_with_distinct_names() {
     let set = set(3);
     let first = planned(&set, &[]);
     assert_eq!(first.create.len(), 3);
@@ -160,7 +160,7 @@ fn the_least_useful_are_deleted_first() {
 }
 
 #[test]
-fn what_has_ended_is_deleted_and_replaced() {
+fn ended_replica_is_deleted_and_replaced() {
     let ran = || instance("a", Phase::Running, true, 100);
     for phase in [Phase::Succeeded, Phase::Failed] {
         let plan = planned(&set(1), &[ended(ran(), phase, 0)]);
@@ -177,7 +177,7 @@ fn what_has_ended_is_deleted_and_replaced() {
 }
 
 #[test]
-fn one_that_cannot_start_is_not_made_anew_without_rest() {
+fn replica_that_cannot_start_is_recreated_after_a_pause() {
     let failed = |ago| ended(instance("a", Phase::Pending, false, 100), Phase::Failed, ago);
     let plan = planned(&set(1), &[failed(3)]);
     assert_eq!((plan.delete.len(), plan.create.len()), (0, 0));
@@ -193,7 +193,7 @@ fn one_that_cannot_start_is_not_made_anew_without_rest() {
 }
 
 #[test]
-fn deleted_member_does_not_count_while_the_cache_has_it() {
+fn deleted_replica_does_not_count_while_still_in_the_cache() {
     let all: Vec<_> = ["a", "b", "c"]
         .iter()
         .map(|name| Arc::new(instance(name, Phase::Running, true, 9)))
@@ -272,7 +272,7 @@ fn a_paused_or_deleted_set_does_nothing() {
 }
 
 #[test]
-fn an_instance_whose_labels_were_changed_is_let_go_and_replaced() {
+fn relabelled_instance_is_released_and_replaced() {
     let mut stranger = instance("a", Phase::Running, true, 9);
     stranger.metadata.labels = Some([("app".to_owned(), "debug".to_owned())].into());
     let plan = planned(&set(1), &[stranger]);
@@ -304,7 +304,7 @@ fn a_selector_that_does_not_fit_makes_nothing() {
 }
 
 #[test]
-fn the_status_is_what_scaling_reads() {
+fn replica_set_status_has_the_fields_for_scaling() {
     let all = [
         instance("a", Phase::Running, true, 9),
         instance("b", Phase::Running, false, 9),
@@ -373,7 +373,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn it_comes_to_as_many_as_wanted_from_any_state(
+    fn replica_set_reaches_the_wanted_count_from_any_state(
         states in prop::collection::vec(any_instance(), 0..40),
         wanted in 0i32..600,
     ) {

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mark_is_taken_away_unless_the_node_wants_its_guests_to_leave() {
+    fn mark_is_removed_unless_the_node_is_tainted_or_in_maintenance() {
         let marks = |tainted, in_maintenance| NodeMarks {
             cordoned: true,
             tainted,

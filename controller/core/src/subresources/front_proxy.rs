@@ -227,7 +227,7 @@ mod tests {
         }
 
         #[test]
-        fn config_map_that_is_garbled_trusts_nobody_more(names in ".{0,40}", header in ".{0,20}") {
+        fn garbled_front_proxy_config_map_adds_no_trust(names in ".{0,40}", header in ".{0,20}") {
             let proxy = data(|data| {
                 data.insert("requestheader-allowed-names".into(), names.clone());
                 data.insert("requestheader-username-headers".into(), header.clone());

@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_guest_is_thawed_during_its_migration_too() {
+    fn frozen_guest_is_thawed_even_during_a_migration() {
         let moving = instance("Running", |object| {
             object["status"]["migrationState"] = json!({"targetNode": "b"});
         });
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_needs_its_device_and_a_guest_that_runs_or_will() {
+    fn stream_needs_the_device_and_a_running_guest() {
         let without = |object: &mut Value| {
             object["spec"]["domain"]["devices"] =
                 json!({"autoattachSerialConsole": false, "autoattachGraphicsDevice": false});
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_of_an_agent_is_a_status_without_losing_its_message() {
+    fn agent_refusal_becomes_a_status_with_the_message() {
         for (reason, code) in [
             (RefusalReason::NotHere, 409),
             (RefusalReason::Conflict, 409),

@@ -182,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn target_of_any_path_is_part_of_it(parts in prop::collection::vec(prop::sample::select(&PARTS[..]), 0..10)) {
+        fn target_of_any_path_is_part_of_the_path(parts in prop::collection::vec(prop::sample::select(&PARTS[..]), 0..10)) {
             // Most begin like a path that means something.
             for beginning in ["", "/apis/subresources.kubevirt.io/v1/namespaces/ns"] {
                 let path = format!("{beginning}/{}", parts.join("/"));

@@ -471,7 +471,7 @@ fn pending_requests_are_replaced_only_by_a_stop() {
 }
 
 #[test]
-fn request_tests_what_it_was_decided_by_and_ends_the_back_off() {
+fn start_request_tests_the_read_state_and_ends_the_back_off() {
     let start = |world: &SubresourceWorld| {
         world.decide(|found| start(found, &StartOptions::default())).unwrap().0[0]
             .operations
@@ -532,7 +532,7 @@ fn migration_is_of_a_running_instance() {
 }
 
 #[test]
-fn machine_expands_to_itself_unless_it_names_an_instance_type() {
+fn machine_expands_unchanged_unless_instance_type_is_set() {
     let machine = world("Always", None).written;
     assert_eq!(expand(machine.clone(), "ns").unwrap(), machine);
     let with = |pointer: &str, value: Value| {
@@ -557,7 +557,7 @@ fn machine_expands_to_itself_unless_it_names_an_instance_type() {
 }
 
 #[test]
-fn status_of_a_failure_is_what_clients_parse() {
+fn failure_status_has_the_format_that_clients_parse() {
     let failure = SubresourceError::conflict(GroupResource::Instance, "vm", "VMI is paused");
     let status = failure.to_status();
     assert_eq!(

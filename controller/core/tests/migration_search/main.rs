@@ -76,7 +76,7 @@ fn from_a_target_that_is_ready() {
 }
 
 #[test]
-fn with_a_controller_that_knows_the_object_as_it_was() {
+fn with_a_controller_that_reads_a_stale_object() {
     let how = How {
         stale: true,
         ..How::default()
@@ -103,7 +103,7 @@ fn with_a_guest_that_may_be_switched_to_post_copy() {
 }
 
 #[test]
-fn with_a_guest_that_its_user_has_paused() {
+fn with_a_guest_paused_by_the_user() {
     holds(SearchWorld::paused(1), How::default());
 }
 

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_like_others_takes_little() {
+    fn object_similar_to_others_takes_little_memory() {
         let packing = StorageFormat::packed();
         let data: Vec<String> = (0..100)
             .map(|number| format!("the value of number {}", number * 7919))
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_kept_as_it_is_where_that_is_wanted() {
+    fn whole_storage_format_keeps_an_object_unchanged() {
         let object = Arc::new(object("a", &[]));
         let kept = StorageFormat::Whole.keep(Arc::clone(&object));
         assert!(Arc::ptr_eq(&kept.open().unwrap(), &object));
@@ -184,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_is_the_same_again(
+        fn packed_object_is_unpacked_unchanged(
             objects in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(("[a-z]{1,9}", ".{0,400}"), 0..12)), 1..24)
         ) {
             let packing = StorageFormat::packed();

@@ -119,7 +119,7 @@ async fn an_event_that_has_expired_is_written_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_and_overflow_are_counted_and_hold_nobody_up() {
+async fn event_failures_and_overflow_are_counted_without_delay() {
     let (events, mut server, _process, metrics) = setup();
     for index in 0..QUEUE + 7 {
         events.publish(event(&format!("n{index}"), "many"));

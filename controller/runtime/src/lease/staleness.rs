@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_is_what_did_not_change_in_time() {
+    fn object_is_stale_if_unchanged_in_time() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut staleness = Staleness::new(AFTER);

@@ -25,7 +25,7 @@ fn two_signals(later: Duration) -> impl futures::Stream<Item = &'static str> + U
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_signal_starts_the_drain_and_the_tasks_end_by_themselves() {
+async fn signal_starts_the_drain_and_the_tasks_finish() {
     let process = Process::new();
     let (stopping, finished) = (process.stopping(), Arc::new(AtomicBool::new(false)));
     let done = finished.clone();
@@ -99,7 +99,7 @@ async fn a_second_signal_ends_the_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_runs_to_the_end_is_not_waited_for_but_ended() {
+async fn background_task_outlives_workers_and_is_then_dropped() {
     let process = Process::new();
     let (alive, token) = (Arc::new(()), process.stopping());
     let held = alive.clone();

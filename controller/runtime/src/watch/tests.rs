@@ -163,7 +163,7 @@ async fn a_list_that_is_not_streamed_is_read_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_is_streamed_again_is_not_clear_before_its_end() {
+async fn repeated_streamed_list_is_not_clear_before_the_end() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().listing(ListMode::Streamed));
     let open = setup.server.next_request().await.open();
@@ -266,7 +266,7 @@ async fn changes_are_notified(packed: bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_and_reconnects_wake_nobody() {
+async fn bookmarks_and_reconnects_wake_no_task() {
     for packed in [false, true] {
         reconnects_are_quiet(packed, |_| ()).await;
         // What a reader does not need may be pruned, also the UID.
@@ -320,7 +320,7 @@ async fn reconnects_are_quiet(packed: bool, prune: fn(&mut ConfigMap)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_are_waited_out_longer_and_longer_until_it_works() {
+async fn watch_errors_back_off_exponentially_until_success() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch());
     let start = Instant::now();
@@ -418,7 +418,7 @@ async fn others_are_read(packed: bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_kind_is_a_state_and_ends_when_it_is_installed() {
+async fn missing_kind_is_a_state_that_ends_with_the_installation() {
     let mut setup = setup();
     let cache = setup.watches.start(setup.watch().optional());
     setup.server.next_request().await.refuse(404, "NotFound");

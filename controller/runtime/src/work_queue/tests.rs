@@ -59,7 +59,7 @@ fn without_a_term_nothing_is_kept() {
 }
 
 #[test]
-fn key_added_during_its_reconcile_is_reconciled_again() {
+fn key_added_during_a_reconcile_is_reconciled_again() {
     let (mut queue, now) = (open(), Instant::now());
     queue.add(key("a"), now);
     queue.take(now);
@@ -126,7 +126,7 @@ fn failures_wait_longer_and_longer_and_news_shorten_that() {
 }
 
 #[test]
-fn ready_keys_are_counted_from_when_they_are_due() {
+fn ready_keys_are_counted_from_the_due_time() {
     let (mut queue, now) = (open(), Instant::now());
     let due = now + Duration::from_secs(10);
     queue.add(key("a"), now);

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_is_logged_when_it_changes() {
+    fn eviction_refusal_is_logged_only_on_change() {
         let logged = LoggedRefusals::default();
         let (one, other) = (Key::namespaced("shop", "one"), Key::namespaced("shop", "other"));
         for (pod, refusal, news) in [

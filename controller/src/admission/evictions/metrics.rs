@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_counted_until_they_are_dropped() {
+    fn held_eviction_places_are_counted_until_dropped() {
         let mut registry = Registry::default();
         let held = HeldEvictions::register(&mut registry);
         let scraped = || {

@@ -234,7 +234,7 @@ async fn repeated_eviction_makes_no_api_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn eviction_of_a_migrated_guest_is_granted_and_ends_its_pod() {
+async fn eviction_of_a_migrated_guest_is_granted_and_ends_the_pod() {
     let own = own_pdb::of(&pod()).unwrap();
     let (evictions, mut server, _changed) = evictions(vec![moved()], vec![pod()], vec![own]);
     let question = review_request(|_| {});
@@ -360,7 +360,7 @@ fn deadline_is_shorter_than_the_timeout_of_the_webhook() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pod_of_a_held_eviction_ends_once_its_guest_has_moved() {
+async fn pod_of_a_held_eviction_ends_once_the_guest_has_moved() {
     let (evictions, mut server, changed) = evictions(vec![], vec![pod()], vec![]);
     let (question, began) = (review_request(|_| {}), clock::Instant::now());
     let (response, ()) = tokio::join!(evictions.review(&question), async {

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn older_group_goes_by_its_quorum_guard() {
+    async fn older_maintenance_group_respects_the_etcd_quorum_guard() {
         let node = |label: &str| -> Node {
             serde_json::from_value(json!({"metadata": {"name": "n", "labels": {label: ""}}})).unwrap()
         };

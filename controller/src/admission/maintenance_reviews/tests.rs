@@ -116,7 +116,7 @@ fn responses(
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_maintenance_reserves_its_node_past_the_caches() {
+async fn new_maintenance_reserves_the_node_past_the_caches() {
     let (review, server) = review(&[]);
     let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
     let (response, seen) = with_responses(server, responses([]), review.respond(&question)).await;
@@ -163,7 +163,7 @@ async fn the_texts_are_those_that_clients_know() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_the_caches_still_show_but_is_gone_is_in_nobodys_way() {
+async fn deleted_maintenance_still_in_the_cache_blocks_no_creation() {
     let (review, server) = review(&[object("old", "n")]);
     let question = review_request("CREATE", &object("m", "n"), &Value::Null, false);
     let gone = responses([(Method::GET, format!("{MEDIK8S}/old"), Err(404))]);

@@ -123,7 +123,7 @@ async fn refusal_from_a_cache_is_confirmed_by_the_api_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_confirmed_is_left_to_the_controller() {
+async fn unconfirmed_migration_review_is_left_to_the_controller() {
     let key = Key::namespaced("shop", "vm");
     for code in [403, 500] {
         let (state, mut server) = state(&[], &[]);

@@ -30,7 +30,7 @@ fn times_change_with_the_status_alone() {
 }
 
 #[test]
-fn begin_of_a_drain_is_reported_once_it_lasts() {
+fn begin_of_a_drain_is_reported_after_some_seconds() {
     let drain: DrainStatus = serde_json::from_value(json!({
         "startedAt": at(10).to_string(), "total": 1, "left": 1, "moving": 1, "waiting": 0, "blocked": 0, "shuttingDown": 0,
     })).unwrap();
@@ -66,7 +66,7 @@ fn begin_of_a_drain_is_reported_once_it_lasts() {
 }
 
 #[test]
-fn only_what_is_reported_here_is_read() {
+fn only_own_drain_conditions_of_the_node_are_read() {
     let node: Node = serde_json::from_value(json!({"status": {"conditions": [
         {"type": "Ready", "status": "True"}, {"type": "Drained", "status": "True"}, {"type": "DrainInProgress", "status": "False"},
     ]}}))

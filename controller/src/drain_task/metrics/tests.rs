@@ -80,7 +80,7 @@ fn draining_nodes_have_metrics() {
 }
 
 #[test]
-fn a_drain_is_timed_when_it_ends_and_once() {
+fn drain_duration_is_measured_once_at_the_end() {
     let under_way = drain(&json!({"left": 1}));
     let over = drain(&json!({"finishedAt": "2026-01-01T00:01:30Z"}));
     for (before, after, took) in [

@@ -101,7 +101,7 @@ fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
 }
 
 #[tokio::test]
-async fn guests_compete_for_what_other_pods_leave() {
+async fn guests_compete_for_the_room_left_by_other_pods() {
     let fits = || DepartureOutlook::Fits("b".into());
     assert_eq!(outlooks(Some(0)), [fits(), fits()]);
     // It is unknown how much is used.

@@ -58,7 +58,7 @@ fn each_migration_is_counted_once() {
 }
 
 #[test]
-fn reached_phase_is_reported_once_with_its_time() {
+fn reached_phase_is_reported_once_with_the_duration() {
     let with = |uid: &str, phases: &[(&str, &str)]| -> VirtualMachineInstanceMigration {
         let transitions = phases
             .iter()

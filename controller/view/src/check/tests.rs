@@ -26,7 +26,7 @@ fn cluster_in_which_nothing_is_wrong_has_no_finding() {
 }
 
 #[test]
-fn each_misconfiguration_is_found_by_its_check_alone() {
+fn each_misconfiguration_is_found_by_a_single_check() {
     let expected = outcomes(&check(&healthy()));
     let mut listed = String::new();
     for (name, outcome, provoke) in CASES.into_iter().flatten() {
@@ -95,7 +95,7 @@ fn only_node_and_no_node_and_no_drydock_are_found() {
 }
 
 #[test]
-fn what_could_not_be_read_skips_the_checks_that_need_it() {
+fn unread_kind_skips_the_dependent_checks() {
     let needed: std::collections::BTreeSet<&str> = rules().flat_map(|rule| rule.needs).copied().collect();
     for resource in needed {
         let mut survey = healthy();

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn migration_that_waits_has_its_place_and_its_limit() {
+    fn waiting_migration_has_a_place_and_a_limit() {
         let found = migration(&moving(), "shop", "m-scratch").unwrap();
         let queue = found.queue.clone().unwrap();
         assert_eq!(
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn migration_that_failed_has_its_reason_and_no_place() {
+    fn failed_migration_has_a_reason_and_no_place() {
         let mut snapshot = moving();
         let status = json!({"phase": "Failed", "sourceNode": "a", "target": {"node": "b", "state": "Refused",
             "message": "the CPU lacks avx2"}, "source": {"node": "a", "state": "Stayed"},

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn agent_that_is_silent_is_reported() {
+    fn unresponsive_agent_is_reported() {
         let now: Timestamp = "2026-11-27T14:02:11Z".parse().unwrap();
         let ago = |seconds| Lease::Renewed(now - jiff::SignedDuration::from_secs(seconds));
         for (lease, expected) in [

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_share_a_unit_where_it_is_the_same() {
+    fn amounts_with_equal_units_share_the_unit() {
         for (part, whole, expected) in [
             (0, 4 << 30, "0 B of 4 GiB"),
             (300 << 20, 4 << 30, "300 MiB of 4 GiB"),

@@ -97,7 +97,7 @@ fn block_wraps_messages_below_names_at_40_columns() {
 }
 
 #[test]
-fn block_counts_what_the_height_does_not_hold() {
+fn block_counts_guests_beyond_the_terminal_height() {
     let states = ["Waiting", "Moving", "Waiting", "Waiting", "Blocked", "Waiting"];
     let guests: Vec<Value> = (0..30)
         .map(|index| guest(&format!("shop/vm-{index}"), states[index % states.len()], "as it is"))
@@ -116,7 +116,7 @@ fn block_counts_what_the_height_does_not_hold() {
 }
 
 #[test]
-fn several_nodes_are_shown_with_their_ends() {
+fn several_nodes_are_shown_with_the_drain_results() {
     let ended = |name: &str, end: DrainEnd| NodeCourse {
         name: name.into(),
         drain: Some(drain(3, &[])),
@@ -144,7 +144,7 @@ fn several_nodes_are_shown_with_their_ends() {
 }
 
 #[test]
-fn broken_connection_is_reported_with_its_time() {
+fn broken_connection_is_reported_with_the_time() {
     let node = course();
     let lines = block(
         &Block {
@@ -211,7 +211,7 @@ fn colours_change_no_text() {
 }
 
 #[test]
-fn one_migration_is_shown_with_what_it_waits_for() {
+fn migration_is_shown_with_the_waiting_reason() {
     let wait = json!({"metadata": {"namespace": "shop", "name": "m"}, "spec": {"vmiName": "db"},
         "status": {"phase": "Pending", "sourceNode": "worker-1", "conditions": [{"type": "Waiting", "status": "True",
             "reason": "ClusterLimit", "message": "as many guests move in the cluster as may at once (5); its place in the queue is 2"}]}});

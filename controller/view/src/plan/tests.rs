@@ -89,7 +89,7 @@ fn remedies_suit_the_guest() {
 }
 
 #[test]
-fn pods_wait_for_budgets_with_their_numbers() {
+fn pods_that_wait_for_pdbs_are_shown_with_pod_counts() {
     let plan = planned(&cluster(), &["a"]);
     let node = &plan.nodes[0];
     assert_eq!(node.pods_leaving, 1);
@@ -175,7 +175,7 @@ fn empty_node_would_be_empty_at_once() {
 }
 
 #[test]
-fn what_was_not_read_is_named() {
+fn unread_kinds_are_named_in_the_plan() {
     let mut snapshot = cluster();
     snapshot.budgets.clear();
     snapshot.unread.push(UnreadKind {

@@ -48,7 +48,7 @@ fn every_field_of_the_guest_agent_is_parsed() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_not_known() {
+fn missing_or_invalid_guest_info_is_unknown() {
     assert_eq!(GuestInfo::from_parameters(&[]), GuestInfo::default());
     let lies = parameters("if.count : 4000000000\nif.7.name : eth7\nif.8.name : \nos.id : ");
     let info = GuestInfo::from_parameters(&lies);

@@ -122,7 +122,7 @@ fn unreported_values_are_unknown() {
 }
 
 #[test]
-fn a_failure_has_its_message() {
+fn failed_job_has_an_error_message() {
     let mut parameters_read = parameters("operation 5\nsuccess 0");
     parameters_read.push(Parameter {
         name: "errmsg".into(),

@@ -13,7 +13,7 @@ fn cpu(xml: &str) -> LiveCpu {
 }
 
 #[test]
-fn a_named_model_has_what_qemu_added() {
+fn named_cpu_model_has_features_added_by_qemu() {
     for (xml, machine) in [(NAMED, "pc-q35-10.0"), (OLD_NAMED, "pc-q35-7.2")] {
         let live = LiveDomain::parse(xml).unwrap();
         assert_eq!((live.id, live.machine.as_str()), (Some(1), machine));

@@ -121,9 +121,9 @@ async fn thaw_that_is_not_recorded_is_reported_later() {
 #[tokio::test]
 async fn restart_that_thaws_is_reported_until_it_is_written() {
     let mut fixture = with_agent(&frozen(None)).await;
+    // Only the restart shows that nothing is frozen.
+    fixture.around.libvirt.agent_hangs(true);
     let end = fixture.attend(async |around| {
-        // The agent's state is read first, so only the restart shows that nothing is frozen.
-        around.libvirt.agent_hangs(true);
         attended(around).await;
         assert_eq!(around.stored["status"]["fsFreezeStatus"], "frozen");
         around.libvirt.guest_reboots();

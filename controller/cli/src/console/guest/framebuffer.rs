@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_changed_is_taken_and_once() {
+    fn changed_framebuffer_tiles_are_taken_once() {
         let mut frame = Framebuffer::new(200, 100, &Budget::default()).unwrap();
         assert_eq!(rectangles(&frame.take()), [part(0, 0, 200, 64), part(0, 64, 200, 36)]);
         assert!(!frame.has_changed() && frame.take().is_empty());

@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn shift_suits_the_sign_whatever_the_keyboard() {
+    fn shift_matches_the_sign_on_any_keyboard_layout() {
         let slash = u32::from('/');
         for (sign, held, expected) in [
             ('?', vec![SHIFT], vec![(0x3f, true)]),
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_typed_with_shift_where_it_is_needed() {
+    fn text_is_typed_with_shift_where_needed() {
         assert_eq!(typed("a"), [(0x61, true), (0x61, false)]);
         assert_eq!(
             typed("B!\u{7}")[..4],

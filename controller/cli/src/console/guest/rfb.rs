@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn display_that_changes_its_size_is_requested_anew() {
+    fn resized_display_is_requested_anew() {
         let mut rfb = connected();
         rfb.request();
         rfb.take_output();
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_by_name() {
+    fn unsupported_rfb_features_are_refused_by_name() {
         let refused = |bytes: &[u8]| Rfb::new(Budget::default()).feed(bytes).unwrap_err().to_string();
         assert!(refused(b"RFB 003.003\n").contains("\"RFB 003.003\""));
         assert!(refused(b"RFB 003.008\n\x02\x02\x13").contains("[2, 19]"));

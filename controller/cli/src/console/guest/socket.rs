@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_has_the_message_of_its_server() {
+    fn refusal_has_the_message_of_the_api_server() {
         for (body, expected) in [
             (
                 r#"{"kind":"Status","apiVersion":"v1","status":"Failure","message":"virtualmachineinstances \"web\" is forbidden","code":403}"#,

@@ -86,7 +86,7 @@ fn key(name: &str) -> UserInput {
 }
 
 #[tokio::test(start_paused = true)]
-async fn console_that_moves_is_connected_again_and_keeps_its_screen() {
+async fn console_reconnects_after_migration_and_keeps_the_screen() {
     let guest = terminal();
     let (first, mut source) = websocket().await;
     let (second, mut target) = websocket().await;
@@ -143,7 +143,7 @@ async fn refusal_is_shown_verbatim_and_not_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn connection_without_a_reason_for_its_end_is_not_opened_again() {
+async fn connection_closed_without_a_reason_is_not_reopened() {
     let guest = terminal();
     let (socket, server) = websocket().await;
     drop(server);
@@ -188,7 +188,7 @@ async fn typed_keys_and_replies_reach_the_guest_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn display_is_requested_as_the_browser_takes_it() {
+async fn display_is_requested_at_the_pace_of_the_browser() {
     let guest = guest(StreamScreen::Display(Rfb::new(Budget::default())));
     let (socket, mut server) = websocket().await;
     let shows = async {

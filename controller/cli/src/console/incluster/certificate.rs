@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn pair_that_cannot_be_served_is_refused_with_its_folder() {
+    fn unusable_certificate_pair_is_refused_with_the_folder() {
         let (first, other) = (pair(), pair());
         for (certificate, key, expected) in [
             (
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn changed_certificate_is_served_and_a_broken_one_is_not() {
+    async fn changed_certificate_is_served_unless_invalid() {
         let folders = Folders::new("change");
         let (first, other) = (pair(), pair());
         let readiness = Readiness::new();

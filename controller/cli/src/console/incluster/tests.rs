@@ -188,7 +188,7 @@ async fn until_ended(mut lines: axum::body::BodyDataStream) {
 }
 
 #[tokio::test]
-async fn users_see_their_own_objects_and_names_alone() {
+async fn users_see_only_permitted_objects_and_the_own_name() {
     let setup = setup(UserLimits::default()).await;
     setup.api.issue("of-anna", "anna", &["worker-1", "worker-2"]);
     setup.api.issue("of-ben", "ben", &["worker-2"]);
@@ -272,7 +272,7 @@ async fn documents_need_no_token_and_have_no_data() {
 }
 
 #[tokio::test]
-async fn own_machine_gets_no_header_for_all_of_its_ports() {
+async fn localhost_gets_no_strict_transport_security_header() {
     let setup = setup(UserLimits::default()).await;
     let request = Request::builder().uri("/").header(HOST, "localhost:8443");
     let request = request.body(Body::empty()).unwrap();
@@ -282,7 +282,7 @@ async fn own_machine_gets_no_header_for_all_of_its_ports() {
 }
 
 #[tokio::test]
-async fn pages_end_once_their_token_is_revoked() {
+async fn pages_end_once_the_token_is_revoked() {
     let limits = UserLimits {
         review: Duration::from_millis(50),
         ..UserLimits::default()
@@ -315,7 +315,7 @@ async fn write_that_is_refused_has_the_token_reviewed() {
 }
 
 #[tokio::test]
-async fn objects_are_dropped_once_nobody_uses_them() {
+async fn objects_of_a_user_are_dropped_once_unused() {
     let limits = UserLimits {
         idle: Duration::from_millis(300),
         ..UserLimits::default()

@@ -164,7 +164,7 @@ fn lines(page: &Page) -> String {
 }
 
 #[test]
-fn pages_have_what_they_had() {
+fn pages_match_the_snapshots() {
     let snapshot = drained();
     for (name, path) in [
         ("nodes", "/nodes"),
@@ -184,7 +184,7 @@ fn pages_have_what_they_had() {
 }
 
 #[test]
-fn parts_are_distinct_and_within_earlier_ones() {
+fn page_parts_are_distinct_and_within_earlier_parts() {
     const DOCUMENT: [&str; 4] = ["page", "dialog", "cluster", "banners"];
     let mut snapshot = drained();
     snapshot.unread.push(UnreadKind {
@@ -250,7 +250,7 @@ const CONSOLE: &str = "/virtual-machines/shop/web/console";
 const DISPLAY: &str = "/virtual-machines/shop/web/display";
 
 #[test]
-fn pages_of_a_guest_have_what_they_had() {
+fn guest_pages_match_the_snapshots() {
     let rows = Picture::Rows(vec![
         html! { "login: " span.cursor { " " } },
         html! { span.f1 { "<b>" } },
@@ -272,7 +272,7 @@ fn pages_of_a_guest_have_what_they_had() {
 }
 
 #[test]
-fn state_of_a_guest_has_its_reason_and_a_way_on() {
+fn guest_stream_state_has_a_reason_and_a_next_step() {
     let again = "<a href=\"/virtual-machines/shop/web/display\">";
     for (status, runs, expected) in [
         (StreamStatus::Connecting, true, vec!["Connecting"]),
@@ -366,7 +366,7 @@ fn guest_that_cannot_be_opened_has_the_reason_on_both_pages() {
 }
 
 #[test]
-fn action_without_its_right_names_the_right() {
+fn action_without_permission_names_the_missing_right() {
     let snapshot = drained();
     let rights = Rights::none("you lack the right to create nodemaintenances");
     for (path, id) in [

@@ -19,7 +19,7 @@ use super::{
 const SOMEBODY: &str = "kubernetes-admin";
 
 #[test]
-fn an_instance_stays_as_it_was_created() {
+fn instance_spec_is_immutable_after_creation() {
     let old = instance();
     let mut new = old.clone();
     put(&mut new, "/metadata/labels", json!({"app": "db"}));
@@ -68,7 +68,7 @@ fn the_time_to_shut_down_can_only_become_shorter() {
 }
 
 #[test]
-fn a_virtual_machine_is_reviewed_when_its_spec_changes() {
+fn virtual_machine_is_reviewed_when_the_spec_changes() {
     let mut old = machine(instance());
     put(&mut old, "/spec/instancetype", json!({"name": "of an older version"}));
     let mut new = old.clone();
@@ -168,7 +168,7 @@ fn migration_refusals_have_the_text_of_kubevirt() {
 }
 
 #[test]
-fn a_migration_names_its_instance_and_nothing_more() {
+fn migration_spec_is_validated_and_immutable() {
     let refused_for = |spec: Value| {
         refusal_text(
             &json!({"metadata": {"name": "move"}, "spec": spec}),
@@ -269,7 +269,7 @@ fn only_the_controller_may_mark_an_evacuation() {
 }
 
 #[test]
-fn migration_has_its_instances_label_and_finalizer() {
+fn migration_gets_the_instance_label_and_a_finalizer() {
     let bare = json!({"metadata": {"name": "move", "finalizers": ["example.com/mine"]}, "spec": {"vmiName": "vm"}});
     let whole = prepared(&bare).unwrap();
     assert_eq!(whole["metadata"]["labels"][INSTANCE_LABEL], "vm");
@@ -299,7 +299,7 @@ fn migration_has_its_instances_label_and_finalizer() {
 }
 
 #[test]
-fn a_migration_in_flight_keeps_the_label_of_its_instance() {
+fn migration_in_flight_keeps_the_instance_label() {
     let labelled = |label: Option<&str>, phase: &str| {
         let labels = label.map(|label| json!({(INSTANCE_LABEL): label}));
         json!({"metadata": {"labels": labels}, "spec": {"vmiName": "vm"}, "status": {"phase": phase}})

@@ -91,7 +91,7 @@ fn manifest_values_are_kept() {
 }
 
 #[test]
-fn an_interface_gets_a_binding_only_if_it_has_none() {
+fn interface_without_binding_gets_the_default_binding() {
     for (binding, expected) in [
         (json!({}), "masquerade"),
         (json!({"masquerade": {}}), "masquerade"),
@@ -268,7 +268,7 @@ fn before_there_is_a_name_there_are_no_identities() {
 }
 
 #[test]
-fn what_is_no_instance_is_left_to_validation() {
+fn invalid_instance_is_left_to_validation() {
     for object in [
         json!({}),
         json!({"spec": 1}),
@@ -365,7 +365,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_admitted_stays_admitted_and_can_be_carried_out(object in specs()) {
+    fn admitted_instance_stays_admitted_and_has_domain_xml(object in specs()) {
         let before = refusal_text(&object, AdmittedKind::Instance);
         let once = filled(&object);
         let after = refusal_text(&once, AdmittedKind::Instance);

@@ -11,7 +11,7 @@ fn the_documented_instance_is_admitted_unchanged() {
 }
 
 #[test]
-fn a_virtual_machine_of_it_is_admitted_for_each_strategy() {
+fn documented_machine_is_admitted_for_each_run_strategy() {
     let machine = super::machine(manifest(DOCUMENTED));
     for strategy in ["Always", "RerunOnFailure", "Manual", "Once", "Halted"] {
         let mut machine = machine.clone();
@@ -25,7 +25,7 @@ fn a_virtual_machine_of_it_is_admitted_for_each_strategy() {
 }
 
 #[test]
-fn misspelt_strategy_is_refused_with_the_right_one() {
+fn misspelt_strategy_is_refused_with_the_closest_strategy() {
     let allowed = "allowed: Always, RerunOnFailure, Manual, Once, Halted";
     for (expected_part, expected) in [
         (

@@ -136,7 +136,7 @@ fn check_refusal(refusal_text: &str, name: &str) -> Result<(), proptest::test_ru
 
 proptest! {
     #[test]
-    fn what_is_made_of_an_admitted_name_is_a_name(name in names(), migration in names()) {
+    fn names_derived_from_admitted_names_are_valid(name in names(), migration in names()) {
         let mut object = instance();
         object["metadata"]["name"] = json!(name);
         object["spec"]["volumes"] = volumes();

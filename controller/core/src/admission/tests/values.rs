@@ -471,7 +471,7 @@ fn cloud_init() {
 }
 
 #[test]
-fn cloud_init_data_is_limited_by_its_decoded_length() {
+fn cloud_init_data_is_limited_by_decoded_length() {
     // The decoded length of base64 counts: 2048 bytes are 2732 characters.
     for (field, text, instead) in [
         ("userData", "x".repeat(2048), "secretRef"),
@@ -828,7 +828,7 @@ fn machines_run_by_one_rule() {
 }
 
 #[test]
-fn replica_sets_select_what_they_make() {
+fn replica_set_selector_must_match_the_template_labels() {
     let mut object = json!({
         "metadata": {"name": "set"},
         "spec": {

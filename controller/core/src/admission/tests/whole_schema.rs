@@ -96,7 +96,7 @@ fn fate(kind: AdmittedKind, path: &str) -> Fate {
 }
 
 #[test]
-fn every_field_of_kubevirt_has_its_fate() {
+fn every_kubevirt_field_has_a_defined_treatment() {
     let mut table = String::new();
     let mut counts = [0; 4];
     let all: BTreeSet<(AdmittedKind, &str)> = recorded().collect();

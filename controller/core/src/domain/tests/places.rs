@@ -22,7 +22,7 @@ fn addresses(xml: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn devices_stay_where_they_are_when_a_disk_is_added() {
+fn device_addresses_are_stable_when_a_disk_is_added() {
     const BUSES: [&str; 3] = ["virtio", "sata", "scsi"];
     let list = |count: usize| {
         let all = (0..count).map(|i| json!({"name": format!("d{i}"), "disk": {"bus": BUSES[i % 3]}}));

@@ -114,7 +114,7 @@ fn impossible_addresses_and_ports_are_refused_by_name() {
 }
 
 #[test]
-fn too_many_devices_are_refused_by_their_bus() {
+fn too_many_devices_are_refused_per_bus() {
     let many = |count: usize, bus: &str| {
         let all = (0..count).map(|i| json!({"name": format!("d{i}"), "disk": {"bus": bus}}));
         json!({"devices": {"disks": all.collect::<Vec<_>>()}})
@@ -155,7 +155,7 @@ fn a_masked_feature_that_is_demanded_is_refused() {
 }
 
 #[test]
-fn what_the_launcher_has_not_prepared_is_refused() {
+fn disk_not_prepared_by_the_launcher_is_refused() {
     let spec = spec(&disks(&json!([{"name": "a"}]), &json!([])));
     let none = BTreeSet::new();
     let input = DomainInput {

@@ -15,7 +15,7 @@ fn disk(image: &str) -> ContainerDisk {
 }
 
 #[test]
-fn a_tag_is_pinned_to_the_digest_that_its_repository_has() {
+fn image_tag_is_pinned_to_the_digest_of_the_repository() {
     let named = format!("registry.example/disk@{A}");
     for (manifest, image_id, expected) in [
         // The manifest's own digest takes precedence.
@@ -239,7 +239,7 @@ fn with_probe_status(state: &Value, image_id: &str) -> Pod {
 }
 
 #[test]
-fn probe_counts_once_it_has_succeeded() {
+fn image_probe_counts_once_succeeded() {
     let instance = guest(&[
         ("one", "r.example/a:1", None),
         ("two", &format!("r.example/b@{B}"), None),
@@ -272,7 +272,7 @@ fn probe_counts_once_it_has_succeeded() {
 }
 
 #[test]
-fn what_was_recorded_stays_and_what_was_not_known_is_added() {
+fn recorded_image_ids_stay_and_unknown_ids_are_added() {
     let instance = guest(&[("one", "a:1", None), ("two", "b:1", Some(B))]);
     let before = instance.status.unwrap().drydock.unwrap().images;
     let ids = [("one", A), ("two", A)].map(|(name, id)| (name.to_owned(), id.to_owned()));
@@ -283,7 +283,7 @@ fn what_was_recorded_stays_and_what_was_not_known_is_added() {
 }
 
 #[test]
-fn what_a_registry_may_have_no_more_is_not_insisted_on() {
+fn digest_possibly_gone_from_registry_is_not_required() {
     let failed = |why: Value| -> Vec<Arc<VirtualMachineInstanceMigration>> {
         let migration = json!({
             "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",

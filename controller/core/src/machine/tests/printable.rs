@@ -57,7 +57,7 @@ fn every_state_has_the_printable_status_of_kubevirt() {
 }
 
 #[test]
-fn what_hinders_a_start_is_named() {
+fn printable_status_names_the_obstacle_to_a_start() {
     let starting =
         |change: &dyn Fn(&mut VirtualMachineInstance)| printable(RunStrategy::Always, Some(Phase::Scheduling), change);
     for (reason, expected) in [

@@ -153,7 +153,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn it_settles_with_at_most_one_instance_and_obeys(acts in prop::collection::vec(act(), 0..40), last in prop::sample::select(&RunStrategy::ALL[..])) {
+    fn machine_settles_by_run_strategy_with_at_most_one_instance(acts in prop::collection::vec(act(), 0..40), last in prop::sample::select(&RunStrategy::ALL[..])) {
         let mut world = MachineWorld { now: now(), machine: Some(machine(RunStrategy::Always)), instance: None, made: 0 };
         world.machine.as_mut().unwrap().status = None;
         world.machine.as_mut().unwrap().metadata.finalizers = None;

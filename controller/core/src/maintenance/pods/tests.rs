@@ -160,7 +160,7 @@ fn termination_cases() -> Vec<Case> {
 }
 
 #[test]
-fn each_pod_reports_its_progress() {
+fn each_pod_reports_the_eviction_progress() {
     let groups = [eviction_cases(), refusal_cases(), termination_cases()];
     for (pod, attempt, unreachable, reason, evicts, wake) in groups.into_iter().flatten() {
         let drain = judged(&pod, attempt.as_ref(), unreachable, &[]);
@@ -174,7 +174,7 @@ fn each_pod_reports_its_progress() {
 }
 
 #[test]
-fn blocked_pod_reports_its_pdb_and_its_numbers() {
+fn blocked_pod_reports_the_pdb_with_pod_counts() {
     let pdb: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "blk", "namespace": "default"}, "spec": {"selector": {}},
         "status": {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, "expectedPods": 1},
@@ -193,7 +193,7 @@ fn blocked_pod_reports_its_pdb_and_its_numbers() {
 }
 
 #[test]
-fn reasons_are_distinct_and_in_their_order() {
+fn stay_reasons_are_distinct_and_ordered() {
     let names: std::collections::BTreeSet<_> = StayReason::ALL.iter().map(|reason| reason.as_str()).collect();
     assert_eq!(names.len(), StayReason::ALL.len());
     assert!(StayReason::ALL.is_sorted());

@@ -80,7 +80,7 @@ fn check(from: fn() -> ClusterView, rows: &[Row]) {
 }
 
 #[test]
-fn it_is_queued_unless_an_older_one_is_not_over() {
+fn migration_is_queued_unless_an_older_migration_is_active() {
     check(
         fresh,
         &[
@@ -91,7 +91,7 @@ fn it_is_queued_unless_an_older_one_is_not_over() {
 }
 
 #[test]
-fn a_pod_is_made_when_it_may_be() {
+fn target_pod_is_created_when_permitted() {
     check(
         pending,
         &[
@@ -195,7 +195,7 @@ fn sides_are_named_with_a_slot() {
 }
 
 #[test]
-fn until_the_source_has_begun_the_controller_ends_it_by_itself() {
+fn controller_ends_a_migration_until_the_source_has_begun() {
     check(
         preparing,
         &[
@@ -297,7 +297,7 @@ fn ready_migration_enters_running_and_waits_for_source() {
 }
 
 #[test]
-fn running_migration_is_aborted_while_its_source_may_give_up() {
+fn running_migration_is_aborted_while_the_source_may_give_up() {
     check(
         running,
         &[
@@ -336,7 +336,7 @@ fn running_migration_is_aborted_while_its_source_may_give_up() {
 }
 
 #[test]
-fn migration_without_source_node_fails_unless_its_target_has_it() {
+fn migration_without_source_node_fails_unless_guest_arrived() {
     check(
         running,
         &[
@@ -370,7 +370,7 @@ fn migration_without_source_node_fails_unless_its_target_has_it() {
 }
 
 #[test]
-fn migration_whose_guest_stayed_ended_or_halted_fails() {
+fn migration_fails_if_the_guest_stayed_ended_or_halted() {
     check(
         running,
         &[
@@ -434,7 +434,7 @@ fn migration_whose_guest_stayed_ended_or_halted_fails() {
 }
 
 #[test]
-fn it_has_succeeded_when_the_instance_is_on_the_target() {
+fn migration_succeeds_once_the_instance_is_on_the_target() {
     check(
         arrived,
         &[
@@ -485,7 +485,7 @@ fn it_has_succeeded_when_the_instance_is_on_the_target() {
 }
 
 #[test]
-fn what_is_over_leaves_nothing_behind() {
+fn finished_migration_leaves_nothing_behind() {
     check(
         failed,
         &[

@@ -119,7 +119,7 @@ fn the_downtime_is_raised_step_by_step_where_that_is_enough() {
 }
 
 #[test]
-fn endless_migration_is_paused_or_switched_before_its_timeout() {
+fn endless_migration_is_paused_or_switched_before_the_timeout() {
     for (post_copy, disruption, act, end) in [
         (false, true, Act::Pause, SimulatedEnd::MovedPaused),
         (true, true, Act::StartPostCopy, SimulatedEnd::MovedByPostCopy),
@@ -165,7 +165,7 @@ fn post_copy_alone_is_not_begun_without_leave_to_disturb() {
 }
 
 #[test]
-fn migration_without_remedies_is_aborted_at_its_limits() {
+fn migration_without_remedies_is_aborted_at_the_limits() {
     let story = moves(&busy(), limits(&busy()), &[]);
     let reports: Vec<_> = story
         .reasons()
@@ -190,7 +190,7 @@ fn migration_without_remedies_is_aborted_at_its_limits() {
 }
 
 #[test]
-fn what_libvirt_refuses_is_followed_by_the_next_means() {
+fn remedy_refused_by_libvirt_is_followed_by_the_next_remedy() {
     let refused = moves(&busy(), with(&busy(), true, true), &[Act::StartPostCopy]);
     assert_eq!(refused.end, SimulatedEnd::MovedPaused);
     let acts: Vec<Act> = refused.reasons().into_iter().map(|(act, _)| act).collect();
@@ -251,7 +251,7 @@ fn a_long_pass_is_progress_only_of_a_guest_that_converges() {
 }
 
 #[test]
-fn copied_disks_are_progress_and_memory_after_them_is_too() {
+fn copied_disks_and_then_copied_memory_count_as_progress() {
     let guest = SimulatedGuest {
         memory: 60 * 1024 * MIB,
         disks: 60 * 1024 * MIB,
@@ -445,7 +445,7 @@ fn progress_is_written_each_five_seconds_or_on_mode_change() {
 }
 
 #[test]
-fn limits_are_read_as_they_were_recorded() {
+fn convergence_limits_follow_the_recorded_configuration() {
     type Recorded = MigrationConfiguration;
     let recorded = Recorded {
         bandwidth_per_migration: Some("64Mi".into()),

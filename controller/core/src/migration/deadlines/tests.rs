@@ -20,7 +20,7 @@ fn annotations(of: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn each_part_has_its_deadline() {
+fn each_migration_phase_has_a_deadline() {
     for (part, seconds, reason, sentence) in [
         (
             pod(true),
@@ -118,7 +118,7 @@ fn invalid_annotations_are_reported_and_ignored() {
 }
 
 #[test]
-fn a_deadline_past_the_end_of_time_is_its_end() {
+fn deadline_past_the_maximum_timestamp_is_the_maximum() {
     let deadline = PhaseDeadlines::default().deadline(DeadlinePhase::Preparing, Timestamp::MAX, &annotations(&[]));
     assert_eq!(deadline.unwrap().at, Timestamp::MAX);
 }
@@ -132,7 +132,7 @@ fn failed(count: u32, last: Timestamp) -> Failures {
 }
 
 #[test]
-fn a_change_of_what_decides_ends_the_wait() {
+fn changed_circumstances_end_the_retry_wait() {
     let attempts = Attempts::default();
     let (soon, late) = (NOW + SignedDuration::from_secs(1), NOW + SignedDuration::from_secs(320));
     for (count, now, unchanged, changed) in [

@@ -81,7 +81,7 @@ fn last_pause_decision_counts_until_release_is_sent() {
 }
 
 #[test]
-fn what_was_not_released_cannot_be_taken_over() {
+fn unreleased_guest_cannot_be_taken_over() {
     let mut source = SourceSide::default();
     assert_eq!(
         source.acknowledge(TakenOver::Resumed),

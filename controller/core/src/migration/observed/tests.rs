@@ -181,7 +181,7 @@ fn pod_after_a_rejected_one_is_confirmed_once_it_is_over() {
 }
 
 #[test]
-fn an_instance_of_the_same_name_is_another_one() {
+fn instance_of_the_same_name_is_another_instance() {
     let migration = named("Running", None, None);
     for (uid, status, expected) in [
         ("i", up(), Instance::Running),
@@ -322,7 +322,7 @@ fn a_node_that_is_not_named_cannot_be_gone() {
 }
 
 #[test]
-fn node_of_a_side_is_gone_only_with_a_silent_agent() {
+fn node_of_a_side_is_gone_only_with_an_unresponsive_agent() {
     let sides = json!({"source": {"node": "a"}, "target": {"node": "b"}});
     let migration = migration(&sides);
     for (state, gone) in [

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn stage_follows_target_pod_and_its_compute_container() {
+    fn stage_follows_target_pod_and_the_compute_container() {
         let (running, waiting) = (
             json!({"running": {}}),
             json!({"waiting": {"reason": "ContainerCreating"}}),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_target_pod_holds_no_place_until_its_retry() {
+    fn refused_target_pod_holds_no_place_until_the_retry() {
         let pending = json!({"phase": "Pending"});
         assert_eq!(stage_of(&pending, false, None, true), Some(QueueStage::Refused));
         let bound = pod(Some("b"), &json!({}));

@@ -328,7 +328,7 @@ fn queued_migration_reports_reason_and_place() {
 }
 
 #[test]
-fn when_one_of_a_thousand_goes_few_others_have_news() {
+fn end_of_one_migration_changes_few_other_waits() {
     let mut entries = queue(vec![("a", waiting()); 1000]);
     let limits = limits(0, 9, 9);
     let before: BTreeMap<_, _> = grants(&limits, &entries, NOW).waiting.into_iter().collect();

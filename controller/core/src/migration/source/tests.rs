@@ -308,7 +308,7 @@ fn source_reports_how_a_leaving_guest_has_ended() {
 }
 
 #[test]
-fn source_without_libvirtd_decides_by_its_target() {
+fn source_without_libvirtd_decides_by_the_target() {
     check(
         leaving,
         &[
@@ -669,7 +669,7 @@ fn session_of_a_stuck_job_is_closed() {
 }
 
 #[test]
-fn what_is_over_is_closed_and_no_more() {
+fn finished_source_only_releases_and_closes_the_session() {
     check(
         moving,
         &[

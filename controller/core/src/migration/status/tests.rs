@@ -61,7 +61,7 @@ fn under_way() -> VirtualMachineInstanceMigration {
 }
 
 #[test]
-fn phases_are_recorded_once_including_skipped_ones() {
+fn phases_are_recorded_once_including_skipped_phases() {
     let change = StatusChange {
         enter: vec![MigrationPhase::Pending, MigrationPhase::Scheduling],
         ..StatusChange::default()
@@ -139,7 +139,7 @@ fn an_end_has_a_time_and_a_reason() {
 }
 
 #[test]
-fn migration_that_fails_before_it_has_sides_has_a_reason() {
+fn migration_failed_before_any_side_exists_has_a_reason() {
     let failed = StatusChange {
         fail: Some((MigrationFailure::Overdue, "no node took the target pod".into())),
         ..StatusChange::default()
@@ -171,7 +171,7 @@ fn wait_reason_is_reported_while_waiting() {
 }
 
 #[test]
-fn abort_and_its_result_are_reported_once() {
+fn abort_and_abort_result_are_reported_once() {
     let abort = StatusChange {
         abort: Some((MigrationFailure::Overdue, String::new())),
         ..StatusChange::default()
@@ -197,7 +197,7 @@ fn abort_and_its_result_are_reported_once() {
 }
 
 #[test]
-fn post_copy_risk_is_reported_while_it_lasts() {
+fn post_copy_risk_is_reported_only_while_present() {
     let post_copy_condition = |change: &dyn Fn(&mut MigrationSource, &mut MigrationTarget), then: &StatusChange| {
         let mut migration = under_way();
         let status = migration.status.as_mut().unwrap();
@@ -248,7 +248,7 @@ fn post_copy_risk_is_reported_while_it_lasts() {
 }
 
 #[test]
-fn waiting_names_what_holds_the_target_pod_up() {
+fn waiting_condition_names_the_obstacle_of_the_target_pod() {
     let hindrance = |reason: &str, unscheduled| Hindrance {
         reason: reason.into(),
         message: "text".into(),

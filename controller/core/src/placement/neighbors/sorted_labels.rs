@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_strings_are_removed_after_many_new_ones() {
+    fn unused_strings_are_removed_after_many_new_strings() {
         let mut names = Names::default();
         let kept = names.share("kept");
         for number in 0..2 * BETWEEN_SWEEPS {

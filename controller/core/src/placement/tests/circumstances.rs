@@ -168,7 +168,7 @@ fn circumstances_are_all_that_could_let_a_migration_succeed() {
 }
 
 #[test]
-fn circumstances_are_not_what_attempts_and_time_change() {
+fn circumstances_digest_ignores_attempts_and_time() {
     type Change = fn(&mut PlacementWorld);
     let changes: [(&str, Change); 8] = [
         ("order", |world| world.reversed = true),

@@ -265,7 +265,7 @@ fn of_many_nodes_those_are_kept_off_that_lack_the_feature() {
 }
 
 #[test]
-fn new_guest_avoids_a_mask_and_reports_it() {
+fn new_guest_avoids_masked_nodes_and_reports_the_mask() {
     let hosts = [("a", true), ("b", true)].map(|(name, masks)| Host::new(name, true, masks, &Minimum::default()));
     let views: Vec<_> = hosts.iter().map(Host::view).collect();
     for (manifest, sentence) in [
@@ -291,7 +291,7 @@ fn new_guest_avoids_a_mask_and_reports_it() {
 }
 
 #[test]
-fn mask_lifted_gives_what_was_inspected() {
+fn lifted_mask_restores_the_inspected_facts() {
     let host = Host::new("a", true, true, &Minimum::default());
     let mut lifted = host.offered.virtualization.clone().unwrap();
     assert_eq!(

@@ -571,7 +571,7 @@ fn neighbors_follow_each_change_of_a_pod() {
 }
 
 #[test]
-fn pruned_affinity_keeps_what_concerns_other_pods() {
+fn pruned_affinity_keeps_anti_affinity_to_other_pods() {
     let affinity = |value: Value| serde_json::from_value(value).unwrap();
     let own = apart(
         HOSTNAME,
@@ -602,7 +602,7 @@ fn random_pod() -> impl Strategy<Value = Random> {
 proptest! {
     /// The scheduler's documented rules, evaluated node by node and pod by pod.
     #[test]
-    fn rules_agree_with_their_definition(
+    fn placement_rules_match_the_scheduler_definition(
         zones in prop::collection::vec(prop::sample::select(vec!["", "x", "y"]), 4),
         pods in prop::collection::vec(random_pod(), 0..6),
         own in random_pod(),

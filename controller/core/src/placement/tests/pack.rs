@@ -189,7 +189,7 @@ fn guest_that_few_nodes_suit_goes_before_others() {
 }
 
 #[test]
-fn guest_with_a_migration_goes_before_and_a_failed_one_after() {
+fn guest_with_a_migration_goes_first_and_failed_guest_last() {
     let nodes = [("here", 100, 10, ""), ("x", 8, 10, "")];
     let begun = Sized {
         change: |guest| guest.has_migration = true,
@@ -221,7 +221,7 @@ fn guests_that_stay_apart_get_different_nodes() {
 }
 
 #[test]
-fn guest_that_its_own_pod_keeps_away_has_no_target() {
+fn guest_kept_away_by_the_own_pod_has_no_target() {
     let alone = Sized {
         apart: Some("zone"),
         ..sized("a", 1)

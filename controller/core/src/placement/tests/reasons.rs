@@ -62,7 +62,7 @@ fn reasons_are_counted_and_most_specific_comes_first() {
 }
 
 #[test]
-fn of_one_kind_that_comes_first_which_most_nodes_have() {
+fn reason_of_most_nodes_comes_first_within_a_kind() {
     let manifest = json!({"domain": {"cpu": {"features": [{"name": "aes"}, {"name": "avx2"}]}}});
     let plain = labels(&[("cpu-feature.node.kubevirt.io/aes", "true")]);
     let (aes, none) = (facts(&["aes"]), facts(&[]));
@@ -223,7 +223,7 @@ fn machine_types_are_matched_in_full() {
 }
 
 #[test]
-fn each_surrounding_is_a_reason_of_its_own() {
+fn each_unmet_node_requirement_is_a_distinct_reason() {
     let manifest = json!({
         "nodeSelector": {"disk": "ssd"},
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
@@ -283,7 +283,7 @@ fn each_surrounding_is_a_reason_of_its_own() {
 }
 
 #[test]
-fn taints_count_unless_they_are_tolerated() {
+fn taints_exclude_a_node_unless_tolerated() {
     let good = labels(&[]);
     let tolerating = |toleration: Value| json!({"tolerations": [toleration], "domain": {}});
     let cordon = "node.kubernetes.io/unschedulable";
@@ -341,7 +341,7 @@ fn taints_count_unless_they_are_tolerated() {
 }
 
 #[test]
-fn a_round_thousand_of_shares_is_read_as_kubernetes_writes_it() {
+fn thousand_shares_are_read_in_kubernetes_notation() {
     for (written, shares) in [("1k", Some(1000)), ("7", Some(7)), ("0", Some(0))] {
         let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "a"}, "status": {"allocatable": {"devices.kubevirt.io/kvm": written}},

@@ -157,7 +157,7 @@ fn reasons(offered: &Value, pods: &[PodShare], priority: Option<i32>) -> String 
 }
 
 #[test]
-fn each_resource_that_is_taken_is_a_reason_with_its_amounts() {
+fn each_exhausted_resource_is_a_reason_with_amounts() {
     let all = json!({"cpu": "4", "memory": "8Gi", "pods": "2", KVM_RESOURCE: "1k"});
     let memory = share(0, &json!({"memory": "7Gi"}));
     let cpu = share(0, &json!({"cpu": "3950m"}));
@@ -204,7 +204,7 @@ fn each_resource_that_is_taken_is_a_reason_with_its_amounts() {
 }
 
 #[test]
-fn most_that_one_of_several_nodes_has_free_is_named() {
+fn largest_free_amount_of_several_nodes_is_named() {
     let manifest = json!({"domain": {"memory": {"guest": "2Gi"}, "resources": {"requests": {"example.com/gpu": "1"}}}});
     let mut needs = needs(&manifest);
     needs.priority = Some(0);

@@ -273,7 +273,7 @@ proptest! {
     }
 
     #[test]
-    fn unbound_pod_needs_the_requests_of_its_manifest((manifest, _) in manifests(), node in candidate()) {
+    fn unbound_pod_requires_manifest_and_computed_terms((manifest, _) in manifests(), node in candidate()) {
         let pod = made(&manifest);
         let [selector, affinity] = required(&pod);
         prop_assert!(selector.is_null(), "nothing that can change is required of a bound pod");
@@ -301,7 +301,7 @@ proptest! {
     }
 
     #[test]
-    fn an_expression_and_its_opposite_never_agree(
+    fn expression_and_opposite_expression_never_agree(
         value in prop::option::of("[0-3]"),
         values in prop::collection::vec("[0-3]", 1..3),
     ) {

@@ -48,7 +48,7 @@ fn a_cpu_becomes_selectors() {
 }
 
 #[test]
-fn the_configured_model_is_that_of_those_who_name_none() {
+fn configured_cpu_model_applies_to_guests_without_a_model() {
     let configuration = Configuration {
         default_cpu_model: Some("Nehalem".into()),
         ..Configuration::default()
@@ -66,7 +66,7 @@ fn the_configured_model_is_that_of_those_who_name_none() {
 }
 
 #[test]
-fn a_guest_without_a_model_is_selected_by_its_architectures_own() {
+fn guest_without_a_model_is_selected_per_architecture_default() {
     for (architecture, use_emulation, host_model) in [
         ("amd64", false, true),
         ("s390x", false, true),
@@ -118,7 +118,7 @@ fn only_amd64_has_a_minimum() {
 }
 
 #[test]
-fn what_is_computed_cannot_be_selected_away() {
+fn computed_selector_cannot_be_overridden() {
     let own = json!({"nodeSelector": {SCHEDULABLE: "false", ARCHITECTURE: "arm64", "zone": "a"}, "domain": {}});
     let selector = needs(&own).node_selector;
     assert_eq!(
@@ -129,7 +129,7 @@ fn what_is_computed_cannot_be_selected_away() {
 }
 
 #[test]
-fn a_guest_with_a_network_is_where_guests_can_have_one() {
+fn guest_with_a_network_requires_a_guest_network_node() {
     for (devices, expected) in [
         (json!({"interfaces": [{"name": "default"}]}), true),
         (json!({}), true),
@@ -144,7 +144,7 @@ fn a_guest_with_a_network_is_where_guests_can_have_one() {
 }
 
 #[test]
-fn versions_of_a_machine_type_are_selected_by_their_family() {
+fn machine_type_versions_are_selected_by_family() {
     for (machine, label) in [
         ("q35", "q35"),
         ("pc-q35-10.0", "q35"),

@@ -44,7 +44,7 @@ fn with(facts: NodeFacts, change: impl FnOnce(&mut VirtualizationFacts)) -> Node
 }
 
 #[test]
-fn one_target_is_named_and_several_are_not() {
+fn single_target_is_named_and_several_targets_are_not() {
     let guest = running(&json!({"model": "EPYC", "required": ["avx2"], "disabled": ["svm"]}));
     let (rich, poor) = (facts(&["sse2", "avx2"]), facts(&["sse2"]));
     for (others, message) in [
@@ -127,7 +127,7 @@ fn alike_nodes_have_the_misfits_of_each_alone() {
 }
 
 #[test]
-fn what_is_not_known_is_no_target() {
+fn unknown_node_or_guest_cpu_gives_no_target() {
     let mut guest = running(&json!({"model": "EPYC"}));
     let (rich, unknown) = (facts(&[]), NodeFacts::default());
     assert_eq!(
@@ -142,7 +142,7 @@ fn what_is_not_known_is_no_target() {
 }
 
 #[test]
-fn a_guest_may_do_without_what_it_lacks_anyway() {
+fn feature_disabled_in_the_guest_is_not_required() {
     let here = facts(&["avx2"]);
     let no_tsx = with(facts(&["avx2"]), |facts| {
         Arc::make_mut(&mut facts.models).push(model("Skylake", Some("Skylake-v1"), &["hle", "rtm"]));

@@ -273,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn never_two_and_in_calm_one(
+    fn election_has_at_most_one_leader_and_one_leader_when_calm(
         seed: u64,
         candidates in 2usize..4,
         lost in 0.0..0.4,

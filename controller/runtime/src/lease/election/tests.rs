@@ -74,7 +74,7 @@ fn take(version: &str, transitions: i32) -> LeaseRequest {
 }
 
 #[test]
-fn the_first_one_makes_the_lease_and_leads() {
+fn first_candidate_creates_the_lease_and_leads() {
     let mut test = Test::new();
     test.wins();
     assert_eq!(test.pending(), None);
@@ -93,7 +93,7 @@ fn a_free_lease_is_taken_at_once() {
 }
 
 #[test]
-fn held_lease_is_acquired_once_unchanged_for_its_duration() {
+fn held_lease_is_acquired_once_unchanged_for_the_duration() {
     let mut test = Test::new();
     test.complete_with(&LeaseRequest::Read, is("other", "7"));
     for _ in 0..3 {
@@ -133,7 +133,7 @@ fn longer_lease_duration_of_holder_is_respected() {
 }
 
 #[test]
-fn who_lost_the_race_for_it_waits_again() {
+fn candidate_that_lost_the_race_waits_again() {
     let mut test = Test::new();
     test.complete_with(&LeaseRequest::Read, is("", "7"));
     test.complete_with(&take("7", 4), Response::Conflict);
@@ -174,7 +174,7 @@ fn a_lost_reply_is_cleared_up_without_losing_the_lead() {
 }
 
 #[test]
-fn a_lost_reply_to_taking_it_makes_nobody_leader() {
+fn lost_reply_to_taking_the_lease_makes_no_leader() {
     let mut test = Test::new();
     test.complete_with(&LeaseRequest::Read, is("", "7"));
     test.complete_with(&take("7", 4), Response::Unknown);
@@ -186,7 +186,7 @@ fn a_lost_reply_to_taking_it_makes_nobody_leader() {
 }
 
 #[test]
-fn it_stops_when_it_sees_another_holder() {
+fn leader_stops_when_another_holder_is_seen() {
     let mut test = Test::new();
     test.wins();
     test.wait(2000);
@@ -223,7 +223,7 @@ fn a_missing_namespace_is_no_reason_for_haste() {
 }
 
 #[test]
-fn who_resigns_makes_it_free_if_it_still_leads() {
+fn resigning_candidate_releases_the_lease_only_while_leading() {
     let mut test = Test::new();
     test.wins();
     let mut late = Test {

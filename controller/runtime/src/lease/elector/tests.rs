@@ -22,7 +22,7 @@ fn holder(request: &ReceivedRequest) -> &Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_one_makes_the_lease() {
+async fn first_candidate_creates_the_lease() {
     let (mut leadership, mut server, _process) = setup();
     let url = "/apis/coordination.k8s.io/v1/namespaces/drydock/leases";
     let read = server.next_request().await;

@@ -118,7 +118,7 @@ async fn a_deleted_lease_is_made_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deleted_lease_is_left_to_who_made_it_first() {
+async fn deleted_lease_is_left_to_the_first_creator() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
     server.next_request().await.with(&lease("pod-1", "7"));
@@ -130,7 +130,7 @@ async fn a_deleted_lease_is_left_to_who_made_it_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_else_takes_it_is_noticed_and_not_renewed() {
+async fn lease_taken_by_another_holder_is_noticed_and_not_renewed() {
     let (holder, mut server, changed) = setup();
     holder.take_over();
     server.next_request().await.with(&lease("pod-1", "7"));
@@ -167,7 +167,7 @@ async fn renewal_with_lost_response_is_detected() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn let_go_it_is_renewed_no_more() {
+async fn released_lease_is_not_renewed() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
     server.next_request().await.with(&lease("pod-1", "7"));

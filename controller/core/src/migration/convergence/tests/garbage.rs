@@ -75,7 +75,7 @@ fn bounded(guest: &SimulatedGuest, allowed: (Option<Duration>, Option<Duration>,
 
 proptest! {
     #[test]
-    fn an_abort_never_comes_before_its_limit(guest in guest(), allowed in allowed()) {
+    fn abort_never_comes_before_the_limit(guest in guest(), allowed in allowed()) {
         let limits = bounded(&guest, allowed);
         let story = moves(&guest, limits, &[]);
         let paused = story.actions.iter().any(|(_, action)| action.act == Act::Pause);
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn what_converges_is_left_alone_until_its_time_is_over(guest in guest(), allowed in allowed()) {
+    fn converging_migration_is_left_alone_until_the_time_limit(guest in guest(), allowed in allowed()) {
         let mut guest = guest;
         guest.dirty = guest.dirty.min(guest.bandwidth - 1);
         let limits = bounded(&guest, allowed);

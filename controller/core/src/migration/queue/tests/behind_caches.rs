@@ -270,7 +270,7 @@ proptest! {
 
     /// Once caches are current and slots are freed, the queue empties in as many rounds as necessary.
     #[test]
-    fn everybody_goes_in_the_end(acts in prop::collection::vec(act(), 1..120)) {
+    fn every_queued_migration_finishes_in_the_end(acts in prop::collection::vec(act(), 1..120)) {
         let mut world = QueueWorld::new();
         for act in &acts {
             world.happens(act);
@@ -290,7 +290,7 @@ proptest! {
 }
 
 #[test]
-fn a_slot_is_charged_before_the_object_shows_it() {
+fn slot_is_charged_before_the_object_shows_the_grant() {
     let limits = limits(1, 9, 9);
     let entries = queue(vec![("a", placed("x")), ("b", placed("y"))]);
     let mut reservations = Reservations::rebuilt(&entries);

@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn each_is_granted_something_or_waits_or_is_on_its_way(limits in some_limits(), entries in entries()) {
+    fn each_migration_is_granted_waiting_or_in_progress(limits in some_limits(), entries in entries()) {
         let grants = grants(&limits, &entries, NOW);
         for entry in &entries {
             let times = |list: &[String]| list.iter().filter(|uid| **uid == entry.uid).count();
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn placed_pods_stay_within_the_budget(limits in some_limits(), entries in entries()) {
+    fn placed_target_pods_stay_within_the_limits(limits in some_limits(), entries in entries()) {
         let grants = grants(&limits, &entries, NOW);
         for source in ["a", "b", "c", "d"] {
             let of = |uid: &String| entries.iter().any(|entry| entry.uid == *uid && entry.source == source);
@@ -169,7 +169,7 @@ proptest! {
 /// One migration goes from `a` to `x`. New ones of the same urgency alternately go from `a` to other nodes and from
 /// other nodes to `x`, so one of its nodes is always busy.
 #[test]
-fn nobody_is_passed_by_for_ever() {
+fn waiting_migration_is_never_starved() {
     let limits = limits(9, 1, 1);
     let mut now = NOW;
     let mut entries = queue(vec![("a", holding("y")), ("z", holding("x")), ("a", placed("x"))]);
