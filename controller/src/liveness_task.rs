@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn agent_whose_renewals_the_watch_misses_stays_schedulable() {
+    async fn agent_with_unwatched_renewals_stays_schedulable() {
         let (task, term, mut server, _events) = fixture(&["a"]).await;
         let served = async {
             // Each verdict costs one read, and the next one is due once the renewal that it showed is stale.

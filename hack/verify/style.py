@@ -96,6 +96,18 @@ def long_test_names(text: str) -> list[str]:
     return [name for name in names if len(name) > TEST_NAME]
 
 
+# Words for which a reader has to find the noun. "One" is a number as well.
+PRONOUNS = frozenset(
+    "it its itself what who whom whose whoever whatever they them their themselves nobody somebody anybody everybody ours".split()
+)
+
+
+def pronouns_in_test_names(text: str) -> list[str]:
+    """Names of tests in Rust that have a pronoun in place of a subject."""
+    names = (found[1] for found in _TESTS.finditer(text) if found[1])
+    return [name for name in names if PRONOUNS & set(name.split("_"))]
+
+
 # Verbs of speech as names for state and I/O: they do not show what is sent, read, reported or polled, and a search
 # for one of them finds everything.
 SPEECH = frozenset(
@@ -284,6 +296,7 @@ def _conventions() -> dict[str, list[str]]:
     ]
     sources, _ = command(["git", "ls-files", "*.rs", "*.py"], quiet=True)
     long_names = [f"{name}: {test}" for name in sources.split() for test in long_test_names((REPOSITORY / name).read_text())]
+    pronouns = [f"{name}: {test}" for name in sources.split() for test in pronouns_in_test_names((REPOSITORY / name).read_text())]
     speech = [
         line
         for name in sources.split()
@@ -338,6 +351,7 @@ def _conventions() -> dict[str, list[str]]:
         "errors of programs are types": untyped,
         "crates use all their dependencies": needless,
         f"tests have names of at most {TEST_NAME} characters": long_names,
+        "tests have names without pronouns": pronouns,
         "names have no verbs of speech": speech,
         "messages have no verbs of speech": messages,
         "comments have no verbs of speech": comments,

@@ -53,7 +53,7 @@ mod tests {
                         kubectl create -f - <<'EOF'\n   name: web\n   EOF\n   ```\n";
 
     #[test]
-    fn command_of_a_page_has_its_lines_and_other_names() -> Result<()> {
+    fn command_of_a_page_has_all_lines_and_other_names() -> Result<()> {
         for (beginning, expected) in [
             ("kubectl drain", "kubectl drain own \\\n  --force   # a comment\n"),
             ("kubectl get web", "kubectl get own\n"),

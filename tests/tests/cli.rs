@@ -194,7 +194,7 @@ async fn maintenance_result_matches_the_plan() -> Result<()> {
 
 #[tokio::test]
 #[ignore = "needs a cluster: hack/test cluster"]
-async fn drain_is_followed_until_it_is_over_or_cancelled() -> Result<()> {
+async fn drain_is_followed_until_finished_or_cancelled() -> Result<()> {
     let cluster = Cluster::without_guests().await?;
     // No other node has the label of this one.
     let node = {

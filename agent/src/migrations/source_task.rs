@@ -105,6 +105,15 @@ impl HandOverPause {
         };
     }
 
+    /// Returns the domain, or `Unknown` if it has ended and its events are not read: one of them may be that it was resumed
+    /// before it ended.
+    fn allowed(self, domain: SourceDomain) -> SourceDomain {
+        match domain {
+            SourceDomain::Ended if self == Self::Paused => SourceDomain::Unknown,
+            domain => domain,
+        }
+    }
+
     /// Events are missing from now on. A guest that has ended does not run here again.
     fn connection_ended(&mut self) {
         if *self == Self::Paused {
@@ -274,9 +283,7 @@ impl SourceTask {
                 }
                 _ => domain,
             };
-            // An event that is not read yet may be that the guest was resumed before it ended.
-            let is_unread = domain == SourceDomain::Ended && self.hand_over_pause == HandOverPause::Paused;
-            let domain = if is_unread { SourceDomain::Unknown } else { domain };
+            let domain = self.hand_over_pause.allowed(domain);
             self.in_post_copy |= domain == SourceDomain::PostCopy;
             let late_in = self.target_is_late_in(domain);
             if job == JobState::None {

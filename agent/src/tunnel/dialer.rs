@@ -18,7 +18,6 @@ use super::{
     control::{self, ChannelEnd},
     identity,
     last_call::{GuestLeft, NotUnderstood},
-    listener::ACCEPT_AGAIN,
     local::{LIBVIRT_NOT_UNDERSTOOD, ReplyProgress},
     session::TunnelSession,
     stream_header::StreamContent,
@@ -132,7 +131,7 @@ async fn accept(
             }
             Err(error) => {
                 warn!(error = %chain(&error), "a connection of a pod could not be accepted");
-                tokio::time::sleep(ACCEPT_AGAIN).await;
+                tokio::time::sleep(streams::ACCEPT_AGAIN).await;
             }
         }
     }

@@ -42,8 +42,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const UNKNOWN: usize = 64;
 /// Maximum number of those from one address: a client that floods the port cannot lock out others.
 const UNKNOWN_FROM_ONE: usize = 16;
-/// Pause after a connection could not be accepted, for example because no file descriptor is left.
-pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// State of the port.
 #[derive(Debug)]
@@ -90,7 +88,7 @@ impl PortState {
                 Ok((connection, from)) => port.take(connection, from),
                 Err(error) => {
                     warn!(error = %chain(&error), "a connection of another node could not be accepted");
-                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    tokio::time::sleep(streams::ACCEPT_AGAIN).await;
                 }
             }
         }

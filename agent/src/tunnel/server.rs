@@ -16,9 +16,9 @@ use tokio_util::codec::{Framed, LinesCodec, LinesCodecError};
 use tracing::{debug, info, warn};
 
 use super::{
-    listener::ACCEPT_AGAIN,
     local::{CallResult, LINE, ServerMessage, SessionState, TunnelRequest},
     sessions::TunnelSessions,
+    streams::ACCEPT_AGAIN,
     tunnel_refusal::CallRefusal,
 };
 

@@ -34,6 +34,8 @@ use super::{
 
 /// Buffer size of each direction in bytes. rustls holds the same amount again until TCP has taken it.
 const BUFFER: usize = 64 * 1024;
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(200);
 
 /// Keep-alive of a connection between tunnels. The number of probes is high because cutting a stream may cost a guest.
 const KEEP_ALIVE: KeepAlive = KeepAlive {

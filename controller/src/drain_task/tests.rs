@@ -261,7 +261,7 @@ async fn failed_migration_of_one_guest_holds_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn guest_whose_mark_is_withdrawn_gets_no_migration() {
+async fn guest_with_withdrawn_mark_gets_no_migration() {
     let evacuation = evacuation_request::new(DrainRequest::Taint, clock::now());
     let marked = |name: &str, node: &str| evacuation_request::marked(&instance(name), node, &evacuation);
     for (case, mut now) in [

@@ -149,7 +149,7 @@ fn ended() -> (VirtualMachineInstance, Pod) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn finalizer_of_an_ended_guest_goes_once_its_node_is_off() {
+async fn finalizer_of_an_ended_guest_goes_once_the_node_is_off() {
     let (instance, pod) = ended();
     let (task, mut server, _recorded) = task_of(instance.clone(), [pod]);
     let node = |taints: &Value| {

@@ -12,6 +12,7 @@ from verify.style import (
     long_test_names,
     missing_paths,
     missing_tests,
+    pronouns_in_test_names,
     python_names,
     rust_names,
     python_comments,
@@ -50,6 +51,10 @@ class NamedTests(unittest.TestCase):
         for text in (rust, python):
             self.assertEqual(long_test_names(text.format(longest, longer)), [longer])
         self.assertEqual(long_test_names(f"fn {longer}() {{}}\ndef {longer}():\n"), [])
+
+    def test_pronouns_are_found_in_the_names_of_tests_alone(self) -> None:
+        text = "#[test]\nfn who_waits_is_first() {{}}\n#[test]\nfn item_waits_with_limits() {{}}\nfn it_waits() {{}}\n"
+        self.assertEqual(pronouns_in_test_names(text), ["who_waits_is_first"])
 
     def test_verbs_of_speech_are_found_in_names_alone(self) -> None:
         defined = "fn was_told(asked: u8) { let AnswerKind { said, .. } = x; let f = |word| word; } const LOOK_AGAIN: u8 = 1;"

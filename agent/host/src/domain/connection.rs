@@ -179,10 +179,10 @@ impl LibvirtConnection {
         Ok(())
     }
 
-    fn found(&self, call: &'static str) -> Result<FoundDomain, LibvirtError> {
+    fn found(&self, call: &'static str) -> Result<DomainPointer, LibvirtError> {
         // SAFETY: the connection is open, and the name ends with a zero byte and outlives the call.
         let domain = unsafe { sys::virDomainLookupByName(self.raw, self.domain.as_ptr()) };
-        FoundDomain::new(call, domain)
+        DomainPointer::new(call, domain)
     }
 
     fn change(&self, call: &'static str, change: DomainCall) -> Result<(), LibvirtError> {
@@ -198,7 +198,7 @@ impl DomainCalls for LibvirtConnection {
         let xml = c_string(CALL, xml)?;
         // SAFETY: the connection is open, and the document ends with a zero byte and outlives the call.
         let domain = unsafe { sys::virDomainDefineXMLFlags(self.raw, xml.as_ptr(), sys::VIR_DOMAIN_DEFINE_VALIDATE) };
-        FoundDomain::new(CALL, domain).map(drop)
+        DomainPointer::new(CALL, domain).map(drop)
     }
 
     fn create(&self, start: InitialState) -> Result<(), LibvirtError> {
@@ -302,8 +302,11 @@ impl DomainCalls for LibvirtConnection {
             sys::virConnectListAllDomains(self.raw, &raw mut domains, 0)
         })?;
         // SAFETY: libvirt returned a list of that many domains; the caller has to free each of them and the list.
-        let found: Vec<FoundDomain> = unsafe { taken(domains, count) }.into_iter().map(FoundDomain).collect();
-        Ok(found.iter().take(MAX_LIST).map(FoundDomain::name).collect())
+        let found: Vec<DomainPointer> = unsafe { taken(domains, count) }
+            .into_iter()
+            .map(DomainPointer)
+            .collect();
+        Ok(found.iter().take(MAX_LIST).map(DomainPointer::name).collect())
     }
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
@@ -456,9 +459,9 @@ impl fmt::Debug for LibvirtConnection {
 }
 
 /// A domain that libvirt has looked up. It must not outlive its connection.
-struct FoundDomain(sys::virDomainPtr);
+struct DomainPointer(sys::virDomainPtr);
 
-impl FoundDomain {
+impl DomainPointer {
     fn new(call: &'static str, domain: sys::virDomainPtr) -> Result<Self, LibvirtError> {
         if domain.is_null() {
             return Err(LibvirtError::last(call));
@@ -546,7 +549,7 @@ impl Drop for LibvirtStream {
     }
 }
 
-impl Drop for FoundDomain {
+impl Drop for DomainPointer {
     fn drop(&mut self) {
         // SAFETY: this value owns the domain and frees it once.
         unsafe { sys::virDomainFree(self.0) };

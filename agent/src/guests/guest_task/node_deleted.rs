@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guest_in_post_copy_has_left_its_node() {
+    fn guest_in_post_copy_counts_as_left() {
         for (state, expected) in [
             (DomainState::Paused(PausedReason::PostCopy), Some(GuestEndState::Left)),
             (

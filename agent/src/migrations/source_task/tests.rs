@@ -274,7 +274,7 @@ async fn ended_source(between: impl FnOnce(&FakeLibvirt)) -> SourceFixture {
 }
 
 #[tokio::test]
-async fn guest_that_ended_is_reported_once_its_events_are_read() {
+async fn ended_guest_is_reported_once_all_events_are_read() {
     for (resumed, reported) in [(false, "Halted"), (true, "Ended")] {
         let between = |libvirt: &FakeLibvirt| {
             if resumed {

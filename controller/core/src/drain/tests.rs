@@ -154,7 +154,7 @@ fn node_marks_report_cordon_taint_and_maintenance() {
 }
 
 #[test]
-fn change_of_what_a_drain_reads_concerns_it() {
+fn change_of_a_field_that_drains_read_concerns_drains() {
     let before = marked("web", "Cordon");
     assert!(concerns(None, Some(&before)) && concerns(Some(&before), None));
     assert!(!concerns(Some(&before), Some(&before)));

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn earlier_freeze_lasts_until_its_thaw_is_due() {
+    fn earlier_freeze_lasts_until_the_thaw_is_due() {
         let at = |second| Timestamp::from_second(second).ok();
         for (thaw_at, expected) in [
             (None, EarlierFreeze::Lasts),

@@ -119,7 +119,7 @@ async fn thaw_that_is_not_recorded_is_reported_later() {
 }
 
 #[tokio::test]
-async fn restart_that_thaws_is_reported_until_it_is_written() {
+async fn thaw_by_restart_is_reported_until_written() {
     let mut fixture = with_agent(&frozen(None)).await;
     // Only the restart shows that nothing is frozen.
     fixture.around.libvirt.agent_hangs(true);

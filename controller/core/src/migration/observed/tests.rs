@@ -169,7 +169,7 @@ fn rejected_target_pod_is_replaced() {
 }
 
 #[test]
-fn pod_after_a_rejected_one_is_confirmed_once_it_is_over() {
+fn pod_after_a_rejected_pod_is_confirmed_after_the_end() {
     let instance = instance("i", &up());
     let failed = migration(&json!({"phase": "Failed"}));
     let pods = [rejected("q")];
@@ -278,7 +278,7 @@ fn an_instance_moves_when_the_guest_has_left_and_arrived() {
 }
 
 #[test]
-fn guest_has_moved_by_any_of_its_unfinished_migrations() {
+fn guest_has_moved_by_any_unfinished_migration() {
     let named = |uid: &str, to: &str, source: Option<&str>, target: Option<&str>| {
         let mut migration = named("PreparingTarget", source, target);
         migration.metadata.uid = Some(uid.into());

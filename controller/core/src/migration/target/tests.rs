@@ -470,7 +470,7 @@ proptest! {
 }
 
 #[test]
-fn complete_guest_is_reported_only_if_it_waits() {
+fn complete_guest_is_reported_only_while_waiting() {
     let (complete, gone) = (Do::Report(T::Complete), Do::Report(T::Gone));
     let ms = Duration::from_millis;
     for (first, complete_for, expected) in [
