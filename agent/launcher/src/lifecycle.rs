@@ -528,7 +528,8 @@ impl LauncherLifecycle {
         match self.guest {
             QemuState::Never | QemuState::Runs { .. } => None,
             QemuState::Ended { at, .. } => {
-                let libvirt_stays_off = matches!(self.libvirtd, Libvirtd::Off { again: None } | Libvirtd::Closing);
+                // Another libvirtd would not know that the guest has run, and an agent would start it again.
+                let libvirt_stays_off = matches!(self.libvirtd, Libvirtd::Off { .. } | Libvirtd::Closing);
                 let given_up = self
                     .stop
                     .is_some_and(|stop| stop.since + self.grace.give_up <= now || self.forced);

@@ -538,17 +538,17 @@ fn libvirtd_is_started_again_and_the_guest_goes_on() {
 }
 
 #[test]
-fn end_of_a_guest_while_libvirtd_is_dead_is_read_later() {
-    let mut story = Story::running(30);
-    story.handle(LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into()));
-    assert_eq!(
-        story.handle(LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL))),
-        []
-    );
-    assert_eq!(story.wakes(), [LauncherAction::StartLibvirtd]);
-    assert_eq!(story.handle(LauncherEvent::LibvirtdListens), [STATE]);
-    story.reports(off(OffReason::Unknown));
-    assert_eq!(story.outcome(), Some(GuestOutcome::Crashed));
+fn libvirtd_is_not_started_again_after_the_guest() {
+    let ended = LauncherEvent::LibvirtdEnded("was killed by SIGSEGV".into());
+    let killed = LauncherEvent::QemuEnded(QEMU, ProcessEnd::Killed(Signal::SIGKILL));
+    for events in [[ended.clone(), killed.clone()], [killed, ended]] {
+        let mut story = Story::running(30);
+        for event in events.clone() {
+            story.handle(event);
+        }
+        assert_eq!(story.outcome(), Some(GuestOutcome::Crashed), "{events:?}");
+        assert_eq!(story.lifecycle.wake(), None, "{events:?}");
+    }
 }
 
 #[test]
