@@ -800,9 +800,10 @@ fn active_pods(
 ) -> BTreeMap<String, String> {
     let mut active = BTreeMap::new();
     for (uid, fate) in fates {
-        // A pod that the guest has left by migrating is removed in the same write that reports the guest's new node.
-        let left = observed.moving.under_way && observed.moving.moved_to.is_none();
-        let recorded = left && before.active_pods.contains_key(uid);
+        // A pod that the guest has left by migrating is removed in the same write that reports the guest's new node. The
+        // pod that the guest has moved to stays until the migration is over: then its end is the guest's end.
+        let decides = |node: &String| observed.moving.moved_to.is_none_or(|moved_to| moved_to == node);
+        let recorded = observed.moving.under_way && before.active_pods.get(uid).is_some_and(decides);
         let over = matches!(fate, Fate::Ended(_) | Fate::GoneWithItsNode) || observed.moving.have_emptied(uid);
         if over && !recorded {
             continue;

@@ -858,6 +858,27 @@ fn instance_node_follows_the_migration() {
 }
 
 #[test]
+fn guest_that_ended_on_the_target_ends_the_instance() {
+    let mut status = up();
+    status["activePods"]["q"] = json!("b");
+    status["drydock"] = json!({"endedPods": ["q"]});
+    // The target's pod is gone before the migration is over.
+    let pods = [pod("p", Some("a"), &ended_with("Migrated"))];
+    let before = instance(&status);
+    let arrived = plan(&ObservedInstance {
+        moving: moved(),
+        ..seen(&before, &pods)
+    });
+    let arrived = arrived.status.unwrap();
+    assert_eq!((arrived.node_name.as_deref(), arrived.phase), (Some("b"), None));
+    assert_eq!(arrived.active_pods, BTreeMap::from([("q".to_owned(), "b".to_owned())]));
+    status["nodeName"] = json!("b");
+    status["activePods"] = json!(arrived.active_pods);
+    let over = at(&instance(&status), &pods, true, NodeState::Ready);
+    assert_eq!((phase(&over), reason(&over)), (Some(Phase::Failed), "Evicted"));
+}
+
+#[test]
 fn pod_left_by_the_guest_is_not_active() {
     let mut status = up();
     status["activePods"]["q"] = json!("b");
