@@ -30,7 +30,7 @@ LONGEST = ("hand_over", "drydock-controller", "drydock-agent")
 SEARCH = "migration_search"
 
 # Programs that wait for nothing: they get the time that clusters and guests leave, and may end while the cluster tests run.
-COMPUTE = ("drydock_core", SEARCH)
+COMPUTE = ("drydock_core", "start_search", SEARCH)
 
 # An expected output that differs is a failure, and nothing is written beside it.
 ENVIRONMENT = {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}

@@ -27,11 +27,12 @@ pub(super) fn guest_state(state: DomainState) -> Option<GuestState> {
     })
 }
 
-/// Converts the state of a domain, `None` without one. libvirt gives no reason for a domain that it has only defined.
+/// Converts the state of a domain, `None` without one. libvirt gives no reason, which is 0, for a domain that it has
+/// only defined; other numbers are reasons of a later libvirt.
 pub(super) fn found_domain(state: Option<DomainState>) -> FoundDomain {
     match state {
         None => FoundDomain::Absent,
-        Some(DomainState::ShutOff(ShutOffReason::Unknown(_))) => FoundDomain::Defined,
+        Some(DomainState::ShutOff(ShutOffReason::Unknown(0))) => FoundDomain::Defined,
         Some(_) => FoundDomain::HasRun,
     }
 }
@@ -124,6 +125,10 @@ mod tests {
             (
                 Some(DomainState::ShutOff(ShutOffReason::Unknown(0))),
                 FoundDomain::Defined,
+            ),
+            (
+                Some(DomainState::ShutOff(ShutOffReason::Unknown(99))),
+                FoundDomain::HasRun,
             ),
             (Some(DomainState::ShutOff(ShutOffReason::Shutdown)), FoundDomain::HasRun),
             (Some(DomainState::ShutOff(ShutOffReason::Failed)), FoundDomain::HasRun),

@@ -67,6 +67,9 @@ pub(super) struct GuestTask {
     requests: mpsc::Receiver<GuestRequest>,
     /// The newest state that the API server returned to this task's own writes.
     written: Option<VirtualMachineInstance>,
+    /// Whether this task has read its VMI from the API server: a new process may begin with an outdated list, without
+    /// what the process before it has reported.
+    has_read: bool,
     /// Back-off for writes that the API server refused.
     backoff: Backoff,
     /// When a refused write is due again.
@@ -102,6 +105,9 @@ enum GuestTaskError {
     /// The API server did not confirm whether the pod still exists.
     #[error("the API server could not be read, so it is unknown whether its pod exists")]
     Api(#[from] kube::Error),
+    /// The API server did not confirm what was reported of the guest.
+    #[error("the API server could not be read, so it is unknown whether the guest may start")]
+    Unread(#[source] kube::Error),
 }
 
 impl GuestTaskError {
@@ -113,7 +119,7 @@ impl GuestTaskError {
             Self::Live(_) => "LibvirtResponseInvalid",
             Self::Watch(_) => "PodFolderNotWatched",
             Self::Ready(_) | Self::DiskFormat(_) => "LauncherResponseInvalid",
-            Self::Api(_) => "ApiServerRequestFailed",
+            Self::Api(_) | Self::Unread(_) => "ApiServerRequestFailed",
         }
     }
 }
@@ -156,6 +162,7 @@ impl GuestTask {
             seen,
             requests,
             written: None,
+            has_read: false,
             backoff: Backoff::new(RETRY.0, RETRY.1),
             retry: None,
             trouble_backoff: Backoff::new(RETRY.0, RETRY.1),
@@ -343,8 +350,17 @@ impl GuestTask {
             Err(CallError::NoDomain) => None,
             Err(error) => return Err(error.into()),
         };
+        let found = facts::found_domain(state);
+        if !self.has_read && may_start(&ObservedStart::of(&self.instance(), pod, found)) {
+            let now = status_report::now(&self.shared.client, &self.instance()).await;
+            let Some(now) = now.map_err(GuestTaskError::Unread)? else {
+                return Ok(());
+            };
+            self.written = newer(Some(now), self.written.take());
+            self.has_read = true;
+        }
         let instance = self.instance();
-        if may_start(&ObservedStart::of(&instance, pod, facts::found_domain(state))) {
+        if may_start(&ObservedStart::of(&instance, pod, found)) {
             self.start(handle, &instance, ready).await?;
             state = Some(handle.state().await?);
         }

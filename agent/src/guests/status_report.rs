@@ -38,6 +38,25 @@ pub(super) async fn status(
     Ok(stored)
 }
 
+/// Returns a VMI as the API server has it, past every cache; `None` if it no longer exists.
+///
+/// # Errors
+/// If the request to the API server fails.
+pub(super) async fn now(
+    client: &Client,
+    instance: &VirtualMachineInstance,
+) -> kube::Result<Option<VirtualMachineInstance>> {
+    let api = Api::<VirtualMachineInstance>::namespaced(client.clone(), &instance.namespace().unwrap_or_default());
+    // Agents may list VMIs, and may not get them.
+    let parameters = ListParams::default().fields(&format!("metadata.name={}", instance.name_any()));
+    let mut found = api.list(&parameters).await?.items;
+    found.retain(|found| found.uid() == instance.uid());
+    Ok(found.pop().map(|mut found| {
+        found.metadata.managed_fields = None;
+        found
+    }))
+}
+
 /// Returns whether a VMI's launcher pod with this UID exists, read from the API server past every cache.
 ///
 /// # Errors

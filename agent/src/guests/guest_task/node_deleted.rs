@@ -68,7 +68,7 @@ impl GuestTask {
         loop {
             let passed = clock::Instant::now().saturating_duration_since(since);
             let step = node_deleted::step(&node_deleted::ObservedDeletion {
-                guest: guest(&handle).await?,
+                guest: guest(&handle, node_deleted::without_domain_in(&self.instance(), pod_uid)).await?,
                 passed,
                 grace: grace_period(&instance.spec),
                 pressed,
@@ -150,18 +150,18 @@ async fn destroy(handle: &DomainHandle, vmi: &str, node: &str) -> Result<(), Cal
     }
 }
 
-/// Returns the state of the guest according to libvirt.
-async fn guest(handle: &DomainHandle) -> Result<GuestEndState, CallError> {
+/// Returns the state of the guest according to libvirt. `without_domain` is its state if libvirt has no domain.
+async fn guest(handle: &DomainHandle, without_domain: GuestEndState) -> Result<GuestEndState, CallError> {
     let state = match handle.state().await {
         Ok(state) => state,
-        Err(CallError::NoDomain) => return Ok(GuestEndState::Over),
+        Err(CallError::NoDomain) => return Ok(without_domain),
         Err(error) => return Err(error),
     };
     if let Some(end) = by_state_alone(state) {
         return Ok(end);
     }
     Ok(match (handle.job().await, state) {
-        (Err(CallError::NoDomain), _) => GuestEndState::Over,
+        (Err(CallError::NoDomain), _) => without_domain,
         (Err(error), _) => return Err(error),
         (Ok(Some(_)), _) => GuestEndState::Leaving,
         (Ok(None), DomainState::Running(_) | DomainState::Blocked) => GuestEndState::Running,
@@ -205,9 +205,17 @@ pub(super) async fn folder_is_gone(kubelet: &Path, pod_uid: &str) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use drydock_host::domain::RunningReason;
+    use drydock_host::{domain::RunningReason, fake::fake_guest::FakeLibvirt};
 
     use super::*;
+
+    #[tokio::test]
+    async fn guest_without_a_domain_has_the_state_of_the_instance() {
+        let (handle, _events) = FakeLibvirt::default().connect("shop_web").await.unwrap();
+        for state in [GuestEndState::Over, GuestEndState::Left] {
+            assert_eq!(guest(&handle, state).await, Ok(state));
+        }
+    }
 
     #[test]
     fn guest_in_post_copy_counts_as_left() {

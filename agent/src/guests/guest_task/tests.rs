@@ -138,12 +138,28 @@ impl Fixture {
 
 impl Around {
     /// Stores the next write, and returns its path with what it changes.
+    /// The task reads the VMI before it starts a guest.
     async fn next(&mut self) -> (String, Value) {
-        let request = self.server.next_request().await;
+        let mut request = self.server.next_request().await;
+        if request.method == Method::GET {
+            self.list(request);
+            request = self.server.next_request().await;
+        }
         assert_eq!(request.method, Method::PATCH);
         let (path, status) = (request.path().to_owned(), request.body["status"].clone());
         self.store(request);
         (path, status)
+    }
+
+    /// Responds with the stored VMI.
+    fn list(&self, request: ReceivedRequest) {
+        assert_eq!(
+            (&request.method, request.path()),
+            (&Method::GET, STATUS.trim_end_matches("/web/status"))
+        );
+        request.with(&json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceList", "metadata": {}, "items": [self.stored],
+        }));
     }
 
     fn store(&mut self, request: ReceivedRequest) {
@@ -290,6 +306,39 @@ async fn instance_that_ran_before_is_not_started_in_an_empty_libvirt() {
         around.idle().await;
     });
     assert!(end.await.is_none());
+    assert_eq!(fixture.around.libvirt.calls(), [""; 0]);
+}
+
+#[tokio::test]
+async fn guest_with_a_reported_end_is_not_started() {
+    let ended = json!({"endedPods": [POD]});
+    for (drydock, expected) in [(json!({}), &STARTED[..]), (ended, &[])] {
+        let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
+        // The watch does not show it yet.
+        fixture.around.stored["status"]["drydock"] = drydock.clone();
+        fixture.around.stored["metadata"]["resourceVersion"] = json!("2");
+        let end = fixture.attend(async |around| {
+            let read = around.server.next_request().await;
+            around.list(read);
+            if expected.is_empty() {
+                around.idle().await;
+            } else {
+                around.report().await;
+            }
+        });
+        assert!(end.await.is_none());
+        assert_eq!(fixture.around.libvirt.calls(), expected, "{drydock}");
+    }
+}
+
+#[tokio::test]
+async fn guest_is_not_started_while_the_status_cannot_be_read() {
+    let mut fixture = fixture(&scheduled(), FakeLibvirt::default());
+    let end = fixture.attend(async |around| {
+        around.server.next_request().await.refuse(500, "InternalError");
+        around.idle().await;
+    });
+    assert!(matches!(end.await, Some(Err(GuestTaskError::Unread(_)))));
     assert_eq!(fixture.around.libvirt.calls(), [""; 0]);
 }
 

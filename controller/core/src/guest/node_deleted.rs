@@ -19,7 +19,10 @@
 
 use std::time::Duration;
 
-use drydock_api::leases::{RENEW_EVERY, STALE_AFTER};
+use drydock_api::{
+    kubevirt::{Phase, VirtualMachineInstance},
+    leases::{RENEW_EVERY, STALE_AFTER},
+};
 
 /// How long a guest may take to shut down. The grace period of its pod may be shorter.
 pub const SHUTDOWN_WITHIN: Duration = Duration::from_secs(15);
@@ -59,6 +62,27 @@ pub enum GuestEndState {
     Leaving,
     /// It exists and does not run, or libvirt does not report whether it runs.
     Still,
+}
+
+/// Returns the state of a guest of which the libvirt of a named pod has no domain. `recorded` is whether the instance
+/// names the pod as the one in which its guest runs.
+pub fn without_domain(phase: Phase, recorded: bool) -> GuestEndState {
+    // A migration may bring the guest at any time, and the controller relies on the report that nothing runs here.
+    let is_awaited = phase >= Phase::Running && !recorded;
+    if is_awaited {
+        GuestEndState::Left
+    } else {
+        GuestEndState::Over
+    }
+}
+
+/// Returns the same for the pod with this UID of an instance.
+pub fn without_domain_in(instance: &VirtualMachineInstance, pod_uid: &str) -> GuestEndState {
+    let status = instance.status.as_ref();
+    let drydock = status.and_then(|status| status.drydock.as_ref());
+    let recorded = drydock.and_then(|drydock| drydock.pod_uid.as_deref()) == Some(pod_uid);
+    let phase = status.and_then(|status| status.phase).unwrap_or_default();
+    without_domain(phase, recorded)
 }
 
 /// The agent's observations.
@@ -107,7 +131,30 @@ pub fn step(observed: &ObservedDeletion) -> DeletionStep {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn pod_that_awaits_a_guest_is_not_over() {
+        for (status, expected) in [
+            (json!({}), GuestEndState::Over),
+            (json!({"phase": "Scheduled"}), GuestEndState::Over),
+            (json!({"phase": "Running"}), GuestEndState::Left),
+            (
+                json!({"phase": "Running", "drydock": {"podUID": "source"}}),
+                GuestEndState::Left,
+            ),
+            (
+                json!({"phase": "Running", "drydock": {"podUID": "p"}}),
+                GuestEndState::Over,
+            ),
+        ] {
+            let instance = json!({"metadata": {}, "spec": {"domain": {"devices": {}}}, "status": status});
+            let found = without_domain_in(&serde_json::from_value(instance).unwrap(), "p");
+            assert_eq!(found, expected, "{status}");
+        }
+    }
 
     #[test]
     fn guest_of_deleted_node_is_ended_in_time() {

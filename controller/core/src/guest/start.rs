@@ -1,7 +1,8 @@
 //! When an agent starts a guest, so that an instance's guest is started once and runs in one pod.
 //!
 //! An agent may see the instance and the pod late, and may be replaced between a start and its report. So neither the
-//! status nor libvirt suffices alone.
+//! status nor libvirt suffices alone. `tests/start_search` leaves out each condition and searches for a guest that
+//! runs twice.
 
 use drydock_api::kubevirt::{Phase, VirtualMachineInstance};
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +12,8 @@ use k8s_openapi::api::core::v1::Pod;
 pub enum FoundDomain {
     /// No domain.
     Absent,
-    /// A domain that this libvirtd has never started.
+    /// A domain that this libvirtd has never started. Also one that ran under an earlier libvirtd and has ended, which
+    /// no agent meets: a launcher starts no libvirtd after its guest has ended.
     Defined,
     /// A domain that runs or has run.
     HasRun,
