@@ -175,7 +175,7 @@ impl LivenessTask {
             match self.silence(&stale, &term).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
-                    warn!(error = %chain(&error), "a node with a unresponsive agent could not be made unschedulable");
+                    warn!(error = %chain(&error), "a node with an unresponsive agent could not be made unschedulable");
                     let retry = now + backoff.delay();
                     wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
                 }

@@ -50,7 +50,7 @@ impl Pdbs {
         on_change: impl FnMut(&CacheChange<PodDisruptionBudget>) + Send + 'static,
     ) -> Self {
         let foreign = Index::by(foreign_in);
-        let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "budgets")
+        let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "PDBs")
             .listing(ListMode::Streamed)
             .packed();
         Self {

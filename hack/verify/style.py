@@ -271,7 +271,10 @@ def lint_differences(common: dict, manifest: dict, own: set[tuple[str, str]]) ->
     )
 
 
-# Tests import each other as they like.
+# A module of unit tests is declared by the module that it tests, and imports that.
+_UNIT_TESTS = re.compile(r"/(examples|\w*tests)(/|\.rs)")
+
+# Files for tests, which may have types and dependencies of their own.
 _TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
 
 
@@ -332,7 +335,7 @@ def _conventions() -> dict[str, list[str]]:
             {
                 name: (REPOSITORY / name).read_text()
                 for name in tracked.split()
-                if name.startswith(folder + "/") and not _TEST_FILES.search(name)
+                if name.startswith(folder + "/") and not _UNIT_TESTS.search(name.removeprefix(folder))
             },
             folder,
         )

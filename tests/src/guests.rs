@@ -24,7 +24,7 @@ use tokio::{net::UdpSocket, sync::Mutex, task::JoinHandle};
 
 use crate::{
     Cluster,
-    migrations::how_it_went,
+    migration_summary::summary,
     watching::{Stopwatch, until, until_ok, until_some},
 };
 
@@ -249,7 +249,7 @@ impl Cluster {
             left.extend(
                 migrations
                     .iter()
-                    .map(|migration| object_left("migration", migration, &how_it_went(migration))),
+                    .map(|migration| object_left("migration", migration, &summary(migration))),
             );
             left.extend(refused);
             Ok(if left.is_empty() { Ok(()) } else { Err(left.join("\n")) })

@@ -11,6 +11,7 @@ mod documents;
 pub mod drains;
 pub mod faults;
 pub mod guests;
+pub mod migration_summary;
 pub mod migrations;
 pub mod oracle;
 pub mod own_parts;

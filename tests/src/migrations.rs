@@ -24,6 +24,7 @@ use serde_json::Value;
 use crate::{
     Cluster,
     guests::{NAMESPACE, ticks, without_a_gap},
+    migration_summary::summary,
     watching::{until, until_ok, until_some},
 };
 
@@ -119,7 +120,7 @@ impl Cluster {
         };
         let migration = until(self.migrations(), name, &what, there).await?;
         if migration.phase() != Some(wanted) {
-            bail!("{name} has ended while waiting for {what}: {}", how_it_went(&migration));
+            bail!("{name} has ended while waiting for {what}: {}", summary(&migration));
         }
         Ok(migration)
     }
@@ -281,26 +282,6 @@ impl Cluster {
         })
         .await
     }
-}
-
-/// Summarizes the state of a migration in one line, for failures.
-pub fn how_it_went(migration: &VirtualMachineInstanceMigration) -> String {
-    let status = migration.status.clone().unwrap_or_default();
-    let state = status.migration_state.unwrap_or_default();
-    let (source, target) = (status.source.unwrap_or_default(), status.target.unwrap_or_default());
-    format!(
-        "{:?} {:?} ({:?}); source {:?} {:?} {:?} ({:?}); target {:?} {:?} ({:?})",
-        status.phase,
-        status.reason,
-        state.failure_reason,
-        source.state,
-        source.mode,
-        source.reason,
-        source.message,
-        target.state,
-        target.reason,
-        target.message
-    )
 }
 
 /// Returns the reason and the message for which a migration waits.

@@ -11,7 +11,8 @@ use drydock_tests::{
     Cluster,
     display::Display,
     guests::{Tick, condition, instance, ticks},
-    migrations::{how_it_went, node_of},
+    migration_summary::summary,
+    migrations::node_of,
     watching::{until, until_some},
 };
 use kube::ResourceExt;
@@ -97,7 +98,7 @@ async fn moves_paused(cluster: &Cluster, name: &str) -> Result<Vec<Tick>> {
     ensure!(
         source.reason.as_deref() == Some("CompletionTimeExceeded") && source.mode == Some(MigrationMode::PreCopy),
         "{}",
-        how_it_went(&failed)
+        summary(&failed)
     );
 
     cluster.limit_migrations("allowPostCopy: true").await?;

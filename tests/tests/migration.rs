@@ -20,7 +20,8 @@ use drydock_tests::{
     Cluster, agent,
     cluster::setting,
     guests::{Collector, IMAGE, NAMESPACE, bare_instance, instance, only, ticks, without_a_gap},
-    migrations::{NODE_LABEL, how_it_went, node_of, required_features, waiting},
+    migration_summary::summary,
+    migrations::{NODE_LABEL, node_of, required_features, waiting},
     recorder::{Recorder, Snapshot},
     watching::{until, until_some},
 };
@@ -431,12 +432,7 @@ async fn deleted_migration_leaves_the_guest_in_place_in_each_phase() -> Result<(
     cluster.abort(&nowhere).await?;
     // The first migration has been running all the time.
     let moving = cluster.migrations().get(&running).await?;
-    assert_eq!(
-        moving.phase(),
-        Some(MigrationPhase::Running),
-        "{}",
-        how_it_went(&moving)
-    );
+    assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     cluster.abort(&running).await?;
 
     for (name, (node, pod)) in names.iter().zip(&before) {
@@ -520,7 +516,7 @@ async fn migration_ends_when_pods_of_both_sides_are_force_deleted() -> Result<()
         migration.phase().is_some_and(MigrationPhase::is_final)
     })
     .await?;
-    assert_eq!(ended.phase(), Some(MigrationPhase::Failed), "{}", how_it_went(&ended));
+    assert_eq!(ended.phase(), Some(MigrationPhase::Failed), "{}", summary(&ended));
     let over = until(cluster.instances(), "torn", "to be over", |instance| {
         let phase = instance.phase();
         phase.is_some_and(Phase::is_final)

@@ -8,7 +8,8 @@ use drydock_api::kubevirt::{migration::MigrationPhase, names::conditions as type
 use drydock_tests::{
     Cluster, agent,
     guests::{Collector, instance, only, without_a_gap},
-    migrations::{how_it_went, node_of},
+    migration_summary::summary,
+    migrations::node_of,
     watching::until_some,
 };
 use kube::ResourceExt;
@@ -195,12 +196,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     }
     // The guest has been migrating all the time.
     let moving = cluster.migrations().get(&migration).await?;
-    assert_eq!(
-        moving.phase(),
-        Some(MigrationPhase::Running),
-        "{}",
-        how_it_went(&moving)
-    );
+    assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     let (_, after) = cluster.until_migrated(&migration).await?;
     ensure!(node_of(&after)? != from, "it is still on {from}");
     cluster.until_one_pod(name).await?;

@@ -18,7 +18,8 @@ use drydock_tests::{
         strike::{Blow, Sides},
     },
     guests::{NAMESPACE, instance},
-    migrations::{how_it_went, node_of, pod_has_ended},
+    migration_summary::summary,
+    migrations::{node_of, pod_has_ended},
     watching::{until, until_some},
 };
 use k8s_openapi::api::core::v1::Pod;
@@ -124,7 +125,7 @@ async fn until_risk(cluster: &Cluster, migration: &str, reason: &str) -> Result<
     })
     .await
     .and_then(|migration| {
-        ensure!(!is_final(&migration), "it was over before: {}", how_it_went(&migration));
+        ensure!(!is_final(&migration), "it was over before: {}", summary(&migration));
         Ok(())
     })
 }

@@ -6,7 +6,8 @@ use drydock_tests::{
     Cluster,
     cluster::setting,
     guests::{Collector, instance, only, ticks, without_a_gap},
-    migrations::{how_it_went, node_of},
+    migration_summary::summary,
+    migrations::node_of,
     own_parts::{AGENTS, CONTROLLERS},
     watching::until_some,
 };
@@ -48,12 +49,7 @@ async fn a_guest_moves_on_while_all_agents_are_replaced() -> Result<()> {
     }
     // Both old pods still exist for the guest in transit.
     let moving = cluster.migrations().get(&migration).await?;
-    assert_eq!(
-        moving.phase(),
-        Some(MigrationPhase::Running),
-        "{}",
-        how_it_went(&moving)
-    );
+    assert_eq!(moving.phase(), Some(MigrationPhase::Running), "{}", summary(&moving));
     let pods = agent_pods(&cluster).await?;
     for (node, old, _) in &before {
         let left = pods.iter().find(|pod| pod.name_any() == *old);

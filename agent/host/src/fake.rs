@@ -6,6 +6,7 @@
 
 pub mod fake_guest;
 pub mod fake_migration;
+mod fake_migrations;
 
 use std::sync::Arc;
 

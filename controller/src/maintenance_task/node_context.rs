@@ -83,7 +83,7 @@ impl NodeContext {
     fn watch(&self) -> PodWatches {
         let wanted = CancellationToken::new();
         let unblocked = Arc::clone(&self.unblocked);
-        let pdbs = Watch::<PodDisruptionBudget>::all(self.client.clone(), "budgets of all pods")
+        let pdbs = Watch::<PodDisruptionBudget>::all(self.client.clone(), "PDBs of all pods")
             .listing(ListMode::Streamed)
             .prune(|pdb| {
                 pdb.metadata.annotations = None;

@@ -9,7 +9,7 @@ use drydock_api::facts::VirtType;
 use parking_lot::{Mutex, MutexGuard};
 use virt_sys as sys;
 
-use super::fake_migration::FakeMigrations;
+use super::fake_migrations::FakeMigrations;
 use crate::{
     domain::{
         AgentChannel, BlockInfo, CallDeadlines, CallError, CloseReason, CpuComparison, DefinedDetail, DomainCalls,

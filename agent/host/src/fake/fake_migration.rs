@@ -3,7 +3,6 @@
 //! The events and their order are those of libvirt 9.0 and 11.3, documented in the module of
 //! [`crate::domain::Migration`].
 
-use tokio::sync::watch;
 use virt_sys as sys;
 
 use super::fake_guest::{FakeLibvirt, FakeLibvirtConnection, FakeState, refusal};
@@ -19,30 +18,6 @@ use crate::{
 
 /// QEMU's default downtime limit in milliseconds.
 const QEMU_DOWNTIME: u64 = 300;
-
-/// A fake libvirt's state of migrations.
-#[derive(Debug, Default)]
-pub(super) struct FakeMigrations {
-    /// All migrations requested so far.
-    requested: Vec<Migration>,
-    /// How the last one ended; `None` while it is running.
-    end: watch::Sender<Option<Result<(), LibvirtError>>>,
-    /// Number of migrations requested so far.
-    count: watch::Sender<usize>,
-    job: Option<JobInfo>,
-    completed: Option<JobInfo>,
-    max_downtime: Option<u64>,
-    bandwidth: Option<u64>,
-    comparison: Option<CpuComparison>,
-}
-
-impl FakeMigrations {
-    /// Returns whether an outgoing migration is running.
-    pub(super) fn is_outgoing(&self) -> bool {
-        let job = self.job.as_ref();
-        job.is_some_and(|job| job.operation == JobOperation::OutgoingMigration)
-    }
-}
 
 /// Returns the job of a migration that has just begun, for which libvirt reports no other values yet.
 pub fn migration_job(operation: JobOperation) -> JobInfo {
