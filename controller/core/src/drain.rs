@@ -121,25 +121,23 @@ pub fn must_be_left(node: &Node, key: &str, maintenance_requested: bool, tolerat
 /// Returns whether a change of an instance matters to drains: its phase, node, evacuation request, deletion, generation
 /// or the status of a condition has changed.
 pub fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachineInstance>) -> bool {
-    let seen = |instance: Option<&VirtualMachineInstance>| {
-        instance.map(|instance| {
-            let status = instance.status.clone().unwrap_or_default();
-            (
-                status.phase,
-                status.node_name,
-                status.evacuation_node_name,
-                status.evacuation,
-                instance.metadata.deletion_timestamp.is_some(),
-                instance.metadata.generation,
-                status
-                    .conditions
-                    .into_iter()
-                    .map(|condition| (condition.type_, condition.status))
-                    .collect::<Vec<_>>(),
-            )
-        })
-    };
-    seen(old) != seen(new)
+    // Nothing is cloned: each change of each instance comes here.
+    fn seen(instance: &VirtualMachineInstance) -> impl PartialEq {
+        let status = instance.status.as_ref();
+        let conditions = status.into_iter().flat_map(|status| &status.conditions);
+        (
+            status.and_then(|status| status.phase),
+            status.and_then(|status| status.node_name.as_ref()),
+            status.and_then(|status| status.evacuation_node_name.as_ref()),
+            status.and_then(|status| status.evacuation.as_ref()),
+            instance.metadata.deletion_timestamp.is_some(),
+            instance.metadata.generation,
+            conditions
+                .map(|condition| (&condition.type_, &condition.status))
+                .collect::<Vec<_>>(),
+        )
+    }
+    old.map(seen) != new.map(seen)
 }
 
 /// Inputs of a plan.

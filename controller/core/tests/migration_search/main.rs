@@ -33,6 +33,7 @@
 
 mod commands;
 mod laws;
+mod mix;
 mod moves;
 mod mutants;
 mod search;

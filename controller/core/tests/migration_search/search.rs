@@ -1,13 +1,10 @@
 //! Visits all reachable states breadth first, so that a reported trace is the shortest.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-    ops::Range,
-};
+use std::{collections::HashMap, hash::BuildHasherDefault, ops::Range};
 
 use super::{
     laws::{Broken, broken, is_settled},
+    mix::Mix,
     moves::{How, ModelEvent, events},
     world::SearchWorld,
 };
@@ -163,33 +160,5 @@ impl Search {
             }
         });
         between.unwrap()
-    }
-}
-
-/// A hash for the small values of this model.
-#[derive(Default)]
-struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u8(&mut self, value: u8) {
-        self.write_u64(u64::from(value));
-    }
-
-    fn write_isize(&mut self, value: isize) {
-        self.write_u64(value.cast_unsigned() as u64);
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }

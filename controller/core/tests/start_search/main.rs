@@ -13,16 +13,16 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may unwrap as tests do")]
 
+#[path = "../migration_search/mix.rs"]
+mod mix;
 mod start_controller;
 mod start_moves;
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-};
+use std::{collections::HashMap, hash::BuildHasherDefault};
 
 use drydock_api::kubevirt::Phase;
 
+use mix::Mix;
 use start_controller::PlannedInstances;
 use start_moves::{Domain, Launcher, StartEvent, StartMutant, StartWorld, successors};
 
@@ -68,7 +68,7 @@ fn search(faults: u8, mutant: Option<StartMutant>) -> Searched {
     let mut controller = PlannedInstances::default();
     let first = StartWorld::new(faults);
     let mut worlds = vec![first];
-    let mut known: HashMap<StartWorld, usize, BuildHasherDefault<SmallHasher>> = HashMap::default();
+    let mut known: HashMap<StartWorld, usize, BuildHasherDefault<Mix>> = HashMap::default();
     known.insert(first, 0);
     let mut parents = vec![(0, None)];
     // The predecessors of each state by events that are no faults.
@@ -103,30 +103,6 @@ fn search(faults: u8, mutant: Option<StartMutant>) -> Searched {
     match good.iter().position(|good| !good) {
         None => Ok(worlds.len()),
         Some(stuck) => Err((BrokenStart::NeverStarts, trace(&parents, stuck))),
-    }
-}
-
-/// A fast hash for the small values of this model.
-#[derive(Default)]
-struct SmallHasher(u64);
-
-impl Hasher for SmallHasher {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = (self.0.rotate_left(5) ^ u64::from(*byte)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        }
-    }
-
-    fn write_isize(&mut self, value: isize) {
-        self.write(&[value.to_le_bytes()[0]]);
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        self.write(&[value.to_le_bytes()[0]]);
     }
 }
 

@@ -23,15 +23,24 @@ fn frozen(thaw_at: Option<&str>) -> Value {
     status
 }
 
+/// Sends a command; returns where its result comes.
+async fn sent(
+    requests: &mpsc::Sender<GuestRequest>,
+    command: GuestCommand,
+) -> oneshot::Receiver<Result<(), NodeApiRefusal>> {
+    let (result, received) = oneshot::channel();
+    let request = GuestRequest::Command(CommandRequest { command, result });
+    requests.send(request).await.unwrap();
+    received
+}
+
 /// Sends a command, and stores the writes until its result is there.
 async fn send(
     around: &mut Around,
     requests: &mpsc::Sender<GuestRequest>,
     command: GuestCommand,
 ) -> Result<(), NodeApiRefusal> {
-    let (result, mut received) = oneshot::channel();
-    let request = GuestRequest::Command(CommandRequest { command, result });
-    requests.send(request).await.unwrap();
+    let mut received = sent(requests, command).await;
     loop {
         tokio::select! {
             biased;
@@ -107,10 +116,7 @@ async fn thaw_that_is_not_recorded_is_reported_later() {
     let end = fixture.attend(async |around| {
         attended(around).await;
         send(around, &requests, FREEZE).await.unwrap();
-        let (result, received) = oneshot::channel();
-        let command = GuestCommand::Unfreeze;
-        let request = GuestRequest::Command(CommandRequest { command, result });
-        requests.send(request).await.unwrap();
+        let received = sent(&requests, GuestCommand::Unfreeze).await;
         around.server.next_request().await.refuse(500, "InternalError");
         received.await.unwrap().unwrap_err();
         assert!(around.report().await.get("fsFreezeStatus").is_none());
