@@ -42,6 +42,22 @@ pub struct ReceivedRequest {
     respond: SendResponse<Response<ResponseBody>>,
 }
 
+/// How a write fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteFault {
+    /// An admission plugin refuses it (403).
+    Refused,
+    /// Another writer was first (409).
+    Conflict,
+    /// The API server is overloaded (429, try again after a second).
+    Throttled,
+    /// The connection ends before the API server has executed it.
+    Timeout,
+    /// The API server has executed it, and the connection ends before the response: what is read afterwards has to
+    /// show the write.
+    LostResponse,
+}
+
 /// A watch that stays open.
 pub struct OpenWatch(mpsc::UnboundedSender<Result<String, Infallible>>);
 
@@ -85,6 +101,22 @@ pub async fn keep_elected(mut server: ApiServer) {
 pub fn api_server() -> (Client, ApiServer) {
     let (service, handle) = pair();
     (Client::new(service, "default"), ApiServer(handle))
+}
+
+impl WriteFault {
+    /// Each way for a write to fail.
+    pub const ALL: [Self; 5] = [
+        Self::Refused,
+        Self::Conflict,
+        Self::Throttled,
+        Self::Timeout,
+        Self::LostResponse,
+    ];
+
+    /// Returns whether the API server has executed the write although it failed.
+    pub fn is_executed(self) -> bool {
+        self == Self::LostResponse
+    }
 }
 
 impl ApiServer {
@@ -167,6 +199,19 @@ impl ReceivedRequest {
             .unwrap();
         let status_body = ResponseBody::from(status.to_string());
         self.send(StatusCode::from_u16(code).unwrap(), status_body);
+    }
+
+    /// Lets the request fail in this way.
+    pub fn fail(self, fault: WriteFault) {
+        match fault {
+            WriteFault::Refused => self.refuse(403, "Forbidden"),
+            WriteFault::Conflict => self.refuse(409, "Conflict"),
+            WriteFault::Throttled => self.refuse_with(&json!({
+                "apiVersion": "v1", "kind": "Status", "status": "Failure", "reason": "TooManyRequests", "code": 429,
+                "message": "too many requests, please try again later", "details": {"retryAfterSeconds": 1},
+            })),
+            WriteFault::Timeout | WriteFault::LostResponse => self.respond.send_error("the connection has ended"),
+        }
     }
 
     /// Accepts a watch.
