@@ -6,11 +6,7 @@
 //!  configuration ────┘
 //! ```
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use drydock_api::{
     CONTROLLER_FIELD_MANAGER,
@@ -21,7 +17,7 @@ use drydock_api::{
     },
 };
 use drydock_core::{
-    instance::{InstancePlan, InstanceStep, Moving, NodeState, ObservedInstance, may_be_obsolete, plan},
+    instance::{InstancePlan, InstanceStep, Moving, NodeState, ObservedInstance, may_be_obsolete, other_nodes, plan},
     launcher_pod::pending::StartingPod,
     migration::{
         observed::MigrationFacts,
@@ -219,13 +215,14 @@ impl Reconciler for InstanceTask {
         let pods = self.launchers.of(&instance);
         let status = instance.status.as_ref();
         let here = status.and_then(|status| status.node_name.as_deref());
-        let (node, other_nodes) = self.states(&instance, here, &pods).await?;
+        let migrations = self.migrations.newest_of_instance(key);
+        let (node, other_nodes) = self.states(&instance, &pods, &migrations).await?;
         let now = clock::now();
         let mut observed = InstanceObservation {
             now,
             unresponsive: here.is_some_and(|node| self.unresponsive_agents.contains(node)),
             confirmed: false,
-            migrations: self.migrations.of_instance(key),
+            migrations,
             node,
             other_nodes,
             claims: self.launchers.claims_of(&instance),
@@ -308,27 +305,23 @@ impl InstanceTask {
         }
     }
 
-    /// Returns the state of the node that an instance is on, and of others that its pods were on.
+    /// Returns the state of the node that an instance is on, and of others that its plan depends on.
     async fn states(
         &self,
         instance: &VirtualMachineInstance,
-        here: Option<&str>,
         pods: &[Arc<Pod>],
+        migrations: &[Arc<VirtualMachineInstanceMigration>],
     ) -> kube::Result<(NodeState, Vec<(String, NodeState)>)> {
         let nodes = &self.launchers.nodes;
+        let here = instance.status.as_ref().and_then(|status| status.node_name.as_deref());
         let node = match here {
             Some(name) => nodes.state(name).await?,
             None => NodeState::Unknown,
         };
-        let of_pods = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref());
-        let recorded = instance.status.iter().flat_map(|status| status.active_pods.values());
-        let others: BTreeSet<&str> = of_pods
-            .chain(recorded.map(String::as_str))
-            .filter(|name| Some(*name) != here)
-            .collect();
         let mut states = Vec::new();
-        for name in others {
-            states.push((name.to_owned(), nodes.state(name).await?));
+        for name in other_nodes(instance, pods, migrations) {
+            let state = nodes.state(&name).await?;
+            states.push((name, state));
         }
         Ok((node, states))
     }

@@ -1,7 +1,9 @@
 //! gRPC over unix sockets: HTTP/2 connections, as server and as client.
 //!
-//! Built on hyper and tonic's codec rather than on tonic's transport, which brings a router, load shedding and a
-//! connection pool that nothing here needs.
+//! Built on hyper and tonic's codec rather than on tonic's transport, whose router, load shedding and connection pool
+//! nothing here needs. The same plugin on tonic's transport, as an optimized program that serves one list of 1,000 devices:
+//! 1,262 KB instead of 932 KB, 2.9 MiB resident instead of 2.7, 448 KiB of it not files instead of 424. An agent of each
+//! node would keep that in memory, for 60 lines less here.
 
 use std::{convert::Infallible, future::Future, io, path::Path, pin::Pin, pin::pin, task, time::Duration};
 

@@ -125,6 +125,37 @@ impl Moving<'_> {
     }
 }
 
+/// Returns UID and node of each pod that the guest may arrive in: those of migrations that have named both sides and are
+/// not over. Such a pod may have been deleted by force before `activePods` names it.
+fn arrivals(migrations: &[Arc<VirtualMachineInstanceMigration>]) -> impl Iterator<Item = (String, String)> {
+    let moves = migrations.iter().filter(|migration| {
+        let record = MigrationRecord::of(migration);
+        record.has_sides() && !record.is_over()
+    });
+    moves.filter_map(|migration| {
+        let side = target(migration)?;
+        Some((side.pod_uid.clone()?, side.node.clone()?))
+    })
+}
+
+/// Returns the nodes other than the instance's own whose state its plan depends on: those of its pods, and those on which
+/// the guest may be or arrive.
+pub fn other_nodes(
+    instance: &VirtualMachineInstance,
+    pods: &[Arc<Pod>],
+    migrations: &[Arc<VirtualMachineInstanceMigration>],
+) -> BTreeSet<String> {
+    let status = instance.status.as_ref();
+    let here = status.and_then(|status| status.node_name.as_ref());
+    let of_pods = pods.iter().filter_map(|pod| pod.spec.as_ref()?.node_name.clone());
+    let recorded = status
+        .into_iter()
+        .flat_map(|status| status.active_pods.values().cloned());
+    let coming = arrivals(migrations).map(|(_, node)| node);
+    let all = of_pods.chain(recorded).chain(coming);
+    all.filter(|node| Some(node) != here).collect()
+}
+
 /// State of a node's agent according to its Lease, by this process's own clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AgentSign {
@@ -474,21 +505,22 @@ impl<'a> PodsView<'a> {
             }
             fates.push((uid(pod), fate));
         }
-        for (uid, node) in status.into_iter().flat_map(|status| &status.active_pods) {
-            if fates.iter().any(|(known, _)| known == uid) {
+        let recorded = status.map(|status| status.active_pods.clone()).unwrap_or_default();
+        for (uid, node) in recorded.into_iter().chain(arrivals(observed.moving.migrations)) {
+            if fates.iter().any(|(known, _)| *known == uid) {
                 continue;
             }
-            let fate = if recorded_uids.contains(uid.as_str()) || observed.moving.have_emptied(uid) {
-                reported_end(observed.instance, uid)
-            } else if gone(Some(node)) {
+            let fate = if recorded_uids.contains(uid.as_str()) || observed.moving.have_emptied(&uid) {
+                reported_end(observed.instance, &uid)
+            } else if gone(Some(&node)) {
                 Fate::GoneWithItsNode
             } else {
                 Fate::Vanished
             };
-            if is_here(Some(node)) && !matches!(main, Some((_, Fate::Alive))) {
+            if is_here(Some(&node)) && !matches!(main, Some((_, Fate::Alive))) {
                 main = Some((None, fate.clone()));
             }
-            fates.push((uid.clone(), fate));
+            fates.push((uid, fate));
         }
         Self { fates, main }
     }
@@ -818,7 +850,9 @@ fn active_pods(
         if comes && !before.active_pods.contains_key(uid) {
             continue;
         }
-        if let Some(node) = bound.or_else(|| before.active_pods.get(uid).cloned()) {
+        let recorded = || before.active_pods.get(uid).cloned();
+        let coming = || arrivals(observed.moving.migrations).find_map(|(pod, node)| (pod == *uid).then_some(node));
+        if let Some(node) = bound.or_else(recorded).or_else(coming) {
             active.insert(uid.clone(), node);
         }
     }

@@ -727,6 +727,58 @@ fn force_deleted_pod_is_dropped_once_the_side_is_settled() {
 }
 
 #[test]
+fn target_pod_deleted_before_being_active_holds_the_instance() {
+    // Phase of the migration, state of the target, nodes that are gone, whether the pod is active, and whether the
+    // instance may go.
+    for (phase, state, gone, active, goes) in [
+        ("PreparingTarget", Some("Prepared"), false, true, false),
+        ("Running", Some("Complete"), false, true, false),
+        ("Running", Some("Running"), false, true, false),
+        ("Running", Some("Running"), true, false, true),
+        ("PreparingTarget", None, false, true, false),
+        ("PreparingTarget", Some("Gone"), false, false, true),
+        ("Running", Some("Ended"), false, false, true),
+        ("Failed", Some("Gone"), false, false, true),
+    ] {
+        let instance = deleted(instance(&up()));
+        let pods = [pod("p", Some("a"), &ended_with("Shutdown"))];
+        let migration: VirtualMachineInstanceMigration = serde_json::from_value(json!({
+            "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
+            "metadata": {"name": "m", "namespace": "default", "uid": "m"},
+            "spec": {"vmiName": "vm"},
+            "status": {
+                "phase": phase,
+                "source": {"node": "a", "podUID": "p"},
+                "target": {"node": "b", "podUID": "q", "state": state},
+            },
+        }))
+        .unwrap();
+        let migrations = [Arc::new(migration)];
+        let nodes = [("b".into(), NodeState::Gone)];
+        let mut observed = ObservedInstance {
+            moving: Moving {
+                under_way: phase != "Failed",
+                migrations: &migrations,
+                ..Moving::default()
+            },
+            ..seen(&instance, &pods)
+        };
+        if gone {
+            observed.other_nodes = &nodes;
+        }
+        let planned = plan(&observed);
+        let case = format!("{phase} {state:?} {gone}");
+        assert_eq!(planned.steps.contains(&InstanceStep::RemoveFinalizer), goes, "{case}");
+        let status = planned.status.unwrap_or_default();
+        assert_eq!(
+            status.active_pods.get("q").is_some_and(|node| node == "b"),
+            active,
+            "{case}"
+        );
+    }
+}
+
+#[test]
 fn instance_reports_the_migration_mode_before_the_migration() {
     let state: MigrationState = serde_json::from_value(json!({
         "migrationUid": "m", "sourceNode": "a", "targetNode": "b", "targetPod": "virt-launcher-q", "mode": "PreCopy",
