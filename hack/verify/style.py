@@ -103,8 +103,8 @@ PRONOUNS = frozenset(
 
 
 def pronouns_in_test_names(text: str) -> list[str]:
-    """Names of tests in Rust that have a pronoun in place of a subject."""
-    names = (found[1] for found in _TESTS.finditer(text) if found[1])
+    """Names of tests, in Rust or Python, that have a pronoun in place of a subject."""
+    names = (found[1] or found[2] for found in _TESTS.finditer(text))
     return [name for name in names if PRONOUNS & set(name.split("_"))]
 
 

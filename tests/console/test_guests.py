@@ -51,7 +51,7 @@ class Guests(Case):
         super().setUpClass()
         until("a controller on each of two nodes", controllers_apart)
 
-    def test_console_of_a_guest_shows_what_is_typed_and_printed(self) -> None:
+    def test_console_of_a_guest_shows_input_and_output(self) -> None:
         self.running(machine(NAME, image=IMAGE))
         page = self.page(self.console(), GUEST)
         page.get_by_role("link", name="Console").click()
@@ -90,7 +90,7 @@ class Guests(Case):
         self.assertEqual(page.locator("#terminal img, #terminal b").count(), 0)
         self.assertEqual(page.locator("#terminal > .row").count(), 24)
 
-    def test_display_shows_the_guest_and_takes_its_keyboard(self) -> None:
+    def test_display_shows_the_guest_and_takes_the_keyboard(self) -> None:
         self.running(machine(NAME, image=IMAGE))
         console = self.console()
         serial = self.page(console, CONSOLE)
@@ -136,7 +136,7 @@ class Guests(Case):
         expect(notice).to_be_visible()
         return notice.inner_text().partition("#key=")[2].split()[0]
 
-    def test_second_console_takes_it_and_the_first_shows_that(self) -> None:
+    def test_second_console_replaces_the_first_which_shows_that(self) -> None:
         self.running(machine(NAME, image=IMAGE))
         first = self.page(self.console(), CONSOLE)
         log_in(first)
@@ -173,7 +173,7 @@ class Guests(Case):
         expect(page.locator("#state")).not_to_contain_text("Connecting")
         return "Connected" in page.locator("#state").inner_text()
 
-    def test_console_follows_a_guest_that_migrates_and_ends_with_it(self) -> None:
+    def test_console_follows_a_guest_that_migrates_until_the_end(self) -> None:
         self.running(machine(NAME, image=IMAGE))
         page = self.page(self.console(), CONSOLE)
         log_in(page)

@@ -179,7 +179,7 @@ class InCluster(Case):
             page.reload()
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
 
-    def test_users_see_what_each_of_them_may(self) -> None:
+    def test_users_see_the_objects_that_each_may_read(self) -> None:
         nodes = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "watch"]}
         node = self.nodes[0]
         forward = self.forward()
@@ -207,7 +207,7 @@ class InCluster(Case):
         self.assertNotIn(self.nodes[0], page.content())
         expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
 
-    def test_open_page_ends_when_its_token_is_revoked(self) -> None:
+    def test_open_page_ends_when_the_token_is_revoked(self) -> None:
         with account("console-revoked", READ) as name:
             page = self.open(self.forward().address)
             self.sign_in(page, token(name))

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 
 class Maintenance(Case):
-    def test_node_goes_into_maintenance_and_out_of_it(self) -> None:
+    def test_node_goes_into_maintenance_and_out_again(self) -> None:
         self.running(machine("mover"))
         node = node_of("mover")
         other = next(name for name in self.nodes if name != node)
@@ -58,7 +58,7 @@ class Maintenance(Case):
         self.assertNotIn("unschedulable", got("node", node)["spec"])
         self.assertEqual(node_of("mover"), other)
 
-    def test_what_blocks_is_named_with_a_remedy_that_helps(self) -> None:
+    def test_blockers_are_named_with_a_remedy_that_helps(self) -> None:
         node = self.nodes[0]
         self.running(machine("stuck", node=node))
         console = self.console()
@@ -77,7 +77,7 @@ class Maintenance(Case):
         kubectl(*remedy.split()[1:])
         expect(page.locator("#head")).to_contain_text("safe to switch off")
 
-    def test_two_browsers_see_the_same_and_either_ends_it(self) -> None:
+    def test_two_browsers_see_the_same_and_either_ends_maintenance(self) -> None:
         console = self.console()
         one = self.page(console)
         one.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -140,7 +140,7 @@ class Maintenance(Case):
         self.assertEqual(window.get_by_label("Reason").input_value(), "kept")
         self.assertEqual(got("nodemaintenances.nodemaintenance.medik8s.io")["items"], [])
 
-    def test_change_in_the_cluster_reaches_the_page_by_itself(self) -> None:
+    def test_change_in_the_cluster_reaches_the_page_without_reload(self) -> None:
         console = self.console()
         page = self.page(console, "/virtual-machines")
         row = page.locator(f"tr[id='vm/{NAMESPACE}/late']")
@@ -158,7 +158,7 @@ class Maintenance(Case):
         until("no instance", lambda: not got("vmi", "-n", NAMESPACE)["items"])
 
 
-    def test_misconfiguration_is_found_with_the_command_that_mends_it(self) -> None:
+    def test_misconfiguration_is_found_with_the_command_for_repair(self) -> None:
         node = self.nodes[0]
         page = self.page(self.console())
         kubectl("cordon", node)

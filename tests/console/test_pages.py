@@ -103,7 +103,7 @@ class Pages(Case):
         expect(menu).to_be_focused()
         expect(page.locator(f"[id='menu/{node}']").get_by_role("button", name="Stop Maintenance")).to_be_visible()
 
-    def test_script_is_short_and_its_types_hold(self) -> None:
+    def test_script_is_short_and_the_types_hold(self) -> None:
         scripts = sorted(ASSETS.glob("*.js"))
         self.assertLessEqual(sum(len(script.read_text().splitlines()) for script in scripts), MOST_LINES)
         checks = ["--noEmit", "--allowJs", "--checkJs", "--strict", "--target", "es2022", "--module", "es2022"]

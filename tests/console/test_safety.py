@@ -45,7 +45,7 @@ class Safety(Case):
                 urllib.request.urlopen(urllib.request.Request(console.address + path, headers=headers), timeout=30)
             self.assertEqual(refused.exception.code, expected, (headers, path))
 
-    def test_user_who_only_reads_sees_what_is_missing(self) -> None:
+    def test_user_with_read_access_only_sees_the_missing_rights(self) -> None:
         with user("console-viewer", READ) as name:
             console = self.console("--as", name)
             page = self.page(console)
@@ -72,7 +72,7 @@ class Safety(Case):
             expect(refused.first).to_be_visible()
             self.assertEqual(got("nodemaintenances.nodemaintenance.medik8s.io")["items"], [])
 
-    def test_user_who_may_not_list_pods_sees_what_is_not_considered(self) -> None:
+    def test_user_without_pod_access_sees_the_omitted_parts(self) -> None:
         rules = {**READ, "apiGroups": [group for group in READ["apiGroups"] if group]}
         some = {"apiGroups": [""], "resources": ["nodes", "persistentvolumeclaims"], "verbs": ["list", "watch"]}
         with user("console-without-pods", rules, some) as name:

@@ -12,7 +12,7 @@ from embedded.errors import Failure
 
 
 class Removal(unittest.TestCase):
-    def test_only_a_cluster_of_its_own_is_taken_away(self) -> None:
+    def test_only_a_new_cluster_is_taken_away(self) -> None:
         made = mock.Mock(kubeconfig="/config")
         for names, arguments, up, code, removed, words in (
             ([], [], None, 0, True, ""),

@@ -6,7 +6,7 @@ from demonstration.drain import printed
 
 
 class Printed(unittest.TestCase):
-    def test_it_names_guests_and_pods_with_their_reasons(self) -> None:
+    def test_guests_and_pods_are_named_with_reasons(self) -> None:
         maintenance = {
             "status": {
                 "phase": "Running",

@@ -12,7 +12,7 @@ from embedded.progress import Progress
 
 
 class Build(unittest.TestCase):
-    def test_what_fetches_modules_is_installed_before_they_are_built(self) -> None:
+    def test_fetchers_of_modules_are_installed_before_builds(self) -> None:
         steps: list[object] = []
 
         @contextmanager

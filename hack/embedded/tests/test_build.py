@@ -10,17 +10,17 @@ from embedded.errors import Failure
 
 
 class Kubernetes(unittest.TestCase):
-    def test_version_of_the_environment_names_its_module(self) -> None:
+    def test_version_of_the_environment_names_the_module(self) -> None:
         for version, module in (("", "kubernetes"), *((one, f"kubernetes-{one}") for one in build.kubernetes_versions())):
             with mock.patch.dict(os.environ, {build.VERSION: version}):
                 self.assertEqual(build.kubernetes_module(), module)
 
-    def test_unknown_version_is_refused_with_what_is_allowed(self) -> None:
+    def test_unknown_version_is_refused_with_the_allowed_versions(self) -> None:
         with mock.patch.dict(os.environ, {build.VERSION: "1.2"}), self.assertRaises(Failure) as caught:
             build.kubernetes_module()
         self.assertIn("DRYDOCK_KUBERNETES is '1.2'; allowed are 1.35", str(caught.exception))
 
-    def test_modules_pin_the_version_of_their_name(self) -> None:
+    def test_modules_pin_the_version_that_the_name_has(self) -> None:
         for version in build.kubernetes_versions():
             module = build.Module(f"kubernetes-{version}", (), pinned="k8s.io/kubernetes")
             self.assertTrue(module.pin().startswith(f"v{version}."), module.pin())

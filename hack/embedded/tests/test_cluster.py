@@ -11,7 +11,7 @@ from embedded.progress import Progress
 
 
 class BroughtUp(unittest.TestCase):
-    def test_cluster_goes_at_the_end_whatever_happens_unless_kept(self) -> None:
+    def test_cluster_goes_at_the_end_of_any_run_unless_kept(self) -> None:
         for up, inside, keep, removed in (
             (None, None, False, True),
             (None, Failure("no disk"), False, True),

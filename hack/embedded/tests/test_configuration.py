@@ -67,7 +67,7 @@ class NodeConfiguration(unittest.TestCase):
         self.assertEqual(mirror["server"], "http://10.89.7.1:5000")
         self.assertEqual(list(mirror["host"]), ["http://10.89.7.1:5000"])
 
-    def test_each_node_has_a_cgroup_of_its_own(self) -> None:
+    def test_each_node_has_a_separate_cgroup(self) -> None:
         certificates = Certificates(LAYOUT)
         configs = [
             nodeconfig.kubelet_config(node, certificates, "/run/c.sock") for node in LAYOUT.nodes
@@ -78,11 +78,11 @@ class NodeConfiguration(unittest.TestCase):
         )
         json.dumps(configs)
 
-    def test_pods_get_addresses_of_their_node(self) -> None:
+    def test_pods_get_addresses_of_the_node(self) -> None:
         bridge = nodeconfig.cni_config(LAYOUT.nodes[1])["plugins"][0]  # type: ignore[index]
         self.assertEqual(bridge["ipam"]["ranges"], [[{"subnet": "10.135.2.0/24"}]])
 
-    def test_every_process_has_a_name_of_its_own(self) -> None:
+    def test_every_process_has_a_unique_name(self) -> None:
         processes = ControlPlane(LAYOUT, PROGRAMS, Certificates(LAYOUT)).processes()
         for node in LAYOUT.nodes:
             single = Node(LAYOUT, node, PROGRAMS)
@@ -98,7 +98,7 @@ class Firewall(unittest.TestCase):
 
 
 class Builds(unittest.TestCase):
-    def test_modules_pin_what_they_build(self) -> None:
+    def test_modules_pin_the_built_packages(self) -> None:
         kubernetes = next(module for module in MODULES if module.name == "kubernetes")
         self.assertRegex(kubernetes.pin(), r"^v1\.\d+\.\d+$")
         self.assertIn(f"gitVersion={kubernetes.pin()}", kubernetes.linker_flags())

@@ -36,7 +36,7 @@ class Version1(WithFolder):
         for controller in ("cpuset", "memory"):
             self.assertTrue((self.root / controller / "drydock-embedded/a/node1").is_dir())
 
-    def test_groups_go_with_their_children(self) -> None:
+    def test_groups_go_with_the_children(self) -> None:
         cgroups.ensure("/drydock-embedded/a/node1/kubepods", self.root)
         cgroups.remove("/drydock-embedded/a", self.root)
         self.assertFalse((self.root / "memory" / "drydock-embedded").exists())

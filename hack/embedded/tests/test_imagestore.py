@@ -35,7 +35,7 @@ class Sweep(unittest.TestCase):
         self.configurations.append(json.loads(Path(argv[3]).read_text()))
         return ""
 
-    def test_store_is_swept_from_its_limit_on(self) -> None:
+    def test_store_is_swept_from_the_limit_on(self) -> None:
         for limit, swept in ((101, 0), (100, 1)):
             imagestore.sweep(self.store, self.progress, limit)
             self.assertEqual(len(self.configurations), swept, limit)

@@ -44,7 +44,7 @@ class Ranges(unittest.TestCase):
             for other in ranges[position + 1 :]:
                 self.assertFalse(one.overlaps(other), f"{one} {other}")
 
-    def test_nodes_are_inside_their_cluster(self) -> None:
+    def test_nodes_are_inside_the_cluster_folder(self) -> None:
         layout = Layout("a", Settings(5, nodes=MAX_NODES), Path("/state"))
         pods = ipaddress.ip_network(layout.pod_range)
         for node in layout.nodes:

@@ -13,7 +13,7 @@ from embedded.progress import Progress
 
 
 class LeftBehind(unittest.TestCase):
-    def test_clusters_of_a_killed_life_are_named_unless_they_are_in_use(self) -> None:
+    def test_clusters_of_a_killed_life_are_named_unless_in_use(self) -> None:
         for there, command, expected in (
             ([], [], []),
             (["selftest", "selftest2", "verify"], [], ["selftest", "selftest2"]),

@@ -132,7 +132,7 @@ class Policy(Machine):
         self.ensure("one")
         self.assertFalse(self.policy.exists())
 
-    def test_policy_of_somebody_else_stays(self) -> None:
+    def test_policy_of_another_package_stays(self) -> None:
         self.policy.write_bytes(b"#!/bin/sh\n# \xff\nexit 101\n")
         self.ensure("one")
         self.installed.discard("busybox-static")

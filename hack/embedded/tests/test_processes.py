@@ -118,7 +118,7 @@ class Daemons(unittest.TestCase):
             time.sleep(0.01)
         self.assertIn("so long", str(process.death()))
 
-    def test_daemons_outlive_their_starter(self) -> None:
+    def test_daemons_outlive_the_starting_process(self) -> None:
         process = self.process()
         process.start()
         pid = process.pid()

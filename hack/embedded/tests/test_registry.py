@@ -17,7 +17,7 @@ class Layers(unittest.TestCase):
     def test_same_content_same_bytes(self) -> None:
         self.assertEqual(IMAGE.layer(), IMAGE.layer())
 
-    def test_folders_come_before_their_files(self) -> None:
+    def test_folders_come_before_the_files_within(self) -> None:
         with tarfile.open(fileobj=io.BytesIO(IMAGE.layer())) as archive:
             self.assertEqual(archive.getnames(), ["bin", "bin/alias", "bin/tool"])
             self.assertEqual(archive.getmember("bin/tool").mode, 0o755)

@@ -25,7 +25,7 @@ class Agent(unittest.TestCase):
     def test_libraries_and_loader_are_needed(self) -> None:
         self.assertEqual(agent.needed(PROGRAM), {"libc.so.6", "ld-linux-x86-64.so.2"})
 
-    def test_what_is_missing_is_named(self) -> None:
+    def test_missing_files_are_named(self) -> None:
         with self.assertRaisesRegex(Failure, r"has (libc\.so\.6|ld-linux-x86-64\.so\.2)"):
             agent.closure(self.folder)
 

@@ -29,7 +29,7 @@ def event(**changed: Any) -> dict[str, Any]:
 
 
 class Logs(unittest.TestCase):
-    def test_only_lines_of_the_guest_are_its_output(self) -> None:
+    def test_only_lines_of_the_guest_are_guest_output(self) -> None:
         at = NOON + timedelta(microseconds=123456)
         for line, found in (
             ("2026-05-01T12:00:00.123456789Z guest: [    0.000000] Linux version 6.12\n", (at, "[    0.000000] Linux version 6.12")),

@@ -71,7 +71,7 @@ class Jobs(unittest.TestCase):
 
 
 class Times(unittest.TestCase):
-    def test_virsh_ends_with_its_report_or_with_the_launcher(self) -> None:
+    def test_virsh_ends_with_the_report_or_with_the_launcher(self) -> None:
         self.assertEqual(times("12.5\n13.25\n", 14.0), (12.5, 13.25))
         self.assertEqual(times("12.5\ncommand terminated with exit code 137\n", 14.0), (12.5, 14.0))
         for printed in ("12.5\nerror: no domain\ncommand terminated with exit code 1\n", "command terminated with exit code 137\n"):
@@ -80,7 +80,7 @@ class Times(unittest.TestCase):
 
 
 class Stages(unittest.TestCase):
-    def test_each_counts_from_when_it_was_first_seen(self) -> None:
+    def test_each_phase_counts_from_the_first_sight(self) -> None:
         states: list[dict[str, Any]] = [
             {},
             {"phase": "Scheduling", "source": {"node": "node1"}},
@@ -91,7 +91,7 @@ class Stages(unittest.TestCase):
         expected = {"Scheduling": 1.0, "Running": 2.0, "source Migrating": 2.0, "source Stopped": 3.0, "target Running": 3.0}
         self.assertEqual(found, expected)
 
-    def test_only_what_all_went_through_has_a_middle(self) -> None:
+    def test_only_phases_of_all_samples_have_a_middle(self) -> None:
         found = [{"b": 2.0, "a": 1.0}, {"a": 3.0, "b": 4.0, "c": 5.0}, {"a": 2.0, "b": 9.0}]
         self.assertEqual(milestones(found), "a 2.00, b 4.00")
 
@@ -129,7 +129,7 @@ class Pods(unittest.TestCase):
         self.assertNotIn("command", made["spec"]["containers"][0])
         self.assertNotIn("readinessGates", made["spec"])
 
-    def test_kinds_differ_in_their_objects(self) -> None:
+    def test_kinds_differ_in_the_objects(self) -> None:
         small, _, dirtying = (kind.manifest() for kind in KINDS)
         self.assertEqual(small["spec"]["domain"]["resources"]["requests"]["memory"], "256Mi")
         self.assertNotIn("nodeSelector", small["spec"])

@@ -6,7 +6,7 @@ from measure.other_nodes_memory import ELSEWHERE_NOT, selectors, selectors_patch
 
 
 class Webhooks(unittest.TestCase):
-    def test_selectors_are_put_back_as_they_were(self) -> None:
+    def test_selectors_are_put_back_unchanged(self) -> None:
         only = {"matchLabels": {"a": "b"}}
         before = selectors({"webhooks": [{"name": "one", "namespaceSelector": only}, {"name": "two"}]})
         self.assertEqual(before, [only, {}])

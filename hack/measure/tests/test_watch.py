@@ -61,7 +61,7 @@ def event(kind: str, version: int) -> dict[str, Any]:
 
 
 class EndedWatch(unittest.TestCase):
-    def test_it_goes_on_after_what_it_has_seen(self) -> None:
+    def test_watch_continues_after_the_last_event(self) -> None:
         responses = {"1": [event("ADDED", 2), event("BOOKMARK", 5)], "5": [event("MODIFIED", 6)]}
         with server(responses) as api:
             watch = Watch(api, "/things")

@@ -12,19 +12,19 @@ from oci.__main__ import REPOSITORY, parse
 
 
 class Profiles(unittest.TestCase):
-    def test_images_are_built_as_users_get_them_by_default(self) -> None:
+    def test_images_are_built_for_users_by_default(self) -> None:
         self.assertEqual(parse([]).profile, "release")
         self.assertEqual(parse(["--debug"]).profile, "dev")
         self.assertEqual(parse(["--fast"]).profile, "fast")
         with self.assertRaises(SystemExit):
             parse(["--fast", "--debug"])
 
-    def test_profiles_exist_and_have_folders_of_their_own(self) -> None:
+    def test_profiles_exist_and_have_separate_folders(self) -> None:
         manifest = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())
         self.assertEqual(manifest["profile"]["fast"]["inherits"], "dev")
         self.assertEqual([binaries.folder_of(name) for name in ("dev", "fast", "release")], ["debug", "fast", "release"])
 
-    def test_programs_are_where_cargo_puts_them(self) -> None:
+    def test_programs_are_in_the_folder_of_cargo(self) -> None:
         for folder, path in (("/elsewhere", "/elsewhere/debug/a"), ("", f"{REPOSITORY}/target/debug/a")):
             with mock.patch.dict(os.environ, {"CARGO_TARGET_DIR": folder}):
                 self.assertEqual(str(binaries.program(REPOSITORY, "a", "dev")), path)

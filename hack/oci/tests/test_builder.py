@@ -70,7 +70,7 @@ class Building(unittest.TestCase):
             },
         )
 
-    def test_only_what_changed_is_built_again(self) -> None:
+    def test_only_changed_stages_are_built_again(self) -> None:
         text = "FROM scratch\nCOPY folder /a\nCOPY program /p\n"
         one, again = self.build(text), self.build(text)
         self.assertEqual(one.image.digest, again.image.digest)

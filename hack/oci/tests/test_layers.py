@@ -56,7 +56,7 @@ class Packing(Scratch):
         self.assertEqual((entries["etc/same"].islnk(), entries["etc/same"].linkname), (True, "etc/a"))
         self.assertEqual(entries["link"].linkname, "/etc/a")
 
-    def test_digests_match_their_content(self) -> None:
+    def test_digests_match_the_content(self) -> None:
         made = layer.pack(self.tree("tree"), self.scratch / "blob", "x", "zstd")
         blob = made.blob.read_bytes()
         self.assertEqual(made.digest, "sha256:" + hashlib.sha256(blob).hexdigest())
@@ -76,7 +76,7 @@ class Packing(Scratch):
 
 
 class Archives(Scratch):
-    def test_every_blob_has_the_digest_of_its_name_and_all_are_there(self) -> None:
+    def test_every_blob_exists_and_has_the_digest_in_the_name(self) -> None:
         made = layer.pack(self.tree("tree"), self.scratch / "blob", "x")
         image = Image([made, made], {"User": "1"}, [{"created_by": "x"}])
         path = self.scratch / "image.oci.tar"
@@ -101,7 +101,7 @@ class Archives(Scratch):
 
 
 class Keys(Scratch):
-    def test_depend_on_everything_and_on_its_order(self) -> None:
+    def test_depend_on_every_input_and_on_the_order(self) -> None:
         self.assertEqual(key_of("a", {"x": 1, "y": 2}), key_of("a", {"y": 2, "x": 1}))
         self.assertEqual(len({key_of("a"), key_of("a", ""), key_of("", "a"), key_of(["a"]), key_of("b")}), 5)
 

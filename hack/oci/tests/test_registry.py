@@ -110,12 +110,12 @@ class Pushing(unittest.TestCase):
         self.assertFalse(again.push(self.image, "kubevirt/b"))
         self.assertEqual(again.sent, 0)
 
-    def test_refusal_has_its_cause(self) -> None:
+    def test_refusal_has_the_cause(self) -> None:
         self.server.refusing = True
         with self.assertRaisesRegex(Failure, "did not take blob .*: status 400 DENIED: not today"):
             self.registry.push(self.image, "a:b")
 
-    def test_nobody_there(self) -> None:
+    def test_unreachable_registry(self) -> None:
         with self.assertRaisesRegex(Failure, "registry http://127.0.0.1:1: HEAD .*refused"):
             Registry("127.0.0.1:1").push(self.image, "a:b")
 

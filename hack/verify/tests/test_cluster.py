@@ -72,7 +72,7 @@ class Shared(unittest.TestCase):
         self.assertEqual(outcome.failed, ["no test has 'no such test' in its name, and no file of tests begins with it"])
         up.assert_not_called()
 
-    def test_what_runs_on_demand_is_not_selected(self) -> None:
+    def test_tests_on_demand_are_not_selected(self) -> None:
         names = (faults.TEST, f"{previous.TESTS}agents", "other")
         for word in ("", "migration_faults", "other"):
             self.assertEqual(selected("migration_faults", names, word), ["other"], word)

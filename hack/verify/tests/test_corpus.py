@@ -43,7 +43,7 @@ class TestCorpus(unittest.TestCase):
     def test_an_empty_folder_is_no_error(self) -> None:
         self.assertEqual(Report().lines(), ["0 objects: 0 admitted (0 %), 0 refused"])
 
-    def test_files_are_found_in_folders_by_their_endings(self) -> None:
+    def test_files_are_found_in_folders_by_the_endings(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             (root / "inner").mkdir()

@@ -26,7 +26,7 @@ class Cycles(unittest.TestCase):
         self.assertEqual(cycles({one: {two}, two: {three}, three: set()}), [])
         self.assertEqual(cycles({one: {two}, two: {three}, three: {one}, four: {one}}), [[one, two, three]])
 
-    def test_cycle_of_a_crate_names_its_files(self) -> None:
+    def test_cycle_of_a_crate_names_the_files(self) -> None:
         files = {
             "c/src/lib.rs": "mod a;\nmod d;",
             "c/src/a.rs": "mod b;\nuse b::X;\nuse crate::d::Y;",

@@ -37,7 +37,7 @@ class Unused(unittest.TestCase):
         code = "use anyhow::Context; use serde_json as _; use nix as _;\n"
         self.assertEqual(self.unused(lib=code, tests="use tower_test::mock;\n"), [])
 
-    def test_workspace_has_those_of_its_crates(self) -> None:
+    def test_workspace_has_the_dependencies_of_all_crates(self) -> None:
         workspace = '[workspace.dependencies]\nanyhow = "1"\nnix = "1"\ntempfile = "3"\nvirt = "1"\n'
         self.assertEqual(unused_in_workspace(workspace, [MANIFEST]), ["virt"])
 

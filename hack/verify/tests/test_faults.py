@@ -30,7 +30,7 @@ class Results(unittest.TestCase):
         self.assertEqual(cases, CASES)
         self.assertEqual({case: reported["passed"] for case, reported in newest.items()}, {CASES[0]: True, CASES[1]: True})
 
-    def test_what_was_interrupted_half_way_counts_for_nothing(self) -> None:
+    def test_interrupted_case_counts_for_nothing(self) -> None:
         text = lines({"cases": CASES}, passed(CASES[0])) + '{"case": "freeze tunnel tar'
         self.assertEqual(list(read(text)[1]), [CASES[0]])
         self.assertEqual(read("7\n\n[]\nnull\n"), ([], {}))
@@ -40,7 +40,7 @@ class Results(unittest.TestCase):
 
 
 class Table(unittest.TestCase):
-    def test_every_case_has_a_row_even_if_it_was_not_run(self) -> None:
+    def test_every_case_has_a_row_even_if_not_run(self) -> None:
         text = table(*read(lines({"cases": CASES}, passed(CASES[0], "Failed GuestStayed"), failed(CASES[1], "a | b\nc"))))
         rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
         self.assertEqual(
@@ -53,13 +53,13 @@ class Table(unittest.TestCase):
         )
         self.assertIn("Of 3 cases 1 passed, 1 failed, 1 were not run.", text)
 
-    def test_the_same_results_make_the_same_table_whenever_they_came(self) -> None:
+    def test_same_results_make_the_same_table_in_any_order(self) -> None:
         slow = dict(passed(CASES[0]), seconds=80)
         self.assertEqual(table(*read(lines({"cases": CASES}, slow))), table(*read(lines({"cases": CASES}, passed(CASES[0])))))
 
 
 class Counted(unittest.TestCase):
-    def test_what_a_run_has_tried_is_counted(self) -> None:
+    def test_cases_of_a_run_are_counted(self) -> None:
         found = outcome(lines({"cases": CASES}, passed(CASES[0]), failed(CASES[1])), 101)
         self.assertEqual((found.passed, found.failed), (1, [CASES[1]]))
         self.assertEqual(found.failures(), [f"{CASES[1]}: it runs twice"])

@@ -15,7 +15,7 @@ from verify import install, runner
 
 
 class Images(unittest.TestCase):
-    def test_an_interruption_ends_what_the_build_has_begun(self) -> None:
+    def test_interruption_ends_the_processes_of_the_build(self) -> None:
         self.enterContext(contextlib.redirect_stderr(io.StringIO()))
         self.enterContext(mock.patch.object(runner, "_interrupted", threading.Event()))
         repository = Path(self.enterContext(tempfile.TemporaryDirectory()))

@@ -47,7 +47,7 @@ class Libtest(unittest.TestCase):
         self.assertEqual((outcome.passed, outcome.failed), (2, ["labels::bad"]))
         self.assertEqual(outcome.skipped, ["real_libvirt: virsh is not installed"])
 
-    def test_interrupted_run_fails_with_its_last_lines(self) -> None:
+    def test_interrupted_run_fails_with_the_last_lines(self) -> None:
         outcome = of_libtest(FAILING, 101)
         self.assertEqual(
             outcome.failures(),

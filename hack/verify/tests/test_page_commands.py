@@ -32,7 +32,7 @@ class Calls(unittest.TestCase):
         ):
             self.assertEqual(Call(arguments).executes(words.split()), expected, (words, arguments))
 
-    def test_calls_of_rust_have_their_texts(self) -> None:
+    def test_calls_of_rust_have_the_texts(self) -> None:
         text = """
             cluster.kubectl(&["get", "vmi", &name, "-o",
                 "jsonpath={.a[?(@.b==\\"c\\")]}"])?;
@@ -78,7 +78,7 @@ class Unexecuted(unittest.TestCase):
             ],
         )
 
-    def test_what_a_command_reads_is_in_no_call(self) -> None:
+    def test_input_of_a_command_is_in_no_call(self) -> None:
         wrong = self.wrong(("create", "-f", "-"))
         self.assertIn("a.md:6: nothing executes kubectl create -f - <<EOF", wrong)
 

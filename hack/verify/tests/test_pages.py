@@ -51,7 +51,7 @@ class Read(unittest.TestCase):
     def commands(self) -> list[pages.Command]:
         return list(pages.commands("page.md", PAGE))
 
-    def test_commands_have_the_lines_that_belong_to_them(self) -> None:
+    def test_commands_have_the_lines_that_belong_to_each(self) -> None:
         self.assertEqual(
             [(one.line, one.text) for one in self.commands()],
             [

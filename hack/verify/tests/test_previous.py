@@ -65,7 +65,7 @@ class Source(unittest.TestCase):
         with self.assertRaisesRegex(Failure, COMMIT + ".*unshallow"):
             source(COMMIT, Progress(), self.repository)
 
-    def test_workload_has_its_images_and_its_strategy(self) -> None:
+    def test_workload_has_the_images_and_the_strategy(self) -> None:
         manifest = REPOSITORY / "deploy" / "agent" / "daemonset.yaml"
         made = workload(self.folder / "agents", manifest, {"agent": "sha256:1"}, {"type": "OnDelete"})
         reported = json.loads((made / "kustomization.yaml").read_text())

@@ -18,7 +18,7 @@ class BuiltMeanwhile(unittest.TestCase):
         # An error interrupts what runs, and nothing is begun after an interruption: in this test alone.
         self.enterContext(mock.patch.object(runner, "_interrupted", threading.Event()))
 
-    def test_it_builds_what_is_named_and_reports_the_exit_code(self) -> None:
+    def test_named_programs_are_built_and_the_exit_code_is_reported(self) -> None:
         with mock.patch.object(programs, "run", return_value=("built", 0)) as run:
             with programs.built_meanwhile("cluster", "virtctl") as building:
                 self.assertEqual(building.result(), ("built", 0))

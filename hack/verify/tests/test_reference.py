@@ -262,7 +262,7 @@ class Flags(unittest.TestCase):
         first = [flags.Flag("FILE", "What.", required=True), flags.Flag("--output OUTPUT", "How.", "text")]
         self.assertEqual(dry.flags[:2], first)
 
-    def test_defaults_that_are_constants_have_their_values(self) -> None:
+    def test_defaults_that_are_constants_have_the_values(self) -> None:
         _, dry = flags.commands(FLAGS, MODULES.__getitem__)
         defaults = {flag.name.split()[0]: flag.default for flag in dry.flags if flag.default}
         self.assertEqual(
@@ -290,7 +290,7 @@ class Flags(unittest.TestCase):
 
 
 class Source(unittest.TestCase):
-    def test_constants_have_their_modules_values_and_meanings(self) -> None:
+    def test_constants_have_modules_values_and_meanings(self) -> None:
         self.assertEqual(
             source.constants(REASONS),
             {
@@ -300,12 +300,12 @@ class Source(unittest.TestCase):
             },
         )
 
-    def test_variants_have_the_first_paragraph_of_their_comment(self) -> None:
+    def test_variants_have_the_first_paragraph_of_the_comment(self) -> None:
         found = {"Gone": "It is not { there.", "Much": "Too much.", "MuchHere": "Too much here.", "Bare": "", "Waiting": "It waits."}
         self.assertEqual(source.variants(REASONS, "Why"), found)
         self.assertEqual(source.variants(REASONS, "Other"), {})
 
-    def test_reasons_have_the_variants_that_return_them(self) -> None:
+    def test_reasons_have_the_variants_that_return_each(self) -> None:
         found = {"Gone": ["Gone"], "TooMuch": ["Much", "MuchHere"], "Waits": ["Waiting"]}
         self.assertEqual(source.arms(REASONS, "Why", "reason"), found)
         self.assertEqual(source.arms(REASONS, "", "state_reason"), {"Good": ["Good"]})
@@ -401,7 +401,7 @@ class Names(unittest.TestCase):
 
 
 class Pages(unittest.TestCase):
-    def test_committed_pages_are_as_they_would_be_written(self) -> None:
+    def test_committed_pages_equal_the_generated_pages(self) -> None:
         self.assertEqual(reference.stale(), [])
 
     def test_every_component_and_program_is_found(self) -> None:

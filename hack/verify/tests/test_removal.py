@@ -86,7 +86,7 @@ class Steps(unittest.TestCase):
 
 
 class Page(unittest.TestCase):
-    def test_page_has_what_the_steps_do(self) -> None:
+    def test_page_has_the_actions_of_the_steps(self) -> None:
         page = (REPOSITORY / removal.PAGE).read_text()
         words = [FOLDERS[0], "drydock.dev/confirm-removal", "kubectl apply -k deploy"]
         self.assertEqual([word for word in words if word not in page], [])

@@ -33,7 +33,7 @@ class Run(unittest.TestCase):
             self.assertEqual(run(["sh", "-c", "echo one; exec >&-; exit 3"]), ("one\n", 3))
         gone.write.assert_called()
 
-    def test_what_has_no_end_is_ended_with_all_that_it_began(self) -> None:
+    def test_endless_command_is_ended_with_all_children(self) -> None:
         # The output ends only when no writer is left.
         hangs = "import subprocess, time; subprocess.Popen(['sleep', '3600']); print('begun', flush=True); time.sleep(3600)"
         output, code = run([sys.executable, "-c", hangs], quiet=True, most_seconds=2)

@@ -27,6 +27,6 @@ struct Last(u8);
         sources = {"b.rs": "struct Plan;\nstruct Other;\n", "a.rs": "enum Plan {}\n"}
         self.assertEqual(shared_types(sources), ["Plan: a.rs, b.rs"])
 
-    def test_module_of_three_files_is_found_unless_each_program_has_it(self) -> None:
+    def test_module_of_three_files_is_found_unless_in_each_program(self) -> None:
         files = [f"{folder}/{name}.rs" for folder in "abc" for name in ("guest", "main")] + ["a/node.rs", "b/node.rs"]
         self.assertEqual(shared_modules(files), ["guest: a/guest.rs, b/guest.rs, c/guest.rs"])

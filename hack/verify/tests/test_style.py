@@ -55,6 +55,8 @@ class NamedTests(unittest.TestCase):
     def test_pronouns_are_found_in_the_names_of_tests_alone(self) -> None:
         text = "#[test]\nfn who_waits_is_first() {{}}\n#[test]\nfn item_waits_with_limits() {{}}\nfn it_waits() {{}}\n"
         self.assertEqual(pronouns_in_test_names(text), ["who_waits_is_first"])
+        python = "".join(f"    def {name}(self) -> None:\n" for name in ("test_what_waits", "test_item_waits", "its"))
+        self.assertEqual(pronouns_in_test_names(python), ["what_waits"])
 
     def test_verbs_of_speech_are_found_in_names_alone(self) -> None:
         defined = "fn was_told(asked: u8) { let AnswerKind { said, .. } = x; let f = |word| word; } const LOOK_AGAIN: u8 = 1;"
@@ -127,7 +129,7 @@ def f(text="who said it"):
         self.assertEqual(long_functions(source), [("longer", FUNCTION_LINES + 1), ("method", FUNCTION_LINES + 2)])
         self.assertEqual(len(long_functions(function("fn longest() {", 81))), 1)
 
-    def test_a_crate_has_the_lints_of_the_workspace_but_for_its_own(self) -> None:
+    def test_crate_has_the_lints_of_the_workspace_and_exceptions(self) -> None:
         common = {"rust": {"unsafe_code": "forbid"}, "clippy": {"todo": "deny"}}
         own = {("rust", "unsafe_code")}
         self.assertEqual(lint_differences(common, {"lints": {"workspace": True}}, set()), [])

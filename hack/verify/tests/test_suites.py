@@ -18,7 +18,7 @@ from verify.outcome import Outcome
 
 
 class Before(unittest.TestCase):
-    def test_each_waits_for_all_before_it_but_those_it_runs_beside(self) -> None:
+    def test_each_suite_waits_for_all_before_but_parallel_suites(self) -> None:
         names = list(SUITES)
         self.assertEqual(
             {name: before(name, names[:at]) for at, name in enumerate(names)},
@@ -32,12 +32,12 @@ class Before(unittest.TestCase):
             },
         )
 
-    def test_what_is_named_runs_in_that_order(self) -> None:
+    def test_named_suites_run_in_that_order(self) -> None:
         self.assertEqual(before("style", ["cluster", "rust"]), ["cluster", "rust"])
 
 
 class Preparation(unittest.TestCase):
-    def test_what_fetches_modules_is_installed_before_they_are_built(self) -> None:
+    def test_fetchers_of_modules_are_installed_before_builds(self) -> None:
         steps: list[object] = []
 
         @contextlib.contextmanager
