@@ -29,8 +29,13 @@ COLLECTED = {
     "kubevirt_vmi_migration_succeeded": ("namespace", "vmi", "vmim"),
     "kubevirt_vmi_migration_failed": ("namespace", "vmi", "vmim"),
 }
-# Names and labels of metrics whose type is not that of a named field.
-OTHERS = {"drydock_build": ("drydock_build_info", ("component", "version")), "drydock_events": ("drydock_events_total", ("result",))}
+# Names, types and labels of metrics whose type is not that of a named field.
+OTHERS = {
+    "drydock_build": ("drydock_build_info", "info", ("component", "version")),
+    "drydock_events": ("drydock_events_total", "counter", ("result",)),
+}
+# Types of values, by the types of client libraries.
+KINDS = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram", "Info": "info"}
 
 _NAME = r'"((?:drydock|kubevirt|process|workqueue|leader)_[a-z0-9_]+)"'
 _TEXT = r'"((?:[^"\\]|\\[\s\S])+)"'
@@ -40,6 +45,8 @@ _VARIABLE = re.compile(r"let (\w+) =\s*" + _TEXT + ";")
 _HELP_BREAK = re.compile(r"\\\n\s*")
 _FIELD = re.compile(r"^\s*(?:pub(?:\([a-z]+\))? )?(\w+): (.+?),?$", re.MULTILINE)
 _LABELS = re.compile(r"EncodeLabelSet[^{]*?struct (\w+) \{(.*?)\n\}", re.DOTALL)
+_KIND = re.compile(rf"\b({'|'.join(KINDS)})\b")
+_ENCODED = re.compile(r"\bMetricType::(\w+)")
 _ALIAS = re.compile(r"^type (\w+) = (.+);$", re.MULTILINE)
 
 
@@ -48,6 +55,7 @@ class Metric:
     """A metric as a scrape has it."""
 
     name: str
+    kind: str
     labels: tuple[str, ...]
     meaning: str
 
@@ -72,11 +80,22 @@ def metrics(source: str) -> Iterator[Metric]:
         shown = name + ("_seconds" if unit else "")
         shown += "_total" if "Counter" in type_ or kind == "Counter" else ""
         declared = labels.get(family[1], ()) if family else ()
-        shown, declared = OTHERS.get(name, (shown, declared))
         # Functions have variables of the same name: the nearest one before its use counts.
         before = [one[2] for one in variables if one[1] == variable and one.end() <= found.start()]
+        shown_type = _KIND.search(type_)
+        shown_kind = KINDS.get(shown_type[1] if shown_type else kind or _encoded(source, found.start()), "")
+        shown, shown_kind, declared = OTHERS.get(name, (shown, shown_kind, declared))
+        if not shown_kind:
+            raise ValueError(f"{shown}: the source does not show the type of this metric")
         meaning = _HELP_BREAK.sub("", text or (before[-1] if before else ""))
-        yield Metric(shown, COLLECTED.get(shown, declared), meaning)
+        yield Metric(shown, shown_kind, COLLECTED.get(shown, declared), meaning)
+
+
+def _encoded(source: str, at: int) -> str:
+    """The type with which a collector encodes the metric that is named at this position: the only one of the file, or the next one."""
+    kinds = set(_ENCODED.findall(source))
+    following = _ENCODED.search(source, at)
+    return kinds.pop() if len(kinds) == 1 else following[1] if following else ""
 
 
 def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
@@ -90,10 +109,10 @@ def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
         "are client-go's.",
     ]
     for title, found in sections:
-        lines += ["", f"## {title}", "", "| metric | labels | meaning |", "|---|---|---|"]
+        lines += ["", f"## {title}", "", "| metric | type | labels | meaning |", "|---|---|---|---|"]
         for metric in sorted(set(found)):
             labels = ", ".join(f"`{label}`" for label in metric.labels)
-            lines.append(f"| `{metric.name}` | {labels} | {cell(metric.meaning)} |")
+            lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {cell(metric.meaning)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -228,23 +228,27 @@ fn f() {
 
 
 class Metrics(unittest.TestCase):
-    def test_metrics_have_the_names_and_labels_of_a_scrape(self) -> None:
+    def test_metrics_have_names_types_and_labels_of_a_scrape(self) -> None:
         self.assertEqual(
             list(metrics.metrics(METRICS)),
             [
-                metrics.Metric("drydock_requests_total", ("node", "kind"), "What came"),
-                metrics.Metric("drydock_wait_seconds", (), "How long | it took"),
-                metrics.Metric("kubevirt_left", ("node", "kind"), "What is left"),
-                metrics.Metric("drydock_failures_total", (), "What failed"),
-                metrics.Metric("process_cpu_seconds_total", (), "CPU time"),
-                metrics.Metric("drydock_slots", (), "Slots"),
-                metrics.Metric("drydock_slots_limit", (), "Their limit"),
+                metrics.Metric("drydock_requests_total", "counter", ("node", "kind"), "What came"),
+                metrics.Metric("drydock_wait_seconds", "histogram", (), "How long | it took"),
+                metrics.Metric("kubevirt_left", "gauge", ("node", "kind"), "What is left"),
+                metrics.Metric("drydock_failures_total", "counter", (), "What failed"),
+                metrics.Metric("process_cpu_seconds_total", "counter", (), "CPU time"),
+                metrics.Metric("drydock_slots", "gauge", (), "Slots"),
+                metrics.Metric("drydock_slots_limit", "gauge", (), "Their limit"),
             ],
         )
 
+    def test_metric_without_a_type_is_an_error(self) -> None:
+        with self.assertRaisesRegex(ValueError, "drydock_left: the source does not show the type"):
+            list(metrics.metrics('registry.register("drydock_left", "What is left", unknown.clone());'))
+
     def test_text_cannot_end_a_cell(self) -> None:
         page = metrics.page([("All", metrics.metrics(METRICS))])
-        self.assertIn("| `drydock_wait_seconds` |  | How long \\| it took |", page)
+        self.assertIn("| `drydock_wait_seconds` | histogram |  | How long \\| it took |", page)
 
 
 class Flags(unittest.TestCase):
