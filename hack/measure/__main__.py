@@ -52,7 +52,7 @@ from . import (
     tunnel_throughput,
 )
 from .api import Api
-from .figure import SAMPLES, Figure
+from .measurement import SAMPLES, Measurement
 from .simulation import Size
 
 NAME = "bench"
@@ -67,7 +67,7 @@ SWEEP = "sweep"
 # Those that do not share the cluster of the others.
 APART = (CONSOLE, PLANS, SWEEP, SCALE)
 
-Part = Callable[[Cluster, Api, Progress], Iterator[Figure]]
+Part = Callable[[Cluster, Api, Progress], Iterator[Measurement]]
 
 
 def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
@@ -92,7 +92,7 @@ def at_least_one(text: str) -> int:
     return number
 
 
-def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Figure]:
+def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Measurement]:
     """The figures of these benchmarks, as they come."""
     real = [name for name in names if name not in APART]
     if real:
@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
     interruption.heed_termination()
     progress = Progress()
     names = [*known, *APART] if arguments.benchmark == "all" else [arguments.benchmark]
-    figures: list[Figure] = []
+    figures: list[Measurement] = []
     try:
         prerequisites.ensure(prerequisites.PACKAGES, progress, toolchains=("cargo", "go", "python3"))
         for figure in measured(names, arguments, progress):

@@ -12,10 +12,10 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 from verify.previous import folder_of, source
 
-from .figure import Figure
+from .measurement import Measurement
 
 
-def measured(commit: str, arguments: Sequence[str], now: Sequence[Figure], progress: Progress) -> Iterator[Figure]:
+def measured(commit: str, arguments: Sequence[str], now: Sequence[Measurement], progress: Progress) -> Iterator[Measurement]:
     """What `hack/bench` of a commit measures, as the reference of what was measured now; the others as they are."""
     whole = _whole(commit)
     tree = source(whole, progress)
@@ -45,7 +45,7 @@ def output_of(argv: Sequence[str], folder: Path, environment: Mapping[str, str])
     return printed
 
 
-def compared(commit: str, lines: Sequence[str], now: Sequence[Figure]) -> Iterator[Figure]:
+def compared(commit: str, lines: Sequence[str], now: Sequence[Measurement]) -> Iterator[Measurement]:
     """The present figures with those of a commit as their reference."""
     earlier = [json.loads(line) for line in lines if line.startswith("{")]
     if not earlier:
@@ -54,7 +54,7 @@ def compared(commit: str, lines: Sequence[str], now: Sequence[Figure]) -> Iterat
     for line in earlier:
         figure = known.get(line["name"])
         if figure is not None:
-            yield Figure(f"{figure.name}: beside {commit}", figure.value, figure.unit, line["value"], None, least=figure.least)
+            yield Measurement(f"{figure.name}: beside {commit}", figure.value, figure.unit, line["value"], None, least=figure.least)
 
 
 def _whole(commit: str, folder: Path | None = None) -> str:

@@ -14,7 +14,7 @@ from embedded.progress import Progress
 
 from .api import Api
 from .audit import requests
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .pods import memory, pod_of, processes, processor_seconds, resident_together, the_process, wait_until
 
 SETTLE = 300
@@ -32,7 +32,7 @@ WATCH_RENEWED_EVERY = 290
 WATCHES = 8
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """After five idle minutes, all samples in one window of ten."""
     node = made.nodes[0].name
     progress.note(f"idle for {SETTLE} s")
@@ -57,17 +57,17 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     until = datetime.now(timezone.utc)
     anonymous = median([sample.anonymous for sample in agents])
     resident = median([sample.resident for sample in agents])
-    yield Figure("agent.idle.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 10)
-    yield Figure("agent.idle.RSS vs kubevirt", resident, "MiB", KUBEVIRT_RESIDENT, 30)
+    yield Measurement("agent.idle.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 10)
+    yield Measurement("agent.idle.RSS vs kubevirt", resident, "MiB", KUBEVIRT_RESIDENT, 30)
     both = [one.anonymous + other.anonymous for one, other in zip(agents, tunnels)]
-    yield Figure("agent-and-tunnel.idle.RssAnon vs kubevirt", median(both), "MiB", KUBEVIRT_ANONYMOUS, 12)
-    yield Figure("agent-and-tunnel.idle.RSS vs kubevirt", median(together), "MiB", KUBEVIRT_RESIDENT, 36)
-    yield Figure("agent.idle.cpu vs kubevirt", statistics.mean(spent), "ms/s", KUBEVIRT_PROCESSOR, 0.5)
-    yield Figure("controller.idle.RSS", median(controller_resident), "MiB", None, 30)
+    yield Measurement("agent-and-tunnel.idle.RssAnon vs kubevirt", median(both), "MiB", KUBEVIRT_ANONYMOUS, 12)
+    yield Measurement("agent-and-tunnel.idle.RSS vs kubevirt", median(together), "MiB", KUBEVIRT_RESIDENT, 36)
+    yield Measurement("agent.idle.cpu vs kubevirt", statistics.mean(spent), "ms/s", KUBEVIRT_PROCESSOR, 0.5)
+    yield Measurement("controller.idle.RSS", median(controller_resident), "MiB", None, 30)
     yield from _requests(made, node, since, until, progress)
 
 
-def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Figure]:
+def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Measurement]:
     """Count the requests of one node's agent to the API server in the window, by the server's audit log."""
     pod = pod_of(made, "drydock-agent", node)
     lease, watch, other = 0, 0, Counter[str]()
@@ -82,8 +82,8 @@ def _requests(made: Cluster, node: str, since: datetime, until: datetime, progre
             other[f"{request.verb} {request.resource}"] += 1
     for what, count in other.items():
         progress.note(f"unexpected: {count} × {what}")
-    yield Figure("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)
-    yield Figure(
+    yield Measurement("agent.idle.lease-renewals", lease, "requests", WINDOW / LEASE_EVERY, 1.05, relative=True)
+    yield Measurement(
         "agent.idle.watch-renewals", watch, "requests", None, WATCHES * (WINDOW // WATCH_RENEWED_EVERY + 1)
     )
-    yield Figure("agent.idle.other-requests", sum(other.values()), "requests", None, 0)
+    yield Measurement("agent.idle.other-requests", sum(other.values()), "requests", None, 0)

@@ -28,7 +28,7 @@ from oci.binaries import target_folder
 from verify.runner import REPOSITORY, run
 
 from .api import MERGE_PATCH, Api, send
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 
 NODES = 500
 MACHINES = 5000
@@ -38,7 +38,7 @@ CLIENTS = 8
 PLUGIN = "kubectl-drydock"
 BUILD_SECONDS = 1800
 # Seconds without a line of the console, which sends one every five.
-SILENT = 60
+IDLE_TIMEOUT = 60
 START_SAMPLES = 21
 
 FIRST_REQUEST = 0.030
@@ -47,7 +47,7 @@ UPDATE = 0.250
 MEMORY = 80
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """The start of the plugin, and then the console with all objects."""
     with progress.step(f"cargo build {PLUGIN}", announce=True):
         output, code = run(
@@ -66,7 +66,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     yield from _console(made, api, program, progress)
 
 
-def _first_request(made: Cluster, program: Path) -> Iterator[Figure]:
+def _first_request(made: Cluster, program: Path) -> Iterator[Measurement]:
     """From the start of the process to its first connection."""
     with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         listener.settimeout(30)
@@ -87,7 +87,7 @@ def _first_request(made: Cluster, program: Path) -> Iterator[Figure]:
             [_start(listener, [*argv, "--kubeconfig", file.name]) for _ in range(START_SAMPLES)]
             for argv in ([str(program), "top"], [str(made.description["kubectl"]), "get", "--raw", "/api"])
         )
-    yield Figure("plugin.first-request vs kubectl", median(plugin), "s", median(kubectl), FIRST_REQUEST, least=min(plugin))
+    yield Measurement("plugin.first-request vs kubectl", median(plugin), "s", median(kubectl), FIRST_REQUEST, least=min(plugin))
 
 
 def _start(listener: socket.socket, argv: list[str]) -> float:
@@ -164,7 +164,7 @@ def kind(version: str, name: str) -> dict[str, str]:
     return {"apiVersion": version, "kind": name}
 
 
-def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iterator[Figure]:
+def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iterator[Measurement]:
     argv = [str(program), "console", "--kubeconfig", str(made.kubeconfig)]
     begun = time.monotonic()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as console:
@@ -180,25 +180,25 @@ def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iter
                 page.first()
                 cold = time.monotonic() - begun
             progress.note(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
-            yield Figure("console.first-page-from-start", cold, "s", None, None)
+            yield Measurement("console.first-page-from-start", cold, "s", None, None)
             opened = []
             for _ in range(SAMPLES):
                 since = time.monotonic()
                 with contextlib.closing(Page(host, session)) as page:
                     page.first()
                     opened.append(time.monotonic() - since)
-            yield Figure("console.first-table", median(opened), "s", None, FIRST_TABLE, least=min(opened))
+            yield Measurement("console.first-table", median(opened), "s", None, FIRST_TABLE, least=min(opened))
             updates = _updates(api, host, session)
-            yield Figure("console.update-after-the-watch-event", median(updates), "s", None, UPDATE, least=min(updates))
+            yield Measurement("console.update-after-the-watch-event", median(updates), "s", None, UPDATE, least=min(updates))
             status = Path(f"/proc/{console.pid}/status").read_text()
             resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
-            yield Figure("console.RSS", resident, "MiB", None, MEMORY)
+            yield Measurement("console.RSS", resident, "MiB", None, MEMORY)
         finally:
             console.kill()
 
 
 def _session(host: str, key: str) -> str:
-    with contextlib.closing(http.client.HTTPConnection(host, timeout=SILENT)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(host, timeout=IDLE_TIMEOUT)) as connection:
         return str(send(connection, "POST", "/api/session", {"key": key})["session"])
 
 
@@ -219,7 +219,7 @@ class Page:
     """The nodes, as a browser gets them."""
 
     def __init__(self, host: str, session: str) -> None:
-        self._connection = http.client.HTTPConnection(host, timeout=SILENT)
+        self._connection = http.client.HTTPConnection(host, timeout=IDLE_TIMEOUT)
         self._connection.request("GET", "/api/live?path=/nodes", headers={"X-Drydock-Session": session})
         self._lines = self._connection.getresponse()
 

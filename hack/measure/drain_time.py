@@ -24,7 +24,7 @@ from embedded.progress import Progress
 from . import replicas
 from .api import Api, Watch
 from .audit import Request, split
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guest_start import VIRSH
 from .guests import Guest, in_pod, instances
 from .migration_time import SETTLE, requested
@@ -57,17 +57,17 @@ class Drains:
     requested: list[list[Request]] = field(default_factory=list)
 
 
-def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
     """Drains of one guest, then of four; then of one guest and the replica of the controller that leads."""
     with instances(api) as watch:
         walls = {}
         for count in COUNTS:
             found = _drains(made, api, watch, count, samples, progress)
             walls[count] = median(found.walls, samples)
-            yield from _figures(count, found, samples, progress)
+            yield from _measurements(count, found, samples, progress)
         plain = _leaders_node(made, api, watch, samples, progress)
         name = "drain.1-guest.wall of the plain command on the leader's node vs of guests alone"
-        yield Figure(name, median(plain, samples), "s", walls[1], None, least=min(plain))
+        yield Measurement(name, median(plain, samples), "s", walls[1], None, least=min(plain))
 
 
 def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress: Progress) -> list[float]:
@@ -172,18 +172,18 @@ def _by_hand(guests: list[ByHand]) -> float:
     return max(one.ended for one in moved) - min(one.began for one in moved)
 
 
-def _figures(count: int, found: Drains, samples: int, progress: Progress) -> Iterator[Figure]:
+def _measurements(count: int, found: Drains, samples: int, progress: Progress) -> Iterator[Measurement]:
     name = f"drain.{count}-guest{'s' if count > 1 else ''}"
     wall, ideal = median(found.walls, samples), median(found.ideals, samples)
-    yield Figure(f"{name}.wall vs kubevirt", wall, "s", KUBEVIRT_WALL[count], None, least=min(found.walls))
+    yield Measurement(f"{name}.wall vs kubevirt", wall, "s", KUBEVIRT_WALL[count], None, least=min(found.walls))
     over = min(one - TIMES * other for one, other in zip(found.walls, found.ideals))
-    yield Figure(f"{name}.wall over {TIMES} × ideal", wall - TIMES * ideal, "s", ideal, MORE, least=over)
+    yield Measurement(f"{name}.wall over {TIMES} × ideal", wall - TIMES * ideal, "s", ideal, MORE, least=over)
     others = median(found.others, samples)
-    yield Figure(f"{name}.processor time besides Drydock's vs wall", others, "s", wall, None, least=min(found.others))
+    yield Measurement(f"{name}.processor time besides Drydock's vs wall", others, "s", wall, None, least=min(found.others))
     progress.note(f"requests of the last drain: {split(found.requested[-1])}")
     counts = [len(each) / count for each in found.requested]
     reference = KUBEVIRT_REQUESTS[count] / count
-    yield Figure(
+    yield Measurement(
         f"{name}.requests per guest vs kubevirt",
         median(counts, samples),
         "requests",

@@ -26,7 +26,7 @@ from embedded.progress import Progress
 from .api import Api
 from .audit import split
 from .drain_time import manifest
-from .figure import SAMPLES, Figure
+from .measurement import SAMPLES, Measurement
 from .guests import NAMESPACE, PODS, Guest, instances
 from .migration_time import requested
 from .pods import wait_until
@@ -47,7 +47,7 @@ CONTROLLERS = "/api/v1/namespaces/drydock/pods?labelSelector=app.kubernetes.io%2
 Expected = Callable[[int, bytes], bool]
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Of a guest that has nowhere to go, so that its evictions are refused all the time."""
     here, there = (node.name for node in made.nodes)
     made.kubectl("cordon", there)
@@ -59,7 +59,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             guest.ready()
             pod = guest.pod()["metadata"]["name"]
             refused(api, pod)
-            yield from _figures(made, api, pod, progress)
+            yield from _measurements(made, api, pod, progress)
     finally:
         made.kubectl("uncordon", there)
 
@@ -76,7 +76,7 @@ def refused(api: Api, pod: str) -> None:
     raise Failure(f"{pod} may be evicted")
 
 
-def _figures(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Figure]:
+def _measurements(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Measurement]:
     webhook = Webhook(api)
     responded, bare = [], []
     with progress.step("repeated events of earlier drains are counted"):
@@ -90,8 +90,8 @@ def _figures(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[
     progress.note(f"requests meanwhile: {split(requests)}")
     middle = sorted(responded)[SAMPLES // 2] * 1000
     reference = sorted(bare)[SAMPLES // 2] * 1000
-    yield Figure(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(responded) * 1000)
-    yield Figure("eviction.requests per repeat", len(requests), "requests", None, 0)
+    yield Measurement(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(responded) * 1000)
+    yield Measurement("eviction.requests per repeat", len(requests), "requests", None, 0)
 
 
 def review(pod: str) -> dict[str, Any]:

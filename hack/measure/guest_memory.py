@@ -12,7 +12,7 @@ from embedded.cluster import Cluster
 from embedded.progress import Progress
 
 from .api import Api
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guests import Guest, instance, instances
 from .pods import memory, the_process, wait_until
 
@@ -46,7 +46,7 @@ class Beside:
     anonymous: Counter[str]
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Four guests on the first node, once they have booted and stood still for half a minute."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
@@ -73,9 +73,9 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         )
     pss = median([sample.pss.total() / GUESTS for sample in samples])
     anonymous = median([sample.anonymous.total() / GUESTS for sample in samples])
-    yield Figure("vm.memory.PSS vs kubevirt", pss, "MiB", KUBEVIRT_PSS, 32)
-    yield Figure("vm.memory.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 24)
-    yield Figure("agent.RssAnon-per-vm", max(0.0, (median(after) - before) / GUESTS), "MiB", None, 1)
+    yield Measurement("vm.memory.PSS vs kubevirt", pss, "MiB", KUBEVIRT_PSS, 32)
+    yield Measurement("vm.memory.RssAnon vs kubevirt", anonymous, "MiB", KUBEVIRT_ANONYMOUS, 24)
+    yield Measurement("agent.RssAnon-per-vm", max(0.0, (median(after) - before) / GUESTS), "MiB", None, 1)
 
 
 def _agent(made: Cluster, node: str, agent: int) -> Iterator[float]:

@@ -14,7 +14,7 @@ from embedded.cluster import Cluster
 from embedded.progress import Progress
 
 from .api import Api
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guests import HURRIED, PODS, Guest, file_in_pod, in_pod, instance, instances, ready_disk
 
 # KubeVirt v1.9, on the same kind of machine: 3.1 to 3.5.
@@ -81,7 +81,7 @@ wait $daemon || true
 ).replace("VIRSH", VIRSH)
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """On the first node, with the images there, in turns with the start by hand."""
     node = made.nodes[0].name
     with instances(api) as watch:
@@ -111,8 +111,8 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             api.request("DELETE", f"{PODS}/{RAW_POD}?gracePeriodSeconds=0")
     by_hand = median(raw)
     progress.note(f"first line after {median(to_line):.2f} s, by hand {by_hand:.2f} s")
-    yield Figure("vm.start.overhead vs domain by hand", median(to_line) - by_hand, "s", by_hand, OVERHEAD)
-    yield Figure("vm.created-to-Running vs kubevirt", median(to_running), "s", KUBEVIRT_RUNNING, KUBEVIRT_RUNNING)
+    yield Measurement("vm.start.overhead vs domain by hand", median(to_line) - by_hand, "s", by_hand, OVERHEAD)
+    yield Measurement("vm.created-to-Running vs kubevirt", median(to_running), "s", KUBEVIRT_RUNNING, KUBEVIRT_RUNNING)
 
 
 def _by_hand(made: Cluster, pod: str) -> list[str]:

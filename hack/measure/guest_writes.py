@@ -11,7 +11,7 @@ from embedded.progress import Progress
 
 from .api import Api
 from .audit import Request, requests, split
-from .figure import Figure
+from .measurement import Measurement
 from .guests import Guest, instance, instances
 from .pods import wait_until
 
@@ -27,7 +27,7 @@ SETTLE = 10
 LIFE = 23
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """One guest is made, boots, does nothing for a minute, and shuts down because it is deleted."""
     node = made.nodes[0].name
     with instances(api) as watch:
@@ -47,8 +47,8 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     idle = [request for request in requests(made, idle_since, idle_until) if request.writes]
     progress.note(f"writes of a life: {split(life)}")
     progress.note(f"writes while it did nothing: {split(idle)}")
-    yield Figure("vm.life.writes", len(life), "requests", None, LIFE)
-    yield Figure("vm.idle.status-writes", sum(_status(request) for request in idle), "requests", None, 0)
+    yield Measurement("vm.life.writes", len(life), "requests", None, LIFE)
+    yield Measurement("vm.idle.status-writes", sum(_status(request) for request in idle), "requests", None, 0)
 
 
 def _status(request: Request) -> bool:

@@ -24,7 +24,7 @@ DISK = "root"
 # A guest that boots does not listen to its power button yet.
 HURRIED = 2
 PATIENT = 30
-SILENCE = 90
+OUTPUT_TIMEOUT = 90
 
 
 def instance(name: str, node: str, grace: int = PATIENT) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Guest:
 
     def line(self, words: str = "") -> datetime:
         """When the node's container runtime took the first line of its console that has `words`, if any were given."""
-        connection = self.api.connect(timeout=SILENCE)
+        connection = self.api.connect(timeout=OUTPUT_TIMEOUT)
         path = f"{PODS}/{self.pod()['metadata']['name']}/log?timestamps=true&follow=true"
         try:
             connection.request("GET", path)
@@ -94,7 +94,7 @@ class Guest:
                 if found and words in found[1] and any(letter.isalnum() for letter in found[1]):
                     return found[0]
         except TimeoutError as error:
-            raise Failure(f"{self.name} printed nothing for {SILENCE} s, and {words!r} not before") from error
+            raise Failure(f"{self.name} printed nothing for {OUTPUT_TIMEOUT} s, and {words!r} not before") from error
         finally:
             connection.close()
         raise Failure(f"{self.name} ended without having printed {words!r}")

@@ -10,11 +10,11 @@ from embedded.progress import Progress
 from verify.runner import REPOSITORY
 
 from .api import Api
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .pods import pod_of
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Both in the agent's container on the first node, in turns."""
     node = made.nodes[0].name
     pod = pod_of(made, "drydock-agent", node)
@@ -30,4 +30,4 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
         begun = time.monotonic()
         made.kubectl(*into, "sh", "-s", "brief", input=raw_script)
         raw.append(time.monotonic() - begun)
-    yield Figure("inspect.wall", median(ours), "s", median(raw), 1.2, relative=True)
+    yield Measurement("inspect.wall", median(ours), "s", median(raw), 1.2, relative=True)

@@ -11,7 +11,7 @@ from embedded.cluster import Cluster
 from embedded.progress import Progress
 
 from .api import Api, Watch
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 
 # KubeVirt v1.9's virt-handler, on the same kind of machine.
 KUBEVIRT_START = 3.4
@@ -23,7 +23,7 @@ HYPERCONVERGED = "/apis/hco.kubevirt.io/v1beta1/namespaces/drydock/hyperconverge
 OWNED = (".node.kubevirt.io/", "cpu-minimum.node.drydock.dev/", "node-labeller.kubevirt.io/")
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Reactions on the first node, seen by a watch."""
     node = made.nodes[0].name
     path = f"/api/v1/nodes/{node}"
@@ -45,7 +45,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
             for _ in range(SAMPLES):
                 times.append(_timed(watch, change, lambda kind, found, key=key: key not in found["metadata"]["labels"]))
                 times.append(_timed(watch, undo, lambda kind, found, key=key: key in found["metadata"]["labels"]))
-            yield Figure(f"react.{name}", median(times), "s", None, SECONDS)
+            yield Measurement(f"react.{name}", median(times), "s", None, SECONDS)
         progress.note("reaction to tampering")
         times = []
         for _ in range(SAMPLES):
@@ -56,7 +56,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
                 lambda kind, found: model in found["metadata"]["labels"], watch_after(watch, mark, model)
             )
             times.append(back - gone)
-        yield Figure("react.tampering", median(times), "s", None, SECONDS)
+        yield Measurement("react.tampering", median(times), "s", None, SECONDS)
         yield from _start(made, api, watch, path, progress)
 
 
@@ -97,16 +97,16 @@ def _annotate(api: Api, path: str, mask: str | None) -> None:
     api.merge(path, {"metadata": {"annotations": {"drydock.dev/mask-cpu-features": mask}}})
 
 
-def _size(api: Api, path: str) -> Iterator[Figure]:
+def _size(api: Api, path: str) -> Iterator[Measurement]:
     found = api.get(path)
     labels = [key for key in found["metadata"]["labels"] if any(part in key for part in OWNED)]
     found["metadata"].pop("managedFields", None)
     size = len(json.dumps(found, separators=(",", ":")))
-    yield Figure("node.labels vs kubevirt", len(labels), "labels", KUBEVIRT_LABELS, 0.5, relative=True)
-    yield Figure("node.size vs kubevirt", size, "bytes", KUBEVIRT_NODE_BYTES, 0.5, relative=True)
+    yield Measurement("node.labels vs kubevirt", len(labels), "labels", KUBEVIRT_LABELS, 0.5, relative=True)
+    yield Measurement("node.size vs kubevirt", size, "bytes", KUBEVIRT_NODE_BYTES, 0.5, relative=True)
 
 
-def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress) -> Iterator[Figure]:
+def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress) -> Iterator[Measurement]:
     """From a new agent pod to a node with all labels, which it had none of."""
     wanted = {key for key in api.get(path)["metadata"]["labels"] if any(part in key for part in OWNED)}
     node = made.nodes[0].name
@@ -131,7 +131,7 @@ def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress)
                 mark,
             )
             times.append(done - born)
-    yield Figure("start.labels-complete vs kubevirt", median(times), "s", KUBEVIRT_START, KUBEVIRT_START)
+    yield Measurement("start.labels-complete vs kubevirt", median(times), "s", KUBEVIRT_START, KUBEVIRT_START)
 
 
 def _run_agents(api: Api, wanted: bool) -> None:

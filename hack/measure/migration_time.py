@@ -21,7 +21,7 @@ from embedded.progress import Progress
 
 from .api import Api, Watch
 from .audit import Request, requests, split
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guest_start import VIRSH
 from .guests import Guest, in_pod, instances
 from .moving_guests import Kind, Moved, move
@@ -60,7 +60,7 @@ class Series:
     by_hand_gaps: list[float] = field(default_factory=list)
 
 
-def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
     """Guests of each kind, one after the other."""
     with instances(api) as watch:
         for kind in KINDS:
@@ -70,7 +70,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
             yield from _against_virsh(kind, series, samples)
     node = made.nodes[0].name
     both = [memory(made, node, the_process(made, node, "drydock-agent", task)).anonymous for task in ("run", "tunnel")]
-    yield Figure("agent-and-tunnel.RssAnon after migrations", sum(both), "MiB", None, MEMORY)
+    yield Measurement("agent-and-tunnel.RssAnon after migrations", sum(both), "MiB", None, MEMORY)
 
 
 def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, progress: Progress) -> Series:
@@ -124,9 +124,9 @@ def requested(made: Cluster, since: datetime) -> Iterator[Request]:
             yield request
 
 
-def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]:
-    def figure(name: str, values: list[float], unit: str, reference: float | None, budget: float | None) -> Figure:
-        return Figure(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
+def _times(series: Series, samples: int, progress: Progress) -> Iterator[Measurement]:
+    def figure(name: str, values: list[float], unit: str, reference: float | None, budget: float | None) -> Measurement:
+        return Measurement(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
 
     progress.note(f"requests of the last migration: {split(series.requested[-1])}")
     progress.note(f"seconds from its creation, in the middle: {milestones([moved.stages for moved in series.moved])}")
@@ -138,7 +138,7 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Figure]
     raw = median(series.by_hand_outside, samples)
     over = median(outside, samples) - raw
     least = min(outside) - min(series.by_hand_outside)
-    yield Figure("migration.control-plane, outside the job over virsh's", over, "s", raw, CONTROL_PLANE, least=least)
+    yield Measurement("migration.control-plane, outside the job over virsh's", over, "s", raw, CONTROL_PLANE, least=least)
     counts = [float(len(each)) for each in series.requested]
     yield figure("requests vs kubevirt", counts, "requests", KUBEVIRT_REQUESTS, REQUESTS)
 
@@ -150,13 +150,13 @@ def milestones(found: list[dict[str, float]]) -> str:
     return ", ".join(f"{name} {at:.2f}" for name, at in sorted(middle.items(), key=lambda item: item[1]))
 
 
-def _against_virsh(kind: Kind, series: Series, samples: int) -> Iterator[Figure]:
+def _against_virsh(kind: Kind, series: Series, samples: int) -> Iterator[Measurement]:
     jobs = [moved.job.elapsed for moved in series.moved]
     raw = median(series.by_hand, samples)
-    yield Figure(f"migration.{kind.name}.job vs virsh", median(jobs, samples), "s", raw, WALL, True, min(jobs))
+    yield Measurement(f"migration.{kind.name}.job vs virsh", median(jobs, samples), "s", raw, WALL, True, min(jobs))
     # The tunnel encrypts, and virsh's plain relay does not: the figures of both carriers show what that saves.
     encrypted = median(series.by_hand_encrypted, samples)
-    yield Figure(f"migration.{kind.name}.job vs virsh by TLS", median(jobs, samples), "s", encrypted, WALL, True, min(jobs))
+    yield Measurement(f"migration.{kind.name}.job vs virsh by TLS", median(jobs, samples), "s", encrypted, WALL, True, min(jobs))
     still, raw_still = median(series.gaps, samples), median(series.by_hand_gaps, samples)
     more = min(series.gaps) - min(series.by_hand_gaps)
-    yield Figure(f"migration.{kind.name}.standstill over virsh's", still - raw_still, "s", raw_still, DOWNTIME, least=more)
+    yield Measurement(f"migration.{kind.name}.standstill over virsh's", still - raw_still, "s", raw_still, DOWNTIME, least=more)

@@ -21,7 +21,7 @@ MIGRATIONS = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstanc
 FINAL = ("Succeeded", "Failed")
 # Ticks around a migration show how regular they are without one.
 AROUND = 1.0
-SILENCE = 30
+OUTPUT_TIMEOUT = 30
 
 MEBIBYTES = {"": 1 / (1 << 20), "Ki": 1 / 1024, "Mi": 1.0, "Gi": 1024.0}
 PIECE = 16
@@ -143,14 +143,14 @@ def parse_job(text: str) -> Job:
 def around(api: Api, source: str, target: str, lasted: float) -> list[Tick]:
     """The ticks of a guest while it moved, which began `lasted` seconds ago."""
     begun = time.monotonic() - lasted - AROUND
-    until = time.monotonic() + SILENCE
+    until = time.monotonic() + OUTPUT_TIMEOUT
     while True:
         since = math.ceil(time.monotonic() - begun)
         before, after = (log_of(api, pod, since) for pod in (source, target))
         if ticks([], after):
             return ticks(before, after)
         if time.monotonic() > until:
-            raise Failure(f"the guest printed nothing in {target} for {SILENCE} s")
+            raise Failure(f"the guest printed nothing in {target} for {OUTPUT_TIMEOUT} s")
         time.sleep(0.2)
 
 

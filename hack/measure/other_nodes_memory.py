@@ -17,7 +17,7 @@ from embedded.cluster import Cluster
 from embedded.progress import Progress
 
 from .api import MERGE_PATCH, Api, send
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guests import instance
 from .pods import memory, the_process, wait_until
 
@@ -41,7 +41,7 @@ JSON_PATCH = "application/json-patch+json"
 DEPLOYMENT = "deployment/drydock-controller"
 
 
-def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
     """RssAnon of the first node's agent before and after."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
@@ -59,7 +59,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Figure]:
     # Kubernetes finishes no namespace while an aggregated API is unavailable, and the controllers serve two.
     made.kubectl("delete", "namespace", NAMESPACE, "--wait=true", timeout=TAKING_AWAY)
     progress.note(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances of another node")
-    yield Figure("agent.RssAnon-growth-by-5000-vmis-elsewhere", max(0.0, after - before), "MiB", None, GROWTH)
+    yield Measurement("agent.RssAnon-growth-by-5000-vmis-elsewhere", max(0.0, after - before), "MiB", None, GROWTH)
 
 
 def _anonymous(made: Cluster, node: str, agent: int) -> float:

@@ -29,7 +29,7 @@ from oci.binaries import target_folder
 from verify.runner import REPOSITORY, run
 
 from .api import MERGE_PATCH, Api, send
-from .figure import Figure, median
+from .measurement import Measurement, median
 from .scale import MAINTENANCES
 from .simulation import Simulation, Size
 from .slots import Limits
@@ -73,7 +73,7 @@ class Played:
         return f"z{self.number}"
 
 
-def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None) -> Iterator[Measurement]:
     """The share of guests with another fate than planned, and by how much the ends differ."""
     seed = random.randrange(1 << 32) if seed is None else seed
     progress.note(f"random clusters of seed {seed}")
@@ -106,15 +106,15 @@ def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None
             progress.note(line)
         fates = Counter(fate for cluster in clusters for fate in cluster.fates.values())
     for fate in ("moves", "stops", "blocks"):
-        yield Figure(f"plans.{fate}", fates[fate], "guests", None, None)
-    yield Figure("plans.other-fate-than-planned", len(wrong), "guests", None, 0)
+        yield Measurement(f"plans.{fate}", fates[fate], "guests", None, None)
+    yield Measurement("plans.other-fate-than-planned", len(wrong), "guests", None, 0)
     if not ends:
         raise Failure("no plan had an end")
-    yield Figure("plans.ends", len(ends), "plans", None, None)
-    yield Figure("plans.end-differs.median", 100 * median([abs(end) for end in ends]), "%", None, 100 * WITHIN)
-    yield Figure("plans.end-differs.most", 100 * max(abs(end) for end in ends), "%", None, None)
+    yield Measurement("plans.ends", len(ends), "plans", None, None)
+    yield Measurement("plans.end-differs.median", 100 * median([abs(end) for end in ends]), "%", None, 100 * WITHIN)
+    yield Measurement("plans.end-differs.most", 100 * max(abs(end) for end in ends), "%", None, None)
     outside = sum(abs(end) > WITHIN for end in ends)
-    yield Figure("plans.end-differs.outside-25-percent", outside, "plans", None, 0)
+    yield Measurement("plans.end-differs.outside-25-percent", outside, "plans", None, 0)
 
 
 def _plugin(progress: Progress) -> str:

@@ -21,7 +21,7 @@ from embedded.progress import Progress
 
 from . import audit, slots
 from .api import Api, Watch
-from .figure import Figure
+from .measurement import Measurement
 from .simulation import Simulation, Size
 from .slots import Limits
 
@@ -39,7 +39,7 @@ LARGE, MOST_MIB = (5_000, 100_000), 1024
 UTILISATION, REACTION, STUCK, CORDONED = 0.95, 0.2, 1.2, 1.0
 
 
-def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = None) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = None) -> Iterator[Measurement]:
     """All of it, on a cluster without nodes."""
     size = size or Size()
     with Simulation(made, size, LIMITS, progress) as simulation:
@@ -48,7 +48,7 @@ def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = Non
         yield from stuck(simulation, api, progress)
 
 
-def fill(simulation: Simulation, progress: Progress) -> Iterator[Figure]:
+def fill(simulation: Simulation, progress: Progress) -> Iterator[Measurement]:
     """Machines come, and the controller's memory with them."""
     size = simulation.size
     time.sleep(SETTLE)
@@ -56,22 +56,22 @@ def fill(simulation: Simulation, progress: Progress) -> Iterator[Figure]:
     begun, spent = time.monotonic(), simulation.processor_seconds()
     with progress.step(f"{size.machines} machines"):
         simulation.order("machines", "running", 3600)
-    yield Figure("scale.start.machines", size.machines / (time.monotonic() - begun), "1/s", None, None)
+    yield Measurement("scale.start.machines", size.machines / (time.monotonic() - begun), "1/s", None, None)
     with progress.step("the controller comes to rest"):
         _settle(simulation)
-    yield Figure(
+    yield Measurement(
         "scale.start.controller-cpu", (simulation.processor_seconds() - spent) * 1000 / size.machines, "ms/VM", None, None
     )
     full = simulation.memory()
-    yield Figure("scale.controller.RSS", full.resident, "MiB", None, None)
-    yield Figure("scale.controller.RssAnon", full.anonymous, "MiB", None, None)
+    yield Measurement("scale.controller.RSS", full.resident, "MiB", None, None)
+    yield Measurement("scale.controller.RssAnon", full.anonymous, "MiB", None, None)
     bare = simulation.alone.anonymous
     of_node = (empty.anonymous - bare) / size.nodes
     of_machine = (full.anonymous - empty.anonymous) / size.machines
-    yield Figure("scale.controller.RssAnon-per-node", of_node * 1024, "KiB", None, None)
-    yield Figure("scale.controller.RssAnon-per-vmi", of_machine * 1024, "KiB", None, None)
+    yield Measurement("scale.controller.RssAnon-per-node", of_node * 1024, "KiB", None, None)
+    yield Measurement("scale.controller.RssAnon-per-vmi", of_machine * 1024, "KiB", None, None)
     nodes, machines = LARGE
-    yield Figure(
+    yield Measurement(
         f"scale.controller.RssAnon-extrapolated-to-{nodes}-nodes-{machines}-vmis",
         bare + nodes * of_node + machines * of_machine,
         "MiB",
@@ -92,7 +92,7 @@ def _settle(simulation: Simulation) -> None:
             raise Failure(f"the controller still sends more than {QUIET} requests in a second after {PATIENCE} s")
 
 
-def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
+def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Many nodes at once by the taint."""
     nodes = simulation.names(simulation.size.drained)
     machines = _machines(api)
@@ -111,36 +111,36 @@ def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
     controller = [request for request in wanted if request.account == "drydock-controller" and request.resource != "leases"]
     progress.note(audit.split(controller))
     agents = simulation.requests() - requested
-    yield Figure("scale.drain.controller-requests", len(controller) / len(moves), "requests/VM", None, None)
-    yield Figure("scale.drain.agents-requests", agents / len(moves), "requests/VM", None, None)
-    yield Figure("scale.drain.requests", (len(controller) + agents) / len(moves), "requests/VM", None, 25)
+    yield Measurement("scale.drain.controller-requests", len(controller) / len(moves), "requests/VM", None, None)
+    yield Measurement("scale.drain.agents-requests", agents / len(moves), "requests/VM", None, None)
+    yield Measurement("scale.drain.requests", (len(controller) + agents) / len(moves), "requests/VM", None, 25)
     cpu = simulation.processor_seconds() - spent
-    yield Figure("scale.drain.controller-cpu", cpu * 1000 / len(moves), "ms/VM", None, None)
+    yield Measurement("scale.drain.controller-cpu", cpu * 1000 / len(moves), "ms/VM", None, None)
     memory = simulation.memory()
-    yield Figure("scale.drain.controller-RSS", memory.resident, "MiB", None, None)
-    yield Figure("scale.drain.controller-RssAnon", memory.anonymous, "MiB", None, None)
+    yield Measurement("scale.drain.controller-RSS", memory.resident, "MiB", None, None)
+    yield Measurement("scale.drain.controller-RssAnon", memory.anonymous, "MiB", None, None)
     _each(api, nodes, lambda client, node: client.send_request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}))
 
 
 def _slots(
     held: Sequence[slots.Held], moves: Sequence[dict[str, Any]], begun: float, limits: Limits
-) -> Iterator[Figure]:
+) -> Iterator[Measurement]:
     took = max(slot.freed for slot in held) - begun
     by_slots = slots.lower_bound([(slot.source, slot.target, slot.seconds) for slot in held], limits)
     by_moves = slots.lower_bound([(move["source"], move["target"], move["ended"] - move["began"]) for move in moves], limits)
     # At least 95 % of the bound: at most 1 / 0.95 times as long.
-    yield Figure("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
-    yield Figure("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
+    yield Measurement("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
+    yield Measurement("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
     # The shortest time without knowing beforehand how long each will take.
     at_once = slots.without_delay([(slot.source, slot.target, slot.seconds) for slot in held], limits)
-    yield Figure("scale.drain.time vs same-order-without-delay", took, "s", at_once, 1 / UTILISATION, relative=True)
-    yield Figure("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
+    yield Measurement("scale.drain.time vs same-order-without-delay", took, "s", at_once, 1 / UTILISATION, relative=True)
+    yield Measurement("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
     for name, limit, of in (
         ("cluster", limits.cluster, lambda slot: ""),
         ("source", limits.source, lambda slot: slot.source),
         ("target", limits.target, lambda slot: slot.target),
     ):
-        yield Figure(f"scale.drain.most-at-once-{name}", slots.most_at_once(held, of), "migrations", None, limit)
+        yield Measurement(f"scale.drain.most-at-once-{name}", slots.most_at_once(held, of), "migrations", None, limit)
     began = {move["migration"]: move["began"] for move in moves}
     for what, starts, budget in (
         ("taken", {slot.migration: slot.taken for slot in held}, None),
@@ -149,11 +149,11 @@ def _slots(
         waits = slots.until_next(held, starts, limits)
         # On few nodes with few machines no guest waits.
         if waits:
-            yield Figure(f"scale.drain.slot-freed-to-next-{what}.p50", slots.percentile(waits, 0.5), "s", None, None)
-            yield Figure(f"scale.drain.slot-freed-to-next-{what}.p99", slots.percentile(waits, 0.99), "s", None, budget)
+            yield Measurement(f"scale.drain.slot-freed-to-next-{what}.p50", slots.percentile(waits, 0.5), "s", None, None)
+            yield Measurement(f"scale.drain.slot-freed-to-next-{what}.p99", slots.percentile(waits, 0.99), "s", None, budget)
 
 
-def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figure]:
+def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Measurement]:
     """Maintenances of many nodes, one of which has a machine that fits on no other, against one alone.
 
     That one has as many machines as the fullest of them: each machine more is a turn of its slots more.
@@ -173,9 +173,9 @@ def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Figu
     _pin(simulation, api, nodes[0])
     with progress.step(f"maintenance of {count} nodes, one of them stuck"):
         took, cordoned = _maintain(api, nodes, nodes[1:])
-    yield Figure("scale.maintenance.others-done vs one-alone", took, "s", reference, STUCK, relative=True)
-    yield Figure("scale.maintenance.cordoned-after-first-created", cordoned[0], "s", None, None)
-    yield Figure("scale.maintenance.cordoned-after-own-creation", cordoned[1], "s", None, CORDONED)
+    yield Measurement("scale.maintenance.others-done vs one-alone", took, "s", reference, STUCK, relative=True)
+    yield Measurement("scale.maintenance.cordoned-after-first-created", cordoned[0], "s", None, None)
+    yield Measurement("scale.maintenance.cordoned-after-own-creation", cordoned[1], "s", None, CORDONED)
 
 
 def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[float, tuple[float, float]]:

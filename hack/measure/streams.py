@@ -22,7 +22,7 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 
 from .api import Api
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .guests import NAMESPACE, Guest, instance, instances, run_folder
 from .pods import Memory, memory, processes, the_process
 from .websocket import Stream
@@ -111,7 +111,7 @@ def manifest(node: str) -> dict[str, Any]:
     return made
 
 
-def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
     """Echoes of a console, updates of a display, and the memory of port-forwards."""
     node = made.nodes[0].name
     with instances(api) as watch:
@@ -148,7 +148,7 @@ def _carriers(api: Api, path: str, folder: Path) -> Callable[[str, str], Carrier
     return both
 
 
-def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[Figure]:
+def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[Measurement]:
     taken: dict[str, list[float]] = {name: [] for name in carriers}
     for turn in range(samples):
         for name, carrier in carriers.items():
@@ -158,8 +158,8 @@ def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[F
                 console.send(b"\x15")
         progress.note(f"echo {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.2f} ms" for name, ms in taken.items()))
     through, raw = median(taken["api"], samples), median(taken["socat"], samples)
-    yield Figure("streams.console-echo vs socat", through, "ms", raw, None, least=min(taken["api"]))
-    yield Figure("streams.console-echo more than socat", through - raw, "ms", None, MORE)
+    yield Measurement("streams.console-echo vs socat", through, "ms", raw, None, least=min(taken["api"]))
+    yield Measurement("streams.console-echo more than socat", through - raw, "ms", None, MORE)
 
 
 def _echo(console: Carrier, index: int) -> float:
@@ -172,7 +172,7 @@ def _echo(console: Carrier, index: int) -> float:
     return (time.monotonic() - begun) * 1000
 
 
-def _display(carriers: Carriers, samples: int, progress: Progress) -> Iterator[Figure]:
+def _display(carriers: Carriers, samples: int, progress: Progress) -> Iterator[Measurement]:
     taken: dict[str, list[float]] = {name: [] for name in carriers}
     size = 0
     for turn in range(samples):
@@ -188,7 +188,7 @@ def _display(carriers: Carriers, samples: int, progress: Progress) -> Iterator[F
         progress.note(f"update {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.1f} ms" for name, ms in taken.items()))
     through, raw = median(taken["api"], samples), median(taken["socat"], samples)
     name = f"streams.display-update of {size / (1 << 20):.1f} MiB vs socat"
-    yield Figure(name, through, "ms", raw, SLOWER, relative=True, least=min(taken["api"]))
+    yield Measurement(name, through, "ms", raw, SLOWER, relative=True, least=min(taken["api"]))
 
 
 def _greet(display: Carrier) -> tuple[int, int]:
@@ -223,7 +223,7 @@ def _update(display: Carrier, width: int, height: int) -> None:
             left -= wide * high
 
 
-def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -> Iterator[Figure]:
+def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -> Iterator[Measurement]:
     """What each open stream takes, in the agent and in whichever controllers have it."""
     agent = the_process(made, node, "drydock-agent", "run")
     controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-controller")]
@@ -244,4 +244,4 @@ def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -
     progress.note(f"memory of {STREAMS} streams: agent {before[0]:.2f} to {after[0]:.2f}, controllers {before[1]:.2f} to {after[1]:.2f} MiB")
     for who, index in (("agent", 0), ("controllers", 1)):
         each = (after[index] - before[index]) * 1024 / STREAMS
-        yield Figure(f"streams.memory of an open port-forward in the {who}", each, "KiB", None, 256)
+        yield Measurement(f"streams.memory of an open port-forward in the {who}", each, "KiB", None, 256)

@@ -15,7 +15,7 @@ from embedded.errors import Failure
 from embedded.progress import Progress
 from verify.runner import run
 
-from .figure import Figure
+from .measurement import Measurement
 
 TEST = "instance_task::sweep_tests::change_of_a_node_with_100_000_instances"
 # Optimized as the released program is, but for what takes minutes and changes little.
@@ -25,7 +25,7 @@ MOST_SECONDS = 3600
 BLOCKED = 0.05
 
 
-def measure(progress: Progress) -> Iterator[Figure]:
+def measure(progress: Progress) -> Iterator[Measurement]:
     """The longest time for which nothing else ran, beside the whole sweep and the time to read all instances once."""
     package = ["cargo", "test", "--locked", "--release", "-p", "drydock-controller", "--bin", "drydock-controller"]
     with progress.step("cargo test --release of the controller", announce=True):
@@ -38,8 +38,8 @@ def measure(progress: Progress) -> Iterator[Figure]:
     if code != 0 or not found:
         raise Failure(f"{TEST} reports no figures", output)
     figures = json.loads(found[1])
-    yield Figure("sweep.instances", figures["instances"], "instances", None, None)
-    yield Figure("sweep.requests", figures["requests"], "requests", None, None)
-    yield Figure("sweep.whole", figures["sweep"], "s", None, None)
-    yield Figure("sweep.longest-delay", figures["delay"], "s", None, None)
-    yield Figure("sweep.blocked", figures["blocked"], "s", figures["visit"], BLOCKED)
+    yield Measurement("sweep.instances", figures["instances"], "instances", None, None)
+    yield Measurement("sweep.requests", figures["requests"], "requests", None, None)
+    yield Measurement("sweep.whole", figures["sweep"], "s", None, None)
+    yield Measurement("sweep.longest-delay", figures["delay"], "s", None, None)
+    yield Measurement("sweep.blocked", figures["blocked"], "s", figures["visit"], BLOCKED)

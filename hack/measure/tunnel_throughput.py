@@ -25,7 +25,7 @@ from verify.runner import REPOSITORY
 
 from . import socat
 from .api import PATIENCE, Api
-from .figure import SAMPLES, Figure, median
+from .measurement import SAMPLES, Measurement, median
 from .relay import connect, listen
 from .tunnel_sessions import session
 
@@ -51,7 +51,7 @@ class Carrier:
 Carriers = Callable[[Path], contextlib.AbstractContextManager[Carrier]]
 
 
-def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Figure]:
+def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
     """The three take turns."""
     program = target_folder(REPOSITORY) / "release" / "drydock-agent"
     if not program.exists():
@@ -76,11 +76,11 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
     for other, budget in (("socat TLS", SLOWER), ("socat TCP", None)):
         for what, of in (("seconds-per-GiB", seconds), ("processor-seconds-per-GiB", spent)):
             ours, theirs = of["tunnel"], median(of[other], samples)
-            yield Figure(f"tunnel.{what} vs {other}", median(ours, samples), "s", theirs, budget, budget is not None, min(ours))
+            yield Measurement(f"tunnel.{what} vs {other}", median(ours, samples), "s", theirs, budget, budget is not None, min(ours))
     yield from _memory(program, samples, progress)
 
 
-def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Figure]:
+def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Measurement]:
     idle, busy = [], []
     for _ in range(samples):
         with tempfile.TemporaryDirectory(prefix="drydock-bench-") as scratch, _tunnel(program, Path(scratch)) as carrying:
@@ -89,7 +89,7 @@ def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Figure]
             push(carrying, STREAMS, SIZE // STREAMS, lambda: seen.append(max(map(_anonymous, carrying.pids))))
             busy.append(max(seen))
     progress.note(f"RssAnon of a tunnel with a session: {median(idle, samples):.1f} MiB before it carries anything")
-    yield Figure(f"tunnel.RssAnon-with-{STREAMS}-streams", median(busy, samples), "MiB", None, MEMORY, least=min(busy))
+    yield Measurement(f"tunnel.RssAnon-with-{STREAMS}-streams", median(busy, samples), "MiB", None, MEMORY, least=min(busy))
 
 
 def push(carrying: Carrier, streams: int, size: int, inspect: Callable[[], None] | None = None) -> float:

@@ -9,7 +9,7 @@ import unittest
 
 from embedded.errors import Failure
 from measure.against import compared
-from measure.figure import Figure
+from measure.measurement import Measurement
 
 # Stands for `hack/bench`, and runs the benchmark of an earlier commit.
 PROGRAM = """
@@ -37,7 +37,7 @@ finally:
 
 class TestAgainst(unittest.TestCase):
     def test_figures_of_both_are_compared_by_name(self) -> None:
-        now = [Figure("wall", 3.0, "s", 10.0, 4.0, least=2.0), Figure("new", 1, "s", None, None)]
+        now = [Measurement("wall", 3.0, "s", 10.0, 4.0, least=2.0), Measurement("new", 1, "s", None, None)]
         lines = ["building ...", '{"name": "wall", "value": 2.5}', '{"name": "old", "value": 7}']
         (figure,) = compared("abcdef0", lines, now)
         self.assertEqual(

@@ -15,7 +15,7 @@ SAMPLES = 8
 
 
 @dataclass
-class Figure:
+class Measurement:
     """A value, what it is compared with, and whether it keeps its budget.
 
     `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be; without one the
