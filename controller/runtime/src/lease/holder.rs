@@ -157,7 +157,7 @@ enum When {
     Now,
     /// When a renewal is due.
     InTime,
-    /// After a delay, because of a failure.
+    /// After a delay, because of a failure or a conflict.
     Later,
 }
 
@@ -165,8 +165,9 @@ enum When {
 fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction, When) {
     match (phase, result) {
         (NextAction::Idle, _) => (NextAction::Idle, When::Now),
+        // Another client has changed the Lease, and may do so again before each renewal.
         (NextAction::Read, ActionResult::Is { holder, version }) if holder == identity => {
-            (NextAction::Renew { version }, When::Now)
+            (NextAction::Renew { version }, When::Later)
         }
         (_, ActionResult::Is { holder, version }) if holder == identity => {
             (NextAction::Renew { version }, When::InTime)

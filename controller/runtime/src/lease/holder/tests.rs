@@ -167,6 +167,21 @@ async fn renewal_with_lost_response_is_detected() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn renewals_with_conflicts_are_not_repeated_at_once() {
+    let (holder, mut server, _changed) = setup();
+    holder.take_over();
+    server.next_request().await.with(&lease("pod-1", "7"));
+    for version in 8..18 {
+        server.next_request().await.refuse(409, "Conflict");
+        let refused = Instant::now();
+        server.next_request().await.with(&lease("pod-1", &version.to_string()));
+        assert!(server.is_left_alone_for(Duration::from_millis(100)).await, "{version}");
+        assert!(refused.elapsed() < PACE, "{version}");
+    }
+    assert_eq!(holder.held(), HolderState::Ours);
+}
+
+#[tokio::test(start_paused = true)]
 async fn released_lease_is_not_renewed() {
     let (holder, mut server, _changed) = setup();
     holder.take_over();
@@ -196,7 +211,7 @@ fn next_step_follows_from_response() {
         (renew("7"), ActionResult::Missing, NextAction::Make, When::Now),
         (renew("7"), ActionResult::Conflict, NextAction::Read, When::Now),
         (renew("7"), ActionResult::Unknown, renew("7"), When::Later),
-        (NextAction::Read, is("me"), renew("8"), When::Now),
+        (NextAction::Read, is("me"), renew("8"), When::Later),
         (NextAction::Read, is("other"), NextAction::Idle, When::Now),
         (NextAction::Read, ActionResult::Missing, NextAction::Make, When::Now),
         (NextAction::Make, is("me"), renew("8"), When::InTime),
