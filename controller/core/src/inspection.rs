@@ -1,9 +1,13 @@
 //! When a host has to be inspected again.
 
+mod known_facts;
+
 use std::time::Duration;
 
 use drydock_api::facts::FactsFingerprint;
 use jiff::Timestamp;
+
+pub use known_facts::{InspectedFacts, KnownFacts};
 
 /// Delay after a first failed inspection; doubles with each further failure.
 pub const FIRST_RETRY: Duration = Duration::from_secs(5);
