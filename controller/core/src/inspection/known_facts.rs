@@ -13,10 +13,17 @@ use crate::node::InspectionFailure;
 pub type InspectedFacts = (NodeFacts, InspectionRecord);
 
 /// What an agent knows about its host.
+///
+/// # Guarantees
+/// - Facts of a complete inspection are kept while later inspections fail.
+/// - Facts of an incomplete inspection, those of the processor and the kernel, are used only while there are no others,
+///   and are replaced by those of each later inspection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct KnownFacts {
     /// Found by this process.
     found: Option<InspectedFacts>,
+    /// Whether `found` may lack what libvirt reports.
+    is_incomplete: bool,
     /// Found by an earlier process.
     recovered: Option<InspectedFacts>,
     history: History,
@@ -84,8 +91,10 @@ impl KnownFacts {
     /// Takes in the failure of an inspection at `now`, and the facts that it found nevertheless, if any.
     pub fn fail(&mut self, failure: InspectionFailure, incomplete: Option<InspectedFacts>, now: Timestamp) {
         self.has_ended = true;
-        if self.found.is_none() && self.recovered.is_none() {
+        let has_complete = self.found.is_some() && !self.is_incomplete || self.recovered.is_some();
+        if !has_complete && incomplete.is_some() {
             self.found = incomplete;
+            self.is_incomplete = true;
         }
         let times = self.history.failed.as_ref().map_or(0, |failed| failed.times);
         self.history.failed = Some(Failed {

@@ -95,6 +95,14 @@ fn facts_are_those_of_the_table() {
             Some(("2", true)),
         ),
         (&[RecoveredIncomplete("1"), Checked("1")], Some(("1", false))),
+        (
+            &[Checked("1"), FailedWithFacts("1"), Checked("2"), FailedWithFacts("2")],
+            Some(("2", false)),
+        ),
+        (
+            &[Checked("1"), FailedWithFacts("1"), Checked("2"), FailedAlone],
+            Some(("1", false)),
+        ),
     ] {
         let known = after(happenings);
         let facts = known.facts();
