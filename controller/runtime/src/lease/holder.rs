@@ -175,6 +175,8 @@ fn next(phase: NextAction, result: ActionResult, identity: &str) -> (NextAction,
         (_, ActionResult::Is { .. }) => (NextAction::Idle, When::Now),
         // Both create the Lease if necessary, so a 404 means that the namespace is missing.
         (phase @ (NextAction::Take | NextAction::Make), ActionResult::Missing) => (phase, When::Later),
+        // Another client has created the Lease and deleted it again, or has deleted it after each change.
+        (NextAction::Read, ActionResult::Missing) => (NextAction::Make, When::Later),
         (_, ActionResult::Missing) => (NextAction::Make, When::Now),
         (NextAction::Take, ActionResult::Conflict) => (NextAction::Take, When::Later),
         (_, ActionResult::Conflict) => (NextAction::Read, When::Now),

@@ -213,7 +213,7 @@ fn next_step_follows_from_response() {
         (renew("7"), ActionResult::Unknown, renew("7"), When::Later),
         (NextAction::Read, is("me"), renew("8"), When::Later),
         (NextAction::Read, is("other"), NextAction::Idle, When::Now),
-        (NextAction::Read, ActionResult::Missing, NextAction::Make, When::Now),
+        (NextAction::Read, ActionResult::Missing, NextAction::Make, When::Later),
         (NextAction::Make, is("me"), renew("8"), When::InTime),
         (NextAction::Make, ActionResult::Conflict, NextAction::Read, When::Now),
         (NextAction::Make, ActionResult::Missing, NextAction::Make, When::Later),
