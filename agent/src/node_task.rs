@@ -35,7 +35,7 @@ use drydock_core::{
     readiness::pins_cpus,
 };
 use drydock_host::{guest_devices, watch::HostWatch};
-use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock, newer};
+use drydock_runtime::{Backoff, Events, Process, ReadyHandle, Severity, chain, clock, latest_state};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{ResourceExt, api::PartialObjectMeta};
@@ -319,7 +319,7 @@ impl NodeTask {
 
     /// Writes what differs from the plan. Returns when to plan again, if at a known time.
     async fn act(&mut self, now: Timestamp, stopping: bool) -> kube::Result<Option<Timestamp>> {
-        let Some(node) = newer(self.caches.node(), self.written_node.clone()) else {
+        let Some(node) = latest_state(self.caches.node(), self.written_node.clone()) else {
             if !stopping {
                 self.without_node().await?;
             }
@@ -328,7 +328,7 @@ impl NodeTask {
         if self.deleted_node.send_if_modified(|since| since.take().is_some()) {
             info!(node = self.args.node_name, "the Node exists again: guests may run here");
         }
-        let hypervisor = match newer(
+        let hypervisor = match latest_state(
             self.caches.hypervisor().map(Arc::unwrap_or_clone),
             self.written_hypervisor.clone(),
         ) {

@@ -68,7 +68,7 @@ impl Instances {
         let indexes = InstanceIndexes::new();
         let watch = Watch::<VirtualMachineInstance>::all(client.clone(), "virtual machine instances")
             .listing(ListMode::Streamed)
-            .packed();
+            .compressed();
         Self {
             objects: AssumeCache::start(watches, watch, prune, &indexes.all(), on_change),
             indexes,
@@ -80,7 +80,7 @@ impl Instances {
     pub(crate) fn filled(instances: impl IntoIterator<Item = VirtualMachineInstance>) -> Self {
         let indexes = InstanceIndexes::new();
         Self {
-            objects: AssumeCache::of_cache(drydock_runtime::Cache::filled_packed(instances), &indexes.all()),
+            objects: AssumeCache::of_cache(drydock_runtime::Cache::filled_compressed(instances), &indexes.all()),
             indexes,
         }
     }

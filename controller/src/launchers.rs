@@ -118,7 +118,7 @@ impl Launchers {
             .listing(ListMode::Streamed)
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
             .prune(prune_pod)
-            .packed()
+            .compressed()
             .on_change(move |change| {
                 index.observe(change);
                 if let CacheChange::Object { old, new, .. } = change
@@ -146,7 +146,7 @@ impl Launchers {
         let volumes = Watch::<PersistentVolume>::all(client.clone(), "persistent volumes")
             .listing(ListMode::Streamed)
             .prune(prune_volume)
-            .packed();
+            .compressed();
         Self {
             pods,
             claims: watches.start(claims),

@@ -53,7 +53,7 @@ pub(crate) fn watch_machines(
 ) -> AssumeCache<VirtualMachine> {
     let machines = Watch::<VirtualMachine>::all(client.clone(), "machines")
         .listing(ListMode::Streamed)
-        .packed();
+        .compressed();
     AssumeCache::start(watches, machines, prune, &[], on_change)
 }
 

@@ -52,7 +52,7 @@ impl Pdbs {
         let foreign = Index::by(foreign_in);
         let watch = Watch::<PodDisruptionBudget>::all(client.clone(), "PDBs")
             .listing(ListMode::Streamed)
-            .packed();
+            .compressed();
         Self {
             client: client.clone(),
             cache: AssumeCache::start(watches, watch, prune, std::slice::from_ref(&foreign), on_change),

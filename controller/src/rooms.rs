@@ -45,7 +45,7 @@ impl Rooms {
             .listing(ListMode::Streamed)
             .fields(NOT_OVER)
             .prune(prune)
-            .packed()
+            .compressed()
             .on_change(move |change| {
                 let is_near = observe_neighbor(&observers, change);
                 if sums.observe(change) || is_near {

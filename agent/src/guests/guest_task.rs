@@ -36,7 +36,7 @@ use drydock_host::{
     },
     pod_folder::{FolderError, PodFolder},
 };
-use drydock_runtime::{Backoff, Key, Severity, chain, clock, newer};
+use drydock_runtime::{Backoff, Key, Severity, chain, clock, latest_state};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use thiserror::Error;
@@ -205,7 +205,7 @@ impl GuestTask {
     /// Returns the VMI as it was last seen or written.
     fn instance(&self) -> VirtualMachineInstance {
         let seen = self.seen.borrow().instance.as_ref().clone();
-        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+        latest_state(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
     async fn serve(&mut self) -> Result<AfterServing, GuestTaskError> {
@@ -356,7 +356,7 @@ impl GuestTask {
             let Some(now) = now.map_err(GuestTaskError::Unread)? else {
                 return Ok(());
             };
-            self.written = newer(Some(now), self.written.take());
+            self.written = latest_state(Some(now), self.written.take());
             self.has_read = true;
         }
         let instance = self.instance();

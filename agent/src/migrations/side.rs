@@ -8,7 +8,7 @@ use drydock_host::{
     domain::{CallError, DomainEvent, DomainEvents, DomainHandle, DomainState},
     pod_folder::FolderError,
 };
-use drydock_runtime::{Backoff, Key, chain, clock, newer};
+use drydock_runtime::{Backoff, Key, chain, clock, latest_state};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use thiserror::Error;
@@ -99,7 +99,7 @@ impl Side {
     /// Returns the migration, as the watch or the response to an own write has it.
     pub(super) fn migration(&self) -> VirtualMachineInstanceMigration {
         let seen = self.seen.borrow().migration.as_ref().clone();
-        newer(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
+        latest_state(Some(seen.clone()), self.written.clone()).unwrap_or(seen)
     }
 
     /// Returns the pod of this side, if the watch shows it.

@@ -22,7 +22,10 @@ use kube::{Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
-use crate::{Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, newer, newer::version};
+use crate::{
+    Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, latest_state,
+    resource_version::version,
+};
 
 /// Objects of one kind. Clones share the cache.
 #[derive(Debug)]
@@ -136,7 +139,7 @@ impl<K: Resource + Clone> AssumeCache<K> {
             .patched
             .get(key)
             .map(|response| (**response).clone());
-        newer(watched, response)
+        latest_state(watched, response)
     }
 
     /// Returns an object as the watch shows it, or as this process has created it.

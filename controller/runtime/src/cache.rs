@@ -1,6 +1,6 @@
 //! The local cache of a watch.
 
-mod kept;
+mod stored_object;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{Notify, watch};
 
-pub(crate) use kept::{StorageFormat, StoredObject};
+pub(crate) use stored_object::{StorageFormat, StoredObject};
 
 /// Identifies an object of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -177,7 +177,7 @@ pub struct Cache<K>(Arc<CacheState<K>>);
 struct CacheState<K> {
     held: RwLock<CachedObjects<K>>,
     sync_state: watch::Sender<SyncState>,
-    packing: StorageFormat<K>,
+    format: StorageFormat<K>,
 }
 
 struct CachedObjects<K> {
@@ -207,8 +207,8 @@ impl<K> fmt::Debug for Cache<K> {
 }
 
 impl<K> Cache<K> {
-    /// Creates an empty cache that stores objects as `packing` specifies.
-    pub(crate) fn keeping(packing: StorageFormat<K>) -> Self {
+    /// Creates an empty cache that stores objects as `format` specifies.
+    pub(crate) fn keeping(format: StorageFormat<K>) -> Self {
         let held = CachedObjects {
             objects: HashMap::new(),
             unreadable: BTreeMap::new(),
@@ -216,7 +216,7 @@ impl<K> Cache<K> {
         Self(Arc::new(CacheState {
             held: RwLock::new(held),
             sync_state: watch::Sender::default(),
-            packing,
+            format,
         }))
     }
 
@@ -231,8 +231,8 @@ impl<K> Cache<K> {
     }
 
     /// Converts an object to the stored form of this cache.
-    pub(crate) fn pack(&self, object: Arc<K>) -> StoredObject<K> {
-        self.0.packing.keep(object)
+    pub(crate) fn stored_form(&self, object: Arc<K>) -> StoredObject<K> {
+        self.0.format.keep(object)
     }
 
     /// Returns all objects, in arbitrary order.
@@ -300,14 +300,14 @@ impl<K> Cache<K> {
         Self::default().fill(objects)
     }
 
-    /// Creates the same cache as [`filled`](Self::filled) with packed objects, as that of a
-    /// [packed](crate::Watch::packed) watch stores them.
+    /// Creates the same cache as [`filled`](Self::filled) with compressed objects, as that of a
+    /// [compressed](crate::Watch::compressed) watch stores them.
     #[cfg(any(test, feature = "fake"))]
-    pub fn filled_packed(objects: impl IntoIterator<Item = K>) -> Self
+    pub fn filled_compressed(objects: impl IntoIterator<Item = K>) -> Self
     where
         K: Resource + Serialize + DeserializeOwned,
     {
-        Self::keeping(StorageFormat::packed()).fill(objects)
+        Self::keeping(StorageFormat::compressed()).fill(objects)
     }
 
     #[cfg(any(test, feature = "fake"))]
@@ -327,7 +327,7 @@ impl<K> Cache<K> {
     }
 
     pub(crate) fn insert(&self, key: Key, object: Arc<K>) -> Option<Arc<K>> {
-        let kept = self.pack(object);
+        let kept = self.stored_form(object);
         let old = {
             let mut held = self.0.held.write();
             held.unreadable.remove(&key);

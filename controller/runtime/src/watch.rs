@@ -79,7 +79,7 @@ pub struct Watch<K> {
     listing: ListMode,
     optional: bool,
     prune: Prune<K>,
-    packing: StorageFormat<K>,
+    format: StorageFormat<K>,
     on_change: Vec<OnChange<K>>,
 }
 
@@ -126,7 +126,7 @@ impl<K: Resource> Watch<K> {
             listing: ListMode::default(),
             optional: false,
             prune: Box::new(|_| {}),
-            packing: StorageFormat::Whole,
+            format: StorageFormat::Whole,
             on_change: Vec::new(),
         }
     }
@@ -169,11 +169,11 @@ impl<K: Resource> Watch<K> {
     /// Stores objects as compressed text, which takes one twentieth of the memory and some microseconds per read: for
     /// kinds with very many objects that are seldom read.
     #[must_use]
-    pub fn packed(mut self) -> Self
+    pub fn compressed(mut self) -> Self
     where
         K: Serialize + DeserializeOwned,
     {
-        self.packing = StorageFormat::packed();
+        self.format = StorageFormat::compressed();
         self
     }
 
@@ -267,7 +267,7 @@ impl WatchStarter {
         K: Resource + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
         K::DynamicType: Clone + Debug,
     {
-        let cache = Cache::keeping(std::mem::replace(&mut watch.packing, StorageFormat::Whole));
+        let cache = Cache::keeping(std::mem::replace(&mut watch.format, StorageFormat::Whole));
         let (api, acceptance) = (watch.api.clone(), watch.acceptance.clone());
         let first = events(api.clone(), watch.config(watch.listing));
         let streamed = watch.listing == ListMode::Streamed;

@@ -49,7 +49,7 @@ impl<K: Resource> Observer<K> {
             fields: _,
             labels: _,
             listing: _,
-            packing: _,
+            format: _,
             optional,
             prune,
             on_change,
@@ -126,7 +126,7 @@ impl<K: Resource> Observer<K> {
                 });
                 let object = known.unwrap_or_else(|| {
                     (self.prune)(&mut object);
-                    self.cache.pack(Arc::from(object))
+                    self.cache.stored_form(Arc::from(object))
                 });
                 self.listing.objects.insert(key, object);
             }

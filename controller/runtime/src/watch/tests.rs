@@ -62,9 +62,9 @@ fn config_map(name: &str, version: &str, value: &str) -> Value {
     })
 }
 
-/// Makes the watch store objects as text if `packed`.
-fn kept(watch: Watch<ConfigMap>, packed: bool) -> Watch<ConfigMap> {
-    if packed { watch.packed() } else { watch }
+/// Makes the watch store objects as text if `compressed`.
+fn kept(watch: Watch<ConfigMap>, compressed: bool) -> Watch<ConfigMap> {
+    if compressed { watch.compressed() } else { watch }
 }
 
 fn key(name: &str) -> Key {
@@ -215,19 +215,19 @@ async fn metadata_alone_is_fetched_where_that_is_wanted() {
 
 #[tokio::test(start_paused = true)]
 async fn changed_objects_are_pruned_stored_and_notified() {
-    for packed in [false, true] {
-        changes_are_notified(packed).await;
+    for compressed in [false, true] {
+        changes_are_notified(compressed).await;
     }
 }
 
-async fn changes_are_notified(packed: bool) {
+async fn changes_are_notified(compressed: bool) {
     let mut setup = setup();
     let changes = Arc::new(Mutex::new(Vec::new()));
     let sink = changes.clone();
     let prune = |object: &mut ConfigMap| {
         object.data.as_mut().map(|data| data.remove("unread"));
     };
-    let watch = kept(setup.watch(), packed).prune(prune).on_change(move |change| {
+    let watch = kept(setup.watch(), compressed).prune(prune).on_change(move |change| {
         let line = match change {
             CacheChange::Object { key, old, new } => format!("{key} {} {}", old.is_some(), new.is_some()),
             CacheChange::Unreadable { key } => format!("{key} unreadable"),
@@ -267,16 +267,16 @@ async fn changes_are_notified(packed: bool) {
 
 #[tokio::test(start_paused = true)]
 async fn bookmarks_and_reconnects_wake_no_task() {
-    for packed in [false, true] {
-        reconnects_are_quiet(packed, |_| ()).await;
+    for compressed in [false, true] {
+        reconnects_are_quiet(compressed, |_| ()).await;
         // What a reader does not need may be pruned, also the UID.
-        reconnects_are_quiet(packed, |map| map.metadata.uid = None).await;
+        reconnects_are_quiet(compressed, |map| map.metadata.uid = None).await;
     }
 }
 
-async fn reconnects_are_quiet(packed: bool, prune: fn(&mut ConfigMap)) {
+async fn reconnects_are_quiet(compressed: bool, prune: fn(&mut ConfigMap)) {
     let mut setup = setup();
-    let cache = setup.watches.start(kept(setup.watch().prune(prune), packed));
+    let cache = setup.watches.start(kept(setup.watch().prune(prune), compressed));
     setup
         .server
         .next_request()
@@ -374,14 +374,14 @@ async fn watch_errors_back_off_exponentially_until_success() {
 
 #[tokio::test(start_paused = true)]
 async fn one_object_that_does_not_fit_stops_nothing() {
-    for packed in [false, true] {
-        others_are_read(packed).await;
+    for compressed in [false, true] {
+        others_are_read(compressed).await;
     }
 }
 
-async fn others_are_read(packed: bool) {
+async fn others_are_read(compressed: bool) {
     let mut setup = setup();
-    let cache = setup.watches.start(kept(setup.watch(), packed));
+    let cache = setup.watches.start(kept(setup.watch(), compressed));
     let mut bad = config_map("bad", "4", "");
     bad["data"] = json!(7);
     setup

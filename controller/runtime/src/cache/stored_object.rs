@@ -8,7 +8,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 /// Maximum size of the dictionary, in bytes. LZ4 refers back at most 64 KiB, and it rebuilds its hash table of the
 /// dictionary for each object.
-const MOST_LIKE: usize = 16 << 10;
+const DICTIONARY_BYTES: usize = 16 << 10;
 
 /// An object, decoded or serialized: its structs take several times the memory of its text.
 #[derive(Debug)]
@@ -16,15 +16,15 @@ pub(crate) enum StoredObject<K> {
     /// Decoded.
     Whole(Arc<K>),
     /// Serialized and compressed.
-    Packed(Packed<K>),
+    Compressed(CompressedObject<K>),
 }
 
 /// An object as JSON, compressed by LZ4 with a dictionary: objects of one kind are similar.
 #[derive(Debug)]
-pub(crate) struct Packed<K> {
+pub(crate) struct CompressedObject<K> {
     text: Arc<[u8]>,
     /// The dictionary it was compressed with.
-    like: Arc<[u8]>,
+    dictionary: Arc<[u8]>,
     read: fn(&[u8]) -> Option<K>,
 }
 
@@ -34,13 +34,13 @@ pub(crate) enum StorageFormat<K> {
     /// Decoded.
     Whole,
     /// Serialized and compressed.
-    Packed {
+    Compressed {
         /// Serializes to JSON.
         write: fn(&K) -> Option<Vec<u8>>,
         /// Deserializes from JSON.
         read: fn(&[u8]) -> Option<K>,
         /// The dictionary: JSON of the first objects, and of later ones that compressed badly.
-        like: Mutex<Arc<[u8]>>,
+        dictionary: Mutex<Arc<[u8]>>,
     },
 }
 
@@ -48,47 +48,52 @@ impl<K> Clone for StoredObject<K> {
     fn clone(&self) -> Self {
         match self {
             Self::Whole(object) => Self::Whole(Arc::clone(object)),
-            Self::Packed(packed) => Self::Packed(Packed {
-                text: Arc::clone(&packed.text),
-                like: Arc::clone(&packed.like),
-                read: packed.read,
+            Self::Compressed(compressed) => Self::Compressed(CompressedObject {
+                text: Arc::clone(&compressed.text),
+                dictionary: Arc::clone(&compressed.dictionary),
+                read: compressed.read,
             }),
         }
     }
 }
 
 impl<K> StorageFormat<K> {
-    /// Creates a packing that serializes and compresses.
-    pub(crate) fn packed() -> Self
+    /// Creates the format that serializes and compresses.
+    pub(crate) fn compressed() -> Self
     where
         K: Serialize + DeserializeOwned,
     {
-        Self::Packed {
+        Self::Compressed {
             write: |object| serde_json::to_vec(object).ok(),
             read: |text| serde_json::from_slice(text).ok(),
-            like: Mutex::default(),
+            dictionary: Mutex::default(),
         }
     }
 
     /// Converts an object to its stored form.
     pub(crate) fn keep(&self, object: Arc<K>) -> StoredObject<K> {
-        let Self::Packed { write, read, like } = self else {
+        let Self::Compressed {
+            write,
+            read,
+            dictionary,
+        } = self
+        else {
             return StoredObject::Whole(object);
         };
         let Some(json) = write(&object) else {
             return StoredObject::Whole(object);
         };
-        let mut known = like.lock();
-        let like = Arc::clone(&known);
-        let text = compress_prepend_size_with_dict(&json, &like);
-        let is_unlike = like.is_empty() || text.len() * 4 > json.len();
-        if is_unlike && like.len() < MOST_LIKE {
-            let more = json.len().min(MOST_LIKE - like.len());
-            *known = [&*like, &json[..more]].concat().into();
+        let mut known = dictionary.lock();
+        let dictionary = Arc::clone(&known);
+        let text = compress_prepend_size_with_dict(&json, &dictionary);
+        let is_unlike = dictionary.is_empty() || text.len() * 4 > json.len();
+        if is_unlike && dictionary.len() < DICTIONARY_BYTES {
+            let more = json.len().min(DICTIONARY_BYTES - dictionary.len());
+            *known = [&*dictionary, &json[..more]].concat().into();
         }
-        StoredObject::Packed(Packed {
+        StoredObject::Compressed(CompressedObject {
             text: text.into(),
-            like,
+            dictionary,
             read: *read,
         })
     }
@@ -100,8 +105,8 @@ impl<K> StoredObject<K> {
     pub(crate) fn open(&self) -> Option<Arc<K>> {
         match self {
             Self::Whole(object) => Some(Arc::clone(object)),
-            Self::Packed(Packed { text, like, read }) => {
-                let json = decompress_size_prepended_with_dict(text, like).ok();
+            Self::Compressed(CompressedObject { text, dictionary, read }) => {
+                let json = decompress_size_prepended_with_dict(text, dictionary).ok();
                 let object = json.and_then(|json| read(&json));
                 debug_assert!(object.is_some(), "an object cannot be read as it was written");
                 object.map(Arc::new)
@@ -113,7 +118,7 @@ impl<K> StoredObject<K> {
     pub(crate) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Arc::ptr_eq(one, other),
-            (Self::Packed(one), Self::Packed(other)) => Arc::ptr_eq(&one.text, &other.text),
+            (Self::Compressed(one), Self::Compressed(other)) => Arc::ptr_eq(&one.text, &other.text),
             _ => false,
         }
     }
@@ -136,21 +141,21 @@ mod tests {
 
     fn size(kept: &StoredObject<ConfigMap>) -> usize {
         match kept {
-            StoredObject::Whole(_) => panic!("it is not packed"),
-            StoredObject::Packed(packed) => packed.text.len(),
+            StoredObject::Whole(_) => panic!("it is not compressed"),
+            StoredObject::Compressed(compressed) => compressed.text.len(),
         }
     }
 
-    fn like(packing: &StorageFormat<ConfigMap>) -> usize {
-        match packing {
+    fn dictionary(format: &StorageFormat<ConfigMap>) -> usize {
+        match format {
             StorageFormat::Whole => 0,
-            StorageFormat::Packed { like, .. } => like.lock().len(),
+            StorageFormat::Compressed { dictionary, .. } => dictionary.lock().len(),
         }
     }
 
     #[test]
     fn object_similar_to_others_takes_little_memory() {
-        let packing = StorageFormat::packed();
+        let format = StorageFormat::compressed();
         let data: Vec<String> = (0..100)
             .map(|number| format!("the value of number {}", number * 7919))
             .collect();
@@ -158,8 +163,8 @@ mod tests {
             let data = data.iter().map(|text| (text.as_str(), "some value"));
             object(last, &data.collect::<Vec<_>>())
         };
-        let first = packing.keep(Arc::new(with("first")));
-        let second = packing.keep(Arc::new(with("second")));
+        let first = format.keep(Arc::new(with("first")));
+        let second = format.keep(Arc::new(with("second")));
         assert!(
             size(&second) * 10 < size(&first),
             "{} and {}",
@@ -169,10 +174,10 @@ mod tests {
         for (kept, name) in [(&first, "first"), (&second, "second")] {
             assert_eq!(*kept.open().unwrap(), with(name));
         }
-        let known = like(&packing);
+        let known = dictionary(&format);
         assert!(known > 0);
-        packing.keep(Arc::new(with("third")));
-        assert_eq!(like(&packing), known, "there is nothing new in it");
+        format.keep(Arc::new(with("third")));
+        assert_eq!(dictionary(&format), known, "there is nothing new in it");
     }
 
     #[test]
@@ -184,10 +189,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packed_object_is_unpacked_unchanged(
+        fn compressed_object_is_decompressed_unchanged(
             objects in prop::collection::vec(("[a-z]{1,8}", prop::collection::vec(("[a-z]{1,9}", ".{0,400}"), 0..12)), 1..24)
         ) {
-            let packing = StorageFormat::packed();
+            let format = StorageFormat::compressed();
             let objects: Vec<ConfigMap> = objects
                 .iter()
                 .map(|(name, data)| {
@@ -195,11 +200,11 @@ mod tests {
                     object(name, &data)
                 })
                 .collect();
-            let kept: Vec<_> = objects.iter().map(|object| packing.keep(Arc::new(object.clone()))).collect();
+            let kept: Vec<_> = objects.iter().map(|object| format.keep(Arc::new(object.clone()))).collect();
             for (kept, object) in kept.iter().zip(&objects) {
                 prop_assert_eq!(&*kept.open().unwrap(), object);
             }
-            prop_assert!(like(&packing) <= MOST_LIKE);
+            prop_assert!(dictionary(&format) <= DICTIONARY_BYTES);
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Picks the newer of two states of an object.
+//! Compares states of an object by their resourceVersions.
 
 use kube::ResourceExt;
 
 /// Returns the newer of `watched`, the state from a watch, and `written`, the response to a write. A watch lags behind
 /// the process's own writes; a decision based on the watch alone would repeat an action.
-pub fn newer<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
+pub fn latest_state<K: ResourceExt>(watched: Option<K>, written: Option<K>) -> Option<K> {
     match (watched, written) {
         // The watch has deleted the object, provided that it ever showed the written state.
         (None, _) => None,
@@ -30,7 +30,7 @@ pub(crate) fn version<K: ResourceExt>(object: &K) -> u64 {
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
 
-    use super::newer;
+    use super::latest_state;
 
     fn at(version: &str, uid: &str) -> ConfigMap {
         let mut object = ConfigMap::default();
@@ -42,13 +42,19 @@ mod tests {
     #[test]
     fn the_newer_of_watch_and_write_counts_and_a_deletion_always() {
         let version = |object: Option<ConfigMap>| object.and_then(|object| object.metadata.resource_version);
-        assert_eq!(version(newer(Some(at("9", "u")), Some(at("10", "u")))).unwrap(), "10");
-        assert_eq!(version(newer(Some(at("11", "u")), Some(at("10", "u")))).unwrap(), "11");
         assert_eq!(
-            version(newer(Some(at("9", "new")), Some(at("10", "old")))).unwrap(),
+            version(latest_state(Some(at("9", "u")), Some(at("10", "u")))).unwrap(),
+            "10"
+        );
+        assert_eq!(
+            version(latest_state(Some(at("11", "u")), Some(at("10", "u")))).unwrap(),
+            "11"
+        );
+        assert_eq!(
+            version(latest_state(Some(at("9", "new")), Some(at("10", "old")))).unwrap(),
             "9"
         );
-        assert_eq!(version(newer(Some(at("9", "u")), None)).unwrap(), "9");
-        assert_eq!(version(newer(None, Some(at("10", "u")))), None);
+        assert_eq!(version(latest_state(Some(at("9", "u")), None)).unwrap(), "9");
+        assert_eq!(version(latest_state(None, Some(at("10", "u")))), None);
     }
 }
