@@ -172,7 +172,7 @@ impl LivenessTask {
             }
             absence_before = next_absence;
             let mut wake = [next, next_absence].into_iter().flatten().min();
-            match self.silence(&stale, &term).await {
+            match self.mark_unschedulable(&stale, &term).await {
                 Ok(()) => backoff.reset(),
                 Err(error) => {
                     warn!(error = %chain(&error), "a node with an unresponsive agent could not be made unschedulable");
@@ -191,7 +191,7 @@ impl LivenessTask {
     }
 
     /// Makes each of these nodes unschedulable, unless it already is, or its agent turns out to be alive.
-    async fn silence(&self, stale: &[String], term: &LeaderTerm) -> kube::Result<()> {
+    async fn mark_unschedulable(&self, stale: &[String], term: &LeaderTerm) -> kube::Result<()> {
         for name in stale {
             let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
@@ -429,7 +429,7 @@ mod tests {
             serve_lease(&mut server, "c", 0).await;
             server.next_request().await.refuse(500, "InternalError");
         };
-        let (result, ()) = tokio::join!(task.silence(&stale, &term), served);
+        let (result, ()) = tokio::join!(task.mark_unschedulable(&stale, &term), served);
         assert!(result.is_err(), "the third is tried again");
         let event = events.next_request().await;
         assert_eq!(

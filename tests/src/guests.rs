@@ -411,15 +411,15 @@ impl Collector {
     }
 
     /// Returns the longest time between two ticks of a boot: an upper bound of its downtime.
-    pub async fn longest_silence(&self, boot: &str) -> Duration {
+    pub async fn longest_gap(&self, boot: &str) -> Duration {
         let all = self.received.lock().await;
         let times: Vec<Instant> = all
             .iter()
             .filter(|received| received.tick.boot == boot)
             .map(|received| received.at)
             .collect();
-        let silences = times.windows(2).map(|pair| pair[1].duration_since(pair[0]));
-        silences.max().unwrap_or_default()
+        let gaps = times.windows(2).map(|pair| pair[1].duration_since(pair[0]));
+        gaps.max().unwrap_or_default()
     }
 
     /// Returns the received ticks so far, in order of arrival.

@@ -323,8 +323,8 @@ async fn documented_instance_migrates_with_all_data_and_status() -> Result<()> {
     check_disks(&cluster, name, &disks_before).await?;
     let senders = collector.senders(&boot).await;
     let addresses = [&left, &came].map(|pod| pod.status.as_ref().and_then(|status| status.pod_ip.clone()));
-    let silence = collector.longest_silence(&boot).await;
-    println!("from {senders:?}; the longest silence was {silence:?}");
+    let gap = collector.longest_gap(&boot).await;
+    println!("from {senders:?}; the longest gap was {gap:?}");
     assert_eq!(
         senders
             .iter()
@@ -373,8 +373,8 @@ async fn guest_moves_back_and_forth_and_five_migrations_are_kept() -> Result<()>
         Ok((kept == expected).then_some(()))
     })
     .await?;
-    let silence = collector.longest_silence(&boot).await;
-    println!("{rounds} moves; the longest silence was {silence:?}");
+    let gap = collector.longest_gap(&boot).await;
+    println!("{rounds} moves; the longest gap was {gap:?}");
     assert_eq!(collector.senders(&boot).await.len(), rounds + 1);
     without_a_gap(&only(collector.stop().await)?)?;
     cluster.no_guests().await

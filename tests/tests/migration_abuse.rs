@@ -169,7 +169,7 @@ async fn attackers_at_the_tunnel_port_do_not_reach_the_guest() -> Result<()> {
     let hello = client_hello(&session)?;
     send(port, &hello).await?;
     send(port, &hello[..hello.len() / 2]).await?;
-    // Silent connections, more than one address may open.
+    // Idle connections, more than one address may open.
     let unresponsive = (0..40).map(|_| send(port, b""));
     for ended in futures::future::join_all(unresponsive).await {
         // Excess connections may be closed immediately.

@@ -94,8 +94,8 @@ impl Libvirt {
     /// # Errors
     /// If there is no daemon or it refuses the connection.
     pub fn open(uri: &str) -> Result<Self, LibvirtError> {
-        static SILENCE: Once = Once::new();
-        SILENCE.call_once(clear_error_callback);
+        static ERROR_OUTPUT_DISABLED: Once = Once::new();
+        ERROR_OUTPUT_DISABLED.call_once(clear_error_callback);
         const CALL: &str = "connecting to libvirt";
         c_string(CALL, uri)?;
         let connect = Connect::open(Some(uri)).map_err(|error| LibvirtError::new(CALL, &error))?;

@@ -21,7 +21,7 @@ use crate::{console_client::ConsoleClient, console_lines::ConsoleLines, line_sin
 
 /// An unfinished line is shown after this idle time, because a prompt waits for input. An emulated guest that waits
 /// for a CPU stops for 0.2 s in the midst of a line; its lines should not be split.
-const SILENCE: Duration = Duration::from_secs(2);
+const IDLE_TIME: Duration = Duration::from_secs(2);
 /// Size of one read in bytes.
 const BUFFER: usize = 8 * 1024;
 
@@ -105,7 +105,7 @@ impl ConsoleRelay {
             Ok(length) => {
                 self.client.print(&self.buffer[..length]);
                 self.lines.feed(&self.buffer[..length], |line| out.line(line));
-                self.finish_at = self.lines.is_unfinished().then(|| now + SILENCE);
+                self.finish_at = self.lines.is_unfinished().then(|| now + IDLE_TIME);
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(_) => self.disconnected(out),
@@ -207,8 +207,8 @@ mod tests {
         guest.write_all(b"login: ").unwrap();
         console.work(Instant::now(), &mut outlet);
         assert!(outlet.waits().is_none());
-        let silence = console.wake().expect("it comes back for the prompt");
-        console.work(silence, &mut outlet);
+        let idle_since = console.wake().expect("it comes back for the prompt");
+        console.work(idle_since, &mut outlet);
         assert_eq!(console.wake(), None);
         outlet.flush();
         drop(outlet);

@@ -17,8 +17,8 @@ use thiserror::Error;
 
 use crate::{cluster::ClusterContext, failure::CommandError};
 
-/// Silence after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
-const WATCH_SILENCE: Duration = Duration::from_secs(295);
+/// Idle time after which a watch is given up: longer than the 290 s after which the API server ends it (`WatchParams` of kube).
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(295);
 
 /// Time in which a connection has to be made, in seconds: the default of kubectl's `--request-timeout` here.
 const CONNECT_SECONDS: u64 = 30;
@@ -77,7 +77,7 @@ impl Server {
         }
         config.auth_info.token = Some(token.to_owned().into());
         config.connect_timeout = Some(Duration::from_secs(CONNECT_SECONDS));
-        config.read_timeout = Some(WATCH_SILENCE);
+        config.read_timeout = Some(WATCH_IDLE_TIMEOUT);
         Client::try_from(config).map_err(ServerAddressError::Client)
     }
 }
@@ -112,7 +112,11 @@ impl ConnectionOptions {
         let mut config = config.map_err(|error| CommandError::Kubeconfig(Box::new(error)))?;
         config.connect_timeout = Some(Duration::from_secs(self.request_timeout));
         let patience = Duration::from_secs(self.request_timeout);
-        config.read_timeout = Some(if watches { WATCH_SILENCE.max(patience) } else { patience });
+        config.read_timeout = Some(if watches {
+            WATCH_IDLE_TIMEOUT.max(patience)
+        } else {
+            patience
+        });
         if self.act_as.is_some() {
             config.auth_info.impersonate.clone_from(&self.act_as);
             config.auth_info.impersonate_groups = (!self.as_groups.is_empty()).then(|| self.as_groups.clone());

@@ -122,11 +122,11 @@ impl FollowedChange {
     }
 
     /// Returns since when the API server was not reached by this watch, and why; `None` if it was.
-    fn silence(&self) -> Option<(Timestamp, String)> {
+    fn unreachable_since(&self) -> Option<(Timestamp, String)> {
         match self {
-            Self::Drain(_, change) => change.silence(),
-            Self::Migration(_, change) => change.silence(),
-            Self::Maintenance(_, change) => change.silence(),
+            Self::Drain(_, change) => change.unreachable_since(),
+            Self::Migration(_, change) => change.unreachable_since(),
+            Self::Maintenance(_, change) => change.unreachable_since(),
         }
     }
 }
@@ -208,7 +208,7 @@ impl<'a> FollowSession<'a> {
 
     /// Takes what a watch has seen, and shows what has changed.
     fn take(&mut self, seen: FollowedChange, out: &mut dyn Write) -> Result<(), CommandError> {
-        match seen.silence() {
+        match seen.unreachable_since() {
             Some((since, cause)) => {
                 if self.unreachable.is_empty() {
                     self.show.unreachable(&cause);

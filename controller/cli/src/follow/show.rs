@@ -14,7 +14,7 @@ use super::course::FollowedDrain;
 use crate::{arguments::CourseOutput, failure::CommandError, output, screen::Screen};
 
 /// Time without a change after which a line shows what a drain waits for.
-const SILENCE: Duration = Duration::from_secs(30);
+const UNCHANGED_FOR: Duration = Duration::from_secs(30);
 /// A block is drawn at most this often after changes.
 const DRAW_EVERY: Duration = Duration::from_millis(250);
 /// A block is drawn this often without a change: times that are left become shorter.
@@ -65,7 +65,7 @@ impl Show {
     /// Returns when it is to be refreshed.
     pub(super) fn due(&self) -> Instant {
         match self {
-            Self::Lines { last, .. } => *last + SILENCE,
+            Self::Lines { last, .. } => *last + UNCHANGED_FOR,
             Self::Block { next, .. } => *next,
         }
     }
@@ -201,7 +201,7 @@ mod tests {
         let mut out = Vec::new();
         show.refresh(&courses, None, true, &mut out).unwrap();
         assert_eq!(out, b"");
-        tokio::time::advance(SILENCE).await;
+        tokio::time::advance(UNCHANGED_FOR).await;
         show.refresh(&courses, None, true, &mut out).unwrap();
         let line = String::from_utf8(out).unwrap();
         assert!(line.ends_with(" worker-1 - Emptying - 2 moving, 1 blocked\n"), "{line}");

@@ -36,7 +36,7 @@ pub(crate) enum Change<K> {
 
 impl<K> Change<K> {
     /// Returns since when the API server has not been reached, and why; `None` if it was.
-    pub(crate) fn silence(&self) -> Option<(Timestamp, String)> {
+    pub(crate) fn unreachable_since(&self) -> Option<(Timestamp, String)> {
         match self {
             Self::Unreachable(since, cause) => Some((*since, cause.clone())),
             _ => None,

@@ -8,7 +8,7 @@ const KEY = "drydock-session";
 /** Whether users are known by bearer tokens rather than by the link that they have opened. */
 const TOKENS = document.body.dataset.mode === "in-cluster";
 /** Milliseconds without a line after which the connection counts as broken: the console sends one every five seconds. */
-const SILENT = 20_000;
+const IDLE_TIMEOUT = 20_000;
 /** Milliseconds after which a tab that nobody sees closes its connection. */
 const HIDDEN = 30_000;
 
@@ -55,7 +55,7 @@ class View {
   async follow() {
     for (let pause = 500; !this.stopped; pause = Math.min(pause * 2, 8000)) {
       const connection = this.connection = new AbortController();
-      let timer = setTimeout(() => connection.abort(), SILENT);
+      let timer = setTimeout(() => connection.abort(), IDLE_TIMEOUT);
       try {
         const response = await request(`/api/live?path=${encodeURIComponent(this.path)}`, {signal: connection.signal});
         if (response.status === 401 || response.status === 403) return signIn((await response.json()).reason);
@@ -65,7 +65,7 @@ class View {
           const {value, done} = await reader.read();
           if (done) throw new Error("the console has ended the connection");
           clearTimeout(timer);
-          timer = setTimeout(() => connection.abort(), SILENT);
+          timer = setTimeout(() => connection.abort(), IDLE_TIMEOUT);
           const lines = (text + value).split("\n");
           text = lines.pop() ?? "";
           for (const line of lines) { this.apply(JSON.parse(line)); pause = 500; }

@@ -40,7 +40,7 @@ const CONNECT: Duration = Duration::from_secs(60);
 /// Time between two pings, which keep proxies from ending a connection that carries nothing.
 const PING: Duration = Duration::from_secs(30);
 /// Time without any message after which a connection counts as broken: that of three pings.
-const SILENCE: Duration = Duration::from_secs(95);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(95);
 /// Largest message that is read, in bytes. KubeVirt and Drydock send up to 32 KiB.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// Longest error that is read, in bytes.
@@ -147,7 +147,7 @@ impl GuestSocket {
             let message = match timeout(PING, self.stream.next()).await {
                 Ok(Some(Ok(message))) => message,
                 Ok(Some(Err(_)) | None) => return SocketEvent::Lost,
-                Err(_) if self.last.elapsed() > SILENCE => return SocketEvent::Lost,
+                Err(_) if self.last.elapsed() > IDLE_TIMEOUT => return SocketEvent::Lost,
                 Err(_) => {
                     if self.stream.send(Message::Ping(Bytes::new())).await.is_err() {
                         return SocketEvent::Lost;
