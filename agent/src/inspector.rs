@@ -68,11 +68,17 @@ impl InspectorError {
 /// # Errors
 /// If the child does not report. A libvirt that does not respond is no error but part of the report.
 pub(crate) async fn inspect(args: &HostArgs, capabilities: &Path) -> Result<InspectionReport, InspectorError> {
-    let deadline = args.inspection_timeout + GRACE;
-    let mut child = Command::new("/proc/self/exe")
+    let mut command = Command::new("/proc/self/exe");
+    command
         .args(arguments(args))
         .arg("--capabilities-dir")
-        .arg(capabilities)
+        .arg(capabilities);
+    report_of(command, args.inspection_timeout + GRACE).await
+}
+
+/// Runs a command that prints a report, and kills its process group after the deadline.
+async fn report_of(mut command: Command, deadline: Duration) -> Result<InspectionReport, InspectorError> {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -159,5 +165,59 @@ pub(crate) fn programs(args: &HostArgs) -> Programs {
         libvirtd: find_program(&args.libvirtd),
         qemu: args.qemu.clone().or_else(|| find_program(&emulator)),
         cpu_map: Some(args.cpu_map_dir.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Instant};
+
+    use super::*;
+
+    async fn run(script: &str, deadline: Duration) -> Result<InspectionReport, InspectorError> {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        report_of(command, deadline).await
+    }
+
+    #[tokio::test]
+    async fn failure_of_the_inspection_process_has_a_reason() {
+        let minute = Duration::from_secs(60);
+        for (script, reason, message) in [
+            (
+                "echo first >&2; echo 'libvirt is broken' >&2; exit 3",
+                "InspectionCrashed",
+                "exit status: 3: libvirt is broken",
+            ),
+            ("exit 1", "InspectionCrashed", "exit status: 1: it printed nothing"),
+            ("kill -SEGV $$", "InspectionCrashed", "signal: 11"),
+            ("", "InspectionOutputInvalid", "makes no sense"),
+            ("echo '{'", "InspectionOutputInvalid", "makes no sense"),
+            ("echo '{}'", "InspectionOutputInvalid", "makes no sense"),
+            ("printf '\\377'", "InspectionOutputInvalid", "makes no sense"),
+        ] {
+            let error = run(script, minute).await.unwrap_err();
+            assert_eq!(error.reason(), reason, "{script}");
+            assert!(error.to_string().contains(message), "{script}: {error}");
+        }
+        let missing = report_of(Command::new("/none"), minute).await.unwrap_err();
+        assert_eq!(missing.reason(), "InspectionNotStarted");
+    }
+
+    #[tokio::test]
+    async fn hung_inspection_is_killed_with_all_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("child");
+        let script = format!("sleep 1000 & echo $! > {}; wait", file.display());
+        let error = run(&script, Duration::from_millis(500)).await.unwrap_err();
+        assert_eq!(error.reason(), "InspectionTimedOut");
+        let child: i32 = fs::read_to_string(file).unwrap().trim().parse().unwrap();
+        let start = Instant::now();
+        // A killed child may be a zombie until its new parent reads its end.
+        let lives = || fs::read_to_string(format!("/proc/{child}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+        while lives() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the child lives on");
+            tokio::task::yield_now().await;
+        }
     }
 }

@@ -4,6 +4,8 @@ mod args;
 mod caches;
 mod cpu_map_queries;
 mod device_plugin;
+#[cfg(test)]
+mod failing_write;
 mod folder_watch;
 mod guest_network;
 mod guests;

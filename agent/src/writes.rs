@@ -116,7 +116,7 @@ impl Writes {
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::fake::api_server;
+    use drydock_runtime::fake::{WriteFault, api_server};
 
     use super::*;
 
@@ -149,5 +149,46 @@ mod tests {
             server.next_request().await.refuse(401, "Unauthorized");
         });
         assert!(found.is_err(), "a token that is invalid proves nothing");
+    }
+
+    #[tokio::test]
+    async fn each_failed_write_is_an_error_and_not_repeated_here() {
+        let node: PartialObjectMeta<Node> = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "uid": "u"},
+        }))
+        .unwrap();
+        let labels = BTreeMap::from([("key".to_owned(), None)]);
+        let status = HypervisorStatus::default();
+        for fault in WriteFault::ALL {
+            let (client, mut server) = api_server();
+            let writes = Writes::new(client, "n1".into());
+            for write in ["labels", "creation", "status"] {
+                let result = async {
+                    match write {
+                        "labels" => writes.labels(&labels).await.err(),
+                        "creation" => writes.create(&node).await.err(),
+                        _ => writes.status(&status).await.err(),
+                    }
+                };
+                let (error, ()) = tokio::join!(result, async { server.next_request().await.fail(fault) });
+                assert!(error.is_some(), "{fault:?} of the write {write}");
+                assert!(
+                    server.is_left_alone_for(std::time::Duration::ZERO).await,
+                    "{fault:?} of the write {write}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn hypervisor_that_exists_is_not_created() {
+        let node: PartialObjectMeta<Node> =
+            serde_json::from_value(json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}})).unwrap();
+        let (client, mut server) = api_server();
+        let writes = Writes::new(client, "n1".into());
+        let (created, ()) = tokio::join!(writes.create(&node), async {
+            server.next_request().await.refuse(409, "AlreadyExists");
+        });
+        assert!(created.unwrap().is_none());
     }
 }

@@ -1,9 +1,10 @@
 //! The plugin against a fake kubelet that treats plugins as the real one does, quirks included.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tonic::{Streaming, body::Body, server::UnaryService};
 
@@ -14,6 +15,8 @@ use super::{
     },
     *,
 };
+
+mod failing_registrations;
 
 const NAME: &str = "devices.kubevirt.io/kvm";
 
@@ -48,6 +51,7 @@ impl Kubelet {
             allocatable: allocatable.clone(),
             clients: watch::Sender::new(BTreeMap::new()),
             registrations: sender,
+            faults: Mutex::default(),
         });
         let (tasks, until, served) = (process.clone(), ending.clone(), Arc::clone(&state));
         process.spawn("kubelet", async move {
@@ -118,6 +122,19 @@ struct KubeletState {
     /// The plugin of each name; its token is cancelled to drop it.
     clients: watch::Sender<BTreeMap<String, CancellationToken>>,
     registrations: mpsc::UnboundedSender<RegisterRequest>,
+    /// How the next registrations fail.
+    faults: Mutex<VecDeque<RegistrationFault>>,
+}
+
+/// How a registration fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RegistrationFault {
+    /// The kubelet refuses it.
+    Refused,
+    /// The kubelet never responds.
+    Hung,
+    /// The kubelet lists the devices, and responds with an error.
+    LostResponse,
 }
 
 async fn register_call(state: Arc<KubeletState>, request: Request<Incoming>) -> Response<Body> {
@@ -136,6 +153,12 @@ impl UnaryService<RegisterRequest> for Register {
         let (state, request) = (Arc::clone(&self.0), request.into_inner());
         Box::pin(async move {
             let name = request.resource_name.clone();
+            let fault = state.faults.lock().pop_front();
+            match fault {
+                Some(RegistrationFault::Refused) => return Err(Status::unavailable("refused")),
+                Some(RegistrationFault::Hung) => std::future::pending::<()>().await,
+                Some(RegistrationFault::LostResponse) | None => {}
+            }
             let mut plugin = wire::connect(&state.process, &state.sockets.join(&request.endpoint)).await?;
             let _: DevicePluginOptions = wire::call(&mut plugin, paths::OPTIONS, Empty {}).await?;
             let dropped = state.ending.child_token();
@@ -156,6 +179,9 @@ impl UnaryService<RegisterRequest> for Register {
                 kept.show(&name, 0);
             });
             state.registrations.send(request).unwrap();
+            if fault.is_some() {
+                return Err(Status::unavailable("the response is lost"));
+            }
             Ok(tonic::Response::new(Empty {}))
         })
     }

@@ -294,10 +294,16 @@ impl Around {
     /// Stores the next write, and returns what it reports of `side`. The watch does not show it.
     pub(super) async fn report(&mut self, side: &str) -> Value {
         let request = self.write().await;
+        let stored = self.execute(&request);
+        let reported = request.body["status"][side].clone();
+        request.with(&stored);
+        reported
+    }
+
+    /// Executes a write. Returns the migration as it is then. The watch does not show it.
+    pub(super) fn execute(&mut self, request: &ReceivedRequest) -> Value {
         merge(&mut self.stored["status"], &request.body["status"]);
         self.count_up();
-        let reported = request.body["status"][side].clone();
-        request.with(&self.stored);
-        reported
+        self.stored.clone()
     }
 }

@@ -13,6 +13,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::args::{AgentArgs, AgentCommand};
 
+mod failing_writes;
+
 const NODE: &str = "/api/v1/nodes/n";
 const HYPERVISORS: &str = "/apis/drydock.dev/v1alpha1/hypervisors";
 

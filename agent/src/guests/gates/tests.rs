@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::json;
 
 use super::*;
+use crate::failing_write::FailingWrite;
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
 
@@ -124,4 +125,36 @@ async fn refused_gate_is_written_again_and_a_gone_pod_has_none() {
     without_requests(&mut server, gates.set("another", true))
         .await
         .expect("there is nothing to open");
+}
+
+#[tokio::test]
+async fn failed_gate_is_an_error_and_written_again() {
+    for (open, mut failing) in [true, false]
+        .into_iter()
+        .flat_map(|open| FailingWrite::each(&["gate"]).into_iter().map(move |one| (open, one)))
+    {
+        let (gates, mut server) = gates(pod(5, Some(!open)));
+        let mut stored = pod(5, Some(!open));
+        let mut results = Vec::new();
+        for version in 6..9 {
+            let set = gates.set(UID, open);
+            tokio::pin!(set);
+            let result = tokio::select! {
+                biased;
+                result = &mut set => result,
+                request = server.next_request() => {
+                    failing.respond(request, "gate", |request| {
+                        assert_eq!(request.body["status"]["conditions"][0]["status"], if open { "True" } else { "False" });
+                        stored = pod(version, Some(open));
+                        json!(stored)
+                    });
+                    set.await
+                }
+            };
+            results.push(result.is_ok());
+        }
+        assert_eq!(results, [false, true, true], "{failing}");
+        assert_eq!(is_open(&stored), open, "{failing}");
+        failing.assert_settled();
+    }
 }

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::guests::Host;
 
+mod failing_writes;
 mod file_systems;
 
 const POD: &str = "0a";
@@ -163,18 +164,21 @@ impl Around {
     }
 
     fn store(&mut self, request: ReceivedRequest) {
+        let stored = self.execute(&request);
+        request.with(&stored);
+    }
+
+    /// Executes a write. Returns the object as it is then.
+    fn execute(&mut self, request: &ReceivedRequest) -> Value {
         let mut changed = request.body["status"].as_object().unwrap().clone();
         if request.path() == GATE {
             let mut stored = pod();
             stored["metadata"]["resourceVersion"] = json!("2");
             stored["status"]["conditions"] = changed["conditions"].clone();
-            return request.with(&stored);
+            return stored;
         }
         assert_eq!(request.path(), STATUS);
-        assert_eq!(
-            request.body["metadata"]["resourceVersion"],
-            self.stored["metadata"]["resourceVersion"]
-        );
+        assert!(!self.is_outdated(request));
         self.keep_fields_of_controller(&mut changed);
         if changed.get("fsFreezeStatus").is_none() {
             self.stored["status"].as_object_mut().unwrap().remove("fsFreezeStatus");
@@ -186,7 +190,12 @@ impl Around {
             .parse()
             .unwrap();
         self.stored["metadata"]["resourceVersion"] = json!((version + 1).to_string());
-        request.with(&self.stored);
+        self.stored.clone()
+    }
+
+    /// Returns whether a write of the status is based on an earlier version of the VMI.
+    fn is_outdated(&self, request: &ReceivedRequest) -> bool {
+        request.body["metadata"]["resourceVersion"] != self.stored["metadata"]["resourceVersion"]
     }
 
     /// Server-side apply removes no fields of another field manager, unless the agent has taken them over before.

@@ -13,6 +13,8 @@ use super::{
 };
 use crate::tunnel::local::{ReplyProgress, SessionState};
 
+mod failing_writes;
+
 /// The task of the source, connected to the libvirt in which its guest runs.
 struct SourceFixture {
     task: SourceTask,

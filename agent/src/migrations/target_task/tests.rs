@@ -8,6 +8,8 @@ use super::{
     *,
 };
 
+mod failing_writes;
+
 /// The task of the target, connected to the libvirt of its pod.
 struct TargetFixture {
     task: TargetTask,

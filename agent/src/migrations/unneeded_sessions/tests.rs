@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use drydock_runtime::{Process, fake::ReceivedRequest};
+use drydock_runtime::{
+    Process,
+    fake::{ReceivedRequest, WriteFault},
+};
 use http::Method;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -94,6 +97,35 @@ async fn session_absent_from_the_cache_is_closed_once_unneeded() {
             () = api_server => {}
         }
         assert_eq!(fixture.around.tunnel.calls(), ["prepare", "close"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_is_kept_until_the_api_server_could_be_read() {
+    for fault in WriteFault::ALL {
+        let mut fixture = with_session(&migrating()).await;
+        let (migrations, _host) = migrations(&fixture, false, &Process::new());
+        let mut sessions = fixture.tunnels.sessions();
+        let around = &mut fixture.around;
+        let api_server = async {
+            for _ in 0..3 {
+                around.server.next_request().await.fail(fault);
+                let failed = clock::Instant::now();
+                assert!(
+                    around.server.is_left_alone_for(AGAIN.0 / 4).await,
+                    "{fault:?}: read again at once"
+                );
+                assert!(failed.elapsed() >= AGAIN.0 / 4, "{fault:?}");
+                assert_eq!(around.tunnel.calls(), ["prepare"], "{fault:?}: the session is not kept");
+            }
+            respond(around.server.next_request().await, &[]);
+            sessions.wait_for(|known| known.sessions.is_empty()).await.unwrap();
+        };
+        tokio::select! {
+            () = migrations.run() => panic!("the process does not stop"),
+            () = api_server => {}
+        }
+        assert_eq!(fixture.around.tunnel.calls(), ["prepare", "close"], "{fault:?}");
     }
 }
 
