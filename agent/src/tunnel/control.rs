@@ -352,3 +352,6 @@ async fn conclude<S: AsyncRead + AsyncWrite + Unpin>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@
 //! One JSON object per line, over the unix socket of the tunnel's process, which only root can reach. Changes caused
 //! by a call are sent before its response. Agent and tunnel may have different versions during an update: unknown
 //! fields are ignored, and unknown values become [`Role::Unknown`], [`ReplyProgress::Unknown`] and the like, from which
-//! nothing is concluded. A tunnel refuses calls that it does not know. `agent/testdata/wire` contains lines that
+//! nothing is concluded. A tunnel refuses calls that it does not know. `agent/testdata/a233b06` contains lines that
 //! earlier versions write.
 
 use drydock_core::migration::hand_over::Proof;
@@ -241,3 +241,6 @@ fn call_result<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CallResult,
     let value = Value::deserialize(deserializer)?;
     Ok(serde_json::from_value(value).unwrap_or(CallResult::Unknown))
 }
+
+#[cfg(test)]
+mod tests;
