@@ -313,7 +313,7 @@ impl SourceTask {
             let steps = step(&view);
             let Some(first) = steps.first().copied() else {
                 let late_in = late_in.filter(|left| !left.is_zero());
-                return Ok(late_in.or_else(|| self.recheck_in(domain, job, by_pod.is_some())));
+                return Ok(late_in.or_else(|| self.recheck_in(domain, job, by_pod.is_some(), handle.is_some())));
             };
             if view.is_stuck && first == SourceStep::Close {
                 self.give_up_stuck(&migration);
@@ -330,10 +330,18 @@ impl SourceTask {
     }
 
     /// Returns when to reconcile again without an event, while nothing is to be done.
-    fn recheck_in(&self, domain: SourceDomain, job: JobState, pod_has_ended: bool) -> Option<Duration> {
+    fn recheck_in(
+        &self,
+        domain: SourceDomain,
+        job: JobState,
+        pod_has_ended: bool,
+        is_connected: bool,
+    ) -> Option<Duration> {
         let moves = job == JobState::Outgoing || self.call == MigrateCall::Pending || domain == SourceDomain::Leaving;
         let is_unknown = domain == SourceDomain::Unknown && !pod_has_ended;
-        (moves || is_unknown).then_some(MEASURED_EVERY)
+        // No event follows when libvirt can return the job again.
+        let is_unread = job == JobState::Unknown && is_connected;
+        (moves || is_unknown || is_unread).then_some(MEASURED_EVERY)
     }
 
     /// Returns the remaining time until the target's acknowledgement is late, counted from when the guest was first

@@ -28,6 +28,17 @@ pub const LIVE_XML: &str = include_str!("../../testdata/trixie/named.domain.xml"
 #[derive(Clone, Debug, Default)]
 pub struct FakeLibvirt(Arc<Mutex<FakeState>>);
 
+/// How a call fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFault {
+    /// libvirt refuses it.
+    Refused,
+    /// The connection ends before libvirt has carried it out.
+    Lost,
+    /// libvirt carries it out, and the connection ends before the response, as after a call that is overdue.
+    LostResponse,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct FakeState {
     /// The definition, if there is one.
@@ -37,6 +48,8 @@ pub(super) struct FakeState {
     live_xml: Option<String>,
     /// Errors that the next calls return instead of their normal result.
     refusals: VecDeque<LibvirtError>,
+    /// Calls that fail: the name, how many calls of that name succeed before, and how it fails.
+    faults: Vec<(&'static str, usize, CallFault)>,
     calls: Vec<&'static str>,
     /// The commands that the guest agent has carried out, if there is one.
     agent: Option<Vec<String>>,
@@ -100,6 +113,11 @@ impl FakeLibvirt {
         self.lock().refusals.push_back(error);
     }
 
+    /// Makes one call of this name fail, after this number of others.
+    pub fn fail_call(&self, call: &'static str, after: usize, fault: CallFault) {
+        self.lock().faults.push((call, after, fault));
+    }
+
     /// Simulates a guest agent that carries out each command.
     pub fn connect_agent(&self) {
         let mut inner = self.lock();
@@ -154,7 +172,52 @@ impl FakeLibvirt {
     }
 }
 
+impl CallFault {
+    /// Each way for a call to fail.
+    pub const ALL: [Self; 3] = [Self::Refused, Self::Lost, Self::LostResponse];
+
+    /// Returns whether the connection is lost.
+    pub fn ends_connection(self) -> bool {
+        self != Self::Refused
+    }
+}
+
 impl FakeState {
+    /// Returns how this call fails, if it does.
+    fn fault_of(&mut self, call: &'static str) -> Option<CallFault> {
+        let at = self.faults.iter().position(|(name, ..)| *name == call)?;
+        let (_, after, fault) = &mut self.faults[at];
+        if *after > 0 {
+            *after -= 1;
+            return None;
+        }
+        let fault = *fault;
+        self.faults.remove(at);
+        Some(fault)
+    }
+
+    /// Carries out a call, unless a fault prevents that.
+    fn carry_out<T>(
+        &mut self,
+        call: &'static str,
+        make: impl FnOnce(&mut Self) -> Result<T, LibvirtError>,
+    ) -> Result<T, LibvirtError> {
+        self.refusals.pop_front().map_or(Ok(()), Err)?;
+        let lost = Err(refusal(call, sys::VIR_ERR_RPC, "the connection has ended"));
+        match self.fault_of(call) {
+            None => make(self),
+            Some(CallFault::Refused) => {
+                let message = "Requested operation is not valid";
+                Err(refusal(call, sys::VIR_ERR_OPERATION_INVALID, message))
+            }
+            Some(CallFault::Lost) => lost,
+            Some(CallFault::LostResponse) => {
+                drop(make(self));
+                lost
+            }
+        }
+    }
+
     pub(super) fn happen(&self, event: LifecycleEvent) {
         self.emit(&DomainEvent::Lifecycle(event));
     }
@@ -213,17 +276,16 @@ impl FakeLibvirtConnection {
     ) -> Result<T, LibvirtError> {
         let mut inner = self.libvirt.lock();
         inner.calls.push(call);
-        inner.refusals.pop_front().map_or(Ok(()), Err)?;
-        change(&mut inner)
+        inner.carry_out(call, change)
     }
 
+    /// Makes a call that only reads.
     pub(super) fn question<T>(
         &self,
+        call: &'static str,
         result: impl FnOnce(&FakeState) -> Result<T, LibvirtError>,
     ) -> Result<T, LibvirtError> {
-        let mut inner = self.libvirt.lock();
-        inner.refusals.pop_front().map_or(Ok(()), Err)?;
-        result(&inner)
+        self.libvirt.lock().carry_out(call, |inner| result(inner))
     }
 }
 
@@ -268,11 +330,11 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn state(&self) -> Result<DomainState, LibvirtError> {
-        self.question(|inner| inner.defined("state"))
+        self.question("state", |inner| inner.defined("state"))
     }
 
     fn xml(&self, document: XmlDocument) -> Result<String, LibvirtError> {
-        self.question(|inner| {
+        self.question("xml", |inner| {
             let runs = inner.defined("xml")?.has_guest() == Some(true);
             Ok(match document {
                 XmlDocument::Live if runs => inner.live_xml.clone().unwrap_or_else(|| LIVE_XML.to_owned()),
@@ -364,18 +426,20 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn names(&self) -> Result<Vec<String>, LibvirtError> {
-        self.question(|inner| Ok(inner.definition.iter().map(|_| self.domain.clone()).collect()))
+        self.question("names", |inner| {
+            Ok(inner.definition.iter().map(|_| self.domain.clone()).collect())
+        })
     }
 
     fn guest_info(&self) -> Result<Vec<Parameter>, LibvirtError> {
-        self.question(|inner| match inner.agent {
+        self.question("guest info", |inner| match inner.agent {
             Some(_) if !inner.agent_hangs => Ok(Vec::new()),
             _ => Err(no_agent("guest info")),
         })
     }
 
     fn agent_command(&self, command: &str) -> Result<String, LibvirtError> {
-        self.question(|_| Ok(()))?;
+        self.question("agent command", |_| Ok(()))?;
         let mut inner = self.libvirt.lock();
         let hangs = inner.agent_hangs;
         let commands = inner.agent.as_mut().filter(|_| !hangs);
@@ -414,7 +478,7 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn screenshot(&self) -> Result<Screenshot, LibvirtError> {
-        self.question(|inner| {
+        self.question("screenshot", |inner| {
             inner.guest("screenshot")?;
             Ok(Screenshot {
                 media_type: "image/png".into(),
@@ -424,7 +488,7 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn block_info(&self, disk: &str) -> Result<BlockInfo, LibvirtError> {
-        self.question(|inner| {
+        self.question("block info", |inner| {
             inner.defined("block info")?;
             let message = format!("invalid argument: invalid path {disk} not assigned to domain");
             Err(refusal("block info", sys::VIR_ERR_INVALID_ARG, &message))
@@ -432,7 +496,7 @@ impl DomainCalls for FakeLibvirtConnection {
     }
 
     fn versions(&self) -> Result<PodVersions, LibvirtError> {
-        self.question(|_| {
+        self.question("versions", |_| {
             Ok(PodVersions {
                 libvirt: Version(11_003_000),
                 qemu: Version(10_000_013),

@@ -230,7 +230,7 @@ impl FakeLibvirtConnection {
     }
 
     pub(super) fn fake_job(&self, which: WhichJob) -> Result<Option<JobInfo>, LibvirtError> {
-        self.question(|inner| {
+        self.question("job", |inner| {
             // As in the real `job` call: a domain that does not run has no job.
             inner.defined("job")?;
             Ok(match which {
@@ -241,7 +241,7 @@ impl FakeLibvirtConnection {
     }
 
     pub(super) fn fake_max_downtime(&self) -> Result<u64, LibvirtError> {
-        self.question(|inner| {
+        self.question("max downtime", |inner| {
             inner.guest("max downtime")?;
             Ok(inner.migrations.max_downtime.unwrap_or(QEMU_DOWNTIME))
         })
@@ -287,7 +287,9 @@ impl FakeLibvirtConnection {
     }
 
     pub(super) fn fake_compare_cpu(&self) -> Result<CpuComparison, LibvirtError> {
-        self.question(|inner| Ok(inner.migrations.comparison.clone().unwrap_or(CpuComparison::Fits)))
+        self.question("compare CPU", |inner| {
+            Ok(inner.migrations.comparison.clone().unwrap_or(CpuComparison::Fits))
+        })
     }
 }
 

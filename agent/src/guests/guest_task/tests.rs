@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::guests::Host;
 
+mod failing_calls;
 mod failing_writes;
 mod file_systems;
 

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::tunnel::local::{ReplyProgress, SessionState};
 
+mod failing_calls;
 mod failing_writes;
 
 /// The task of the source, connected to the libvirt in which its guest runs.

@@ -8,6 +8,7 @@ use super::{
     *,
 };
 
+mod failing_calls;
 mod failing_writes;
 
 /// The task of the target, connected to the libvirt of its pod.

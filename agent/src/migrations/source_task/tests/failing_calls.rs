@@ -1,0 +1,119 @@
+//! Each call to libvirt that decides on a migration fails once in each way: nothing wrong is reported meanwhile.
+
+use drydock_host::fake::fake_guest::CallFault;
+use futures::{FutureExt, future::join_all};
+
+use super::{failing_writes::about_to_report, *};
+
+impl SourceFixture {
+    /// Reconciles once. Returns when it reconciles again by itself.
+    async fn reconcile_once(&mut self) -> Option<clock::Instant> {
+        let Self { task, guest, fixture } = self;
+        let around = &mut fixture.around;
+        let result = {
+            let reconciling = task.reconcile(Some(guest));
+            tokio::pin!(reconciling);
+            loop {
+                tokio::select! {
+                    biased;
+                    result = &mut reconciling => break result,
+                    _ = around.report("source") => {}
+                }
+            }
+        };
+        task.side.next_reconcile(result)
+    }
+
+    /// Connects again after the connection has ended, as the task does.
+    async fn reconnect(&mut self) {
+        self.take_in().await;
+        self.task.hand_over_pause.connection_ended();
+        let (handle, events) = self.fixture.around.libvirt.connect(DOMAIN).await.unwrap();
+        self.guest = GuestConnection { handle, events };
+    }
+
+    fn state(&self) -> Value {
+        json!(self.fixture.around.stored())["status"]["source"]["state"].clone()
+    }
+}
+
+/// Lets a source report `state`, while one call fails.
+async fn reported_after(state: &str, call: &'static str, fault: CallFault) {
+    let shown = format!("{state}: {fault:?} of {call}");
+    let mut source = about_to_report(state).await;
+    let before = source.state();
+    let migrations = source.fixture.around.libvirt.migrations().len();
+    source.fixture.around.libvirt.fail_call(call, 0, fault);
+    for _ in 0..4 {
+        let wake = source.reconcile_once().await;
+        let reported = source.state();
+        if reported == state {
+            break;
+        }
+        assert_eq!(reported, before, "{shown}");
+        // The end of the connection is an event.
+        let is_due = wake.is_some_and(|wake| wake > clock::Instant::now());
+        assert!(is_due || fault.ends_connection(), "{shown}: waits for ever, or spins");
+        if fault.ends_connection() {
+            source.reconnect().await;
+        }
+    }
+    assert_eq!(source.state(), state, "{shown}");
+    let calls = source.fixture.around.libvirt.calls();
+    assert!(
+        !calls.contains(&"destroy") && !calls.contains(&"resume"),
+        "{shown}: {calls:?}"
+    );
+    let begun = source.fixture.around.libvirt.migrations().len() - migrations;
+    assert!(begun <= usize::from(state == "Migrating"), "{shown}");
+}
+
+#[tokio::test]
+async fn source_reports_only_the_truth_whichever_call_fails() {
+    let states = [
+        "Migrating",
+        "Released",
+        "HandedOver",
+        "Stopped",
+        "Halted",
+        "Ended",
+        "Stayed",
+    ];
+    let each = states.iter().flat_map(|state| {
+        let calls = ["state", "job"];
+        calls
+            .into_iter()
+            .flat_map(move |call| CallFault::ALL.map(|fault| reported_after(state, call, fault).boxed_local()))
+    });
+    join_all(each).await;
+}
+
+#[tokio::test]
+async fn failed_abort_of_the_job_is_repeated() {
+    for fault in CallFault::ALL {
+        let mut source = source(&prepared(), false).await;
+        source.begin().await;
+        let abort = json!({"abort": {"reason": "Deleted", "message": "it was deleted"}});
+        source.fixture.around.update(&abort);
+        let libvirt = source.fixture.around.libvirt.clone();
+        libvirt.set_job(in_pass(2));
+        libvirt.fail_call("abort job", 0, fault);
+        for _ in 0..2 {
+            let wake = source.reconcile_once().await;
+            assert!(
+                wake.is_some_and(|wake| wake > clock::Instant::now()),
+                "{fault:?}: waits for ever, or spins"
+            );
+            if fault.ends_connection() {
+                source.reconnect().await;
+            }
+        }
+        let aborts = libvirt.calls().iter().filter(|call| **call == "abort job").count();
+        assert_eq!(
+            aborts,
+            if fault == CallFault::LostResponse { 1 } else { 2 },
+            "{fault:?}"
+        );
+        assert!(matches!(libvirt.state(), Some(DomainState::Running(_))), "{fault:?}");
+    }
+}
