@@ -23,11 +23,15 @@ use drydock_core::{
     launcher_pod::{TargetPodInput, image_identity},
     migration::{
         cluster::{ClusterStep, step},
+        coalescing::{is_assumed, may_be_over_by},
         deadlines::PhaseDeadlines,
-        observed::{pod_of, view},
+        failure_detail::{detail, reason},
+        named_sides::Sides,
+        observed::{is_orphaned, view},
         queue::entry,
         record::MigrationRecord,
-        rejected::{self, rejected},
+        rejected,
+        target_pods::{for_target_pod, pod_of},
     },
 };
 use drydock_runtime::{
@@ -38,7 +42,7 @@ use execution::{After, Execution};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Resource, ResourceExt, core::Status};
-use observe::{ObservedMigration, detail, may_be_over_by, reason};
+use observe::ObservedMigration;
 use parking_lot::Mutex;
 use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
@@ -48,6 +52,7 @@ use crate::{
     instances::Instances,
     launchers::{Launchers, PodPurpose},
     migrations::{Migrations, instance_of},
+    nodes::NodePair,
     reconciler::{self, Executed, Queued, ReconcileError, Reconciler},
     refusals::{RefusedStep, StepRefusals},
     requests::api_of,
@@ -56,9 +61,6 @@ pub(crate) use metrics::SlotMetrics;
 
 /// How many migrations are reconciled concurrently.
 pub(crate) const MAX_CONCURRENT_RECONCILES: usize = 32;
-/// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
-/// whole seconds, so it is between two seconds and three.
-const STATUS_COALESCE: Duration = Duration::from_secs(3);
 
 /// Reconciles all migrations.
 pub(crate) struct MigrationTask {
@@ -171,38 +173,69 @@ impl MigrationTask {
         }
     }
 
+    /// Returns the instance of a migration and its pods, as the caches show them.
+    fn shown(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+    ) -> (Option<Arc<VirtualMachineInstance>>, Vec<Arc<Pod>>) {
+        let instance = self.instances.get(&instance_of(&Key::of(migration), migration));
+        let pods = instance.as_ref().map(|instance| self.launchers.of(instance));
+        (instance, pods.unwrap_or_default())
+    }
+
     fn entry(
         &self,
         migration: &VirtualMachineInstanceMigration,
     ) -> Option<drydock_core::migration::queue::QueuedMigration> {
-        let key = Key::of(migration);
-        let instance = self.instances.get(&instance_of(&key, migration));
-        let pods = instance
-            .as_ref()
-            .map(|instance| self.launchers.of(instance))
-            .unwrap_or_default();
+        let (instance, pods) = self.shown(migration);
         let now = clock::now();
         let refused = self
-            .refused_step(&key, now)
+            .refused_step(&Key::of(migration), now)
             .is_some_and(|refused| now < refused.again_at);
-        entry(
-            migration,
-            instance.as_deref(),
-            pod_of(migration, &pods).map(Arc::as_ref),
-            refused,
-            now,
-        )
+        let pod = pod_of(migration, &pods).map(Arc::as_ref);
+        entry(migration, instance.as_deref(), pod, refused, now)
     }
 
     /// Returns the migrations of the same instance that were reconciled before and have not begun.
     fn queued_beside(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> Vec<Key> {
         let all = self.migrations.of_instance(&instance_of(key, migration)).into_iter();
-        all.filter(|other| {
-            let record = MigrationRecord::of(other);
-            record.phase.is_some() && !record.has_sides()
-        })
-        .map(|other| Key::of(other.as_ref()))
-        .collect()
+        all.filter(|other| MigrationRecord::of(other).is_queued())
+            .map(|other| Key::of(other.as_ref()))
+            .collect()
+    }
+
+    /// Updates what this process keeps about a migration, before it is observed: its entry in the queue, which may
+    /// grant places and slots to it and to others, and its refusal, which ends with a target pod. `None`: it does not
+    /// exist.
+    fn update_queue(&self, key: &Key, migration: Option<&VirtualMachineInstanceMigration>) {
+        let refused = RefusedStep::TargetPod(key.clone());
+        let Some(migration) = migration else {
+            self.turns.missing(&key.to_string());
+            self.turn();
+            self.refusals.forget(&refused);
+            return;
+        };
+        let uid = migration.uid().unwrap_or_default();
+        let record = MigrationRecord::of(migration);
+        let over = record.is_over();
+        if over {
+            self.placed.lock().remove(&uid);
+        } else {
+            self.trimming.active();
+        }
+        if record.phase.is_none() {
+            // It may precede those that are queued already.
+            for queued in self.queued_beside(key, migration) {
+                self.work.add(queued);
+            }
+        }
+        let freed = over && self.turns.finished(&uid);
+        if self.turns.observe(&uid, self.entry(migration)) || freed {
+            self.turn();
+        }
+        if over || rejected::has_pod(migration, &self.shown(migration).1) {
+            self.refusals.forget(&refused);
+        }
     }
 
     /// Grants places and slots to the next migrations, and enqueues these.
@@ -220,10 +253,8 @@ impl MigrationTask {
     }
 }
 
-/// A migration, what its plan depends on, and what this reconcile has executed so far.
+/// What the plan of a migration depends on, and what this reconcile has executed so far.
 pub(crate) struct MigrationObservation {
-    now: Timestamp,
-    migration: VirtualMachineInstanceMigration,
     observed: ObservedMigration,
     execution: Execution,
 }
@@ -241,63 +272,31 @@ impl Reconciler for MigrationTask {
     type Plan = MigrationPlan;
 
     async fn observe(&self, key: &Key) -> Result<Option<MigrationObservation>, ReconcileError> {
-        let Some(migration) = self.migrations.objects.newest(key) else {
-            self.turns.missing(&key.to_string());
-            self.turn();
-            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
+        let newest = self.migrations.objects.newest(key);
+        self.update_queue(key, newest.as_ref());
+        // A newer version has written a part that this one cannot read, and continues with it. This one could not
+        // write the part back as it is.
+        let Some(migration) = newest.filter(|migration| !MigrationRecord::of(migration).is_unknown()) else {
             return Ok(None);
         };
         let now = clock::now();
-        let observed = self.gather(key, &migration, now).await?;
-        let uid = migration.uid().unwrap_or_default();
-        let record = MigrationRecord::of(&migration);
-        let over = record.is_over();
-        if over {
-            self.placed.lock().remove(&uid);
-        } else {
-            self.trimming.active();
-        }
-        if record.phase.is_none() {
-            // It may precede those that are queued already.
-            for queued in self.queued_beside(key, &migration) {
-                self.work.add(queued);
-            }
-        }
-        let freed = over && self.turns.finished(&uid);
-        if self.turns.observe(&uid, self.entry(&migration)) || freed {
-            self.turn();
-        }
-        if over || (observed.rejected.is_none() && pod_of(&migration, &observed.pods).is_some()) {
-            self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
-        }
-        // A newer version has written a part that this one cannot read, and continues with it. This one could not
-        // write the part back as it is.
-        if record.is_unknown() {
-            return Ok(None);
-        }
-        let made = self.placed(&uid, &observed.pods, &migration, now);
+        let observed = self.gather(key, migration, now).await?;
+        let migration = &observed.migration;
+        let made = self.placed(&migration.uid().unwrap_or_default(), &observed.pods, migration, now);
         Ok(Some(MigrationObservation {
-            now,
-            execution: Execution::new(record, &observed, made),
-            migration,
+            execution: Execution::new(MigrationRecord::of(migration), observed.instance.as_deref(), made),
             observed,
         }))
     }
 
-    fn plan(&self, _: &Key, observed: &MigrationObservation) -> MigrationPlan {
-        let MigrationObservation {
-            now,
-            migration,
-            observed,
-            execution,
-        } = observed;
-        let goes = migration.metadata.deletion_timestamp.is_some();
-        if execution.record.is_over() && observed.instance_confirmed && observed.instance.is_none() && !goes {
+    fn plan(&self, _: &Key, MigrationObservation { observed, execution }: &MigrationObservation) -> MigrationPlan {
+        let facts = observed.facts();
+        if is_orphaned(&facts) {
             return MigrationPlan::Delete;
         }
-        let uid = migration.metadata.uid.as_deref().unwrap_or_default();
-        let facts = observed.facts(migration, &self.turns, uid, *now);
-        MigrationPlan::Steps(step(&execution.observed(view(&facts))))
+        MigrationPlan::Steps(step(
+            &view(&facts).with_executed(execution.record, execution.made.is_some()),
+        ))
     }
 
     async fn execute(
@@ -308,12 +307,16 @@ impl Reconciler for MigrationTask {
     ) -> Result<Executed, ReconcileError> {
         let steps = match plan {
             MigrationPlan::Delete => {
-                self.delete(key, &observed.migration).await?;
+                self.delete(key, &observed.observed.migration).await?;
                 return Ok(Executed::Requeue(Requeue::OnChange));
             }
             MigrationPlan::Steps(steps) => steps,
         };
-        match self.take_steps(key, observed, steps).await? {
+        let after = self.take_steps(key, observed, steps).await?;
+        // The steps, or reconciles of other migrations meanwhile, may have changed it.
+        let uid = observed.observed.migration.uid().unwrap_or_default();
+        observed.observed.slot = self.turns.state_of(&uid);
+        match after {
             After::Plan => Ok(Executed::Replan),
             After::Write => self.finish(key, observed).await.map(Executed::Requeue),
             After::Deleted => Ok(Executed::Requeue(Requeue::OnChange)),
@@ -341,12 +344,9 @@ impl MigrationTask {
         observed: &mut MigrationObservation,
         steps: Vec<ClusterStep>,
     ) -> Result<After, ReconcileError> {
-        let MigrationObservation {
-            now,
-            migration,
-            observed,
-            execution,
-        } = observed;
+        let MigrationObservation { observed, execution } = observed;
+        let (now, deadline) = (observed.now, observed.deadline.as_ref());
+        let migration = &observed.migration;
         let mut after = After::Write;
         for step in steps {
             match step {
@@ -360,13 +360,13 @@ impl MigrationTask {
                     let Some(instance) = &observed.instance else { break };
                     match self.create_pod(migration, instance).await {
                         Ok(()) => {
-                            execution.made = Some(*now);
-                            self.placed.lock().insert(migration.uid().unwrap_or_default(), *now);
+                            execution.made = Some(now);
+                            self.placed.lock().insert(migration.uid().unwrap_or_default(), now);
                             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
                             after = After::Plan;
                         }
                         Err(kube::Error::Api(status)) if is_refusal(&status) => {
-                            self.refused(key, migration, &status, *now);
+                            self.refused(key, migration, &status, now);
                         }
                         // It keeps its place, and its status still reports that it is queued.
                         Err(source) => {
@@ -380,20 +380,18 @@ impl MigrationTask {
                 ClusterStep::DeletePod => self.delete_pod(migration, &observed.pods).await?,
                 ClusterStep::Enter(phase) => {
                     if phase == MigrationPhase::PreparingTarget {
-                        let Some(sides) = self.sides(migration, observed) else {
-                            break;
-                        };
+                        let Some(sides) = self.sides(observed) else { break };
                         execution.change.sides = Some(sides);
                     }
                     after = execution.enter(phase);
                 }
                 ClusterStep::Fail(failure) => {
                     execution.record.phase = Some(MigrationPhase::Failed);
-                    execution.change.deadline = reason(failure, observed);
-                    execution.change.fail = Some((failure, detail(failure, migration, observed)));
+                    execution.change.deadline = reason(failure, deadline);
+                    execution.change.fail = Some((failure, detail(failure, migration, &observed.pods, deadline)));
                 }
                 ClusterStep::Abort(failure) => {
-                    execution.change.abort = Some((failure, detail(failure, migration, observed)));
+                    execution.change.abort = Some((failure, detail(failure, migration, &observed.pods, deadline)));
                 }
                 ClusterStep::RecordSourceGone => execution.change.source_gone = true,
                 ClusterStep::RemoveFinalizer => {
@@ -410,42 +408,33 @@ impl MigrationTask {
     /// # Errors
     /// If a request to the API server fails, or the target pod could not be created.
     async fn finish(&self, key: &Key, observed: &mut MigrationObservation) -> Result<Requeue, ReconcileError> {
-        let MigrationObservation {
-            now,
-            migration,
-            observed,
-            execution,
-        } = observed;
-        let (now, record, made) = (*now, execution.record, execution.made);
-        let change = &mut execution.change;
-        let uid = migration.uid().unwrap_or_default();
+        let MigrationObservation { observed, execution } = observed;
+        let (now, migration, record) = (observed.now, &observed.migration, &execution.record);
         let refused = self.refused_step(key, now);
-        let text = refused.as_ref().map(|refused| refused.message.as_str());
-        change.waiting = self.waiting(&uid, &record, text, observed);
-        if let Some(at) = may_be_over_by(migration, change, made, &observed.pods, now) {
+        let obstacles = observed.obstacles(refused.as_ref().map(|last| (last.message.as_str(), last.again_at)));
+        execution.change.waiting = obstacles.waiting(record);
+        if let Some(at) = may_be_over_by(migration, &execution.change, execution.made, &observed.pods, now) {
             return Ok(Requeue::At(at));
         }
-        self.write(key, migration, change, now).await?;
+        self.write(key, migration, &execution.change, now).await?;
         if record.is_over() {
-            self.turns.finished(&uid);
+            self.turns.finished(&migration.uid().unwrap_or_default());
             self.turn();
             self.forget_old(key, migration).await?;
         }
         if let Some(error) = execution.failed.take() {
             return Err(error);
         }
-        let deadline = observed.deadline.as_ref().filter(|deadline| !deadline.has_passed(now));
-        let retry = refused.map(|refused| refused.again_at).filter(|at| now < *at);
-        let another_pod = observed
-            .rejected
-            .as_ref()
-            .map(|rejected| rejected.again_at)
-            .filter(|at| now < *at);
-        Ok(Requeue::OnChange
-            .or_at(deadline.map(|deadline| deadline.at))
-            .or_at(observed.pending.wake)
-            .or_at(another_pod)
-            .or_at(retry))
+        Ok(Requeue::OnChange.or_at(obstacles.reconcile_at(now)))
+    }
+
+    /// Returns both sides of a migration, which are recorded only once; `None` if a part of them is unknown.
+    fn sides(&self, observed: &ObservedMigration) -> Option<Sides> {
+        let instance = observed.instance.as_ref()?;
+        let source = self.launchers.nodes.pair(instance.node_name()?);
+        let settings = &self.launchers.configuration.get().migrations;
+        let view = source.as_ref().map(NodePair::view);
+        Sides::of(&observed.migration, instance, &observed.pods, view.as_ref(), settings)
     }
 
     /// Returns the last refusal of a migration's target pod.
@@ -480,10 +469,7 @@ impl MigrationTask {
     ) -> Option<Timestamp> {
         let mut placed = self.placed.lock();
         let made = placed.get(uid).copied()?;
-        // A pod that the watch does not show within this time is read from the API server.
-        let shows = pod_of(migration, pods).is_some() && rejected(migration, pods).is_none();
-        let is_recent = made <= now && made.checked_add(STATUS_COALESCE).is_ok_and(|until| now < until);
-        if shows || !is_recent {
+        if !is_assumed(migration, pods, made, now) {
             placed.remove(uid);
             return None;
         }
@@ -495,15 +481,7 @@ impl MigrationTask {
         migration: &VirtualMachineInstanceMigration,
         instance: &VirtualMachineInstance,
     ) -> kube::Result<()> {
-        let mut instance = instance.clone();
-        // The node selector of the instance itself has precedence.
-        for (key, value) in &migration.spec.added_node_selector {
-            instance
-                .spec
-                .node_selector
-                .entry(key.clone())
-                .or_insert_with(|| value.clone());
-        }
+        let instance = for_target_pod(instance, migration);
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
         let earlier = self.migrations.of_instance(&Key::of(&instance));
         let limits = self.launchers.configuration.get().migrations.clone();

@@ -7,6 +7,10 @@
 //! - [`purpose`]: why a migration was created.
 //! - [`convergence`]: how to react to the progress of a running migration.
 //! - [`deadlines`]: how long each phase may take, and when a failed migration is retried.
+//! - [`waiting`]: what a migration waits for, and when it is reconciled again without a change.
+//! - [`coalescing`]: which phases are not written by themselves.
+//! - [`retention`]: which ended migrations are deleted.
+//! - [`named_sides`], [`failure_detail`]: what the status records of both sides, and of a failure.
 //!
 //! ```text
 //!                           controller
@@ -50,17 +54,22 @@
 //! writes with the resourceVersion on which it decided.
 
 pub mod cluster;
+pub mod coalescing;
 pub mod convergence;
 pub mod deadlines;
+pub mod failure_detail;
 pub mod hand_over;
+pub mod named_sides;
 pub mod observed;
 pub mod purpose;
 pub mod queue;
 pub mod record;
 pub mod rejected;
+pub mod retention;
 pub mod sides;
 pub mod source;
 pub mod status;
 pub mod target;
-mod target_pods;
+pub mod target_pods;
 pub mod unsent;
+pub mod waiting;

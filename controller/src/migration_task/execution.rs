@@ -1,14 +1,12 @@
 //! What one reconcile of a migration has executed so far, and the status that it will write.
 
-use drydock_api::kubevirt::migration::MigrationPhase;
+use drydock_api::kubevirt::{VirtualMachineInstance, migration::MigrationPhase};
 use drydock_core::migration::{
-    cluster::{ClusterView, TargetPodState},
     record::MigrationRecord,
-    status::StatusChange,
+    status::{StatusChange, is_written_at_once},
 };
 use jiff::Timestamp;
 
-use super::observe::ObservedMigration;
 use crate::reconciler::ReconcileError;
 
 /// What follows a step.
@@ -36,8 +34,11 @@ pub(super) struct Execution {
 
 impl Execution {
     /// Starts with the recorded state.
-    pub(super) fn new(record: MigrationRecord, observed: &ObservedMigration, made: Option<Timestamp>) -> Self {
-        let instance = observed.instance.as_ref();
+    pub(super) fn new(
+        record: MigrationRecord,
+        instance: Option<&VirtualMachineInstance>,
+        made: Option<Timestamp>,
+    ) -> Self {
         Self {
             record,
             change: StatusChange {
@@ -49,30 +50,14 @@ impl Execution {
         }
     }
 
-    /// Returns an observation with what was executed since.
-    pub(super) fn observed(&self, mut seen: ClusterView) -> ClusterView {
-        seen.record = self.record;
-        if self.made.is_some() {
-            seen.target_pod = TargetPodState::Coming;
-        }
-        seen
-    }
-
     /// Enters a phase.
     pub(super) fn enter(&mut self, phase: MigrationPhase) -> After {
-        if phase == MigrationPhase::Succeeded {
-            // Phases that were over within a moment were not written by themselves.
-            let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
-            let before = self.record.phase;
-            let skipped = skipped.into_iter().filter(|phase| Some(*phase) > before);
-            self.change.enter.extend(skipped);
-        }
+        self.change.enter(self.record.phase, phase);
         self.record.phase = Some(phase);
-        self.change.enter.push(phase);
-        match phase {
-            // Both sides act on the written phase, so it is written before anything else is read.
-            MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed => After::Write,
-            _ => After::Plan,
+        if is_written_at_once(phase) {
+            After::Write
+        } else {
+            After::Plan
         }
     }
 }

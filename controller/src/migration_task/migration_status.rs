@@ -5,7 +5,7 @@ use drydock_api::{
     kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase, names::MIGRATION_FINALIZER},
 };
 use drydock_core::migration::{
-    record::MigrationRecord,
+    retention::oldest_first,
     sides::target,
     status::{StatusChange, after, differs, failure_message},
 };
@@ -97,13 +97,7 @@ impl MigrationTask {
 
     /// Deletes the oldest ended migrations of an instance, as many as are due.
     pub(super) async fn forget_old(&self, key: &Key, migration: &VirtualMachineInstanceMigration) -> kube::Result<()> {
-        let mut ended: Vec<_> = self
-            .migrations
-            .of_instance(&instance_of(key, migration))
-            .into_iter()
-            .filter(|other| other.uid() == migration.uid() || MigrationRecord::of(other).is_over())
-            .collect();
-        ended.sort_by_key(|other| (other.metadata.creation_timestamp.clone(), other.uid()));
+        let ended = oldest_first(self.migrations.of_instance(&instance_of(key, migration)), migration);
         for old in ended.iter().take(self.trimming.due(key, ended.len())) {
             self.delete(&Key::of(old.as_ref()), old).await?;
         }

@@ -23,6 +23,16 @@ pub(super) struct UsedSlots {
     pub(super) targets: BTreeMap<String, u32>,
 }
 
+/// What the queue has granted to one migration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotState {
+    /// It may have a target pod.
+    pub(super) may_place: bool,
+    pub(super) has_slot: bool,
+    /// What it waits for.
+    pub(super) wait: Option<Wait>,
+}
+
 #[derive(Debug, Default)]
 struct SchedulerState {
     reservations: Reservations,
@@ -90,19 +100,14 @@ impl SlotScheduler {
         woken
     }
 
-    /// Returns whether a migration may have a target pod.
-    pub(super) fn may_place(&self, uid: &str) -> bool {
-        self.0.lock().reservations.may_place(uid)
-    }
-
-    /// Returns whether a migration has a slot.
-    pub(super) fn has_slot(&self, uid: &str) -> bool {
-        self.0.lock().reservations.has_slot(uid)
-    }
-
-    /// Returns what a migration waits for.
-    pub(super) fn wait(&self, uid: &str) -> Option<Wait> {
-        self.0.lock().waiting.get(uid).copied()
+    /// Returns what a migration has and what it waits for.
+    pub(super) fn state_of(&self, uid: &str) -> SlotState {
+        let state = self.0.lock();
+        SlotState {
+            may_place: state.reservations.may_place(uid),
+            has_slot: state.reservations.has_slot(uid),
+            wait: state.waiting.get(uid).copied(),
+        }
     }
 
     /// Removes a migration that is over. Returns whether anything has changed.
@@ -180,7 +185,7 @@ mod tests {
         let evaluated = turns.begin(entries.clone(), &limits, Timestamp::UNIX_EPOCH);
         assert_eq!(evaluated, ["default/one", "default/two"]);
         for entry in entries {
-            assert!(turns.may_place(&entry.uid), "{}", entry.name);
+            assert!(turns.state_of(&entry.uid).may_place, "{}", entry.name);
             let uid = entry.uid.clone();
             assert!(!turns.observe(&uid, Some(entry)));
         }

@@ -116,7 +116,7 @@ async fn throttled_target_pod_keeps_the_place_and_is_retried() {
             matches!(reconciled, Err(ReconcileError::Failed { .. })),
             "{code}: {reconciled:?}"
         );
-        assert!(task.turns.may_place(UID), "{code}");
+        assert!(task.turns.state_of(UID).may_place, "{code}");
         assert!(recorded.is_left_alone().await, "{code}");
         let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, async {
             create(pod_request(&mut server).await);
@@ -151,14 +151,14 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(matches!(reconciled, Ok(Requeue::At(_))), "{reconciled:?}");
     assert_eq!(recorded.next_request().await.body["reason"], "FailedCreate");
-    assert!(!task.turns.may_place(UID), "others may have its place");
+    assert!(!task.turns.state_of(UID).may_place, "others may have its place");
 
     // Before the next attempt is due, nothing is tried and nothing is written, whatever else changes.
     (0..10).for_each(|_| task.refusals.note(step(), REFUSAL, clock::now()));
     let again_at = task.refusals.of(&step(), clock::now()).unwrap().again_at;
     assert_eq!(task.reconcile(&key()).await.unwrap(), Requeue::At(again_at));
     task.turn();
-    assert!(!task.turns.may_place(UID) && server.is_left_alone().await);
+    assert!(!task.turns.state_of(UID).may_place && server.is_left_alone().await);
 
     // Due, and refused for the same reason: neither a write nor an event.
     task.refusals.note(step(), REFUSAL, Timestamp::UNIX_EPOCH);
@@ -179,6 +179,33 @@ async fn refused_target_pod_is_reported_and_retried_when_due() {
     let (reconciled, ()) = tokio::join!(async { task.reconcile(&key()).await }, served);
     assert!(reconciled.is_ok() && task.refusals.of(&step(), clock::now()).is_none());
     assert_eq!(recorded.next_request().await.body["reason"], "SuccessfulCreate");
+}
+
+/// Returns the steps of a plan.
+fn steps(task: &MigrationTask, observed: &MigrationObservation) -> Vec<ClusterStep> {
+    match task.plan(&key(), observed) {
+        MigrationPlan::Steps(steps) => steps,
+        MigrationPlan::Delete => panic!("the migration is not over"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slot_is_that_of_the_observation_until_steps_are_executed() {
+    let mut queued = migration();
+    queued["status"] = json!({"phase": "Pending"});
+    let (task, _server, _recorded) = task(&queued, vec![]);
+    let observed = task.observe(&key()).await.unwrap().unwrap();
+    task.turns.withdraw(UID);
+    assert_eq!(steps(&task, &observed), [ClusterStep::CreatePod]);
+
+    let (task, _server, _recorded) = self::task(&migration(), vec![]);
+    let mut observed = task.observe(&key()).await.unwrap().unwrap();
+    assert_eq!(steps(&task, &observed), [ClusterStep::Enter(MigrationPhase::Pending)]);
+    task.turns.withdraw(UID);
+    let plan = task.plan(&key(), &observed);
+    let executed = task.execute(&key(), &mut observed, plan).await;
+    assert_eq!(executed.unwrap(), Executed::Replan);
+    assert_eq!(steps(&task, &observed), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,7 +380,7 @@ async fn new_leader_counts_slots_despite_unreadable_migrations() {
     let limit = Duration::from_secs(60);
     let (begun, ()) = tokio::join!(tokio::time::timeout(limit, task.rebuild_slots()), served);
     assert!(begun.is_ok(), "the list was not accepted");
-    assert!(task.turns.has_slot(UID));
+    assert!(task.turns.state_of(UID).has_slot);
     let used = task.turns.used();
     assert_eq!((used.cluster, used.sources["a"], used.targets["b"]), (1, 1, 1));
 }

@@ -10,11 +10,10 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use drydock_core::migration::retention::surplus;
 use drydock_runtime::{Key, Trigger, clock};
 use parking_lot::Mutex;
 
-/// How many ended migrations are kept per instance. The same as in KubeVirt.
-const KEPT: usize = 5;
 /// How long no unfinished migration may have changed before ended ones are deleted: longer than the pauses of a drain.
 const QUIET: Duration = Duration::from_secs(15);
 
@@ -82,35 +81,9 @@ impl Trimming {
     }
 }
 
-/// Returns how many of an instance's ended migrations are deleted now, and how many once it is quiet.
-fn surplus(ended: usize, quiet: bool) -> (usize, usize) {
-    let surplus = ended.saturating_sub(KEPT);
-    if quiet || surplus >= KEPT {
-        (surplus, 0)
-    } else {
-        (0, surplus)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn trimming_keeps_five_and_until_quiet_up_to_nine_migrations() {
-        for (ended, quiet, expected) in [
-            (0, true, (0, 0)),
-            (5, true, (0, 0)),
-            (6, true, (1, 0)),
-            (14, true, (9, 0)),
-            (5, false, (0, 0)),
-            (6, false, (0, 1)),
-            (9, false, (0, 4)),
-            (10, false, (5, 0)),
-        ] {
-            assert_eq!(surplus(ended, quiet), expected, "{ended} {quiet}");
-        }
-    }
 
     #[tokio::test(start_paused = true)]
     async fn surplus_waits_until_no_migration_has_changed_for_a_while() {

@@ -359,12 +359,12 @@ KINDS = (
         "VirtualMachineInstanceMigration",
         (
             Condition(
-                f"{CORE}/migration/status.rs::WAITING",
+                f"{CORE}/migration/waiting.rs::WAITING",
                 (
                     Variants(f"{CORE}/migration/queue/wait.rs", "WaitReason", "as_str"),
-                    Constants(f"{CORE}/migration/status.rs", ("REJECTED_BY_QUOTA", "FAILED_CREATE")),
+                    Constants(f"{CORE}/migration/waiting.rs", ("REJECTED_BY_QUOTA", "FAILED_CREATE")),
                     Written(
-                        f"{CORE}/migration/status.rs",
+                        f"{CORE}/migration/waiting.rs",
                         {
                             "TargetPodNotScheduled": "No scheduler handles the target pod.",
                             "TargetPodUnschedulable": "The scheduler has found no node for the target pod.",

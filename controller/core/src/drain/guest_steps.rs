@@ -26,7 +26,8 @@ use crate::{
         deadlines::{Attempts, Failures, Retry, after},
         purpose::MigrationPurpose,
         record::MigrationRecord,
-        status::{WAITING, Waiting},
+        record::reached_at,
+        waiting::{WAITING, Waiting},
     },
     quantity,
     vm_conditions::{find, is_pod_terminating},
@@ -465,8 +466,7 @@ fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigratio
     if !is_ours || status.phase != Some(MigrationPhase::Failed) {
         return None;
     }
-    let mut transitions = status.phase_transition_timestamps.iter();
-    let failed = transitions.find(|transition| transition.phase == MigrationPhase::Failed)?;
+    let failed_at = reached_at(migration, MigrationPhase::Failed)?;
     let message = status
         .migration_state
         .as_ref()
@@ -474,7 +474,7 @@ fn failure(migration: &VirtualMachineInstanceMigration) -> Option<FailedMigratio
     let annotations = migration.metadata.annotations.as_ref();
     Some(FailedMigration {
         uid: migration.metadata.uid.clone()?,
-        at: failed.phase_transition_timestamp,
+        at: failed_at,
         reason: status.reason.clone(),
         message: message.map(|message| message.chars().take(MAX_MESSAGE_CHARS).collect()),
         circumstances: annotations.and_then(|all| all.get(CIRCUMSTANCES).cloned()),

@@ -13,9 +13,12 @@ mod attempts;
 
 use std::{collections::BTreeMap, time::Duration};
 
+use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
 
-use crate::configuration::InvalidValue;
+use super::record::{MigrationRecord, reached_at};
+use crate::{configuration::InvalidValue, pod_state::created_at};
 
 pub use attempts::{Attempts, Failures, Retry};
 
@@ -60,22 +63,16 @@ impl Default for PhaseDeadlines {
 /// A phase of a migration that has a deadline. While the guest moves, [`convergence`](super::convergence) and
 /// [`unsent`](super::unsent) decide instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DeadlinePhase {
+enum DeadlinePhase {
     /// The target pod is being scheduled or started.
-    TargetPod(TargetPodProgress),
+    TargetPod {
+        /// The scheduler has found no node for it (condition `PodScheduled` is False).
+        unschedulable: bool,
+    },
     /// Both sides prepare (phase `PreparingTarget`).
     Preparing,
     /// Both sides are prepared, and the guest does not move yet (phase `TargetReady`).
     Starting,
-}
-
-/// The state of a target pod that determines its deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct TargetPodProgress {
-    /// The scheduler has found no node for it (condition `PodScheduled` is False).
-    pub unschedulable: bool,
-    /// Its containers are ready.
-    pub ready: bool,
 }
 
 /// The deadline of a phase.
@@ -122,26 +119,18 @@ impl PhaseDeadlines {
     }
 
     /// Returns the deadline of the phase that began at `since`: for a target pod its creation, for other phases their
-    /// transition. `None`: no limit applies.
+    /// transition.
     ///
     /// `annotations` are the migration's, as in [`Self::with_annotations`].
-    pub fn deadline(
-        &self,
-        part: DeadlinePhase,
-        since: Timestamp,
-        annotations: &BTreeMap<String, String>,
-    ) -> Option<PhaseDeadline> {
+    fn deadline(&self, part: DeadlinePhase, since: Timestamp, annotations: &BTreeMap<String, String>) -> PhaseDeadline {
         let (own, _) = self.with_annotations(annotations);
         let (limit, reason, message) = match part {
-            DeadlinePhase::TargetPod(TargetPodProgress { ready: true, .. }) => return None,
-            DeadlinePhase::TargetPod(TargetPodProgress {
-                unschedulable: true, ..
-            }) if own.unschedulable <= own.pending => (
+            DeadlinePhase::TargetPod { unschedulable: true } if own.unschedulable <= own.pending => (
                 own.unschedulable,
                 "TargetPodUnschedulable",
                 "no node took the target pod",
             ),
-            DeadlinePhase::TargetPod(_) => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
+            DeadlinePhase::TargetPod { .. } => (own.pending, TARGET_POD_NOT_READY, "the target pod was not ready"),
             DeadlinePhase::Preparing => (
                 own.preparing,
                 "PreparationTimedOut",
@@ -153,11 +142,37 @@ impl PhaseDeadlines {
                 "both sides were prepared, and the guest did not begin to move",
             ),
         };
-        Some(PhaseDeadline {
+        PhaseDeadline {
             at: after(since, limit),
             reason,
             sentence: format!("{message} within {} s", limit.as_secs_f64()),
-        })
+        }
+    }
+
+    /// Returns the deadline of the phase that a migration is in; `None` if no limit applies. `pod` is its target pod,
+    /// and `unschedulable`, whether the scheduler has found no node for the pod.
+    pub fn of_migration(
+        &self,
+        migration: &VirtualMachineInstanceMigration,
+        pod: Option<&Pod>,
+        unschedulable: bool,
+    ) -> Option<PhaseDeadline> {
+        let record = MigrationRecord::of(migration);
+        let phase = record.phase?;
+        let since = reached_at(migration, phase)?;
+        let (part, since) = match phase {
+            MigrationPhase::Scheduling => (
+                DeadlinePhase::TargetPod { unschedulable },
+                created_at(pod?).unwrap_or(since),
+            ),
+            // The guest moves, although the phase may not show it yet.
+            _ if record.source.is_some() => return None,
+            MigrationPhase::PreparingTarget => (DeadlinePhase::Preparing, since),
+            MigrationPhase::TargetReady => (DeadlinePhase::Starting, since),
+            _ => return None,
+        };
+        let annotations = migration.metadata.annotations.as_ref();
+        Some(self.deadline(part, since, annotations.unwrap_or(&BTreeMap::new())))
     }
 }
 

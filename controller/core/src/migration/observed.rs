@@ -14,7 +14,7 @@ use super::{
     record::MigrationRecord,
     rejected::rejected,
     sides::{source, target},
-    target_pods::pods_of,
+    target_pods::pod_of,
 };
 use crate::instance::{
     Moving, NodeState,
@@ -67,6 +67,12 @@ pub fn view(facts: &MigrationFacts<'_>) -> ClusterView {
     }
 }
 
+/// Returns whether a migration is to be deleted: it has ended and was not deleted yet, and its VMI no longer exists.
+pub fn is_orphaned(facts: &MigrationFacts<'_>) -> bool {
+    let record = MigrationRecord::of(facts.migration);
+    record.is_over() && !record.deleted && facts.instance.is_none() && facts.instance_confirmed
+}
+
 /// Returns whether another unfinished migration of the same VMI precedes this one, which then must not begin. `all` are
 /// the VMI's migrations.
 ///
@@ -107,11 +113,6 @@ pub fn moving<'a>(
         mode: newest.and_then(|migration| source(migration)?.mode),
         migrations,
     }
-}
-
-/// Returns the target pod of a migration. Prefers a pod that its kubelet has not rejected.
-pub fn pod_of<'a>(migration: &VirtualMachineInstanceMigration, pods: &'a [Arc<Pod>]) -> Option<&'a Arc<Pod>> {
-    pods_of(migration, pods).min_by_key(|pod| rejection(pod).is_some())
 }
 
 fn instance(facts: &MigrationFacts<'_>) -> Instance {

@@ -5,6 +5,8 @@ use drydock_api::kubevirt::{
     migration::{MigrationPhase, SourceState, TargetState, VirtualMachineInstanceMigrationStatus},
 };
 
+use jiff::Timestamp;
+
 use super::convergence::is_given_up_for;
 
 /// The state recorded in a VirtualMachineInstanceMigration: the contract between controller and agents.
@@ -77,6 +79,11 @@ impl MigrationRecord {
         self.phase.is_some_and(|phase| phase >= MigrationPhase::PreparingTarget)
     }
 
+    /// Returns whether it was reconciled before and waits for its turn: its sides are not named.
+    pub fn is_queued(&self) -> bool {
+        self.phase.is_some() && !self.has_sides()
+    }
+
     /// Returns whether the source reports that the guest's fate there is final: nothing there waits for a decision.
     pub fn source_is_settled(&self) -> bool {
         matches!(
@@ -108,6 +115,13 @@ impl MigrationRecord {
     pub fn source_has_let_go(&self) -> bool {
         matches!(self.source, Some(SourceState::Released | SourceState::Stopped))
     }
+}
+
+/// Returns when a migration first reached a phase, in whole seconds.
+pub fn reached_at(migration: &VirtualMachineInstanceMigration, phase: MigrationPhase) -> Option<Timestamp> {
+    let mut transitions = migration.status.as_ref()?.phase_transition_timestamps.iter();
+    let reached = transitions.find(|transition| transition.phase == phase)?;
+    Some(reached.phase_transition_timestamp)
 }
 
 /// Returns whether one of the sides reports that the guest runs on the target.
@@ -197,6 +211,27 @@ mod tests {
         source::{self, JobState, MigrateCall, SourceDomain, SourceTunnel, SourceView},
         target::{self, TargetDomain, TargetTunnel, TargetView},
     };
+
+    #[test]
+    fn migration_is_queued_from_the_first_phase_until_the_sides() {
+        use MigrationPhase::{Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded};
+        for (phase, expected) in [
+            (None, false),
+            (Some(Pending), true),
+            (Some(Scheduling), true),
+            (Some(Scheduled), true),
+            (Some(PreparingTarget), false),
+            (Some(Running), false),
+            (Some(Succeeded), false),
+            (Some(Failed), false),
+        ] {
+            let record = MigrationRecord {
+                phase,
+                ..MigrationRecord::default()
+            };
+            assert_eq!(record.is_queued(), expected, "{phase:?}");
+        }
+    }
 
     proptest! {
         /// `migration_search` checks the same for each state that it reaches.

@@ -19,7 +19,7 @@ use drydock_api::kubevirt::VirtualMachineInstanceMigration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::target_pods::pods_of;
+use super::target_pods::{pod_of, pods_of};
 use crate::instance::ending::rejection;
 
 /// Maximum number of rejected target pods of a migration. With [`pause`] the last one is created 15 s after the first
@@ -64,6 +64,17 @@ pub fn rejected(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) 
         count,
         message: rejection(newest)?,
     })
+}
+
+/// Returns whether a migration has a target pod, and waits for no other after a rejection.
+pub fn has_pod(migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> bool {
+    pod_of(migration, pods).is_some() && rejected(migration, pods).is_none()
+}
+
+/// Returns whether a target pod may be created: the queue has granted it, and the pause after the `last` rejection, if
+/// there was one, is over.
+pub fn may_create(is_granted: bool, last: Option<&Rejected>, now: Timestamp) -> bool {
+    is_granted && last.is_none_or(|rejected| rejected.again_at <= now)
 }
 
 #[cfg(test)]
@@ -122,6 +133,45 @@ mod tests {
         ] {
             let found = rejected(&migration(), &pods).map(|found| (found.again_at, found.message));
             assert_eq!(found, expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn target_pod_is_present_unless_another_follows() {
+        let comes = json!({"phase": "Pending"});
+        let rejected = || pod("u", 0, &no_device());
+        for (what, pods, expected) in [
+            ("no pod", vec![], false),
+            ("another migration's", vec![pod("v", 0, &comes)], false),
+            ("starts", vec![pod("u", 0, &comes)], true),
+            ("rejected", vec![rejected()], false),
+            ("follows a rejected one", vec![rejected(), pod("u", 1, &comes)], true),
+            ("the last was rejected", vec![rejected(); ATTEMPTS], true),
+        ] {
+            assert_eq!(has_pod(&migration(), &pods), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn pod_is_created_when_granted_and_after_the_pause() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let rejected = Rejected {
+            again_at: at(10),
+            count: 1,
+            message: String::new(),
+        };
+        for (is_granted, last, now, expected) in [
+            (true, None, 9, true),
+            (true, Some(&rejected), 9, false),
+            (true, Some(&rejected), 10, true),
+            (false, None, 9, false),
+            (false, Some(&rejected), 10, false),
+        ] {
+            assert_eq!(
+                may_create(is_granted, last, at(now)),
+                expected,
+                "{is_granted} {last:?} {now}"
+            );
         }
     }
 

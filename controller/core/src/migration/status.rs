@@ -1,40 +1,25 @@
 //! The controller's part of a migration's status.
 
 use drydock_api::kubevirt::{
-    Condition, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    Condition, VirtualMachineInstanceMigration,
     migration::{
-        MigratedGuest, MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
+        MigrationAbort, MigrationConfiguration, MigrationMode, MigrationPhase, MigrationPhaseTransition,
         MigrationSource, MigrationState, MigrationTarget, VirtualMachineInstanceMigrationStatus,
     },
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 
 use super::{
     cluster::MigrationFailure,
+    named_sides::Sides,
     record::has_arrived,
-    rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
+    waiting::{WAITING, Waiting},
 };
 use crate::{
     conditions::{ConditionStatus, whole_seconds},
-    configuration::MigrationSettings,
-    default_cpu::has_hosts_own,
-    launcher_pod::{
-        image_identity,
-        pending::{Hindrance, NOT_SCHEDULED},
-    },
-    migratable,
-    placement::NodeView,
-    processor,
     vm_conditions::condition,
 };
 
-/// Condition type: the migration waits; the reason names the cause.
-pub const WAITING: &str = "Waiting";
-/// Reason of [`WAITING`]: a ResourceQuota rejects the target pod. KubeVirt's name.
-const REJECTED_BY_QUOTA: &str = "RejectedByResourceQuota";
-/// Reason of [`WAITING`]: the API server rejects the target pod for another reason.
-const FAILED_CREATE: &str = "FailedCreate";
 /// Condition type: an abort was requested. KubeVirt's name.
 pub const ABORT_REQUESTED: &str = "migrationAbortRequested";
 
@@ -47,124 +32,6 @@ pub const POST_COPY_BROKEN_MESSAGE: &str = "the connection broke by which the re
      the guest stands still, and cannot go on; delete the VirtualMachineInstance to end it on both nodes";
 /// Reason of [`POST_COPY`]: that part of the memory is being transferred.
 const SWITCHED: &str = "Switched";
-
-/// Both sides of a migration, named once.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sides {
-    /// Node, pod name and pod UID of the source.
-    pub source: [String; 3],
-    /// Node, pod name and pod UID of the target.
-    pub target: [String; 3],
-    /// Requirements of the guest on the target.
-    pub guest: MigratedGuest,
-    /// Limits and permissions of the migration.
-    pub configuration: MigrationConfiguration,
-}
-
-impl Sides {
-    fn named_source(&self) -> MigrationSource {
-        let [node, pod, pod_uid] = self.source.clone().map(Some);
-        MigrationSource {
-            node,
-            pod,
-            pod_uid,
-            ..MigrationSource::default()
-        }
-    }
-
-    fn named_target(&self) -> MigrationTarget {
-        let [node, pod, pod_uid] = self.target.clone().map(Some);
-        MigrationTarget {
-            node,
-            pod,
-            pod_uid,
-            ..MigrationTarget::default()
-        }
-    }
-}
-
-/// Returns the requirements of a VMI's guest on the `target` pod. `source` is the node on which it runs, if known.
-pub fn guest(instance: &VirtualMachineInstance, target: &Pod, source: Option<&NodeView<'_>>) -> MigratedGuest {
-    let record = instance.status.as_ref().and_then(|status| status.drydock.as_ref());
-    MigratedGuest {
-        instance_uid: instance.metadata.uid.clone(),
-        cpu: record.and_then(|record| record.guest_cpu.clone()),
-        processor: has_hosts_own(instance)
-            .then(|| source.and_then(|source| source.facts).and_then(processor::identity))
-            .flatten(),
-        masked_features: source.map(|source| source.masked.to_vec()).unwrap_or_default(),
-        virt_type: record.and_then(|record| record.virt_type.clone()),
-        copied_disks: migratable::copied_disks(&instance.spec),
-        layers_only: image_identity::layers_only(instance, target),
-    }
-}
-
-/// Returns the limits and permissions of a migration from the configuration in force.
-pub fn configuration(migrations: &MigrationSettings) -> MigrationConfiguration {
-    let seconds = |duration: Option<std::time::Duration>| {
-        Some(duration.map_or(0, |duration| i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)))
-    };
-    MigrationConfiguration {
-        bandwidth_per_migration: migrations.bandwidth.map(|bytes| bytes.to_string()),
-        completion_timeout_per_gib: seconds(migrations.completion_timeout_per_gib),
-        progress_timeout: seconds(migrations.progress_timeout),
-        max_downtime_ms: Some(u64::try_from(migrations.max_downtime.as_millis()).unwrap_or(u64::MAX)),
-        allow_auto_converge: Some(migrations.auto_converge),
-        allow_post_copy: Some(migrations.post_copy),
-        allow_workload_disruption: Some(migrations.workload_disruption),
-    }
-}
-
-/// What a migration waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// CamelCase reason.
-    pub reason: String,
-    /// Human-readable message.
-    pub message: String,
-}
-
-impl Waiting {
-    /// The API server rejects the target pod with this text.
-    pub fn of_refusal(text: &str) -> Self {
-        // Quota and other admission plugins return the same code and reason. KubeVirt compares this text, too.
-        let quota = text.contains("exceeded quota");
-        Self {
-            reason: if quota { REJECTED_BY_QUOTA } else { FAILED_CREATE }.into(),
-            message: text.into(),
-        }
-    }
-
-    /// The target pod does not start.
-    pub fn of_target_pod(hindrance: &Hindrance) -> Self {
-        let reason = match hindrance.reason.as_str() {
-            NOT_SCHEDULED => "TargetPodNotScheduled",
-            _ if hindrance.unscheduled => "TargetPodUnschedulable",
-            reason => reason,
-        };
-        Self {
-            reason: reason.into(),
-            message: hindrance.message.clone(),
-        }
-    }
-
-    /// The target pod was rejected by its kubelet, and another is created.
-    pub fn of_rejection(rejected: &Rejected) -> Self {
-        Self {
-            reason: TARGET_POD_REJECTED.into(),
-            message: format!(
-                "the target pod was rejected, another follows ({} of {ATTEMPTS}): {}",
-                rejected.count + 1,
-                rejected.message
-            ),
-        }
-    }
-
-    /// Returns whether a reason means that the API server rejects the target pod.
-    pub fn is_refusal(reason: &str) -> bool {
-        [REJECTED_BY_QUOTA, FAILED_CREATE].contains(&reason)
-    }
-}
 
 /// A change to the controller's part of the status.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -185,6 +52,27 @@ pub struct StatusChange {
     pub source_gone: bool,
     /// What the migration waits for; `None` if it does not wait.
     pub waiting: Option<Waiting>,
+}
+
+impl StatusChange {
+    /// Enters a phase. A success also enters the phases after `before` that were over within a moment, and so were not
+    /// written by themselves.
+    pub fn enter(&mut self, before: Option<MigrationPhase>, phase: MigrationPhase) {
+        if phase == MigrationPhase::Succeeded {
+            let skipped = [MigrationPhase::TargetReady, MigrationPhase::Running];
+            self.enter
+                .extend(skipped.into_iter().filter(|phase| Some(*phase) > before));
+        }
+        self.enter.push(phase);
+    }
+}
+
+/// Returns whether a phase is written before anything else is planned: both sides act on the written phase.
+pub fn is_written_at_once(phase: MigrationPhase) -> bool {
+    matches!(
+        phase,
+        MigrationPhase::PreparingTarget | MigrationPhase::Succeeded | MigrationPhase::Failed
+    )
 }
 
 /// Returns the controller's complete part of the status after a change. Server-side apply would remove fields that are

@@ -11,7 +11,7 @@ use drydock_core::{
     launcher_pod::made_for,
     migration::{
         queue::{QueueStage, QueuedMigration, Urgency, entry, grants},
-        status::{WAITING, Waiting},
+        waiting::{WAITING, Waiting},
     },
     vm_conditions::find,
 };

@@ -4,7 +4,7 @@ use drydock_api::kubevirt::{
     VirtualMachineInstanceMigration,
     migration::{MigrationMode, MigrationPhase, MigrationProgress},
 };
-use drydock_core::{migration::status::WAITING, vm_conditions::find};
+use drydock_core::{migration::waiting::WAITING, vm_conditions::find};
 use jiff::Timestamp;
 
 use super::{

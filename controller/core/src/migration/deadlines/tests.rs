@@ -2,6 +2,7 @@
 
 use jiff::SignedDuration;
 use proptest::prelude::*;
+use serde_json::json;
 
 use super::*;
 use crate::migration::purpose::MigrationPurpose;
@@ -9,10 +10,7 @@ use crate::migration::purpose::MigrationPurpose;
 const NOW: Timestamp = Timestamp::constant(1_800_000_000, 0);
 
 fn pod(unschedulable: bool) -> DeadlinePhase {
-    DeadlinePhase::TargetPod(TargetPodProgress {
-        unschedulable,
-        ready: false,
-    })
+    DeadlinePhase::TargetPod { unschedulable }
 }
 
 fn annotations(of: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -47,9 +45,7 @@ fn each_migration_phase_has_a_deadline() {
             "both sides were prepared, and the guest did not begin to move within 240 s",
         ),
     ] {
-        let deadline = PhaseDeadlines::default()
-            .deadline(part, NOW, &annotations(&[]))
-            .unwrap();
+        let deadline = PhaseDeadlines::default().deadline(part, NOW, &annotations(&[]));
         let expected = PhaseDeadline {
             at: NOW + SignedDuration::from_secs(seconds),
             reason,
@@ -61,13 +57,118 @@ fn each_migration_phase_has_a_deadline() {
     }
 }
 
+/// Name, phase, state of the source, target pod with the time of its creation, whether the pod has no node, and reason
+/// and second of the deadline. The phase is reached in second 10.
+type Row = (
+    &'static str,
+    Option<&'static str>,
+    Option<&'static str>,
+    Option<Option<&'static str>>,
+    bool,
+    Option<(&'static str, i64)>,
+);
+
+fn deadlines_of_phases() -> Vec<Row> {
+    let created = Some("2026-01-01T00:00:05Z");
+    vec![
+        ("no status yet", None, None, Some(created), false, None),
+        ("queued", Some("Pending"), None, None, false, None),
+        ("no pod", Some("Scheduling"), None, None, false, None),
+        (
+            "pod starts",
+            Some("Scheduling"),
+            None,
+            Some(created),
+            false,
+            Some(("TargetPodNotReady", 5 + 900)),
+        ),
+        (
+            "pod has no node",
+            Some("Scheduling"),
+            None,
+            Some(created),
+            true,
+            Some(("TargetPodUnschedulable", 5 + 300)),
+        ),
+        (
+            "pod without time",
+            Some("Scheduling"),
+            None,
+            Some(None),
+            false,
+            Some(("TargetPodNotReady", 10 + 7)),
+        ),
+        ("pod is ready", Some("Scheduled"), None, Some(created), false, None),
+        (
+            "sides prepare",
+            Some("PreparingTarget"),
+            None,
+            Some(created),
+            true,
+            Some(("PreparationTimedOut", 10 + 240)),
+        ),
+        (
+            "guest moves early",
+            Some("PreparingTarget"),
+            Some("Migrating"),
+            Some(created),
+            false,
+            None,
+        ),
+        (
+            "target is ready",
+            Some("TargetReady"),
+            None,
+            Some(created),
+            false,
+            Some(("StartTimedOut", 10 + 240)),
+        ),
+        (
+            "guest moves",
+            Some("TargetReady"),
+            Some("Migrating"),
+            Some(created),
+            false,
+            None,
+        ),
+        (
+            "guest moves, as reported",
+            Some("Running"),
+            None,
+            Some(created),
+            false,
+            None,
+        ),
+        ("over", Some("Failed"), None, Some(created), false, None),
+    ]
+}
+
 #[test]
-fn a_pod_that_is_ready_has_no_deadline() {
-    let part = DeadlinePhase::TargetPod(TargetPodProgress {
-        unschedulable: false,
-        ready: true,
-    });
-    assert_eq!(PhaseDeadlines::default().deadline(part, NOW, &annotations(&[])), None);
+fn deadline_is_that_of_the_phase_until_the_guest_moves() {
+    let reached = |phase: &str| json!([{"phase": phase, "phaseTransitionTimestamp": "2026-01-01T00:00:10Z"}]);
+    let midnight: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+    for (name, phase, source, pod, unschedulable, expected) in deadlines_of_phases() {
+        let annotations = pod.filter(Option::is_none).map(|_| json!({PENDING_SECONDS: "7"}));
+        let migration: VirtualMachineInstanceMigration = serde_json::from_value(json!({
+            "metadata": {"name": "m", "annotations": annotations}, "spec": {"vmiName": "vm"},
+            "status": phase.map(|phase| json!({
+                "phase": phase, "phaseTransitionTimestamps": reached(phase), "source": {"node": "a", "state": source},
+            })),
+        }))
+        .unwrap();
+        let pod: Option<Pod> = pod.map(|created| {
+            serde_json::from_value(json!({"metadata": {"name": "q", "creationTimestamp": created}})).unwrap()
+        });
+        let deadline = PhaseDeadlines::default().of_migration(&migration, pod.as_ref(), unschedulable);
+        let found = deadline.map(|deadline| (deadline.reason, deadline.at.duration_since(midnight).as_secs()));
+        assert_eq!(found, expected, "{name}");
+        let unreached: VirtualMachineInstanceMigration = serde_json::from_value(json!({
+            "metadata": {"name": "m"}, "spec": {"vmiName": "vm"}, "status": {"phase": phase},
+        }))
+        .unwrap();
+        let deadline = PhaseDeadlines::default().of_migration(&unreached, pod.as_ref(), unschedulable);
+        assert_eq!(deadline, None, "{name}, without the time of its phase");
+    }
 }
 
 #[test]
@@ -83,9 +184,7 @@ fn annotations_override_and_the_shorter_time_counts() {
             (600, "TargetPodUnschedulable"),
         ),
     ] {
-        let deadline = PhaseDeadlines::default()
-            .deadline(pod(unschedulable), NOW, &annotations(&given))
-            .unwrap();
+        let deadline = PhaseDeadlines::default().deadline(pod(unschedulable), NOW, &annotations(&given));
         let seconds = deadline.at.duration_since(NOW).as_secs();
         assert_eq!((seconds, deadline.reason), expected, "{given:?}");
     }
@@ -120,7 +219,7 @@ fn invalid_annotations_are_reported_and_ignored() {
 #[test]
 fn deadline_past_the_maximum_timestamp_is_the_maximum() {
     let deadline = PhaseDeadlines::default().deadline(DeadlinePhase::Preparing, Timestamp::MAX, &annotations(&[]));
-    assert_eq!(deadline.unwrap().at, Timestamp::MAX);
+    assert_eq!(deadline.at, Timestamp::MAX);
 }
 
 fn failed(count: u32, last: Timestamp) -> Failures {

@@ -94,6 +94,28 @@ fn rejected(uid: &str) -> Arc<Pod> {
 }
 
 #[test]
+fn migration_is_orphaned_once_over_and_without_instance() {
+    let present = instance("i", &up());
+    for (name, phase, deleted, instance, confirmed, expected) in [
+        ("over", "Failed", false, None, true, true),
+        ("has succeeded", "Succeeded", false, None, true, true),
+        ("not over", "Running", false, None, true, false),
+        ("deleted already", "Failed", true, None, true, false),
+        ("not confirmed", "Failed", false, None, false, false),
+        ("has its instance", "Failed", false, Some(&present), false, false),
+    ] {
+        let mut migration = named(phase, None, None);
+        let at = deleted.then_some(json!("2026-01-01T00:00:00Z"));
+        migration.metadata.deletion_timestamp = at.map(|at| serde_json::from_value(at).unwrap());
+        let facts = MigrationFacts {
+            instance_confirmed: confirmed,
+            ..facts(&migration, instance, &[])
+        };
+        assert_eq!(is_orphaned(&facts), expected, "{name}");
+    }
+}
+
+#[test]
 fn of_two_migrations_that_wait_one_precedes_the_other() {
     let at = |uid: &str, second: u8, status: Value| {
         let mut migration = migration(&status);

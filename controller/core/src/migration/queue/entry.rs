@@ -9,7 +9,7 @@ use crate::{
     launcher_pod::pending::pending,
     migration::{
         observed::is_ready,
-        record::MigrationRecord,
+        record::{MigrationRecord, reached_at},
         sides::{source, target},
     },
 };
@@ -82,14 +82,7 @@ fn stage(
 /// Returns since when a migration waits for a slot. The transition of a pod that has just become ready is not written
 /// yet.
 fn waits_since(migration: &VirtualMachineInstanceMigration) -> Timestamp {
-    let transitions = migration
-        .status
-        .iter()
-        .flat_map(|status| &status.phase_transition_timestamps);
-    let mut scheduled = transitions.filter(|transition| transition.phase == MigrationPhase::Scheduled);
-    scheduled
-        .next()
-        .map_or(Timestamp::MAX, |transition| transition.phase_transition_timestamp)
+    reached_at(migration, MigrationPhase::Scheduled).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]

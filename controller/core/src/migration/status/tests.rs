@@ -1,9 +1,10 @@
 //! The controller's status writes for a migration, from its first phase to its last.
 
-use drydock_api::kubevirt::migration::TargetState;
+use drydock_api::kubevirt::migration::{MigratedGuest, TargetState};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::migration::named_sides::configuration;
 
 const EARLY: &str = "2026-01-01T00:00:00Z";
 const LATE: &str = "2026-01-01T00:00:09Z";
@@ -72,6 +73,43 @@ fn phases_are_recorded_once_including_skipped_phases() {
     let again = changed(&migration(&serde_json::to_value(&status).unwrap()), &change, LATE);
     assert_eq!(again.phase_transition_timestamps, status.phase_transition_timestamps);
     assert_eq!(again.phase_transition_timestamps.len(), 2);
+}
+
+#[test]
+fn success_enters_phases_that_were_over_within_a_moment() {
+    use MigrationPhase::{Failed, Pending, PreparingTarget, Running, Succeeded, TargetReady};
+    for (before, phase, entered) in [
+        (None, Pending, vec![Pending]),
+        (Some(PreparingTarget), TargetReady, vec![TargetReady]),
+        (Some(PreparingTarget), Succeeded, vec![TargetReady, Running, Succeeded]),
+        (Some(TargetReady), Succeeded, vec![Running, Succeeded]),
+        (Some(Running), Succeeded, vec![Succeeded]),
+        (Some(PreparingTarget), Failed, vec![Failed]),
+    ] {
+        let mut change = StatusChange::default();
+        change.enter(before, phase);
+        assert_eq!(change.enter, entered, "{before:?}");
+    }
+}
+
+#[test]
+fn only_phases_that_a_side_acts_on_are_written_at_once() {
+    use MigrationPhase::{
+        Failed, Pending, PreparingTarget, Running, Scheduled, Scheduling, Succeeded, TargetReady, Unknown,
+    };
+    for (phase, expected) in [
+        (Pending, false),
+        (Scheduling, false),
+        (Scheduled, false),
+        (PreparingTarget, true),
+        (TargetReady, false),
+        (Running, false),
+        (Succeeded, true),
+        (Failed, true),
+        (Unknown, false),
+    ] {
+        assert_eq!(is_written_at_once(phase), expected, "{phase:?}");
+    }
 }
 
 #[test]
@@ -245,57 +283,6 @@ fn post_copy_risk_is_reported_only_while_present() {
         ..StatusChange::default()
     };
     assert_eq!(post_copy_condition(&broken, &over), None);
-}
-
-#[test]
-fn waiting_condition_names_the_obstacle_of_the_target_pod() {
-    let hindrance = |reason: &str, unscheduled| Hindrance {
-        reason: reason.into(),
-        message: "text".into(),
-        unscheduled,
-    };
-    for (waiting, reason, refused) in [
-        (
-            Waiting::of_refusal("exceeded quota: q, requested: pods=1"),
-            "RejectedByResourceQuota",
-            true,
-        ),
-        (
-            Waiting::of_refusal("no PriorityClass with name p was found"),
-            "FailedCreate",
-            true,
-        ),
-        (
-            Waiting::of_target_pod(&hindrance("Unschedulable", true)),
-            "TargetPodUnschedulable",
-            false,
-        ),
-        (
-            Waiting::of_target_pod(&hindrance("SchedulingGated", true)),
-            "TargetPodUnschedulable",
-            false,
-        ),
-        (
-            Waiting::of_target_pod(&hindrance(NOT_SCHEDULED, true)),
-            "TargetPodNotScheduled",
-            false,
-        ),
-        (
-            Waiting::of_target_pod(&hindrance("ImagePullBackOff", false)),
-            "ImagePullBackOff",
-            false,
-        ),
-        (
-            Waiting::of_target_pod(&hindrance("FailedMount", false)),
-            "FailedMount",
-            false,
-        ),
-    ] {
-        assert_eq!(
-            (waiting.reason.as_str(), Waiting::is_refusal(&waiting.reason)),
-            (reason, refused)
-        );
-    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     labels::{LabelPolicy, desired},
     mask::{MaskHere, MaskedModels, apply, means, refused},
-    migration::status::guest,
+    migration::named_sides::guest,
     placement::targets::unsuitable,
     processor,
 };

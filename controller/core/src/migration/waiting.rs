@@ -1,0 +1,135 @@
+//! What a migration waits for, and when it is reconciled again without a change.
+
+use drydock_api::kubevirt::{VirtualMachineInstanceMigration, migration::MigrationPhase};
+use jiff::Timestamp;
+
+use super::{
+    deadlines::PhaseDeadline,
+    queue::Wait,
+    record::MigrationRecord,
+    rejected::{ATTEMPTS, Rejected, TARGET_POD_REJECTED},
+};
+use crate::{
+    launcher_pod::pending::{Hindrance, NOT_SCHEDULED, StartingPod},
+    vm_conditions::find,
+};
+
+/// Condition type: the migration waits; the reason names the cause.
+pub const WAITING: &str = "Waiting";
+/// Reason of [`WAITING`]: a ResourceQuota rejects the target pod. KubeVirt's name.
+const REJECTED_BY_QUOTA: &str = "RejectedByResourceQuota";
+/// Reason of [`WAITING`]: the API server rejects the target pod for another reason.
+const FAILED_CREATE: &str = "FailedCreate";
+
+/// What a migration waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// CamelCase reason.
+    pub reason: String,
+    /// Human-readable message.
+    pub message: String,
+}
+
+impl Waiting {
+    /// The API server rejects the target pod with this text.
+    pub fn of_refusal(text: &str) -> Self {
+        // Quota and other admission plugins return the same code and reason. KubeVirt compares this text, too.
+        let quota = text.contains("exceeded quota");
+        Self {
+            reason: if quota { REJECTED_BY_QUOTA } else { FAILED_CREATE }.into(),
+            message: text.into(),
+        }
+    }
+
+    /// The target pod does not start.
+    pub fn of_target_pod(hindrance: &Hindrance) -> Self {
+        let reason = match hindrance.reason.as_str() {
+            NOT_SCHEDULED => "TargetPodNotScheduled",
+            _ if hindrance.unscheduled => "TargetPodUnschedulable",
+            reason => reason,
+        };
+        Self {
+            reason: reason.into(),
+            message: hindrance.message.clone(),
+        }
+    }
+
+    /// The target pod was rejected by its kubelet, and another is created.
+    pub fn of_rejection(rejected: &Rejected) -> Self {
+        Self {
+            reason: TARGET_POD_REJECTED.into(),
+            message: format!(
+                "the target pod was rejected, another follows ({} of {ATTEMPTS}): {}",
+                rejected.count + 1,
+                rejected.message
+            ),
+        }
+    }
+
+    /// Returns whether a reason means that the API server rejects the target pod.
+    pub fn is_refusal(reason: &str) -> bool {
+        [REJECTED_BY_QUOTA, FAILED_CREATE].contains(&reason)
+    }
+
+    /// Returns what the condition of a migration reports.
+    pub fn reported(migration: &VirtualMachineInstanceMigration) -> Option<Self> {
+        let reported = find(&migration.status.as_ref()?.conditions, WAITING)?;
+        Some(Self {
+            reason: reported.reason.clone().unwrap_or_default(),
+            message: reported.message.clone().unwrap_or_default(),
+        })
+    }
+}
+
+/// What holds a migration back until its sides are named, as far as it is observed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Obstacles<'a> {
+    /// The API server's message when it last refused the target pod, and when the next attempt is due.
+    pub refused: Option<(&'a str, Timestamp)>,
+    /// The kubelet rejected the target pod, and another follows.
+    pub rejected: Option<&'a Rejected>,
+    /// The target pod, while it starts.
+    pub starting: Option<&'a StartingPod>,
+    /// What it waits for in the queue.
+    pub queued: Option<Wait>,
+    /// The deadline of its phase.
+    pub deadline: Option<&'a PhaseDeadline>,
+}
+
+impl Obstacles<'_> {
+    /// Returns what a migration in this state waits for, with a message that changes only when the reason does.
+    pub fn waiting(&self, record: &MigrationRecord) -> Option<Waiting> {
+        if let Some((message, _)) = self.refused {
+            return Some(Waiting::of_refusal(message));
+        }
+        if record.has_sides() {
+            return None;
+        }
+        if let Some(rejected) = self.rejected {
+            return Some(Waiting::of_rejection(rejected));
+        }
+        let hindrance = self.starting.and_then(|pod| pod.hindrance.as_ref());
+        if let Some(hindrance) = hindrance.filter(|_| record.phase == Some(MigrationPhase::Scheduling)) {
+            return Some(Waiting::of_target_pod(hindrance));
+        }
+        self.queued.map(|wait| Waiting {
+            reason: wait.reason.as_str().into(),
+            message: wait.to_string(),
+        })
+    }
+
+    /// Returns when the first of these obstacles may have an end without a change: the deadline passes, the target pod
+    /// is due for a check, or another attempt to create it is due.
+    pub fn reconcile_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let later = [
+            self.deadline.map(|deadline| deadline.at),
+            self.rejected.map(|rejected| rejected.again_at),
+            self.refused.map(|(_, again_at)| again_at),
+        ];
+        let later = later.into_iter().flatten().filter(|at| now < *at);
+        later.chain(self.starting.and_then(|pod| pod.wake)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;
