@@ -18,6 +18,7 @@ mod lifetimes_in_force;
 mod made;
 mod metrics;
 mod read;
+mod renewal;
 mod secret_writes;
 mod task;
 mod trust_anchors;

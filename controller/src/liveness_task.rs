@@ -8,7 +8,7 @@
 //! A watch whose connection has died without an end shows no renewals, so a Lease is read before its staleness changes a
 //! node or proves that it is gone.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::{
     labels::{FALSE, SCHEDULABLE, TRUE},
@@ -18,10 +18,11 @@ use drydock_api::{
 };
 use drydock_core::instance::AgentSign;
 use drydock_runtime::{
-    AssumeCache, Backoff, CacheChange, Event, Events, Key, Process, Severity, Trigger, Watch, WatchStarter, chain,
-    clock::{self, Instant},
-    lease::{LeaderTerm, Leadership, Staleness},
+    AssumeCache, CacheChange, Event, Events, Key, Severity, Trigger, Watch, WatchStarter,
+    clock::Instant,
+    lease::{LeaderTerm, Staleness},
 };
+use jiff::Timestamp;
 use k8s_openapi::{
     api::{coordination::v1::Lease, core::v1::Node},
     apimachinery::pkg::apis::meta::v1::MicroTime,
@@ -29,9 +30,9 @@ use k8s_openapi::{
 use kube::{Api, Client, ResourceExt, api::Patch};
 use parking_lot::Mutex;
 use serde_json::json;
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::{metrics::ControllerMetrics, requests::patching};
+use crate::{metrics::ControllerMetrics, reconciler::triggered::Triggered, requests::patching};
 
 /// The parts of a Lease that change with a renewal.
 type Stamp = (Option<String>, Option<MicroTime>);
@@ -41,8 +42,8 @@ type Stamp = (Option<String>, Option<MicroTime>);
 pub(crate) struct UnresponsiveAgents {
     staleness: Arc<Mutex<Staleness<Stamp>>>,
     on_change: Arc<dyn Fn() + Send + Sync>,
-    /// Notified when a read has shown what the watch has not.
-    corrected: Trigger,
+    /// Notified when the task has to reconcile: a Lease has changed, or a read has shown what the watch has not.
+    changed: Trigger,
 }
 
 impl UnresponsiveAgents {
@@ -51,8 +52,14 @@ impl UnresponsiveAgents {
         Self {
             staleness: Arc::new(Mutex::new(Staleness::new(STALE_AFTER))),
             on_change: Arc::new(on_change),
-            corrected: Trigger::new(),
+            changed: Trigger::new(),
         }
+    }
+
+    /// Notifies `changed` when the task has to reconcile.
+    pub(crate) fn notifying(mut self, changed: Trigger) -> Self {
+        self.changed = changed;
+        self
     }
 
     /// Creates the state after a list that showed no Leases.
@@ -86,7 +93,7 @@ impl UnresponsiveAgents {
         if self.staleness.lock().confirm(node, stamp, Instant::now()) {
             return Ok(AgentSign::Unresponsive);
         }
-        self.corrected.notify();
+        self.changed.notify();
         Ok(AgentSign::MayLive)
     }
 
@@ -102,91 +109,84 @@ pub(crate) struct LivenessTask {
     leases: Api<Lease>,
     nodes: AssumeCache<Node>,
     unresponsive: UnresponsiveAgents,
-    changed: Trigger,
-    leadership: Leadership,
     events: Events,
     metrics: ControllerMetrics,
-    process: Process,
+}
+
+/// What one reconcile keeps for the next.
+#[derive(Debug, Default)]
+pub(crate) struct KeptLiveness {
+    stale: Vec<String>,
+    next_absence: Option<Instant>,
+    /// When the next Lease becomes stale, or is known to be absent.
+    due: Option<Instant>,
+}
+
+impl Triggered for LivenessTask {
+    type Kept = KeptLiveness;
+    const NAME: &'static str = "liveness";
+    const RETRY: (Duration, Duration) = (Duration::from_secs(1), STALE_AFTER);
+    const FAILURE: &'static str = "a node with an unresponsive agent could not be made unschedulable";
+
+    /// A Lease is stale only once it was shown, and a node that is not shown is not changed.
+    async fn wait_until_synced(&self) {}
+
+    async fn reconcile(&self, kept: &mut KeptLiveness, term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
+        let now = Instant::now();
+        let (stale, next, next_absence) = {
+            let staleness = self.unresponsive.staleness.lock();
+            (
+                staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
+                staleness.next(now),
+                staleness.next_absence(now),
+            )
+        };
+        self.metrics
+            .unresponsive
+            .set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
+        // If the next absence is another one than before, or none, the previous one has begun to count.
+        if stale != kept.stale || next_absence != kept.next_absence {
+            (self.unresponsive.on_change)();
+        }
+        *kept = KeptLiveness {
+            stale,
+            next_absence,
+            due: [next, next_absence].into_iter().flatten().min(),
+        };
+        self.mark_unschedulable(&kept.stale, term).await?;
+        Ok(None)
+    }
+
+    fn due(kept: &KeptLiveness) -> Option<Instant> {
+        kept.due
+    }
 }
 
 impl LivenessTask {
-    /// Starts watching the Leases. `changed` is also notified of changes of `nodes`.
+    /// Starts watching the Leases.
     pub(crate) fn new(
         client: Client,
         watches: &WatchStarter,
-        (nodes, changed): (AssumeCache<Node>, Trigger),
+        nodes: AssumeCache<Node>,
         unresponsive: UnresponsiveAgents,
         events: Events,
         metrics: ControllerMetrics,
-        (process, leadership): (Process, Leadership),
     ) -> Self {
-        let (observed, news) = (unresponsive.clone(), changed.clone());
+        let observed = unresponsive.clone();
         let leases = Watch::<Lease>::namespaced(client.clone(), NODE_LEASE_NAMESPACE, "agents' leases")
             .prune(|lease| {
                 lease.metadata.annotations = None;
                 lease.metadata.labels = None;
             })
-            .on_change(move |change| observe(&mut observed.staleness.lock(), change, &news));
+            .on_change(move |change| observe(&mut observed.staleness.lock(), change, &observed.changed));
         watches.start(leases);
         Self {
             leases: agents_leases(&client),
             api: Api::all(client),
             nodes,
             unresponsive,
-            changed,
-            leadership,
             events,
             metrics,
-            process,
-        }
-    }
-
-    /// Reconciles whenever a Lease becomes stale, while this process leads, until it stops.
-    pub(crate) async fn run(mut self) {
-        let stopping = self.process.stopping();
-        while let Some(term) = stopping.run_until_cancelled(self.leadership.elected()).await {
-            stopping.run_until_cancelled(self.watch_over(term)).await;
-        }
-    }
-
-    /// Reconciles whenever a Lease becomes stale, until the term ends.
-    async fn watch_over(&self, term: LeaderTerm) {
-        let mut backoff = Backoff::new(STALE_AFTER / 40, STALE_AFTER);
-        let (mut before, mut absence_before) = (Vec::new(), None);
-        loop {
-            let now = Instant::now();
-            let (stale, next, next_absence) = {
-                let staleness = self.unresponsive.staleness.lock();
-                (
-                    staleness.stale(now).map(str::to_owned).collect::<Vec<_>>(),
-                    staleness.next(now),
-                    staleness.next_absence(now),
-                )
-            };
-            self.metrics
-                .unresponsive
-                .set(i64::try_from(stale.len()).unwrap_or(i64::MAX));
-            // If the next absence is another one than before, or none, the previous one has begun to count.
-            if stale != before || next_absence != absence_before {
-                (self.unresponsive.on_change)();
-            }
-            absence_before = next_absence;
-            let mut wake = [next, next_absence].into_iter().flatten().min();
-            match self.mark_unschedulable(&stale, &term).await {
-                Ok(()) => backoff.reset(),
-                Err(error) => {
-                    warn!(error = %chain(&error), "a node with an unresponsive agent could not be made unschedulable");
-                    let retry = now + backoff.delay();
-                    wake = Some(wake.map_or(retry, |wake| wake.min(retry)));
-                }
-            }
-            before = stale;
-            tokio::select! {
-                () = term.lost().cancelled() => return,
-                () = self.changed.notified() => {}
-                () = self.unresponsive.corrected.notified() => {}
-                () = clock::sleep_until_instant(wake) => {}
-            }
         }
     }
 
@@ -267,13 +267,14 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: 
 #[cfg(test)]
 mod tests {
     use drydock_runtime::{
-        EventMetrics, Reporter, SyncState, WatchProblem,
+        EventMetrics, Process, Reporter, SyncState, WatchProblem, WorkQueueMetrics,
         fake::{ApiServer, api_server, candidate, keep_elected},
     };
     use http::Method;
     use serde_json::Value;
 
     use super::*;
+    use crate::reconciler::triggered::keep_reconciling;
 
     #[tokio::test(start_paused = true)]
     async fn failing_lease_watch_marks_no_agent_as_unresponsive() {
@@ -386,11 +387,8 @@ mod tests {
             api: Api::all(client),
             nodes: AssumeCache::filled(names.iter().map(node)),
             unresponsive,
-            changed: Trigger::new(),
-            leadership,
             events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
             metrics: ControllerMetrics::default(),
-            process,
         };
         (task, term, server, events)
     }
@@ -456,8 +454,10 @@ mod tests {
             let request = server.next_request().await;
             assert_eq!((&request.method, request.path()), (&Method::PATCH, "/api/v1/nodes/a"));
         };
+        let metrics = WorkQueueMetrics::default().of_reconciler(LivenessTask::NAME);
+        let reconciles = keep_reconciling(&task, &task.unresponsive.changed, &term, &metrics);
         tokio::select! {
-            () = task.watch_over(term) => panic!("the term lasts"),
+            () = reconciles => panic!("the term lasts"),
             () = served => {}
         }
     }

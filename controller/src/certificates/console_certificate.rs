@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use drydock_core::{certificates::Lifetimes, configuration::Lifetime};
 use drydock_runtime::{
-    Backoff, Cache, Key, Process, Readiness, Trigger, Watch, WatchStarter, chain, clock, lease::Leadership,
+    Cache, Key, Process, Readiness, Trigger, Watch, WatchStarter, WorkQueueMetrics, lease::Leadership,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use tracing::warn;
 
 use super::{
     CertificateMetrics, ServedCertificate,
     certificate_keeper::{CertificateAction, CertificateKeeper},
+    renewal::{RenewalError, Renewed, keep_renewing},
     secret_writes::write,
 };
 
@@ -85,51 +85,36 @@ impl ConsoleCertificateTask {
         }
     }
 
-    /// Looks at every change until the process stops.
-    pub(crate) async fn run(mut self) {
-        let stopping = self.process.stopping();
-        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
-        loop {
-            let now = clock::now();
-            let wake = match stopping.run_until_cancelled(self.reconcile(now)).await {
-                None => return,
-                Some(Ok(wake)) => {
-                    backoff.reset();
-                    wake
-                }
-                Some(Err(error)) => {
-                    warn!(%error, "the certificate of the console could not be renewed");
-                    now.checked_add(backoff.delay()).ok()
-                }
-            };
-            let leads = self.leadership.term().is_some();
-            tokio::select! {
-                () = stopping.cancelled() => return,
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(wake) => {}
-                _ = self.leadership.elected(), if !leads => {}
-            }
-        }
+    /// Reconciles at every change until the process stops.
+    pub(crate) async fn run(self, metrics: WorkQueueMetrics) {
+        let (changed, leadership, stopping) = (self.changed.clone(), self.leadership.clone(), self.process.stopping());
+        keep_renewing(self, changed, leadership, stopping, metrics.of_reconciler(Self::NAME)).await;
     }
+}
 
-    /// Does the next step, if there is one and this replica leads. Returns when to do so again.
-    async fn reconcile(&mut self, now: Timestamp) -> Result<Option<Timestamp>, String> {
-        let (Some(secret), Some(term)) = (self.secret.get(&self.key), self.leadership.term()) else {
+impl Renewed for ConsoleCertificateTask {
+    const NAME: &'static str = "consolecertificate";
+    const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+    const FAILURE: &'static str = "the certificate of the console could not be renewed";
+
+    async fn lead(
+        &mut self,
+        now: Timestamp,
+        leads: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Option<Timestamp>, RenewalError> {
+        let Some(secret) = self.secret.get(&self.key) else {
             return Ok(None);
         };
         // No API server and no agent trusts this authority, so another takes over at once.
         self.keeper.observe(now, Some(Vec::new()), Some(secret.data.as_ref()));
-        let next = self.keeper.next(now).map_err(|error| chain(&error).to_string())?;
-        match next.action {
-            Some(CertificateAction::Write(data)) if term.is_valid() => {
-                let written = write(&self.secrets, SECRET, Some(&secret), data).await;
-                match written {
-                    // Another writer was faster; the watch will show its change.
-                    Err(kube::Error::Api(status)) if status.code == 409 => {}
-                    written => written.map_err(|error| chain(&error).to_string())?,
-                }
-            }
-            _ => {}
+        let next = self.keeper.next(now)?;
+        if let Some(CertificateAction::Write(data)) = next.action
+            && leads()
+        {
+            let what = "the Secret of the console's certificate";
+            write(&self.secrets, SECRET, Some(&secret), data)
+                .await
+                .map_err(|source| RenewalError::Write { what, source })?;
         }
         Ok(next.wake)
     }
@@ -149,6 +134,8 @@ fn names(namespace: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::clock;
+
     use super::*;
 
     fn keeper() -> CertificateKeeper {

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use drydock_api::HyperConverged;
 use drydock_core::configuration::Configuration;
-use drydock_runtime::{Backoff, Cache, Key, Process, Trigger, Watch, WatchStarter, chain, clock, lease::Leadership};
+use drydock_runtime::{Cache, Key, Process, Trigger, Watch, WatchStarter, WorkQueueMetrics, lease::Leadership};
 use jiff::Timestamp;
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -12,14 +12,12 @@ use k8s_openapi::api::{
 };
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::{Api, Client};
-use thiserror::Error;
-use tracing::{debug, warn};
 
 use super::{
     API_SERVICES, CONFIGURATION, CertificateMetrics, SECRET, SERVICE, ServedCertificate,
     certificate_keeper::{CertificateAction, CertificateKeeper},
     lifetimes_in_force::in_force,
-    made::MakeError,
+    renewal::{RenewalError, Renewed, keep_renewing},
     secret_writes::write,
     trust_anchors::{TrustAnchors, bundle_of, publish, publish_to_api_services},
 };
@@ -50,22 +48,6 @@ pub(crate) struct CertificatesTask {
     leadership: Leadership,
     metrics: CertificateMetrics,
     process: Process,
-}
-
-/// Why a step of the leader failed.
-#[derive(Debug, Error)]
-enum RenewalError {
-    #[error(transparent)]
-    Make(#[from] MakeError),
-    #[error("could not write {what}")]
-    Write { what: &'static str, source: kube::Error },
-}
-
-impl RenewalError {
-    /// Returns whether another writer was faster; the watch shows its change.
-    fn is_conflict(&self) -> bool {
-        matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
-    }
 }
 
 impl fmt::Debug for CertificatesTask {
@@ -124,7 +106,7 @@ impl CertificatesTask {
     }
 
     /// Reconciles at every change until the process stops.
-    pub(crate) async fn run(mut self) {
+    pub(crate) async fn run(self, metrics: WorkQueueMetrics) {
         let stopping = self.process.stopping();
         // Lifetimes that are not known yet would be corrected by needless certificates.
         if stopping
@@ -134,47 +116,32 @@ impl CertificatesTask {
         {
             return;
         }
-        let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
-        loop {
-            let now = clock::now();
-            let mut wake = self.evaluate(now);
-            let term = self.leadership.term();
-            if let Some(term) = &term {
-                let leading = self.lead(now, || term.is_valid());
-                let again = match stopping.run_until_cancelled(leading).await {
-                    None => return,
-                    Some(Ok(again)) => {
-                        backoff.reset();
-                        again
-                    }
-                    Some(Err(failure)) => {
-                        if failure.is_conflict() {
-                            debug!(error = %chain(&failure), "the webhook certificates changed meanwhile");
-                        } else {
-                            self.metrics.failures.inc();
-                            warn!(error = %chain(&failure), "the webhook certificates could not be renewed");
-                        }
-                        now.checked_add(backoff.delay()).ok()
-                    }
-                };
-                wake = [wake, again].into_iter().flatten().min();
-            }
-            let another_term = async {
-                match &term {
-                    Some(term) => term.lost().cancelled().await,
-                    None => drop(self.leadership.elected().await),
-                }
-            };
-            tokio::select! {
-                () = stopping.cancelled() => return,
-                () = self.changed.notified() => {}
-                () = clock::sleep_until(wake) => {}
-                () = another_term => {}
-            }
-        }
+        let (changed, leadership) = (self.changed.clone(), self.leadership.clone());
+        keep_renewing(self, changed, leadership, stopping, metrics.of_reconciler(Self::NAME)).await;
     }
 
-    /// Reads the caches, and serves the best certificate. Returns when to reconcile again.
+    /// The validating configurations: that of the manifests and that of the controller's own protection.
+    fn all_validating(&self) -> Vec<Arc<ValidatingWebhookConfiguration>> {
+        let mut all = self.validating.all();
+        all.extend(self.removal.all());
+        all
+    }
+
+    fn all_api_services(&self) -> Vec<Arc<APIService>> {
+        self.api_services.iter().flat_map(Cache::all).collect()
+    }
+
+    fn seen(&self) -> Option<Arc<Secret>> {
+        self.secret.get(&Key::namespaced(&self.place.namespace, SECRET))
+    }
+}
+
+impl Renewed for CertificatesTask {
+    const NAME: &'static str = "webhookcertificates";
+    const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+    const FAILURE: &'static str = "the webhook certificates could not be renewed";
+
+    /// Serves the best certificate.
     fn evaluate(&mut self, now: Timestamp) -> Option<Timestamp> {
         let namespaces = &self.place.configuration_namespaces;
         let (lifetimes, good) = in_force(&self.hyperconvergeds.all(), namespaces, self.last_good.as_ref());
@@ -202,24 +169,11 @@ impl CertificatesTask {
         self.keeper.serve(now)
     }
 
-    /// The validating configurations: that of the manifests and that of the controller's own protection.
-    fn all_validating(&self) -> Vec<Arc<ValidatingWebhookConfiguration>> {
-        let mut all = self.validating.all();
-        all.extend(self.removal.all());
-        all
-    }
-
-    fn all_api_services(&self) -> Vec<Arc<APIService>> {
-        self.api_services.iter().flat_map(Cache::all).collect()
-    }
-
-    fn seen(&self) -> Option<Arc<Secret>> {
-        self.secret.get(&Key::namespaced(&self.place.namespace, SECRET))
-    }
-
-    /// Takes the next step, if there is one and this replica `leads`. Returns when to reconcile again; the watch shows
-    /// the written objects.
-    async fn lead(&self, now: Timestamp, leads: impl Fn() -> bool) -> Result<Option<Timestamp>, RenewalError> {
+    async fn lead(
+        &mut self,
+        now: Timestamp,
+        leads: impl Fn() -> bool + Send + Sync,
+    ) -> Result<Option<Timestamp>, RenewalError> {
         let next = self.keeper.next(now)?;
         if !leads() {
             return Ok(None);
@@ -249,6 +203,10 @@ impl CertificatesTask {
             }
         }
         Ok(next.wake)
+    }
+
+    fn count_failure(&self) {
+        self.metrics.failures.inc();
     }
 }
 

@@ -88,22 +88,15 @@ pub(crate) async fn keep_reconciling<R: Triggered>(
     let mut kept = R::Kept::default();
     loop {
         let reconcile = async {
-            let begun = Instant::now();
             let result = reconciler.reconcile(&mut kept, term).await;
-            metrics.ended(begun.elapsed(), result.is_err());
-            result
-                .inspect_err(|error| warn!(error = %chain(error), "{}", R::FAILURE))
-                .ok()
+            result.inspect_err(|error| warn!(error = %chain(error), "{}", R::FAILURE))
         };
-        let again = match reconcile
-            .instrument(info_span!("reconcile", controller = R::NAME))
-            .await
-        {
-            Some(again) => {
+        let again = match measured(R::NAME, metrics, reconcile).await {
+            Ok(again) => {
                 backoff.reset();
                 again
             }
-            None => clock::now().checked_add(backoff.delay()).ok(),
+            Err(_) => clock::now().checked_add(backoff.delay()).ok(),
         };
         tokio::time::sleep(R::pause(&kept)).await;
         tokio::select! {
@@ -112,6 +105,21 @@ pub(crate) async fn keep_reconciling<R: Triggered>(
             () = clock::sleep_until_instant(R::due(&kept)) => {}
         }
     }
+}
+
+/// Runs a reconcile of the reconciler `name` in a span, and records its duration and whether it failed.
+///
+/// # Errors
+/// That of the reconcile.
+pub(crate) async fn measured<T, E>(
+    name: &'static str,
+    metrics: &ReconcileMetrics,
+    reconcile: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let begun = Instant::now();
+    let result = reconcile.instrument(info_span!("reconcile", controller = name)).await;
+    metrics.ended(begun.elapsed(), result.is_err());
+    result
 }
 
 #[cfg(test)]

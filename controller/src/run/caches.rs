@@ -48,7 +48,8 @@ impl ControllerCaches {
             queue.follow(routing::of_maintenance(node));
         });
         let queue = router();
-        let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_unresponsive_agents()));
+        let unresponsive_agents = UnresponsiveAgents::new(move || queue.follow(routing::of_unresponsive_agents()))
+            .notifying(queues.liveness.clone());
         let (queue, known) = (router(), maintenances.clone());
         let nodes = Nodes::start(
             client,

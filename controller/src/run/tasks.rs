@@ -163,17 +163,15 @@ fn spawn_migrations(context: &ProcessContext, caches: &ControllerCaches, queues:
 
 /// The liveness of agents, the configuration in force, and the controller's own replicas.
 fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Queues) {
-    let (process, leadership) = (&context.process, &context.leadership);
     let liveness = LivenessTask::new(
         context.client.clone(),
         &context.watches,
-        (caches.nodes.nodes.clone(), queues.liveness.clone()),
+        caches.nodes.nodes.clone(),
         caches.unresponsive_agents.clone(),
         context.events.clone(),
         context.telemetry.nodes.clone(),
-        (process.clone(), leadership.clone()),
     );
-    context.spawn("observing agents' Leases", liveness.run());
+    context.spawn_triggered("observing agents' Leases", liveness, &queues.liveness);
     let in_force = InForceTask::new(
         context.client.clone(),
         (caches.hyperconvergeds.clone(), caches.nodes.hypervisors.clone()),
@@ -270,7 +268,13 @@ fn spawn_installation(
         telemetry.certificates.clone(),
         process.clone(),
     );
-    context.spawn("renewing the webhook certificate", certificates.run());
-    context.spawn("renewing the console's certificate", console.run());
+    context.spawn(
+        "renewing the webhook certificate",
+        certificates.run(telemetry.work_queues.clone()),
+    );
+    context.spawn(
+        "renewing the console's certificate",
+        console.run(telemetry.work_queues.clone()),
+    );
     context.spawn_triggered("protecting Drydock from removal", removal, &removal_changed);
 }

@@ -3,11 +3,12 @@
 use std::pin::pin;
 
 use drydock_runtime::{
-    Readiness,
+    Readiness, Registry, clock,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, keep_elected},
 };
 use http::Method;
 use k8s_openapi::ByteString;
+use prometheus_client::encoding::text;
 use serde_json::{Value, json};
 
 use super::{super::BUNDLE, *};
@@ -219,11 +220,24 @@ async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
         create(server.next_request().await);
         process.stop();
     };
+    let mut registry = Registry::with_prefix("drydock");
+    let metrics = WorkQueueMetrics::register(&mut registry);
     let mut elected = pin!(keep_elected(lease_server));
-    let running = async { tokio::join!(task.run(), served) };
+    let running = async { tokio::join!(task.run(metrics), served) };
     tokio::select! {
         _ = running => {}
         () = &mut elected => {}
     }
     assert_eq!(failures.get(), 2);
+    let mut exposed = String::new();
+    text::encode(&mut exposed, &registry).unwrap();
+    let retries = r#"drydock_workqueue_retries_total{name="webhookcertificates"} 2"#;
+    assert!(exposed.contains(retries), "{exposed}");
+    let reconciles = r#"drydock_workqueue_work_duration_seconds_count{name="webhookcertificates"} "#;
+    let mut counts = exposed.lines().filter_map(|line| line.strip_prefix(reconciles));
+    // One on the standby, and those that met the three errors.
+    assert!(
+        counts.next().is_some_and(|count| count.parse::<u32>().unwrap() >= 4),
+        "{exposed}"
+    );
 }

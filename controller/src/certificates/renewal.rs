@@ -1,0 +1,126 @@
+//! The loop that keeps certificates: it evaluates them on each replica, and renews them on the leader.
+//!
+//! It differs from [`triggered`](crate::reconciler::triggered) in that a standby has to serve a renewed certificate, too.
+
+use std::{future::Future, time::Duration};
+
+use drydock_runtime::{
+    Backoff, CancellationToken, ReconcileMetrics, Trigger, chain, clock,
+    lease::{LeaderTerm, Leadership},
+};
+use jiff::Timestamp;
+use thiserror::Error;
+use tracing::{debug, warn};
+
+use super::made::MakeError;
+use crate::reconciler::{CONFLICT_DELAY, triggered::measured};
+
+/// Why a step of the leader failed.
+#[derive(Debug, Error)]
+pub(super) enum RenewalError {
+    #[error(transparent)]
+    Make(#[from] MakeError),
+    #[error("could not write {what}")]
+    Write { what: &'static str, source: kube::Error },
+}
+
+impl RenewalError {
+    /// Returns whether another writer was faster; the watch shows its change.
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Write { source: kube::Error::Api(status), .. } if status.code == 409)
+    }
+}
+
+/// Certificates that are kept.
+pub(super) trait Renewed: Send {
+    /// Their name in spans and metrics.
+    const NAME: &'static str;
+    /// First and maximum pause after an error.
+    const RETRY: (Duration, Duration);
+    /// The log message of an error.
+    const FAILURE: &'static str;
+
+    /// Reads the caches on any replica. Returns when to reconcile again.
+    fn evaluate(&mut self, now: Timestamp) -> Option<Timestamp> {
+        let _ = now;
+        None
+    }
+
+    /// Takes the next step, if there is one and this replica `leads`. Returns when to reconcile again; the watch shows
+    /// the written objects.
+    fn lead(
+        &mut self,
+        now: Timestamp,
+        leads: impl Fn() -> bool + Send + Sync,
+    ) -> impl Future<Output = Result<Option<Timestamp>, RenewalError>> + Send;
+
+    /// Counts a failed step.
+    fn count_failure(&self) {}
+}
+
+/// Reconciles at every change, when that is due, and when a term begins or ends, until `stopping`.
+pub(super) async fn keep_renewing<R: Renewed>(
+    mut certificates: R,
+    changed: Trigger,
+    mut leadership: Leadership,
+    stopping: CancellationToken,
+    metrics: ReconcileMetrics,
+) {
+    let mut backoff = Backoff::new(R::RETRY.0, R::RETRY.1);
+    loop {
+        let now = clock::now();
+        let term = leadership.term();
+        let mut wake = None;
+        let reconcile = async {
+            wake = certificates.evaluate(now);
+            reconcile(&mut certificates, now, term.as_ref()).await
+        };
+        let again = match stopping
+            .run_until_cancelled(measured(R::NAME, &metrics, reconcile))
+            .await
+        {
+            None => return,
+            Some(Ok(again)) => {
+                backoff.reset();
+                again
+            }
+            Some(Err(_)) => now.checked_add(backoff.delay()).ok(),
+        };
+        let another_term = async {
+            match &term {
+                Some(term) => term.lost().cancelled().await,
+                None => drop(leadership.elected().await),
+            }
+        };
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            () = changed.notified() => {}
+            () = clock::sleep_until([wake, again].into_iter().flatten().min()) => {}
+            () = another_term => {}
+        }
+    }
+}
+
+/// Takes the leader's step during `term`. After a conflict, the watch shows the change of the other writer, unless it is
+/// interrupted.
+async fn reconcile<R: Renewed>(
+    certificates: &mut R,
+    now: Timestamp,
+    term: Option<&LeaderTerm>,
+) -> Result<Option<Timestamp>, RenewalError> {
+    let Some(term) = term else {
+        return Ok(None);
+    };
+    match certificates.lead(now, || term.is_valid()).await {
+        Err(error) if error.is_conflict() => {
+            debug!(error = %chain(&error), "the certificates changed meanwhile");
+            Ok(now.checked_add(CONFLICT_DELAY).ok())
+        }
+        Err(error) => {
+            certificates.count_failure();
+            warn!(error = %chain(&error), "{}", R::FAILURE);
+            Err(error)
+        }
+        again => again,
+    }
+}
