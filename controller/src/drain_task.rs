@@ -23,14 +23,15 @@ use std::{
 use drydock_api::{
     Hypervisor,
     kubevirt::{
-        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority,
-        names::EVICTION_SOURCE, status,
+        VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPriority, names::EVICTION_SOURCE,
+        status,
     },
 };
 use drydock_core::{
+    configuration::Configuration,
     drain::{
-        DrainInput, DrainReport, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, node_conditions,
-        plan, preview,
+        DrainInput, DrainReport, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, chains,
+        estimate::DrainRate, is_of_drain, is_same_request, node_conditions, plan, preview,
     },
     eviction::evacuation_request,
     migration::{deadlines::Attempts, sides::target},
@@ -65,7 +66,7 @@ use circumstances::CircumstanceDigests;
 use drain_status::Reports;
 use evacuations::{CreationOutcome, EvacuationMigration};
 pub(crate) use metrics::DrainMetrics;
-use outlooks::Outlooks;
+use outlooks::{EvaluatedOutlooks, Outlooks};
 pub(crate) use previewer::Previewer;
 use previewer::guest;
 
@@ -96,14 +97,41 @@ pub(crate) struct DrainTask {
     circumstances: CircumstanceDigests,
 }
 
-/// The observed state of one node.
-struct DrainObservation {
+/// The objects of one node.
+struct NodeObjects {
     name: String,
     marks: NodeMarks,
     instances: Vec<(VirtualMachineInstance, Vec<Arc<VirtualMachineInstanceMigration>>)>,
     arriving: usize,
     evictable: Option<usize>,
     hypervisor: Option<Arc<Hypervisor>>,
+}
+
+/// What one plan for all nodes depends on.
+struct DrainObservation<'a> {
+    now: Timestamp,
+    nodes: Vec<DrainingNode<'a>>,
+    configuration: Arc<Configuration>,
+    rate: Option<DrainRate>,
+    outlooks: EvaluatedOutlooks,
+}
+
+impl DrainObservation<'_> {
+    fn input(&self, attempts: Attempts) -> DrainInput<'_> {
+        DrainInput {
+            now: self.now,
+            nodes: &self.nodes,
+            limits: &self.configuration.migrations,
+            attempts,
+            rate: self.rate,
+        }
+    }
+
+    /// Returns the instances that the plan is made for, as they were observed.
+    fn guests(&self) -> PlannedGuests<'_> {
+        let guests = self.nodes.iter().flat_map(|node| &node.guests);
+        guests.map(|guest| (Key::of(guest.instance), guest.instance)).collect()
+    }
 }
 
 /// The instances that a plan was made for, as they were observed.
@@ -213,38 +241,67 @@ impl DrainTask {
         pause: &mut Duration,
     ) -> kube::Result<Option<Timestamp>> {
         let began = Instant::now();
-        let configuration = self.launchers.configuration.get();
-        let observed = self.gather(&configuration.migrations.drain_taint_key, kept);
-        let mut nodes: Vec<DrainingNode<'_>> = observed.iter().map(|node| self.draining(node)).collect();
-        let evaluated_again = self.outlooks.apply(&self.launchers, &mut nodes);
-        let NodeDrainPlan {
-            steps,
-            reports,
-            refused,
-            wake,
-        } = plan(&DrainInput {
-            now: clock::now(),
-            nodes: &nodes,
-            limits: &configuration.migrations,
-            attempts: self.attempts,
-            rate: self.previewer.migration_rate.rate(),
-        });
-        self.refusals.keep_drains(&refused);
+        let objects = self.gather(kept);
+        let mut observed = self.observe(&objects);
+        let plan = plan(&observed.input(self.attempts));
         *pause = PAUSE.max(began.elapsed() * BATCH_FACTOR);
-        let due = steps.iter().filter(|step| reporting || !is_report(step));
-        let planned = observed.iter().flat_map(|node| &node.instances);
-        let planned = planned.map(|(instance, _)| (Key::of(instance), instance)).collect();
-        let mut failed = self.execute_all(due, &planned).await?;
+        self.execute_plan(&mut observed, plan, reporting).await
+    }
+
+    /// Reads the objects of all nodes that a plan is made for, and watches the pods of those that are being drained.
+    fn gather(&self, kept: &mut BTreeMap<String, PodsGuard>) -> Vec<NodeObjects> {
+        let nodes = self.nodes();
+        let is_marked = |node: &String| nodes.get(node).is_some_and(|marks| *marks != NodeMarks::default());
+        kept.retain(|node, _| is_marked(node));
+        for node in nodes.keys().filter(|node| is_marked(node)) {
+            kept.entry(node.clone()).or_insert_with(|| self.pods.keep(node));
+        }
+        let arriving = self.arriving();
+        let gathered = nodes.into_iter().map(|(name, marks)| {
+            let arriving = arriving.get(&name).copied().unwrap_or_default();
+            self.gather_node(name, marks, arriving)
+        });
+        gathered.collect()
+    }
+
+    /// Completes the objects of all nodes with what else a plan depends on.
+    fn observe<'a>(&self, objects: &'a [NodeObjects]) -> DrainObservation<'a> {
+        let mut nodes: Vec<DrainingNode<'_>> = objects.iter().map(|node| self.draining(node)).collect();
+        let outlooks = self.outlooks.apply(&self.launchers, &mut nodes);
+        DrainObservation {
+            now: clock::now(),
+            outlooks,
+            nodes,
+            configuration: self.launchers.configuration.get(),
+            rate: self.previewer.migration_rate.rate(),
+        }
+    }
+
+    /// Executes a plan; with `reporting`, also the parts that only report. Returns when to make the next plan even if
+    /// nothing changes.
+    ///
+    /// # Errors
+    /// The first error of a request to the API server, after the other steps were executed.
+    async fn execute_plan(
+        &self,
+        observed: &mut DrainObservation<'_>,
+        plan: NodeDrainPlan,
+        reporting: bool,
+    ) -> kube::Result<Option<Timestamp>> {
+        if let Some(planned) = observed.outlooks.planned.take() {
+            self.launchers.reserved.replace(planned);
+        }
+        self.refusals.keep_drains(&plan.refused);
+        let due = plan.steps.iter().filter(|step| reporting || !step.is_report());
+        let mut failed = self.execute_all(due, &observed.guests()).await?;
         if reporting {
-            let reported = at_once(reports.iter().map(|report| self.report(report)).collect()).await?;
+            let reported = at_once(plan.reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(reported);
             self.reports.retain(|node| self.launchers.nodes.exists(node));
             self.preview().await?;
         }
-        let now = clock::now();
-        let reported = reports.iter().filter_map(DrainReport::node_reports_from);
-        let reported = reported.filter(|at| *at > now).min();
-        failed.map_or(Ok([wake, evaluated_again, reported].into_iter().flatten().min()), Err)
+        let again = [plan.wake, observed.outlooks.again, plan.reported_at(clock::now())];
+        failed.map_or(Ok(again.into_iter().flatten().min()), Err)
     }
 
     /// Writes the drain preview of each node that requests one, and removes it where it is no longer requested.
@@ -252,6 +309,15 @@ impl DrainTask {
     /// # Errors
     /// The first error of a request to the API server, after the other nodes were previewed.
     async fn preview(&self) -> kube::Result<()> {
+        let mut result = Ok(());
+        for (hypervisor, lines) in self.previews() {
+            result = result.and(self.reports.preview(&hypervisor, lines, clock::now()).await);
+        }
+        result
+    }
+
+    /// Returns the nodes that have or request a drain preview, each with the lines that are requested.
+    fn previews(&self) -> Vec<(Arc<Hypervisor>, Option<Vec<String>>)> {
         let nodes = &self.launchers.nodes;
         let mut requested = BTreeSet::new();
         nodes.nodes.shown().for_each(|key, node| {
@@ -261,78 +327,61 @@ impl DrainTask {
         });
         let mut concerned = Vec::new();
         nodes.hypervisors.for_each(|key, hypervisor| {
-            let shown = hypervisor
-                .status
-                .as_ref()
-                .is_some_and(|status| status.drain_preview.is_some());
-            if shown || requested.contains(&*key.name) {
-                concerned.push(Arc::clone(hypervisor));
+            let status = hypervisor.status.as_ref();
+            let is_requested = requested.contains(&*key.name);
+            if is_requested || status.is_some_and(|status| status.drain_preview.is_some()) {
+                concerned.push((Arc::clone(hypervisor), is_requested));
             }
         });
-        let mut result = Ok(());
-        for hypervisor in concerned {
-            let name = hypervisor.name_any();
-            let lines = requested.contains(&name).then(|| {
-                let note = preview::taint_note(&self.launchers.configuration.get().migrations.drain_taint_key);
-                let mut lines = self.previewer.lines(&name);
-                lines.push(note);
+        let previews = concerned.into_iter().map(|(hypervisor, is_requested)| {
+            let lines = is_requested.then(|| {
+                let mut lines = self.previewer.lines(&hypervisor.name_any());
+                let configuration = self.launchers.configuration.get();
+                lines.push(preview::taint_note(&configuration.migrations.drain_taint_key));
                 lines
             });
-            result = result.and(self.reports.preview(&hypervisor, lines, clock::now()).await);
-        }
-        result
+            (hypervisor, lines)
+        });
+        previews.collect()
     }
 
     /// Returns the nodes that are being drained, were being drained, or have marked guests.
-    fn gather(&self, taint_key: &str, kept: &mut BTreeMap<String, PodsGuard>) -> Vec<DrainObservation> {
-        let mut names = BTreeSet::new();
-        let mut marks = BTreeMap::new();
+    fn nodes(&self) -> BTreeMap<String, NodeMarks> {
+        let configuration = self.launchers.configuration.get();
+        let mut nodes = BTreeMap::new();
         self.launchers.nodes.nodes.shown().for_each(|key, node| {
-            let marks_of = NodeMarks::of(node, taint_key);
-            if marks_of != NodeMarks::default() || Reports::is_noteworthy(node) {
-                names.insert(key.name.to_string());
+            let marks = NodeMarks::of(node, &configuration.migrations.drain_taint_key);
+            if marks != NodeMarks::default() || Reports::is_noteworthy(node) {
+                nodes.insert(key.name.to_string(), marks);
             }
-            marks.insert(key.name.to_string(), marks_of);
         });
         self.launchers.nodes.hypervisors.for_each(|key, hypervisor| {
             if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
-                names.insert(key.name.to_string());
+                nodes.entry(key.name.to_string()).or_default();
             }
         });
         for key in self.instances.marked() {
-            let instance = self.instances.get(&key);
-            names.extend(instance.and_then(|instance| instance.node_name().map(str::to_owned)));
+            if let Some(node) = self
+                .instances
+                .get(&key)
+                .as_deref()
+                .and_then(VirtualMachineInstance::node_name)
+            {
+                nodes.entry(node.to_owned()).or_default();
+            }
         }
-        kept.retain(|node, _| names.contains(node));
-        let arriving = self.arriving();
-        names
-            .into_iter()
-            .map(|name| {
-                let marks = marks.get(&name).copied().unwrap_or_default();
-                if marks == NodeMarks::default() {
-                    kept.remove(&name);
-                } else {
-                    kept.entry(name.clone()).or_insert_with(|| self.pods.keep(&name));
-                }
-                let arriving = arriving.get(&name).copied().unwrap_or_default();
-                self.gather_node(name, marks, arriving)
-            })
-            .collect()
+        nodes
     }
 
-    fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> DrainObservation {
+    fn gather_node(&self, name: String, marks: NodeMarks, arriving: usize) -> NodeObjects {
         let keys = self.instances.on_node(&name);
         let instances = keys.iter().filter_map(|key| {
             let instance = self.instances.objects.newest(key)?;
-            let is_over = instance.phase().is_some_and(Phase::is_final);
-            // A guest that has ended is no longer on the node, but its evacuation request has to be removed.
-            let counts = instance.node_name() == Some(name.as_str())
-                && (!is_over || evacuation_request::of(&instance).is_some());
-            counts.then(|| (instance, self.migrations.of_instance(key)))
+            is_of_drain(&instance, &name).then(|| (instance, self.migrations.of_instance(key)))
         });
         let instances = instances.collect();
         let evictable = self.pods.of(&name).filter(|_| self.pods.is_clear(&name));
-        DrainObservation {
+        NodeObjects {
             marks,
             instances,
             arriving,
@@ -353,7 +402,7 @@ impl DrainTask {
         arriving
     }
 
-    fn draining<'a>(&self, observed: &'a DrainObservation) -> DrainingNode<'a> {
+    fn draining<'a>(&self, observed: &'a NodeObjects) -> DrainingNode<'a> {
         let guests = observed.instances.iter().map(|(instance, migrations)| DrainedGuest {
             refused: self.refusals.of(&RefusedStep::Drain(Key::of(instance)), clock::now()),
             circumstances: evacuation_request::evacuation(instance)
@@ -570,37 +619,6 @@ impl DrainTask {
         self.events
             .publish(Event::new(instance.object_ref(&()), "Evacuate", severity, reason, note));
     }
-}
-
-/// Returns whether the newest state of an instance has the node and the evacuation request that were observed.
-fn is_same_request(observed: &VirtualMachineInstance, newest: &VirtualMachineInstance) -> bool {
-    fn request(instance: &VirtualMachineInstance) -> impl PartialEq + '_ {
-        let status = instance.status.as_ref();
-        status.map(|status| (&status.node_name, &status.evacuation_node_name, &status.evacuation))
-    }
-    observed.metadata.uid == newest.metadata.uid && request(observed) == request(newest)
-}
-
-/// Returns whether a step only reports a result and does not move a guest.
-fn is_report(step: &DrainStep) -> bool {
-    matches!(step, DrainStep::Unmark { .. })
-}
-
-/// Returns which steps follow each other: the migrations of each node. All others are alone.
-fn chains<'s>(steps: impl Iterator<Item = &'s DrainStep>) -> Vec<Vec<&'s DrainStep>> {
-    let mut chains: Vec<Vec<&DrainStep>> = Vec::new();
-    let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
-    for step in steps {
-        let chain = match step {
-            DrainStep::Migrate { node, .. } => *of_nodes.entry(node).or_insert(chains.len()),
-            _ => chains.len(),
-        };
-        match chains.get_mut(chain) {
-            Some(known) => known.push(step),
-            None => chains.push(vec![step]),
-        }
-    }
-    chains
 }
 
 /// Runs these futures, up to [`MAX_CONCURRENT_ACTIONS`] at a time. A response with an error does not stop the others:

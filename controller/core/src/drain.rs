@@ -28,7 +28,7 @@ use drydock_api::{
     hyperconverged::EvictionStrategy,
     hypervisor::{DrainStatus, RemainingGuest, RemainingState},
     kubevirt::{
-        VirtualMachineInstance, VirtualMachineInstanceMigration,
+        Phase, VirtualMachineInstance, VirtualMachineInstanceMigration,
         migration::MigrationPriority,
         status::{DrainRequest, Evacuation},
     },
@@ -51,6 +51,7 @@ use guest_steps::Situation;
 use state::EvacuationState;
 
 pub use drain_target::{Competing, competing};
+pub use order::chains;
 
 /// Taint of a node: the node is in maintenance, requested in the group `nodemaintenance.medik8s.io`; without value,
 /// effect NoSchedule.
@@ -138,6 +139,22 @@ pub fn concerns(old: Option<&VirtualMachineInstance>, new: Option<&VirtualMachin
         )
     }
     old.map(seen) != new.map(seen)
+}
+
+/// Returns whether an instance is among the guests of a node for a drain. A guest that has ended is no longer on the
+/// node, but its evacuation request has to be removed.
+pub fn is_of_drain(instance: &VirtualMachineInstance, node: &str) -> bool {
+    let is_over = instance.phase().is_some_and(Phase::is_final);
+    instance.node_name() == Some(node) && (!is_over || evacuation_request::of(instance).is_some())
+}
+
+/// Returns whether the newest state of an instance has the node and the evacuation request that were observed.
+pub fn is_same_request(observed: &VirtualMachineInstance, newest: &VirtualMachineInstance) -> bool {
+    fn request(instance: &VirtualMachineInstance) -> impl PartialEq + '_ {
+        let status = instance.status.as_ref();
+        status.map(|status| (&status.node_name, &status.evacuation_node_name, &status.evacuation))
+    }
+    observed.metadata.uid == newest.metadata.uid && request(observed) == request(newest)
 }
 
 /// Inputs of a plan.
@@ -233,6 +250,14 @@ pub struct NodeDrainPlan {
     pub wake: Option<Timestamp>,
 }
 
+impl NodeDrainPlan {
+    /// Returns when the next Node is to report that it is being drained, after `now`.
+    pub fn reported_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let reported = self.reports.iter().filter_map(DrainReport::node_reports_from);
+        reported.filter(|at| *at > now).min()
+    }
+}
+
 /// The report about a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DrainReport {
@@ -302,6 +327,11 @@ pub enum DrainStep {
 }
 
 impl DrainStep {
+    /// Returns whether the step only reports a result, and does not move a guest.
+    pub fn is_report(&self) -> bool {
+        matches!(self, Self::Unmark { .. })
+    }
+
     /// Returns namespace and name of the VMI that the step is about.
     pub fn instance(&self) -> (&str, &str) {
         match self {

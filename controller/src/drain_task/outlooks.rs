@@ -37,9 +37,18 @@ struct CachedOutlooks {
     evaluated: Option<(Instant, Duration)>,
 }
 
+/// What follows from the outlooks of the guests that leave.
+#[derive(Debug, Default)]
+pub(super) struct EvaluatedOutlooks {
+    /// When to evaluate them again even if nothing changes.
+    pub(super) again: Option<jiff::Timestamp>,
+    /// Where the guests are expected to move to, if that was evaluated.
+    pub(super) planned: Option<Vec<PlannedNode>>,
+}
+
 impl Outlooks {
-    /// Sets the outlook of each guest that leaves. Returns when to evaluate them again even if nothing changes.
-    pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> Option<jiff::Timestamp> {
+    /// Sets the outlook of each guest that leaves, and evaluates them if that is due.
+    pub(super) fn apply(&self, launchers: &Launchers, nodes: &mut [DrainingNode<'_>]) -> EvaluatedOutlooks {
         let leaving = || {
             let guests = nodes
                 .iter()
@@ -49,14 +58,12 @@ impl Outlooks {
                 .map(|(_, guest)| guest)
         };
         let mut known = self.0.lock();
-        if leaving().next().is_none() {
-            launchers.reserved.replace(Vec::new());
-        }
+        let mut planned = leaving().next().is_none().then(Vec::new);
         if known.is_due(leaving()) {
             let began = Instant::now();
             let competing: Vec<_> = leaving().filter_map(|guest| Competitor::of(launchers, guest)).collect();
             let packing = evaluate(launchers, &competing);
-            launchers.reserved.replace(planned_nodes(&competing, &packing));
+            planned = Some(planned_nodes(&competing, &packing));
             known.of = leaving()
                 .map(|guest| (Key::of(guest.instance), DepartureOutlook::Unknown))
                 .collect();
@@ -71,7 +78,10 @@ impl Outlooks {
         let has_none =
             |outlook: &DepartureOutlook| matches!(outlook, DepartureOutlook::Crowded(_) | DepartureOutlook::Nowhere(_));
         let any = known.of.values().any(has_none);
-        any.then(|| clock::now().checked_add(AGAIN).ok()).flatten()
+        EvaluatedOutlooks {
+            again: any.then(|| clock::now().checked_add(AGAIN).ok()).flatten(),
+            planned,
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use drydock_api::{
     HypervisorSpec,
-    kubevirt::{migration::MigrationPriority, status::DrainRequest},
+    kubevirt::{Phase, status::DrainRequest},
 };
 use drydock_runtime::{
     AssumeCache, Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter,
@@ -430,34 +430,4 @@ async fn writes_for_a_node_that_is_gone_are_forgotten() {
     (nodes.nodes, nodes.hypervisors) = (AssumeCache::filled([tainted("a")]), Cache::default());
     fixture.lead(STATUS_DEBOUNCE * 2, serve).await;
     assert_eq!(fixture.task.reports.remembered(), ["a"]);
-}
-
-#[test]
-fn migrations_of_one_node_follow_each_other() {
-    let migrate = |name: &str, node: &str| DrainStep::Migrate {
-        namespace: "shop".into(),
-        name: name.into(),
-        node: node.into(),
-        priority: MigrationPriority::SystemCritical,
-        order: 0,
-    };
-    let unmark = |name: &str| DrainStep::Unmark {
-        namespace: "shop".into(),
-        name: name.into(),
-    };
-    let steps = [
-        unmark("u"),
-        migrate("a", "one"),
-        migrate("b", "two"),
-        unmark("v"),
-        migrate("c", "one"),
-        migrate("d", "two"),
-        migrate("e", "one"),
-    ];
-    let names: Vec<Vec<&str>> = chains(steps.iter())
-        .iter()
-        .map(|chain| chain.iter().map(|step| step.instance().1).collect())
-        .collect();
-    let expected: [&[&str]; 4] = [&["u"], &["a", "c", "e"], &["b", "d"], &["v"]];
-    assert_eq!(names, expected);
 }

@@ -107,6 +107,23 @@ pub(super) fn next<'a>(mut candidates: Vec<Candidate<'a>>, cluster: &DrainInput<
     candidates
 }
 
+/// Returns which steps follow each other: the migrations of each node. All others are alone.
+pub fn chains<'s>(steps: impl Iterator<Item = &'s DrainStep>) -> Vec<Vec<&'s DrainStep>> {
+    let mut chains: Vec<Vec<&DrainStep>> = Vec::new();
+    let mut of_nodes: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in steps {
+        let chain = match step {
+            DrainStep::Migrate { node, .. } => *of_nodes.entry(node).or_insert(chains.len()),
+            _ => chains.len(),
+        };
+        match chains.get_mut(chain) {
+            Some(known) => known.push(step),
+            None => chains.push(vec![step]),
+        }
+    }
+    chains
+}
+
 /// Numbers of guests with an unfinished migration.
 #[derive(Default)]
 struct WindowUse<'a> {

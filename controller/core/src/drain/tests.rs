@@ -16,10 +16,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    DrainInput, DrainRefusal, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, concerns,
-    estimate::DrainRate, must_be_left, node_conditions::Drained, plan,
+    DrainInput, DrainRefusal, DrainStep, DrainedGuest, DrainingNode, NodeDrainPlan, NodeMarks, chains, concerns,
+    estimate::DrainRate, is_of_drain, is_same_request, must_be_left, node_conditions::Drained, plan,
 };
-use crate::{configuration::Configuration, migration::deadlines::Attempts, placement::DepartureOutlook};
+use crate::{
+    configuration::Configuration, eviction::evacuation_request, migration::deadlines::Attempts,
+    placement::DepartureOutlook,
+};
 
 fn now() -> Timestamp {
     "2026-01-01T01:00:00Z".parse().unwrap()
@@ -388,12 +391,9 @@ fn guest_marked_by_the_node_alone_gets_a_whole_mark() {
         let [DrainStep::Mark { node, evacuation, .. }] = plan.steps.as_slice() else {
             panic!("{:?}", plan.steps);
         };
-        assert_eq!(
-            (node.as_str(), evacuation),
-            ("a", &crate::eviction::evacuation_request::new(by, now()))
-        );
+        assert_eq!((node.as_str(), evacuation), ("a", &evacuation_request::new(by, now())));
         assert_eq!(reported(&plan), [(RemainingState::Waiting, "Migration".to_owned())]);
-        let whole = crate::eviction::evacuation_request::marked(&web, "a", evacuation);
+        let whole = evacuation_request::marked(&web, "a", evacuation);
         let plan = of_one(marks, guest(&whole, LiveMigrate, Vec::new()));
         assert!(
             matches!(plan.steps.as_slice(), [DrainStep::Migrate { .. }]),
@@ -542,7 +542,7 @@ fn failed_attempt_counts_regardless_of_the_timestamp() {
         Some((after, failures))
     };
     let name_of_next = |instance: &VirtualMachineInstance| {
-        let evacuation = crate::eviction::evacuation_request::evacuation(instance);
+        let evacuation = evacuation_request::evacuation(instance);
         super::guest_steps::migration_name(instance, evacuation, 0)
     };
     // The evacuation request is 60 s old. An earlier one had a migration that failed later than the first of this one, by
@@ -573,8 +573,7 @@ fn changed_circumstances_end_a_back_off_once() {
     };
     let planned =
         |instance: &VirtualMachineInstance, migrations: &[Arc<VirtualMachineInstanceMigration>], now: &str| {
-            let has_failed = crate::eviction::evacuation_request::evacuation(instance)
-                .is_some_and(|mark| mark.last_failure.is_some());
+            let has_failed = evacuation_request::evacuation(instance).is_some_and(|mark| mark.last_failure.is_some());
             let plan = of_one(
                 CORDONED,
                 DrainedGuest {
@@ -1382,7 +1381,7 @@ proptest! {
                 match step {
                     DrainStep::Mark { name, node, evacuation, .. } => {
                         let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
-                        *instance = crate::eviction::evacuation_request::marked(instance, &node, &evacuation);
+                        *instance = evacuation_request::marked(instance, &node, &evacuation);
                     }
                     DrainStep::Unmark { name, .. } => {
                         let (instance, ..) = instances.iter_mut().find(|(instance, ..)| instance.metadata.name.as_ref() == Some(&name)).unwrap();
@@ -1400,5 +1399,146 @@ proptest! {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn migrations_of_one_node_follow_each_other() {
+    let migrate = |name: &str, node: &str| DrainStep::Migrate {
+        namespace: "shop".into(),
+        name: name.into(),
+        node: node.into(),
+        priority: MigrationPriority::SystemCritical,
+        order: 0,
+    };
+    let unmark = |name: &str| DrainStep::Unmark {
+        namespace: "shop".into(),
+        name: name.into(),
+    };
+    let steps = [
+        unmark("u"),
+        migrate("a", "one"),
+        migrate("b", "two"),
+        unmark("v"),
+        migrate("c", "one"),
+        migrate("d", "two"),
+        migrate("e", "one"),
+    ];
+    let names: Vec<Vec<&str>> = chains(steps.iter())
+        .iter()
+        .map(|chain| chain.iter().map(|step| step.instance().1).collect())
+        .collect();
+    let expected: [&[&str]; 4] = [&["u"], &["a", "c", "e"], &["b", "d"], &["v"]];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn ended_guest_is_of_a_drain_while_marked() {
+    let at = |phase: &str, is_marked: bool| {
+        instance("web", |instance| {
+            instance["status"]["phase"] = json!(phase);
+            if is_marked {
+                mark(instance, "Cordon", seconds_ago(60));
+            }
+        })
+    };
+    for (what, instance, node, expected) in [
+        ("runs", at("Running", false), "a", true),
+        ("runs, marked", at("Running", true), "a", true),
+        ("runs elsewhere", at("Running", true), "b", false),
+        ("ended", at("Succeeded", false), "a", false),
+        ("failed", at("Failed", false), "a", false),
+        ("ended, marked", at("Succeeded", true), "a", true),
+    ] {
+        assert_eq!(is_of_drain(&instance, node), expected, "{what}");
+    }
+}
+
+#[test]
+fn request_is_the_same_until_the_guest_or_mark_changes() {
+    let before = marked("web", "Cordon");
+    for (path, changed, expected) in [
+        ("/metadata/resourceVersion", json!("9"), true),
+        ("/metadata/uid", json!("another"), false),
+        ("/status/nodeName", json!("b"), false),
+        ("/status/evacuationNodeName", json!("b"), false),
+        ("/status/evacuation/requestedBy", json!("Taint"), false),
+    ] {
+        let mut after = serde_json::to_value(&before).unwrap();
+        after["metadata"]["resourceVersion"] = json!("1");
+        *after.pointer_mut(path).unwrap() = changed;
+        let after = serde_json::from_value(after).unwrap();
+        assert_eq!(is_same_request(&before, &after), expected, "{path}");
+    }
+}
+
+#[test]
+fn only_the_removal_of_a_request_is_a_report() {
+    let (namespace, name, node) = ("n".to_owned(), "web".to_owned(), "a".to_owned());
+    let evacuation = evacuation_request::new(DrainRequest::Taint, now());
+    let unmark = DrainStep::Unmark {
+        namespace: namespace.clone(),
+        name: name.clone(),
+    };
+    assert!(unmark.is_report());
+    for step in [
+        DrainStep::Mark {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            node: node.clone(),
+            evacuation,
+        },
+        DrainStep::Migrate {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            node,
+            priority: MigrationPriority::SystemCritical,
+            order: 0,
+        },
+        DrainStep::Cancel {
+            namespace,
+            instance: name.clone(),
+            name,
+            uid: "m".to_owned(),
+        },
+    ] {
+        assert!(!step.is_report(), "{step:?}");
+    }
+}
+
+#[test]
+fn node_reports_a_drain_at_the_next_time_to_come() {
+    let report = |in_progress, started: i64| super::DrainReport {
+        node: "a".into(),
+        drain: Some(DrainStatus {
+            requested_by: vec![DrainRequest::Taint],
+            started_at: Time(seconds_ago(started)),
+            finished_at: None,
+            estimated_end: None,
+            total: 1,
+            left: 1,
+            moving: 0,
+            waiting: 1,
+            blocked: 0,
+            shutting_down: 0,
+            remaining: Vec::new(),
+        }),
+        in_progress,
+        drained: Drained::NotRequested,
+    };
+    let ahead = |seconds| Some(now() + SignedDuration::from_secs(seconds));
+    for (what, reports, expected) in [
+        ("nothing", vec![], None),
+        ("begins", vec![report(true, 1)], ahead(3)),
+        ("the first of several", vec![report(true, 1), report(true, 2)], ahead(2)),
+        ("reported by now", vec![report(true, 4)], None),
+        ("not in progress", vec![report(false, 1)], None),
+        ("one reported by now", vec![report(true, 9), report(true, 0)], ahead(4)),
+    ] {
+        let plan = NodeDrainPlan {
+            reports,
+            ..NodeDrainPlan::default()
+        };
+        assert_eq!(plan.reported_at(now()), expected, "{what}");
     }
 }

@@ -86,7 +86,7 @@ fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
         evictable: None,
         before: None,
     }];
-    let again = Outlooks::default().apply(&launchers, &mut draining);
+    let again = Outlooks::default().apply(&launchers, &mut draining).again;
     let [draining] = draining;
     let found: Vec<DepartureOutlook> = draining.guests.into_iter().map(|guest| guest.outlook).collect();
     let all_fit = found
