@@ -15,7 +15,10 @@ use http::Method;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs, reconciler::triggered::keep_reconciling};
+use crate::{
+    migration_rate::MigrationRate, nodes::Nodes, pdbs::Pdbs, reconciler::triggered::keep_reconciling,
+    reserved_nodes::PlannedNode,
+};
 
 /// A task over a cluster in which node `a` is tainted and has guests, and the API server that its requests reach.
 struct Fixture {
@@ -189,6 +192,22 @@ async fn mark_of_another_writer_since_the_plan_is_kept() {
         assert!(server.is_left_alone().await);
     });
     done.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn planned_nodes_are_reserved_when_the_plan_is_executed() {
+    let Fixture { task, .. } = fixture(&[]);
+    let [leaving, other] = ["web", "db"].map(|name| Key::namespaced("shop", name));
+    let mut observed = task.observe(&[]);
+    observed.outlooks.planned = Some(vec![PlannedNode {
+        guest: leaving,
+        node: "b".into(),
+        reserved: true,
+    }]);
+    assert!(task.launchers.reserved.for_others(&other).is_empty());
+    let executed = task.execute_plan(&mut observed, NodeDrainPlan::default(), false);
+    assert_eq!(executed.await.unwrap(), None);
+    assert_eq!(task.launchers.reserved.for_others(&other), ["b"]);
 }
 
 /// What each failed write leads to: an error that requeues the drain, a recorded refusal, or nothing.
