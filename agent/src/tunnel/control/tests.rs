@@ -136,6 +136,12 @@ fn line_that_is_too_long_ends_the_channel() {
     assert_eq!(received(&bytes, 100), (vec![ping.clone(), longest], true));
     let bytes = lines(&[ping.clone(), longer, Message::Closed {}]);
     assert_eq!(received(&bytes, 100), (vec![ping.clone()], false));
-    let endless = [lines(&[ping.clone()]), vec![b'x'; 4 * LINE]].concat();
+    let endless = [lines(std::slice::from_ref(&ping)), vec![b'x'; 4 * LINE]].concat();
     assert_eq!(received(&endless, 100), (vec![ping], false));
+}
+
+#[test]
+fn long_key_of_an_unknown_message_is_cut() {
+    let line = format!("{{\"{}\": {{}}}}", "k".repeat(10 * MAX_KEY_LENGTH));
+    assert_eq!(Message::of_line(&line), Message::Unknown("k".repeat(MAX_KEY_LENGTH)));
 }
