@@ -166,10 +166,24 @@ pub(crate) async fn reconcile(reconciler: &impl Queued, key: &Key) -> Result<Req
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    };
 
     use drydock_core::drain::DrainRefusal;
-    use kube::core::Status;
+    use drydock_runtime::{
+        Process, Trigger, WorkQueueMetrics,
+        fake::{api_server, candidate, keep_elected_while},
+    };
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{
+        Api,
+        api::{Patch, PatchParams},
+        core::Status,
+    };
     use parking_lot::Mutex;
+    use serde_json::json;
 
     use super::*;
 
@@ -306,5 +320,76 @@ mod tests {
         let endless = Scripted::new((0..MAX_PLANS).map(|_| Ok(Executed::Replan)));
         let unsettled = endless.reconcile(&key()).await;
         assert!(matches!(unsettled, Err(ReconcileError::Unsettled(_))), "{unsettled:?}");
+    }
+
+    /// Reads once and writes twice in each reconcile.
+    struct Writer(Api<ConfigMap>);
+
+    impl Reconciler for Writer {
+        type Observed = ();
+        type Plan = ();
+
+        async fn observe(&self, _: &Key) -> Result<Option<()>, ReconcileError> {
+            self.0.get_opt("read").await?;
+            Ok(Some(()))
+        }
+
+        fn plan(&self, _: &Key, (): &()) {}
+
+        async fn execute(&self, _: &Key, (): &mut (), (): ()) -> Result<Executed, ReconcileError> {
+            for name in ["first", "second"] {
+                let patch = Patch::Merge(json!({}));
+                self.0.patch(name, &PatchParams::default(), &patch).await?;
+            }
+            Ok(Executed::Requeue(Requeue::OnChange))
+        }
+    }
+
+    impl Queued for Writer {
+        async fn all(&self) -> Vec<Key> {
+            vec![key()]
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_written_after_the_leadership_was_lost() {
+        let names = ["read", "first", "second"];
+        for lost_at in 0..names.len() {
+            let process = Process::new();
+            let (leadership, leases) = candidate(&process, Trigger::new());
+            let leads = Arc::new(AtomicBool::new(true));
+            let (client, mut server) = api_server();
+            let writer = Writer(Api::namespaced(client, "shop"));
+            let work = WorkQueue::new("test", 1, &WorkQueueMetrics::default());
+            let stopping = process.stopping();
+            let running = run(&writer, &work, &stopping, leadership.clone());
+            let test = async {
+                for name in &names[..lost_at] {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&json!({"metadata": {"name": name}}));
+                }
+                let outstanding = server.next_request().await;
+                leads.store(false, Ordering::Relaxed);
+                while leadership.term().is_some() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                outstanding.with(&json!({"metadata": {"name": "late"}}));
+                let span = Duration::from_secs(600);
+                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
+                leads.store(true, Ordering::Relaxed);
+                for name in names {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&json!({"metadata": {"name": name}}));
+                }
+                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
+                process.stop();
+            };
+            tokio::select! {
+                ((), ()) = async { tokio::join!(running, test) } => {}
+                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
+            }
+        }
     }
 }

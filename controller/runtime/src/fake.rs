@@ -6,7 +6,15 @@
     reason = "a test that cannot go on fails where it stands"
 )]
 
-use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::body::Body as ResponseBody;
 use futures::channel::mpsc;
@@ -94,6 +102,26 @@ pub async fn keep_elected(mut server: ApiServer) {
     elect(&mut server).await;
     loop {
         server.next_request().await.with(&lease_of(IDENTITY, "2"));
+    }
+}
+
+/// Serves the Lease of a candidate: it leads as long as `leads`.
+pub async fn keep_elected_while(mut server: ApiServer, leads: Arc<AtomicBool>) {
+    let mut holder = "";
+    loop {
+        let request = server.next_request().await;
+        let leads = leads.load(Ordering::Relaxed);
+        let is_read = request.method == Method::GET;
+        holder = match (leads, is_read) {
+            (false, _) => "pod-2",
+            (true, true) if holder == "pod-2" => "",
+            (true, true) => holder,
+            (true, false) => IDENTITY,
+        };
+        match (leads, is_read) {
+            (false, false) => request.refuse(500, "InternalError"),
+            _ => request.with(&lease_of(holder, "2")),
+        }
     }
 }
 

@@ -188,7 +188,7 @@ impl WorkQueue {
         while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
             self.queue.lock().open();
             stopping
-                .run_until_cancelled(term.lost().run_until_cancelled(self.work(&term, &all, &reconcile)))
+                .run_until_cancelled(term.run(self.work(&term, &all, &reconcile)))
                 .await;
             self.change(KeyQueue::close);
         }

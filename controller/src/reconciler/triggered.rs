@@ -66,15 +66,14 @@ pub(crate) async fn run<R: Triggered>(
 ) {
     let (stopping, metrics) = (process.stopping(), metrics.of_reconciler(R::NAME));
     while let Some(term) = stopping.run_until_cancelled(leadership.elected()).await {
-        let lost = term.lost().clone();
-        let leading = lost.run_until_cancelled(lead(&reconciler, &changed, term, &metrics));
+        let leading = term.run(lead(&reconciler, &changed, &term, &metrics));
         stopping.run_until_cancelled(leading).await;
     }
 }
 
-async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: LeaderTerm, metrics: &ReconcileMetrics) {
+async fn lead<R: Triggered>(reconciler: &R, changed: &Trigger, term: &LeaderTerm, metrics: &ReconcileMetrics) {
     reconciler.wait_until_synced().await;
-    keep_reconciling(reconciler, changed, &term, metrics).await;
+    keep_reconciling(reconciler, changed, term, metrics).await;
 }
 
 /// Reconciles after each notification of `changed`, and when that is due, until the future is dropped.
@@ -131,10 +130,14 @@ mod tests {
 
     use drydock_runtime::{
         Registry,
-        fake::{ApiServer, IDENTITY, candidate, lease_of},
+        fake::{api_server, candidate, keep_elected_while},
     };
-    use http::Method;
-    use kube::core::Status;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{
+        Api, Client,
+        api::{Patch, PatchParams},
+        core::Status,
+    };
     use parking_lot::Mutex;
     use prometheus_client::encoding::text;
     use tokio::sync::mpsc;
@@ -184,26 +187,6 @@ mod tests {
         kube::Error::Api(status.boxed())
     }
 
-    /// Serves the Lease of a candidate: it leads as long as `leads`.
-    async fn serve_lease(mut server: ApiServer, leads: Arc<AtomicBool>) {
-        let mut holder = "";
-        loop {
-            let request = server.next_request().await;
-            let leads = leads.load(Ordering::Relaxed);
-            let is_read = request.method == Method::GET;
-            holder = match (leads, is_read) {
-                (false, _) => "pod-2",
-                (true, true) if holder == "pod-2" => "",
-                (true, true) => holder,
-                (true, false) => IDENTITY,
-            };
-            match (leads, is_read) {
-                (false, false) => request.refuse(500, "InternalError"),
-                _ => request.with(&lease_of(holder, "2")),
-            }
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn reconciles_follow_changes_times_and_errors_of_a_term() {
         let process = Process::new();
@@ -222,7 +205,7 @@ mod tests {
         let changed = Trigger::new();
         changed.notify();
         let leads = Arc::new(AtomicBool::new(false));
-        let serving = serve_lease(server, Arc::clone(&leads));
+        let serving = keep_elected_while(server, Arc::clone(&leads));
         let mut registry = Registry::with_prefix("drydock");
         let metrics = WorkQueueMetrics::register(&mut registry);
         let running = run(scripted, changed.clone(), leadership.clone(), process.clone(), metrics);
@@ -265,6 +248,77 @@ mod tests {
         tokio::select! {
             ((), ()) = async { tokio::join!(running, test) } => {}
             () = serving => {}
+        }
+    }
+
+    /// Reads once and writes twice in each reconcile.
+    struct Writer(Api<ConfigMap>);
+
+    impl Triggered for Writer {
+        type Kept = ();
+        const NAME: &'static str = "writer";
+        const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
+        const FAILURE: &'static str = "the writer has failed";
+
+        async fn wait_until_synced(&self) {}
+
+        async fn reconcile(&self, (): &mut (), _: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
+            self.0.get_opt("read").await?;
+            for name in ["first", "second"] {
+                let patch = Patch::Merge(serde_json::json!({}));
+                self.0.patch(name, &PatchParams::default(), &patch).await?;
+            }
+            Ok(None)
+        }
+    }
+
+    fn writer(client: Client) -> Writer {
+        Writer(Api::namespaced(client, "shop"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_written_after_the_leadership_was_lost() {
+        let names = ["read", "first", "second"];
+        for lost_at in 0..names.len() {
+            let process = Process::new();
+            let (leadership, leases) = candidate(&process, Trigger::new());
+            let leads = Arc::new(AtomicBool::new(true));
+            let (client, mut server) = api_server();
+            let metrics = WorkQueueMetrics::default();
+            let running = run(
+                writer(client),
+                Trigger::new(),
+                leadership.clone(),
+                process.clone(),
+                metrics,
+            );
+            let test = async {
+                for name in &names[..lost_at] {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&serde_json::json!({"metadata": {"name": name}}));
+                }
+                let outstanding = server.next_request().await;
+                leads.store(false, Ordering::Relaxed);
+                while leadership.term().is_some() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                outstanding.with(&serde_json::json!({"metadata": {"name": "late"}}));
+                let span = Duration::from_secs(600);
+                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
+                leads.store(true, Ordering::Relaxed);
+                for name in names {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&serde_json::json!({"metadata": {"name": name}}));
+                }
+                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
+                process.stop();
+            };
+            tokio::select! {
+                ((), ()) = async { tokio::join!(running, test) } => {}
+                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
+            }
         }
     }
 }

@@ -18,10 +18,13 @@ use serde_json::json;
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    future::poll_fn,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 use tokio::{sync::watch, time::Instant};
@@ -75,6 +78,20 @@ impl LeaderTerm {
     pub fn is_valid(&self) -> bool {
         let until = self.base + Duration::from_millis(self.until.load(Ordering::Acquire));
         !self.lost.is_cancelled() && Instant::now() < until
+    }
+
+    /// Runs `work` until the term ends. It is not polled after the end by the clock, even if that has not been signalled
+    /// yet: after a pause of the process, it sends nothing more.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = pin!(work);
+        let while_valid = poll_fn(|context| {
+            if self.is_valid() {
+                work.as_mut().poll(context).map(Some)
+            } else {
+                Poll::Ready(None)
+            }
+        });
+        self.lost.run_until_cancelled(while_valid).await.flatten()
     }
 
     fn extend(&self, until: Instant) {
