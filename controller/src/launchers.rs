@@ -187,6 +187,12 @@ impl Launchers {
         }
     }
 
+    /// Replaces the pods that the watch shows.
+    #[cfg(test)]
+    pub(crate) fn show(&self, pods: impl IntoIterator<Item = Pod>) {
+        self.pods.show(pods, |change| self.by_owner.observe(change));
+    }
+
     /// Sets an annotation of a pod, or removes it. Does nothing if the pod was deleted, or replaced by another of its
     /// name.
     ///

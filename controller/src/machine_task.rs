@@ -354,3 +354,5 @@ fn prune(machine: &mut VirtualMachine) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

@@ -7,6 +7,8 @@ mod certificates;
 mod configuration_in_force;
 mod drain_task;
 mod evacuation_requests;
+#[cfg(test)]
+mod fake_cluster;
 mod in_force_task;
 mod instance_task;
 mod instances;

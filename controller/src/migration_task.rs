@@ -543,3 +543,5 @@ impl MigrationTask {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

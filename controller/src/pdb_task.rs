@@ -202,3 +202,5 @@ pub(crate) fn concerned(change: &CacheChange<PodDisruptionBudget>) -> Option<(St
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

@@ -79,6 +79,12 @@ impl Pdbs {
         self.cache.shown().wait_until_synced().await;
     }
 
+    /// Replaces the PDBs that the watch shows.
+    #[cfg(test)]
+    pub(crate) fn show(&self, pdbs: impl IntoIterator<Item = PodDisruptionBudget>) {
+        self.cache.show(pdbs);
+    }
+
     /// Returns the PDB that protects a pod, if it is one of ours.
     pub(crate) fn of(&self, pod: &Pod) -> Option<Arc<PodDisruptionBudget>> {
         self.cache.get(&Key::of(pod)).filter(|pdb| is_ours(pdb))

@@ -379,3 +379,5 @@ fn prune(set: &mut VirtualMachineInstanceReplicaSet) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

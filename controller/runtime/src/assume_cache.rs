@@ -119,6 +119,12 @@ impl<K: Resource + Clone> AssumeCache<K> {
         }
     }
 
+    /// Replaces what the watch shows, for tests of its readers.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn show(&self, objects: impl IntoIterator<Item = K>) {
+        self.cache.show(objects, |change| self.observe(change));
+    }
+
     /// Handles a change as that of a watch, for tests of its readers: the cache itself does not change.
     pub fn observe(&self, change: &CacheChange<K>) {
         self.assumed.lock().observe(change, &self.indexes);

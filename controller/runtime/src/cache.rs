@@ -310,6 +310,30 @@ impl<K> Cache<K> {
         Self::keeping(StorageFormat::compressed()).fill(objects)
     }
 
+    /// Replaces the content as a list of the watch does, and calls `on_change` with each change; for tests of its
+    /// readers.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn show(&self, objects: impl IntoIterator<Item = K>, mut on_change: impl FnMut(&CacheChange<K>))
+    where
+        K: Resource,
+    {
+        let mut gone = self.keys();
+        for object in objects {
+            let (key, new) = (Key::of(&object), Arc::new(object));
+            gone.retain(|other| *other != key);
+            let old = self.insert(key.clone(), Arc::clone(&new));
+            on_change(&CacheChange::Object {
+                key,
+                old,
+                new: Some(new),
+            });
+        }
+        for key in gone {
+            let old = self.remove(&key);
+            on_change(&CacheChange::Object { key, old, new: None });
+        }
+    }
+
     #[cfg(any(test, feature = "fake"))]
     fn fill(self, objects: impl IntoIterator<Item = K>) -> Self
     where

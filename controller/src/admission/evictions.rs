@@ -564,3 +564,5 @@ fn refused(
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

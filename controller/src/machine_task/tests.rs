@@ -9,15 +9,15 @@ use serde_json::Value;
 
 use super::*;
 
-const MACHINE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/vm1";
-const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
+pub(super) const MACHINE: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachines/vm1";
+pub(super) const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
 
-fn key() -> Key {
+pub(super) fn key() -> Key {
     Key::namespaced("default", "vm1")
 }
 
 /// Returns a VirtualMachine as the API server has it, at a version.
-fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
+pub(super) fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine",
         "metadata": {
@@ -29,7 +29,7 @@ fn machine(strategy: RunStrategy, version: &str) -> VirtualMachine {
     .unwrap()
 }
 
-fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> VirtualMachineInstance {
+pub(super) fn instance(machine: &VirtualMachine, uid: &str, phase: Phase) -> VirtualMachineInstance {
     let mut instance = instance_of(machine);
     instance.metadata.uid = Some(uid.into());
     instance.metadata.resource_version = Some("100".into());

@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{liveness_task::UnresponsiveAgents, nodes::Nodes, pdbs::Pdbs};
 
-const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
+pub(super) const MIGRATION: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations/m";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
-const UID: &str = "uid-m";
+pub(super) const UID: &str = "uid-m";
 
-fn key() -> Key {
+pub(super) fn key() -> Key {
     Key::namespaced("shop", "m")
 }
 
-fn migration() -> Value {
+pub(super) fn migration() -> Value {
     json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceMigration",
         "metadata": {
@@ -28,7 +28,7 @@ fn migration() -> Value {
     })
 }
 
-fn instance() -> VirtualMachineInstance {
+pub(super) fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "web", "namespace": "shop", "uid": "uid-web"},
@@ -253,7 +253,7 @@ async fn created_pod_is_read_again_after_the_clock_is_set_back() {
 }
 
 /// Returns the migration's target pod, on node b, with this status.
-fn target_pod(status: &Value) -> Pod {
+pub(super) fn target_pod(status: &Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {
             "name": "q", "namespace": "shop", "uid": "uid-q", "creationTimestamp": "2026-01-01T00:00:00Z",

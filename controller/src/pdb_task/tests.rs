@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::*;
 use crate::{nodes::Nodes, pdbs::Pdbs};
 
-fn instance() -> VirtualMachineInstance {
+pub(super) fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
@@ -15,7 +15,7 @@ fn instance() -> VirtualMachineInstance {
     .unwrap()
 }
 
-fn pod() -> Pod {
+pub(super) fn pod() -> Pod {
     serde_json::from_value(json!({
         "metadata": {
             "name": "virt-launcher-web-1", "namespace": "shop", "uid": "p",

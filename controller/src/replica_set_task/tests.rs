@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::*;
 
-const SET: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstancereplicasets/web";
-const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
+pub(super) const SET: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstancereplicasets/web";
+pub(super) const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances";
 
-fn key() -> Key {
+pub(super) fn key() -> Key {
     Key::namespaced("default", "web")
 }
 
-fn set(replicas: i32) -> VirtualMachineInstanceReplicaSet {
+pub(super) fn set(replicas: i32) -> VirtualMachineInstanceReplicaSet {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstanceReplicaSet",
         "metadata": {"name": "web", "namespace": "default", "uid": "set-uid", "resourceVersion": "10"},
@@ -28,7 +28,7 @@ fn set(replicas: i32) -> VirtualMachineInstanceReplicaSet {
     .unwrap()
 }
 
-fn instance(name: &str) -> VirtualMachineInstance {
+pub(super) fn instance(name: &str) -> VirtualMachineInstance {
     let mut instance = instance_of(&set(1), name);
     instance.metadata.uid = Some(format!("uid-{name}"));
     instance.metadata.resource_version = Some("5".into());

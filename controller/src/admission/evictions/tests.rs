@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use super::*;
 use crate::{configuration_in_force::ConfigurationInForce, nodes::Nodes, pdbs::Pdbs};
 
-fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
+pub(super) fn instance(change: impl FnOnce(&mut Value)) -> VirtualMachineInstance {
     let mut instance = json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "web", "namespace": "shop", "uid": "u"},
@@ -38,14 +38,14 @@ fn elsewhere() -> VirtualMachineInstance {
 }
 
 /// Returns the instance after its newest migration has moved it out of the pod.
-fn moved() -> VirtualMachineInstance {
+pub(super) fn moved() -> VirtualMachineInstance {
     instance(|instance| {
         instance["status"]["nodeName"] = json!("b");
         instance["status"]["migrationState"] = json!({"sourcePod": "virt-launcher-web-1", "completed": true});
     })
 }
 
-fn pod() -> Pod {
+pub(super) fn pod() -> Pod {
     serde_json::from_value(json!({
         "metadata": {
             "name": "virt-launcher-web-1", "namespace": "shop", "uid": "p",
@@ -57,7 +57,7 @@ fn pod() -> Pod {
     .unwrap()
 }
 
-fn review_request(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
+pub(super) fn review_request(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicObject> {
     let mut request = json!({
         "uid": "r", "kind": {"group": "policy", "version": "v1", "kind": "Eviction"},
         "resource": {"group": "", "version": "v1", "resource": "pods"}, "subResource": "eviction",
@@ -77,7 +77,7 @@ fn review_request(change: impl FnOnce(&mut Value)) -> AdmissionRequest<DynamicOb
 }
 
 /// Returns the review in a cluster with these instances and pods, and the API server for further requests.
-fn evictions(
+pub(super) fn evictions(
     instances: Vec<VirtualMachineInstance>,
     pods: Vec<Pod>,
     pdbs: Vec<k8s_openapi::api::policy::v1::PodDisruptionBudget>,
@@ -94,7 +94,7 @@ fn evictions(
     (evictions, server, changed)
 }
 
-fn text(response: &AdmissionResponse) -> (u16, &str, &str) {
+pub(super) fn text(response: &AdmissionResponse) -> (u16, &str, &str) {
     (response.result.code, &response.result.reason, &response.result.message)
 }
 

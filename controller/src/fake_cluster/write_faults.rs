@@ -1,0 +1,391 @@
+//! Runs a task's scenario once for each write and each way in which the write can fail, and once for each write that is
+//! outstanding when the leadership is lost: the cluster has to end in the same state as without any of these.
+
+use std::{collections::BTreeMap, pin::pin, time::Duration};
+
+use drydock_runtime::{
+    EventMetrics, Events, Process, Reporter, Requeue,
+    fake::{ApiServer, ReceivedRequest, WriteFault, api_server},
+};
+use http::Method;
+use kube::Client;
+use serde_json::Value;
+
+use super::{FakeCluster, REPLACEMENT};
+use crate::reconciler::ReconcileError;
+
+/// Maximum number of reconciles until a scenario is settled: far more than any needs, far fewer than a hot loop makes.
+const MAX_ROUNDS: usize = 60;
+/// How long the last events of a scenario may take.
+const EVENTS_WITHIN: Duration = Duration::from_secs(2);
+
+/// When a task wants to reconcile again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// After a back-off, since it has failed.
+    Failed,
+    /// At a time.
+    At,
+    /// On the next change.
+    OnChange,
+}
+
+impl Again {
+    /// Returns when the first of two tasks wants to reconcile again.
+    pub(crate) fn or(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
+            (Self::At, _) | (_, Self::At) => Self::At,
+            _ => Self::OnChange,
+        }
+    }
+}
+
+impl From<Result<Requeue, ReconcileError>> for Again {
+    fn from(result: Result<Requeue, ReconcileError>) -> Self {
+        match result {
+            Err(_) => Self::Failed,
+            Ok(Requeue::At(_)) => Self::At,
+            Ok(Requeue::OnChange) => Self::OnChange,
+        }
+    }
+}
+
+/// A task over a cluster, and what happens there.
+pub(crate) trait Scenario: Sized {
+    /// Creates the task with empty caches, as a new process does.
+    fn start(client: Client, events: Events) -> Self;
+
+    /// Has the caches show the cluster, as the watches do.
+    fn show(&self, cluster: &FakeCluster);
+
+    /// Begins a leadership term.
+    async fn begin(&self) {}
+
+    /// Reconciles once.
+    async fn reconcile(&self) -> Again;
+
+    /// Does what others do once the task has nothing more to do, such as the scheduler and agents.
+    fn act(_: &mut FakeCluster) {}
+
+    /// Ends the back-off from refusals.
+    fn end_back_off(&self) {}
+
+    /// Returns whether a creation or deletion has to be executed as often as without a fault.
+    fn is_counted(_change: &str) -> bool {
+        true
+    }
+
+    /// Removes from an object what may differ in the end, such as a history.
+    fn normalize(_object: &mut Value) {}
+
+    /// Returns what the task keeps in memory and has to be the same in the end, such as slots.
+    fn kept(&self) -> String {
+        String::new()
+    }
+
+    /// Returns whether another task repeats a write that fails.
+    fn is_repeated_by_others(_write: &str) -> bool {
+        false
+    }
+
+    /// Returns the reason of the event that reports the refusal of a write, if the product promises one.
+    fn refusal_event(_write: &str) -> Option<&'static str> {
+        None
+    }
+
+    /// Returns whether the status reports the refusal of a write, for writes for which the product promises that.
+    fn reports_refusal(_write: &str, _cluster: &FakeCluster) -> bool {
+        true
+    }
+}
+
+/// What goes wrong at the write with a number.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    None,
+    /// It fails.
+    Fault(usize, WriteFault),
+    /// The leadership is lost while the write is outstanding.
+    LeadershipLost {
+        number: usize,
+        executed: bool,
+        /// Whether the next term is one of another process.
+        elsewhere: bool,
+    },
+}
+
+impl Trouble {
+    fn fault(self) -> Option<(usize, WriteFault)> {
+        match self {
+            Self::Fault(number, fault) => Some((number, fault)),
+            _ => None,
+        }
+    }
+}
+
+/// What a scenario has led to.
+struct Outcome {
+    objects: BTreeMap<String, Value>,
+    kept: String,
+    writes: Vec<String>,
+    /// Executed creations and deletions, in order of their names.
+    changes: Vec<String>,
+    events: Vec<String>,
+    replaced: Option<String>,
+}
+
+/// A scenario that runs.
+struct Run<S> {
+    scenario: S,
+    cluster: FakeCluster,
+    server: ApiServer,
+    events_server: ApiServer,
+    events: Vec<String>,
+    process: Process,
+    trouble: Trouble,
+}
+
+/// What one reconcile has led to.
+struct Round {
+    /// `None` if the leadership was lost.
+    again: Option<Again>,
+    /// Whether the write failed that is to fail.
+    has_failed: bool,
+}
+
+fn start<S: Scenario>() -> (S, ApiServer, ApiServer, Process) {
+    let ((client, server), (for_events, events_server)) = (api_server(), api_server());
+    let process = Process::new();
+    let reporter = Reporter {
+        component: "drydock-controller",
+        instance: "test".into(),
+    };
+    let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
+    (S::start(client, events), server, events_server, process)
+}
+
+impl<S: Scenario> Run<S> {
+    fn new(cluster: FakeCluster, trouble: Trouble) -> Self {
+        let (scenario, server, events_server, process) = start::<S>();
+        scenario.show(&cluster);
+        Self {
+            scenario,
+            cluster,
+            server,
+            events_server,
+            events: Vec::new(),
+            process,
+            trouble,
+        }
+    }
+
+    /// Returns the trouble with the write that it is about, for messages.
+    fn shown(&self) -> String {
+        let number = match self.trouble {
+            Trouble::None => return "without a fault".into(),
+            Trouble::Fault(number, _) | Trouble::LeadershipLost { number, .. } => number,
+        };
+        let write = self.cluster.writes.get(number);
+        format!(
+            "{:?} of {}",
+            self.trouble,
+            write.map_or("a write to come", String::as_str)
+        )
+    }
+
+    /// Reconciles once, after the begin of a term if there is one, and serves the requests.
+    async fn reconcile(&mut self, begins: bool) -> Round {
+        let Self {
+            scenario,
+            cluster,
+            server,
+            events_server,
+            events,
+            trouble,
+            ..
+        } = self;
+        let mut has_failed = false;
+        let mut reconciling = pin!(async {
+            if begins {
+                scenario.begin().await;
+            }
+            scenario.reconcile().await
+        });
+        loop {
+            let request = tokio::select! {
+                biased;
+                event = events_server.next_request() => {
+                    note(events, event);
+                    continue;
+                }
+                again = &mut reconciling => return Round { again: Some(again), has_failed },
+                request = server.next_request() => request,
+            };
+            let request = match *trouble {
+                Trouble::LeadershipLost { number, executed, .. } => match cluster.cut(request, number, executed) {
+                    None => {
+                        return Round {
+                            again: None,
+                            has_failed: true,
+                        };
+                    }
+                    Some(request) => request,
+                },
+                _ => request,
+            };
+            has_failed |= cluster.serve(request, trouble.fault());
+        }
+    }
+
+    /// Has another process lead.
+    fn begin_elsewhere(&mut self) {
+        self.process.stop();
+        (self.scenario, self.server, self.events_server, self.process) = start::<S>();
+    }
+
+    /// Reconciles until neither the task nor others do anything more.
+    async fn settle(mut self) -> Outcome {
+        let mut begins = true;
+        for _ in 0..MAX_ROUNDS {
+            let before = self.cluster.writes.len();
+            let round = self.reconcile(begins).await;
+            begins = round.again.is_none();
+            match (round.again, self.trouble) {
+                (None, Trouble::LeadershipLost { elsewhere: true, .. }) => self.begin_elsewhere(),
+                (Some(again), _) if round.has_failed => self.check_failed(again),
+                _ => {}
+            }
+            let is_quiet =
+                before == self.cluster.writes.len() && matches!(round.again, Some(Again::OnChange | Again::At));
+            let before = self.cluster.snapshot();
+            if is_quiet {
+                S::act(&mut self.cluster);
+            }
+            let is_settled = is_quiet && before == self.cluster.snapshot();
+            self.scenario.show(&self.cluster);
+            self.scenario.end_back_off();
+            if is_settled {
+                return self.end().await;
+            }
+        }
+        panic!("{}: never settled: {:#?}", self.shown(), self.cluster.writes);
+    }
+
+    /// Checks what the reconcile with the failed write has led to.
+    fn check_failed(&self, again: Again) {
+        let Trouble::Fault(number, fault) = self.trouble else {
+            return;
+        };
+        let write = &self.cluster.writes[number];
+        let shown = self.shown();
+        // Another writer's change, or the own one, is about to be shown.
+        let is_followed_by_a_change = matches!(fault, WriteFault::Conflict | WriteFault::LostResponse);
+        let is_repeated = again != Again::OnChange || is_followed_by_a_change;
+        assert!(
+            is_repeated || S::is_repeated_by_others(write),
+            "{shown}: is never repeated"
+        );
+        if fault == WriteFault::Refused {
+            assert!(S::reports_refusal(write, &self.cluster), "{shown}: is not reported");
+        }
+    }
+
+    async fn end(mut self) -> Outcome {
+        while let Ok(event) = tokio::time::timeout(EVENTS_WITHIN, self.events_server.next_request()).await {
+            note(&mut self.events, event);
+        }
+        let mut changes = self.cluster.changes.clone();
+        changes.retain(|change| S::is_counted(change));
+        changes.sort();
+        let mut objects = self.cluster.snapshot();
+        objects.values_mut().for_each(S::normalize);
+        Outcome {
+            objects,
+            kept: self.scenario.kept(),
+            writes: self.cluster.writes.clone(),
+            replaced: self.cluster.replaced.clone(),
+            changes,
+            events: self.events,
+        }
+    }
+}
+
+/// Runs a scenario that begins with `cluster`: without a fault, in which case its writes have to be `expected`, and with
+/// each trouble at each of these writes.
+pub(crate) async fn check_each_write<S: Scenario>(cluster: impl Fn() -> FakeCluster, expected: &[&str]) {
+    let usual = Run::<S>::new(cluster(), Trouble::None).settle().await;
+    assert_eq!(usual.writes, expected);
+    for (number, write) in usual.writes.iter().enumerate() {
+        for fault in WriteFault::ALL {
+            check::<S>(&cluster, &usual, write, Trouble::Fault(number, fault)).await;
+        }
+        for (executed, elsewhere) in [(false, false), (false, true), (true, false), (true, true)] {
+            let lost = Trouble::LeadershipLost {
+                number,
+                executed,
+                elsewhere,
+            };
+            check::<S>(&cluster, &usual, write, lost).await;
+        }
+    }
+}
+
+/// Runs a scenario with this trouble at this write, and compares what it has led to with the usual.
+async fn check<S: Scenario>(cluster: impl Fn() -> FakeCluster, usual: &Outcome, write: &str, trouble: Trouble) {
+    let shown = format!("{trouble:?} of {write}");
+    let outcome = Run::<S>::new(cluster(), trouble).settle().await;
+    let fault = trouble.fault().map(|(_, fault)| fault);
+    let written = &outcome.writes;
+    assert!(
+        written.len() <= usual.writes.len() * 2 + 4,
+        "{shown}: too many writes: {written:#?}"
+    );
+    if let Some(replaced) = &outcome.replaced {
+        let object = outcome.objects.get(replaced);
+        let is_there = object.is_some_and(|object| object["metadata"]["uid"] == REPLACEMENT);
+        assert!(is_there, "{shown}: the replacement was deleted");
+        return;
+    }
+    for (path, object) in &usual.objects {
+        assert_eq!(
+            outcome.objects.get(path),
+            Some(object),
+            "{shown}: {path} after {written:#?}"
+        );
+    }
+    let others = outcome.objects.keys().filter(|path| !usual.objects.contains_key(*path));
+    assert_eq!(
+        others.collect::<Vec<_>>(),
+        Vec::<&String>::new(),
+        "{shown}: objects too many"
+    );
+    assert_eq!(outcome.changes, usual.changes, "{shown}: creations and deletions");
+    assert_eq!(outcome.kept, usual.kept, "{shown}: what is kept in memory");
+    let refusal = fault
+        .filter(|fault| *fault == WriteFault::Refused)
+        .and_then(|_| S::refusal_event(write));
+    if let Some(refusal) = refusal {
+        assert!(
+            outcome.events.iter().any(|reason| reason == refusal),
+            "{shown}: no event {refusal}"
+        );
+    }
+    let count = |events: &[String], reason: &String| events.iter().filter(|other| *other == reason).count();
+    for reason in outcome.events.iter().filter(|reason| Some(reason.as_str()) != refusal) {
+        let (seen, expected) = (count(&outcome.events, reason), count(&usual.events, reason));
+        assert!(
+            seen <= expected,
+            "{shown}: event {reason} {seen} times instead of {expected}"
+        );
+    }
+}
+
+/// Records an event, and accepts it.
+fn note(events: &mut Vec<String>, event: ReceivedRequest) {
+    if event.method == Method::POST {
+        events.push(event.body["reason"].as_str().unwrap_or_default().to_owned());
+    }
+    let stored = event.body.clone();
+    event.with(&stored);
+}
