@@ -70,15 +70,19 @@ pub(crate) struct InstanceTask {
     probed_pods: ProbedPods,
 }
 
-/// By instance, the pod for which a request was already sent, until the request is no longer planned.
+/// By instance, the pod for which the API server has responded to a request, until the request is no longer planned.
 #[derive(Debug, Default)]
 struct ProbedPods(Mutex<HashMap<Key, String>>);
 
 impl ProbedPods {
-    /// Records a request for this pod. Returns whether it is the first one.
-    fn once(&self, instance: &Key, pod_uid: &str) -> bool {
-        let mut pods = self.0.lock();
-        pods.insert(instance.clone(), pod_uid.into()).as_deref() != Some(pod_uid)
+    /// Returns whether there was a response for this pod.
+    fn has(&self, instance: &Key, pod_uid: &str) -> bool {
+        self.0.lock().get(instance).is_some_and(|uid| uid == pod_uid)
+    }
+
+    /// Records the response for this pod.
+    fn record(&self, instance: &Key, pod_uid: &str) {
+        self.0.lock().insert(instance.clone(), pod_uid.into());
     }
 
     /// Allows the request again, or removes a deleted instance.
@@ -526,24 +530,25 @@ impl InstanceTask {
         (name, uid): (&str, &str),
         containers: &[EphemeralContainer],
     ) -> Result<(), ReconcileError> {
-        if !self.probed_pods.once(key, uid) {
+        if self.probed_pods.has(key, uid) {
             return Ok(());
         }
         match self.launchers.run_beside(instance, name, uid, containers).await {
             Err(kube::Error::Api(status)) if is_refusal(&status) => {
                 let why = &status.message;
                 info!(vmi = %Key::of(instance), pod = name, why, "image digest probe refused, migrations copy whole disks");
-                Ok(())
             }
             Err(source) => {
-                self.probed_pods.forget(key);
-                Err(ReconcileError::Failed {
+                return Err(ReconcileError::Failed {
                     step: "the probe of its pod's images",
                     source,
-                })
+                });
             }
-            Ok(()) => Ok(()),
+            Ok(()) => {}
         }
+        // Only now: the reconcile may be interrupted during the request.
+        self.probed_pods.record(key, uid);
+        Ok(())
     }
 
     /// Writes the controller's part of the status, if the instance has not changed since it was observed, except by this
@@ -609,3 +614,5 @@ mod sweep_tests;
 mod tests;
 #[cfg(test)]
 mod unbound_tests;
+#[cfg(test)]
+mod write_fault_tests;

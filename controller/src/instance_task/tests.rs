@@ -11,11 +11,11 @@ use crate::{nodes::Nodes, pdbs::Pdbs};
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 
-fn key() -> Key {
+pub(super) fn key() -> Key {
     Key::namespaced("shop", "web")
 }
 
-fn instance() -> VirtualMachineInstance {
+pub(super) fn instance() -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {
@@ -28,7 +28,7 @@ fn instance() -> VirtualMachineInstance {
 }
 
 /// Returns the task with [`instance`], its API server, and the API server for its events.
-fn task() -> (InstanceTask, ApiServer, ApiServer) {
+pub(super) fn task() -> (InstanceTask, ApiServer, ApiServer) {
     task_of(instance(), [])
 }
 

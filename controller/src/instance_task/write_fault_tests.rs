@@ -1,0 +1,152 @@
+//! What follows a failed write of the task, or the loss of the leadership during one.
+
+use kube::Client;
+use serde_json::json;
+
+use super::{
+    tests::{instance, key, task},
+    *,
+};
+use crate::{
+    fake_cluster::{
+        FakeCluster,
+        write_faults::{Again, Scenario, check_each_write},
+    },
+    nodes::Nodes,
+    pdb_task::PdbTask,
+    pdbs::Pdbs,
+};
+
+const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances";
+const PODS: &str = "/api/v1/namespaces/shop/pods";
+const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
+
+/// A new instance whose guest is started by its agent, and that is deleted after that. The task of PDBs takes part.
+struct Life(InstanceTask, PdbTask);
+
+impl Scenario for Life {
+    fn start(client: Client, events: Events) -> Self {
+        let node = serde_json::from_value(json!({
+            "metadata": {"name": "a"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+        }));
+        let nodes = Nodes::filled(&client, [node.unwrap()]);
+        let (instances, refusals) = (Instances::filled([]), StepRefusals::default());
+        let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
+        let pdbs = PdbTask::new(client.clone(), instances.clone(), launchers.clone(), refusals.clone());
+        let migrations = Migrations::filled([]);
+        let agents = UnresponsiveAgents::new(|| ());
+        Self(
+            InstanceTask::new(client, instances, migrations, launchers, agents, events, refusals),
+            pdbs,
+        )
+    }
+
+    fn show(&self, cluster: &FakeCluster) {
+        self.0.launchers.show(cluster.all("pods"));
+        self.0.launchers.pdbs.show(cluster.all("poddisruptionbudgets"));
+        self.0.instances.objects.show(cluster.all("virtualmachineinstances"));
+    }
+
+    async fn reconcile(&self) -> Again {
+        let key = Key::namespaced("shop", "web");
+        let of_instance = Again::from(reconciler::reconcile(&self.0, &key).await);
+        of_instance.or(reconciler::reconcile(&self.1, &key).await.into())
+    }
+
+    /// The scheduler, the kubelet, the agent and the user do their part.
+    fn act(cluster: &mut FakeCluster) {
+        let pods = cluster.paths("pods");
+        let pod_uid = pods
+            .first()
+            .and_then(|pod| Some(cluster.get(pod)?["metadata"]["uid"].clone()));
+        for pod in pods {
+            cluster.change(&pod, |pod| {
+                pod["spec"]["nodeName"] = json!("a");
+                pod["status"] = json!({"phase": "Running"});
+            });
+        }
+        cluster.change(INSTANCE, |instance| {
+            let is_bound = !instance["status"]["nodeName"].is_null();
+            match instance["status"]["phase"].as_str() {
+                Some("Scheduling" | "Scheduled") if is_bound => {
+                    instance["status"]["phase"] = json!("Running");
+                    instance["status"]["drydock"] = json!({"podUID": pod_uid});
+                }
+                Some("Running") if instance["metadata"]["deletionTimestamp"].is_null() => {
+                    instance["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                }
+                _ => {}
+            }
+        });
+    }
+
+    /// Kubernetes deletes a PDB with its pod, if the task does not before.
+    fn is_counted(change: &str) -> bool {
+        !change.starts_with("DELETE poddisruptionbudgets")
+    }
+
+    fn is_repeated_by_others(write: &str) -> bool {
+        write.starts_with("POST poddisruptionbudgets")
+    }
+
+    /// A phase that is over by the next reconcile is not recorded.
+    fn normalize(object: &mut serde_json::Value) {
+        if let Some(status) = object["status"].as_object_mut() {
+            status.remove("phaseTransitionTimestamps");
+        }
+    }
+
+    fn refusal_event(write: &str) -> Option<&'static str> {
+        write.starts_with("POST pods").then_some("FailedCreate")
+    }
+}
+
+/// A cluster with a new instance.
+fn new_instance() -> FakeCluster {
+    let mut new = json!(instance());
+    new["metadata"].as_object_mut().unwrap().remove("finalizers");
+    new["spec"]["evictionStrategy"] = json!("LiveMigrate");
+    new["status"] = json!({});
+    FakeCluster::with([(INSTANCES, new)])
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_of_a_guest_survives_each_write_fault() {
+    check_each_write::<Life>(
+        new_instance,
+        &[
+            "PATCH virtualmachineinstances/web",
+            "POST pods/virt-launcher-web-3065e4bc9f",
+            "POST poddisruptionbudgets/virt-launcher-web-3065e4bc9f",
+            "PATCH virtualmachineinstances/web/status",
+            "PATCH virtualmachineinstances/web/status",
+            "PATCH virtualmachineinstances/web",
+            "PATCH virtualmachineinstances/web/status",
+            "PATCH virtualmachineinstances/web/status",
+            "DELETE pods/virt-launcher-web-3065e4bc9f",
+            "DELETE poddisruptionbudgets/virt-launcher-web-3065e4bc9f",
+            "PATCH virtualmachineinstances/web/status",
+        ],
+    )
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn image_probe_interrupted_by_the_end_of_a_term_is_repeated() {
+    let (task, mut server, _recorded) = task();
+    let (instance, key) = (instance(), key());
+    let path = format!("{PODS}/web-pod/ephemeralcontainers");
+    tokio::select! {
+        _ = task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]) => panic!("there is no response"),
+        request = server.next_request() => assert_eq!(request.path(), path),
+    }
+    let (probed, ()) = tokio::join!(task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]), async {
+        let request = server.next_request().await;
+        assert_eq!(request.path(), path);
+        request.with(&json!({"metadata": {"name": "web-pod"}}));
+    });
+    probed.unwrap();
+    let again = task.probe_images(&key, &instance, ("web-pod", "uid-pod"), &[]);
+    let (again, is_idle) = tokio::join!(again, server.is_left_alone());
+    assert!(again.is_ok() && is_idle);
+}
