@@ -527,8 +527,7 @@ impl DrainTask {
         let Some(instance) = self.unchanged(key, planned) else {
             return Ok(());
         };
-        let stored = evacuation_requests::remove_from(&self.api(key), &instance).await?;
-        self.instances.objects.remember(key, stored);
+        // First, since nothing removes it once the evacuation request is gone.
         if instance.annotations().contains_key(EVICTION_SOURCE) {
             let patch = json!({"metadata": {"uid": instance.uid(), "annotations": {EVICTION_SOURCE: null}}});
             let parameters = PatchParams::default();
@@ -536,6 +535,8 @@ impl DrainTask {
                 .patch(&key.name, &parameters, &Patch::Merge(patch))
                 .await?;
         }
+        let stored = evacuation_requests::remove_from(&self.api(key), &instance).await?;
+        self.instances.objects.remember(key, stored);
         info!(vmi = %key, "instance no longer marked to leave its node");
         Ok(())
     }
@@ -643,3 +644,5 @@ async fn at_once(things: Vec<impl Future<Output = kube::Result<()>>>) -> kube::R
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;

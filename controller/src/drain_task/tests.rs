@@ -73,7 +73,7 @@ fn fixture_on(names: &[&str], guests: impl IntoIterator<Item = VirtualMachineIns
     }
 }
 
-fn tainted(name: &str) -> Node {
+pub(super) fn tainted(name: &str) -> Node {
     serde_json::from_value(json!({
         "metadata": {"name": name, "uid": name},
         "spec": {"taints": [{"key": "kubevirt.io/drain", "effect": "NoSchedule"}]},
@@ -82,7 +82,7 @@ fn tainted(name: &str) -> Node {
 }
 
 /// A guest that runs on node `a` and can be migrated.
-fn instance(name: &str) -> VirtualMachineInstance {
+pub(super) fn instance(name: &str) -> VirtualMachineInstance {
     serde_json::from_value(json!({
         "metadata": {"namespace": "shop", "name": name, "uid": name, "resourceVersion": "1"},
         "spec": {"domain": {"devices": {}}, "evictionStrategy": "LiveMigrate"},
