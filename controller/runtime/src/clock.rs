@@ -15,6 +15,10 @@ pub use tokio::time::Instant;
     reason = "the one place that reads the clock; everyone else is given the time"
 )]
 pub fn now() -> Timestamp {
+    #[cfg(any(test, feature = "fake"))]
+    if let Some(now) = test_clock::now() {
+        return now;
+    }
     Timestamp::now()
 }
 
@@ -49,11 +53,67 @@ pub fn until(at: Timestamp, now: Timestamp) -> Duration {
     at.duration_since(now).try_into().unwrap_or(Duration::ZERO)
 }
 
+/// A wall clock of tests.
+#[cfg(any(test, feature = "fake"))]
+pub mod test_clock {
+    use std::cell::Cell;
+
+    use jiff::{SignedDuration, Timestamp};
+
+    use super::Instant;
+
+    thread_local! {
+        static BEGAN: Cell<Option<(Timestamp, Instant)>> = const { Cell::new(None) };
+    }
+
+    /// While it exists, the wall clock of this thread follows the monotonic clock, also while that is paused: a test does
+    /// not depend on how long it takes.
+    #[derive(Debug)]
+    pub struct FollowedClock(());
+
+    impl FollowedClock {
+        /// Follows the monotonic clock from now on.
+        #[must_use]
+        pub fn follow() -> Self {
+            BEGAN.set(Some((super::now(), Instant::now())));
+            Self(())
+        }
+    }
+
+    impl Drop for FollowedClock {
+        fn drop(&mut self) {
+            BEGAN.set(None);
+        }
+    }
+
+    /// Returns the time of the followed clock, if this thread follows one.
+    pub(super) fn now() -> Option<Timestamp> {
+        let (wall, instant) = BEGAN.get()?;
+        let passed = SignedDuration::try_from(instant.elapsed()).unwrap_or(SignedDuration::MAX);
+        wall.checked_add(passed).ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Instant, now, sleep_until, sleep_until_instant, until};
+    use super::{Instant, now, sleep_until, sleep_until_instant, test_clock, until};
     use jiff::{SignedDuration, Timestamp};
     use std::time::Duration;
+
+    #[tokio::test(start_paused = true)]
+    async fn followed_clock_advances_with_the_paused_clock() {
+        let minute = Duration::from_secs(60);
+        let passed = {
+            let _clock = test_clock::FollowedClock::follow();
+            let before = now();
+            tokio::time::advance(minute).await;
+            now().duration_since(before)
+        };
+        assert_eq!(Duration::try_from(passed).unwrap(), minute);
+        let before = now();
+        tokio::time::advance(minute).await;
+        assert!(now().duration_since(before) < passed, "the clock is still followed");
+    }
 
     #[test]
     fn a_time_that_has_passed_is_now() {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, pin::pin, time::Duration};
 
 use drydock_runtime::{
     EventMetrics, Events, Process, Reporter, Requeue,
+    clock::test_clock::FollowedClock,
     fake::{ApiServer, ReceivedRequest, WriteFault, api_server},
 };
 use http::Method;
@@ -314,6 +315,7 @@ impl<S: Scenario> Run<S> {
 /// Runs a scenario that begins with `cluster`: without a fault, in which case its writes have to be `expected`, and with
 /// each trouble at each of these writes.
 pub(crate) async fn check_each_write<S: Scenario>(cluster: impl Fn() -> FakeCluster, expected: &[&str]) {
+    let _clock = FollowedClock::follow();
     let usual = Run::<S>::new(cluster(), Trouble::None).settle().await;
     assert_eq!(usual.writes, expected);
     for (number, write) in usual.writes.iter().enumerate() {

@@ -116,7 +116,7 @@ impl Scenario for Move {
         let (used, placed) = (self.0.turns.used(), self.0.placed.lock());
         format!(
             "{used:?}, {placed:?}, {:?}, {:?}",
-            self.0.turns.wait(UID),
+            self.0.turns.state_of(UID).wait,
             self.0.refusals.is_empty()
         )
     }

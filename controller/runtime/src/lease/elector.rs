@@ -74,10 +74,14 @@ impl LeaderTerm {
     }
 
     /// Returns whether the term lasts, by the clock and not only by notification. To be called right before a write:
-    /// after a long pause of the process, the end of the term may not have been signalled yet.
+    /// after a long pause of the process, the end of the term may not have been signalled yet. A term that has ended by
+    /// the clock does not go on, even if a late response shows that the Lease was renewed in time: another term follows.
     pub fn is_valid(&self) -> bool {
         let until = self.base + Duration::from_millis(self.until.load(Ordering::Acquire));
-        !self.lost.is_cancelled() && Instant::now() < until
+        if Instant::now() >= until {
+            self.lost.cancel();
+        }
+        !self.lost.is_cancelled()
     }
 
     /// Runs `work` until the term ends. It is not polled after the end by the clock, even if that has not been signalled
@@ -238,8 +242,8 @@ impl Elector {
     fn publish(&self, now: Instant) {
         let current = self.current.borrow().clone();
         match (self.election.leads_until(now), current) {
-            (Some(until), Some(term)) => term.extend(until),
-            (Some(until), None) => {
+            (Some(until), Some(term)) if term.is_valid() => term.extend(until),
+            (Some(until), _) => {
                 let term = LeaderTerm {
                     lost: CancellationToken::new(),
                     base: now,

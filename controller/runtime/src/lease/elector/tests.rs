@@ -116,6 +116,19 @@ async fn leader_without_responses_stops_before_next_leader() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn late_renewal_begins_another_term_after_a_lapse() {
+    let (mut leadership, mut server, _process) = setup();
+    elect(&mut server).await;
+    let term = leadership.elected().await;
+    let renewal = server.next_request().await;
+    renewal.with(&lease_of("pod-1", "3"));
+    // The whole process stands still until the end of the term. The renewal was sent after 2 s and counts for 10.
+    tokio::time::advance(Duration::from_secs(9)).await;
+    assert!(term.lost().is_cancelled() && !term.is_valid());
+    assert!(leadership.elected().await.is_valid(), "no other term has begun");
+}
+
+#[tokio::test(start_paused = true)]
 async fn lease_is_released_at_the_stop_once_the_work_has_ended() {
     let (mut leadership, mut server, process) = setup();
     elect(&mut server).await;
