@@ -51,11 +51,11 @@ class Shared(unittest.TestCase):
             self.assertEqual(selected(file, names, word), expected, (file, word))
 
     def test_files_without_a_selected_test_need_no_cluster(self) -> None:
-        tests = ClusterTests(Path("/target/cluster-1"), {"drain": ("moves", "stays"), "cli": ("works",), LAST: ("rights",)})
+        tests = ClusterTests(Path("/target/cluster-1"), {"drain": ("moves", "stays"), "cli": ("works",), LAST: ("rights_of_last",)})
         for word, expected in (
             ("moves", ["drain"]),
             ("cli", ["cli"]),
-            ("rights", []),
+            ("rights_of_last", []),
             ("test_display_is_taken", [BROWSER]),
             ("no such test", []),
             ("", ["drain", "cli", BROWSER]),
