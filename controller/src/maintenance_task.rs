@@ -28,7 +28,7 @@ use drydock_api::{
 };
 use drydock_core::maintenance::{
     self, MaintenanceEvent, MaintenanceStep, ObservedMaintenance, Turn, conflicts, is_touched,
-    maintenance_lease::{LeaseRelease, LeaseWrite},
+    maintenance_lease::{LeaseFailure, LeaseRelease, LeaseWrite},
     next,
     pods::{self, EvictionTarget, PodContext},
     report::{self, MaintenanceFailure},
@@ -108,7 +108,7 @@ impl StepResult {
 #[derive(Default)]
 struct LeaseSeen {
     lease: Option<Lease>,
-    failure: Option<String>,
+    failure: Option<LeaseFailure>,
 }
 
 /// The queues of the task.
@@ -325,7 +325,7 @@ impl Reconciler for MaintenanceRun<'_> {
             object: &observed.object,
             node: observed.node.as_ref(),
             lease: observed.lease.lease.as_ref(),
-            lease_failure: observed.lease.failure.as_deref(),
+            lease_failure: observed.lease.failure.as_ref(),
             has_conflict: self.has_conflict,
             pods: observed.pods.as_deref(),
             pods_are_current: task.pods.is_clear(self.node),
@@ -522,9 +522,9 @@ impl MaintenanceTask {
                 seen.lease = now.map(|now| *now);
                 Ok(StepResult::Changed)
             }
-            LeaseWriteResult::Refused(message) => Err(ReconcileError::Refused {
+            LeaseWriteResult::Failed(failure) => Err(ReconcileError::Refused {
                 step: "the release of its Lease",
-                message,
+                message: failure.why,
             }),
         }
     }
@@ -544,8 +544,8 @@ impl MaintenanceTask {
                 seen.lease = now.map(|now| *now);
                 StepResult::Changed
             }
-            LeaseWriteResult::Refused(why) => {
-                seen.failure = Some(why);
+            LeaseWriteResult::Failed(failure) => {
+                seen.failure = Some(failure);
                 StepResult::Changed
             }
         })

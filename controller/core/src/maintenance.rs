@@ -39,7 +39,7 @@ use k8s_openapi::api::{
 use serde_json::Value;
 
 use attempt::Attempt;
-use maintenance_lease::{LeaseRelease, LeaseState, LeaseWrite};
+use maintenance_lease::{LeaseFailure, LeaseRelease, LeaseState, LeaseWrite};
 use node_changes::MaintenanceStage;
 use pods::{EvictionTarget, PodContext};
 use report::{MaintenanceFailure, MaintenancePhase};
@@ -57,8 +57,8 @@ pub struct ObservedMaintenance<'a> {
     pub node: Option<&'a Node>,
     /// The node's Lease.
     pub lease: Option<&'a Lease>,
-    /// The API server's message if the last write of the Lease failed.
-    pub lease_failure: Option<&'a str>,
+    /// Why the last write of the Lease failed, if it did.
+    pub lease_failure: Option<&'a LeaseFailure>,
     /// Whether another maintenance of the same node counts, instead of this one.
     pub has_conflict: bool,
     /// All pods of the node; `None` if unknown.
@@ -264,9 +264,13 @@ fn lock(
         }
         LeaseState::ToWrite { exists } => exists,
     };
-    let (why, is_new, retry) = match (seen.lease_failure, report::lease_failure(before, seen.now)) {
-        (Some(why), _) => (why, true, seen.now.checked_add(maintenance_lease::RETRY).ok()),
-        (None, Some((why, retry))) => (why, false, Some(retry)),
+    let (failure, is_new, retry) = match (seen.lease_failure, report::lease_failure(before, seen.now)) {
+        (Some(failure), _) => (
+            failure.clone(),
+            true,
+            seen.now.checked_add(maintenance_lease::RETRY).ok(),
+        ),
+        (None, Some((failure, retry))) => (failure, false, Some(retry)),
         (None, None) => {
             let next = match report::recorded_again(seen, before, node) {
                 Some(status) => MaintenanceStep::Report(Box::new(status)),
@@ -277,12 +281,12 @@ fn lock(
             return Err(Turn::only(next));
         }
     };
-    let why = why.to_owned();
-    let failing = report::LeaseReport::Failing { why, is_new };
+    let is_lost = maintenance_lease::is_lost(&failure, report::lease_refused_since(before), seen.now);
+    let failing = report::LeaseReport::Failing { failure, is_new };
     if !held_before {
         return Err(wait_for_lease(seen, before, node, &failing, retry));
     }
-    if report::lease_failing_since(before).is_some_and(|since| maintenance_lease::is_lost(since, seen.now)) {
+    if is_lost {
         return Err(fail(seen, before, MaintenanceFailure::LeaseLost, None));
     }
     Ok((failing, retry))

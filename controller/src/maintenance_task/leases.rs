@@ -2,10 +2,10 @@
 
 use drydock_api::maintenance::{Group, NodeMaintenance, RESERVATION};
 use drydock_core::maintenance::{
-    maintenance_lease::{self, LeaseWrite},
+    maintenance_lease::{self, LeaseFailure, LeaseWrite},
     reservation,
 };
-use drydock_runtime::{Cache, Key, Watch, WatchStarter, WorkQueue};
+use drydock_runtime::{Cache, Key, Watch, WatchStarter, WorkQueue, is_refusal};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client, ResourceExt};
@@ -31,8 +31,8 @@ pub(super) enum LeaseWriteResult {
     Done(Box<Lease>),
     /// Another writer has changed it; the Lease as it is now.
     Changed(Option<Box<Lease>>),
-    /// The API server refused the write, with this message.
-    Refused(String),
+    /// The API server did not write it.
+    Failed(LeaseFailure),
 }
 
 impl Leases {
@@ -111,7 +111,10 @@ impl Leases {
             Err(kube::Error::Api(status)) if status.code == 409 || (status.is_not_found() && write.exists) => Ok(
                 LeaseWriteResult::Changed(self.api(group).get_opt(&name).await?.map(Box::new)),
             ),
-            Err(kube::Error::Api(status)) => Ok(LeaseWriteResult::Refused(status.message.clone())),
+            Err(kube::Error::Api(status)) => Ok(LeaseWriteResult::Failed(LeaseFailure {
+                why: status.message.clone(),
+                is_refused: is_refusal(&status),
+            })),
             Err(error) => Err(error),
         }
     }

@@ -458,7 +458,7 @@ KINDS = (
                 f"{CORE}/maintenance/report.rs::LEASE_HELD",
                 (
                     Written(f"{CORE}/maintenance/report.rs", {"Held": "The Lease is held and renewed."}),
-                    Constants(f"{CORE}/maintenance/report.rs", ("HELD_BY_OTHER", "RENEWAL_FAILED", "ACQUISITION_FAILED")),
+                    Constants(f"{CORE}/maintenance/report.rs", ("HELD_BY_OTHER", "RENEWAL_FAILED", "RENEWAL_DELAYED", "ACQUISITION_FAILED")),
                 ),
             ),
             Condition("status.pods[].reason", (_POD_REASONS,), "Why a pod has not left the node."),

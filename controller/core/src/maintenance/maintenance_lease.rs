@@ -6,7 +6,7 @@
 //!  ours ─▶ held, renewed every 20 minutes while the maintenance lasts
 //! ```
 //!
-//! It is lost only if another holder has it, or if it could not be written for [`LOST_AFTER`].
+//! It is lost only if another holder has it, or if the API server has refused its renewal for [`LOST_AFTER`].
 //!
 //! The two operators use different names and release it differently; remediators written for either depend on that:
 //!
@@ -31,8 +31,8 @@ pub const DURATION_SECONDS: i32 = 3600;
 pub const RENEW_EVERY: SignedDuration = SignedDuration::from_secs(1200);
 /// Interval of the attempts to write a Lease that could not be written.
 pub const RETRY: SignedDuration = SignedDuration::from_secs(15);
-/// A Lease that could not be renewed for this long counts as lost. This covers only write errors other than an
-/// unreachable API server, since then no other client could take the Lease either.
+/// A Lease whose renewal has been refused for this long counts as lost. An API server that is unreachable, overloaded or
+/// failing does not count: other clients can hardly take the Lease then, and once one has, it is lost at once.
 pub const LOST_AFTER: SignedDuration = SignedDuration::from_secs(600);
 
 /// State of a node's Lease.
@@ -55,6 +55,15 @@ pub enum LeaseState {
         /// End of its validity, unless it is renewed.
         until: Timestamp,
     },
+}
+
+/// Why the API server has not written a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseFailure {
+    /// The API server's message.
+    pub why: String,
+    /// Whether it refused the write, such as by a policy. Otherwise it was overloaded or failed itself.
+    pub is_refused: bool,
 }
 
 /// A Lease to be written.
@@ -146,9 +155,10 @@ fn validity(lease: &Lease, now: Timestamp) -> Option<(Timestamp, Timestamp)> {
     (renewed <= now && until >= now).then_some((renewed, until))
 }
 
-/// Returns whether a Lease that could not be written since `failing_since` is lost.
-pub fn is_lost(failing_since: Timestamp, now: Timestamp) -> bool {
-    now.duration_since(failing_since) >= LOST_AFTER
+/// Returns whether a Lease is lost whose last renewal failed; `refused_since` is when its first refusal was reported, if
+/// every renewal since was refused.
+pub fn is_lost(last: &LeaseFailure, refused_since: Option<Timestamp>, now: Timestamp) -> bool {
+    last.is_refused && refused_since.is_some_and(|since| now.duration_since(since) >= LOST_AFTER)
 }
 
 /// Returns the Lease to create, take or renew.
@@ -269,6 +279,29 @@ mod tests {
             assert_eq!(judge(Some(&lease), at(NOW)), state, "{lease:?}");
         }
         assert_eq!(judge(None, at(NOW)), LeaseState::ToWrite { exists: false });
+    }
+
+    #[test]
+    fn lease_is_lost_by_refusals_and_not_by_transient_failures() {
+        let since = |text: &str| Some(at(text));
+        for (is_refused, refused_since, lost) in [
+            (true, since("2026-01-01T11:50:00Z"), true),
+            (true, since("2026-01-01T11:50:01Z"), false),
+            (true, None, false),
+            (false, since("2026-01-01T11:50:00Z"), false),
+            (false, since("2026-01-01T01:00:00Z"), false),
+            (false, None, false),
+        ] {
+            let last = LeaseFailure {
+                why: "no".into(),
+                is_refused,
+            };
+            assert_eq!(
+                is_lost(&last, refused_since, at(NOW)),
+                lost,
+                "{last:?} {refused_since:?}"
+            );
+        }
     }
 
     #[test]

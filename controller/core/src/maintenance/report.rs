@@ -5,7 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{api::core::v1::Node, apimachinery::pkg::apis::meta::v1::Condition};
 
 use super::{
-    ObservedMaintenance, joined, maintenance_lease, node_changes,
+    ObservedMaintenance, joined,
+    maintenance_lease::{self, LeaseFailure},
+    node_changes,
     pods::{PodDrain, RemainingPod, StayReason},
 };
 use crate::conditions::{ConditionStatus, condition, find, holds, whole_seconds};
@@ -19,8 +21,10 @@ pub const LEASE_HELD: &str = "LeaseHeld";
 
 /// Reason of [`LEASE_HELD`]: another client holds the Lease, and the maintenance waits for it.
 const HELD_BY_OTHER: &str = "HeldByOther";
-/// Reason of [`LEASE_HELD`]: the Lease could not be renewed.
+/// Reason of [`LEASE_HELD`]: the API server refuses to renew the Lease. After ten minutes it is lost.
 const RENEWAL_FAILED: &str = "RenewalFailed";
+/// Reason of [`LEASE_HELD`]: the API server is overloaded or fails, so that the Lease is renewed later.
+const RENEWAL_DELAYED: &str = "RenewalDelayed";
 /// Reason of [`LEASE_HELD`]: the Lease could not be acquired.
 const ACQUISITION_FAILED: &str = "AcquisitionFailed";
 /// Reason of [`DRAINED`]: the maintenance has ended and its node is restored.
@@ -68,7 +72,7 @@ pub enum MaintenanceFailure {
     NodeNotFound,
     /// Another maintenance of the node is in force. This maintenance begins when the other one is deleted.
     AnotherMaintenance,
-    /// Another client holds the Lease of the node, or the Lease could not be written for too long.
+    /// Another client holds the Lease of the node, or its renewal was refused for too long.
     LeaseLost,
     /// The node was not empty in time.
     TimedOut,
@@ -128,7 +132,7 @@ pub enum LeaseReport {
     /// It cannot be written.
     Failing {
         /// Why.
-        why: String,
+        failure: LeaseFailure,
         /// Whether a write has failed since the last report.
         is_new: bool,
     },
@@ -136,11 +140,12 @@ pub enum LeaseReport {
 
 /// Returns whether the status reports that we held the Lease before.
 pub fn held_lease(status: &NodeMaintenanceStatus) -> bool {
-    holds(&status.conditions, LEASE_HELD) || lease_failing_since(status).is_some()
+    let fails = |held: &Condition| [RENEWAL_FAILED, RENEWAL_DELAYED].contains(&held.reason.as_str());
+    holds(&status.conditions, LEASE_HELD) || find(&status.conditions, LEASE_HELD).is_some_and(fails)
 }
 
-/// Returns since when a Lease that was held cannot be renewed.
-pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
+/// Returns since when every renewal of a Lease that was held has been refused.
+pub fn lease_refused_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> {
     let held = find(&status.conditions, LEASE_HELD)?;
     (held.reason == RENEWAL_FAILED).then_some(held.last_transition_time.0)
 }
@@ -149,9 +154,9 @@ pub fn lease_failing_since(status: &NodeMaintenanceStatus) -> Option<Timestamp> 
 ///
 /// There is one attempt in each interval of [`maintenance_lease::RETRY`], and reports of pods that are written in between delay it
 /// no further.
-pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(&str, Timestamp)> {
+pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(LeaseFailure, Timestamp)> {
     let held = find(&status.conditions, LEASE_HELD)?;
-    if ![RENEWAL_FAILED, ACQUISITION_FAILED].contains(&held.reason.as_str()) {
+    if ![RENEWAL_FAILED, RENEWAL_DELAYED, ACQUISITION_FAILED].contains(&held.reason.as_str()) {
         return None;
     }
     let (since, every) = (
@@ -164,7 +169,11 @@ pub fn lease_failure(status: &NodeMaintenanceStatus, now: Timestamp) -> Option<(
         return None;
     }
     let next = Timestamp::from_second(since + (current + 1) * every).ok()?;
-    Some((&held.message, next))
+    let failure = LeaseFailure {
+        why: held.message.clone(),
+        is_refused: held.reason != RENEWAL_DELAYED,
+    };
+    Some((failure, next))
 }
 
 /// Returns whether the maintenance has not changed the node, since it waits for the Lease.
@@ -489,20 +498,27 @@ fn lease_condition(
                 format!("{holder} holds the node's Lease"),
             )
         }
-        LeaseReport::Failing { why, is_new } => {
+        LeaseReport::Failing { failure, is_new } => {
             if *is_new {
                 after.error_on_lease_count = Some(before.error_on_lease_count.unwrap_or_default().saturating_add(1));
             }
-            let (reason, what) = if held_lease(before) {
+            let (status, reason, what) = if held_lease(before) {
+                // Another status for each reason, so that the transition time is that of the first refusal.
+                let (status, reason) = if failure.is_refused {
+                    (ConditionStatus::False, RENEWAL_FAILED)
+                } else {
+                    (ConditionStatus::Unknown, RENEWAL_DELAYED)
+                };
                 (
-                    RENEWAL_FAILED,
+                    status,
+                    reason,
                     "failed to extend a lease that used to be owned by us, incrementing error on lease count",
                 )
             } else {
-                (ACQUISITION_FAILED, "failed to obtain a lease")
+                (ConditionStatus::False, ACQUISITION_FAILED, "failed to obtain a lease")
             };
-            errors.push(format!("{what}: {why}"));
-            new_condition(ConditionStatus::False, reason, why.clone())
+            errors.push(format!("{what}: {}", failure.why));
+            new_condition(status, reason, failure.why.clone())
         }
     }
 }

@@ -21,6 +21,8 @@ struct MaintenanceWorld {
     node: Option<Node>,
     lease: Option<Lease>,
     lease_fails: bool,
+    /// Whether the API server refuses the Lease when it fails, instead of failing itself.
+    lease_is_refused: bool,
     pods: BTreeMap<String, Arc<Pod>>,
     blocked: bool,
     attempts: BTreeMap<String, Attempt>,
@@ -45,6 +47,7 @@ impl MaintenanceWorld {
             ),
             lease: None,
             lease_fails: false,
+            lease_is_refused: true,
             pods: BTreeMap::new(),
             blocked: false,
             attempts: BTreeMap::new(),
@@ -60,7 +63,7 @@ impl MaintenanceWorld {
             .insert(name.into(), Arc::new(serde_json::from_value(pod).unwrap()));
     }
 
-    fn turn(&self, lease_failure: Option<&str>) -> Option<Turn> {
+    fn turn(&self, lease_failure: Option<&LeaseFailure>) -> Option<Turn> {
         let pods: Vec<_> = self.pods.values().cloned().collect();
         let pdbs: [Arc<PodDisruptionBudget>; 0] = [];
         let known = PodContext {
@@ -87,14 +90,19 @@ impl MaintenanceWorld {
     fn settle(&mut self) {
         let mut lease_failure = None;
         for _ in 0..40 {
-            let Some(turn) = self.turn(lease_failure) else { return };
+            let Some(turn) = self.turn(lease_failure.as_ref()) else {
+                return;
+            };
             if turn.next == MaintenanceStep::Wait {
                 return;
             }
             let evicts_nothing = matches!(&turn.next, MaintenanceStep::Evict(targets, _) if targets.is_empty());
             let evicts = matches!(turn.next, MaintenanceStep::Evict(..));
             if matches!(turn.next, MaintenanceStep::WriteLease(_)) && self.lease_fails {
-                lease_failure = Some("no");
+                lease_failure = Some(LeaseFailure {
+                    why: "no".into(),
+                    is_refused: self.lease_is_refused,
+                });
                 continue;
             }
             self.carry_out(turn.next);
@@ -107,7 +115,7 @@ impl MaintenanceWorld {
                 lease_failure = None;
             }
         }
-        panic!("it never settles: {:?}", self.turn(lease_failure));
+        panic!("it never settles: {:?}", self.turn(lease_failure.as_ref()));
     }
 
     fn carry_out(&mut self, next: MaintenanceStep) {
@@ -678,6 +686,46 @@ fn lease_is_lost_by_time_not_by_failed_renewals() {
 }
 
 #[test]
+fn maintenance_outlasts_an_overloaded_api_server() {
+    let interval = maintenance_lease::RETRY.as_secs();
+    for group in Group::ALL {
+        let mut world = MaintenanceWorld::new(&json!({}), false);
+        (world.group, world.lease_fails) = (group, false);
+        world.settle();
+        world.pass(1200);
+        world.lease_fails = true;
+        let held = |world: &MaintenanceWorld| {
+            let status = world.status();
+            let held = find(&status.conditions, report::LEASE_HELD).unwrap();
+            (held.status.clone(), held.reason.clone())
+        };
+        // Nine minutes of refusals before two hours of overload do not count with those after that.
+        for (is_refused, minutes, expected) in [
+            (true, 9, ("False", "RenewalFailed")),
+            (false, 120, ("Unknown", "RenewalDelayed")),
+            (true, 9, ("False", "RenewalFailed")),
+        ] {
+            world.lease_is_refused = is_refused;
+            let before = world.status().error_on_lease_count.unwrap_or_default();
+            for _ in 0..minutes * 60 / interval {
+                world.settle();
+                assert_eq!(world.phase(), "Succeeded", "{group:?}");
+                world.pass(interval);
+            }
+            let (status, reason) = held(&world);
+            assert_eq!((status.as_str(), reason.as_str()), expected);
+            let count = world.status().error_on_lease_count.unwrap_or_default();
+            assert_eq!(count - before, minutes * 60 / interval, "attempts");
+        }
+        let mut renewed = world;
+        renewed.lease_fails = false;
+        renewed.settle();
+        assert_eq!(held(&renewed), ("True".into(), "Held".into()));
+        assert_eq!(renewed.status().error_on_lease_count, None);
+    }
+}
+
+#[test]
 fn missing_node_fails_a_maintenance_until_the_node_returns() {
     let mut world = MaintenanceWorld::new(&json!({}), false);
     world.settle();
@@ -782,7 +830,7 @@ enum Happens {
     Uncordon,
     ForgetAttempts,
     Pass(u16),
-    LeaseFails,
+    LeaseFails(bool),
     LeaseWorks,
 }
 
@@ -795,7 +843,7 @@ fn happens() -> impl Strategy<Value = Happens> {
         Just(Happens::Uncordon),
         Just(Happens::ForgetAttempts),
         (0..2000u16).prop_map(Happens::Pass),
-        Just(Happens::LeaseFails),
+        any::<bool>().prop_map(Happens::LeaseFails),
         Just(Happens::LeaseWorks),
     ]
 }
@@ -825,7 +873,7 @@ proptest! {
                 // Another controller takes over.
                 Happens::ForgetAttempts => world.attempts.clear(),
                 Happens::Pass(seconds) => world.pass(seconds.into()),
-                Happens::LeaseFails => world.lease_fails = true,
+                Happens::LeaseFails(is_refused) => (world.lease_fails, world.lease_is_refused) = (true, is_refused),
                 Happens::LeaseWorks => world.lease_fails = false,
             }
             world.settle();
