@@ -153,7 +153,7 @@ impl Triggered for LivenessTask {
             next_absence,
             due: [next, next_absence].into_iter().flatten().min(),
         };
-        self.mark_unschedulable(&kept.stale, term).await?;
+        self.mark_unschedulable(&kept.stale, || term.is_valid()).await?;
         Ok(None)
     }
 
@@ -190,39 +190,48 @@ impl LivenessTask {
         }
     }
 
-    /// Makes each of these nodes unschedulable, unless it already is, or its agent turns out to be alive.
-    async fn mark_unschedulable(&self, stale: &[String], term: &LeaderTerm) -> kube::Result<()> {
+    /// Makes each of these nodes unschedulable, unless it already is, or its agent turns out to be alive, as long as this
+    /// process `leads`.
+    ///
+    /// # Errors
+    /// The first error of a request to the API server, after the other nodes were handled.
+    async fn mark_unschedulable(&self, stale: &[String], leads: impl Fn() -> bool) -> kube::Result<()> {
+        let mut result = Ok(());
         for name in stale {
             let Some(node) = self.nodes.shown().get(&Key::cluster(name)) else {
                 continue;
             };
-            if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE)
-                || self.unresponsive.confirmed_sign(&self.leases, name).await? == AgentSign::MayLive
-                || !term.is_valid()
-            {
-                continue;
-            }
-            let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
-            let parameters = patching();
-            match self.api.patch_metadata(name, &parameters, &Patch::Merge(patch)).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => continue,
-                result => result?,
-            };
-            info!(node = name, "agent unresponsive, node takes no virtual machines");
-            self.metrics.became_unresponsive.inc();
-            let note = format!(
-                "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
-                STALE_AFTER.as_secs()
-            );
-            let regarding = node_reference(name, node.uid());
-            self.events.publish(Event::new(
-                regarding,
-                "Watch",
-                Severity::Warning,
-                NODE_UNRESPONSIVE,
-                note,
-            ));
+            // One node that cannot be marked holds up no other.
+            result = result.and(self.mark(name, &node, &leads).await);
         }
+        result
+    }
+
+    async fn mark(&self, name: &str, node: &Node, leads: &impl Fn() -> bool) -> kube::Result<()> {
+        if node.labels().get(SCHEDULABLE).map(String::as_str) != Some(TRUE)
+            || self.unresponsive.confirmed_sign(&self.leases, name).await? == AgentSign::MayLive
+            || !leads()
+        {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {"labels": {SCHEDULABLE: FALSE}}});
+        match self.api.patch_metadata(name, &patching(), &Patch::Merge(patch)).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => return Ok(()),
+            result => result?,
+        };
+        info!(node = name, "agent unresponsive, node takes no virtual machines");
+        self.metrics.became_unresponsive.inc();
+        let note = format!(
+            "the node's agent has not renewed its Lease for {} s: no virtual machines are sent here until it does",
+            STALE_AFTER.as_secs()
+        );
+        self.events.publish(Event::new(
+            node_reference(name, node.uid()),
+            "Watch",
+            Severity::Warning,
+            NODE_UNRESPONSIVE,
+            note,
+        ));
         Ok(())
     }
 }
@@ -266,15 +275,23 @@ fn observe(staleness: &mut Staleness<Stamp>, change: &CacheChange<Lease>, news: 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use drydock_runtime::{
         EventMetrics, Process, Reporter, SyncState, WatchProblem, WorkQueueMetrics,
-        fake::{ApiServer, api_server, candidate, keep_elected},
+        fake::{ApiServer, ReceivedRequest, api_server, candidate, keep_elected, keep_elected_while},
     };
     use http::Method;
     use serde_json::Value;
 
     use super::*;
-    use crate::reconciler::triggered::keep_reconciling;
+    use crate::{
+        fake_cluster::{
+            FakeCluster,
+            write_faults::{Again, Scenario, check_each_write},
+        },
+        reconciler::triggered::{keep_reconciling, run},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn failing_lease_watch_marks_no_agent_as_unresponsive() {
@@ -356,22 +373,27 @@ mod tests {
         assert_eq!(unresponsive.sign("n1"), AgentSign::Unresponsive);
     }
 
-    /// A task that leads, over nodes of which `b` alone is unschedulable, and API servers for its requests and its events.
-    /// The watch has shown a Lease of each agent.
+    /// A task as of [`task_over`], the term in which it leads, and API servers for its requests and its events.
     async fn fixture(names: &[&str]) -> (LivenessTask, LeaderTerm, ApiServer, ApiServer) {
-        let ((client, server), (for_events, events)) = (api_server(), api_server());
+        let ((client, server), (for_events, events_server)) = (api_server(), api_server());
         let process = Process::new();
         let (mut leadership, lease_server) = candidate(&process, Trigger::new());
         process.spawn("lease", keep_elected(lease_server));
         let term = leadership.elected().await;
+        let reporter = Reporter {
+            component: "drydock-controller",
+            instance: "test".into(),
+        };
+        let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
+        (task_over(names, client, events), term, server, events_server)
+    }
+
+    /// A task over nodes of which `b` alone is unschedulable. The watch has shown a Lease of each agent.
+    fn task_over(names: &[&str], client: Client, events: Events) -> LivenessTask {
         let node = |name: &&str| {
             let schedulable = if *name == "b" { FALSE } else { TRUE };
             let metadata = json!({"name": name, "uid": name, "labels": {SCHEDULABLE: schedulable}});
             serde_json::from_value(json!({"metadata": metadata})).unwrap()
-        };
-        let reporter = Reporter {
-            component: "drydock-controller",
-            instance: "test".into(),
         };
         let unresponsive = UnresponsiveAgents::without_leases();
         for name in names {
@@ -382,15 +404,14 @@ mod tests {
             };
             observe(&mut unresponsive.staleness.lock(), &change, &Trigger::new());
         }
-        let task = LivenessTask {
+        LivenessTask {
             leases: agents_leases(&client),
             api: Api::all(client),
             nodes: AssumeCache::filled(names.iter().map(node)),
             unresponsive,
-            events: Events::start(&process, for_events, reporter, &EventMetrics::default()),
+            events,
             metrics: ControllerMetrics::default(),
-        };
-        (task, term, server, events)
+        }
     }
 
     /// The Lease of an agent that was renewed in this second.
@@ -427,7 +448,7 @@ mod tests {
             serve_lease(&mut server, "c", 0).await;
             server.next_request().await.refuse(500, "InternalError");
         };
-        let (result, ()) = tokio::join!(task.mark_unschedulable(&stale, &term), served);
+        let (result, ()) = tokio::join!(task.mark_unschedulable(&stale, || term.is_valid()), served);
         assert!(result.is_err(), "the third is tried again");
         let event = events.next_request().await;
         assert_eq!(
@@ -459,6 +480,118 @@ mod tests {
         tokio::select! {
             () = reconciles => panic!("the term lasts"),
             () = served => {}
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn node_that_cannot_be_marked_holds_up_no_other() {
+        for is_read in [true, false] {
+            let (task, term, mut server, _events) = fixture(&["a", "c"]).await;
+            tokio::time::sleep(STALE_AFTER).await;
+            let stale = ["a", "c"].map(str::to_owned);
+            let served = async {
+                if is_read {
+                    serve_lease(&mut server, "a", 0).await;
+                }
+                server.next_request().await.refuse(403, "Forbidden");
+                serve_lease(&mut server, "c", 0).await;
+                let request = server.next_request().await;
+                assert_eq!(request.path(), "/api/v1/nodes/c");
+                request.with(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "c"}}));
+            };
+            let (result, ()) = tokio::join!(task.mark_unschedulable(&stale, || term.is_valid()), served);
+            assert!(result.is_err(), "the first is tried again");
+        }
+    }
+
+    /// Two nodes whose agents are unresponsive.
+    struct Silence(LivenessTask);
+
+    impl Scenario for Silence {
+        fn start(client: Client, events: Events) -> Self {
+            Self(task_over(&["a", "c"], client, events))
+        }
+
+        fn show(&self, cluster: &FakeCluster) {
+            self.0.nodes.show(cluster.all("nodes"));
+        }
+
+        async fn begin(&self) {
+            tokio::time::sleep(STALE_AFTER).await;
+        }
+
+        async fn reconcile(&self) -> Again {
+            let stale = ["a", "c"].map(str::to_owned);
+            match self.0.mark_unschedulable(&stale, || true).await {
+                Ok(()) => Again::OnChange,
+                Err(_) => Again::Failed,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn marks_of_two_nodes_survive_each_write_fault() {
+        let node = |name: &str| json!({"metadata": {"name": name, "uid": name, "labels": {SCHEDULABLE: TRUE}}});
+        let leases = "/apis/coordination.k8s.io/v1/namespaces/drydock-nodes/leases";
+        assert!(leases.contains(NODE_LEASE_NAMESPACE));
+        let cluster = || {
+            FakeCluster::with([
+                ("/api/v1/nodes", node("a")),
+                ("/api/v1/nodes", node("c")),
+                (leases, lease_at("a", 0)),
+                (leases, lease_at("c", 0)),
+            ])
+        };
+        check_each_write::<Silence>(cluster, &["PATCH nodes/a", "PATCH nodes/c"]).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_node_is_marked_after_the_leadership_was_lost() {
+        let requests = ["GET a", "PATCH a", "GET c", "PATCH c"];
+        let kind = |request: &ReceivedRequest| {
+            let name = request.path().rsplit('/').next().unwrap_or_default();
+            format!("{} {name}", request.method)
+        };
+        for lost_at in 0..requests.len() {
+            let ((client, mut server), (for_events, _events)) = (api_server(), api_server());
+            let process = Process::new();
+            let (leadership, lease_server) = candidate(&process, Trigger::new());
+            let reporter = Reporter {
+                component: "drydock-controller",
+                instance: "test".into(),
+            };
+            let events = Events::start(&process, for_events, reporter, &EventMetrics::default());
+            let task = task_over(&["a", "c"], client, events);
+            let leads = Arc::new(AtomicBool::new(true));
+            let changed = task.unresponsive.changed.clone();
+            let metrics = WorkQueueMetrics::default();
+            let running = run(task, changed, leadership.clone(), process.clone(), metrics);
+            let served = |request: ReceivedRequest, expected: &str| {
+                assert_eq!(kind(&request), expected, "lost at {}", requests[lost_at]);
+                let name = expected.rsplit(' ').next().unwrap_or_default();
+                request.with(&lease_at(name, 0));
+            };
+            let test = async {
+                for expected in &requests[..lost_at] {
+                    served(server.next_request().await, expected);
+                }
+                let outstanding = server.next_request().await;
+                leads.store(false, Ordering::Relaxed);
+                while leadership.term().is_some() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                served(outstanding, requests[lost_at]);
+                assert!(server.is_left_alone_for(Duration::from_secs(600)).await);
+                leads.store(true, Ordering::Relaxed);
+                for expected in requests {
+                    served(server.next_request().await, expected);
+                }
+                process.stop();
+            };
+            tokio::select! {
+                ((), ()) = async { tokio::join!(running, test) } => {}
+                () = keep_elected_while(lease_server, Arc::clone(&leads)) => {}
+            }
         }
     }
 }
