@@ -111,7 +111,11 @@ async fn reconcile<R: Renewed>(
     let Some(term) = term else {
         return Ok(None);
     };
-    match certificates.lead(now, || term.is_valid()).await {
+    // A step may take several writes, of which none may follow the end of the term.
+    let Some(led) = term.run(certificates.lead(now, || term.is_valid())).await else {
+        return Ok(None);
+    };
+    match led {
         Err(error) if error.is_conflict() => {
             debug!(error = %chain(&error), "the certificates changed meanwhile");
             Ok(now.checked_add(CONFLICT_DELAY).ok())
@@ -122,5 +126,102 @@ async fn reconcile<R: Renewed>(
             Err(error)
         }
         again => again,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    };
+
+    use drydock_runtime::{
+        Process, WorkQueueMetrics,
+        fake::{api_server, candidate, keep_elected_while},
+    };
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{
+        Api,
+        api::{Patch, PatchParams},
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    const WRITES: [&str; 3] = ["mutating", "validating", "services"];
+
+    /// Writes three times in each step, and counts evaluations.
+    struct Writer(Api<ConfigMap>, Arc<AtomicUsize>);
+
+    impl Renewed for Writer {
+        const NAME: &'static str = "writer";
+        const RETRY: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
+        const FAILURE: &'static str = "the writer has failed";
+
+        fn evaluate(&mut self, _: Timestamp) -> Option<Timestamp> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            None
+        }
+
+        async fn lead(
+            &mut self,
+            _: Timestamp,
+            _: impl Fn() -> bool + Send + Sync,
+        ) -> Result<Option<Timestamp>, RenewalError> {
+            for what in WRITES {
+                let patch = Patch::Merge(json!({}));
+                let written = self.0.patch(what, &PatchParams::default(), &patch).await;
+                written.map_err(|source| RenewalError::Write { what, source })?;
+            }
+            Ok(None)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_renewed_after_the_leadership_was_lost() {
+        for lost_at in 0..WRITES.len() {
+            let process = Process::new();
+            let (leadership, leases) = candidate(&process, Trigger::new());
+            let leads = Arc::new(AtomicBool::new(true));
+            let (client, mut server) = api_server();
+            let evaluations = Arc::new(AtomicUsize::new(0));
+            let running = keep_renewing(
+                Writer(Api::namespaced(client, "drydock"), Arc::clone(&evaluations)),
+                Trigger::new(),
+                leadership.clone(),
+                process.stopping(),
+                WorkQueueMetrics::default().of_reconciler(Writer::NAME),
+            );
+            let test = async {
+                for name in &WRITES[..lost_at] {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&json!({"metadata": {"name": name}}));
+                }
+                let outstanding = server.next_request().await;
+                let before = evaluations.load(Ordering::Relaxed);
+                leads.store(false, Ordering::Relaxed);
+                while leadership.term().is_some() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                outstanding.with(&json!({"metadata": {"name": "late"}}));
+                let span = Duration::from_secs(600);
+                assert!(server.is_left_alone_for(span).await, "lost at {}", WRITES[lost_at]);
+                assert!(evaluations.load(Ordering::Relaxed) > before, "on the standby");
+                leads.store(true, Ordering::Relaxed);
+                for name in WRITES {
+                    let request = server.next_request().await;
+                    assert!(request.path().ends_with(name), "{}", request.path());
+                    request.with(&json!({"metadata": {"name": name}}));
+                }
+                assert!(server.is_left_alone_for(span).await, "lost at {}", WRITES[lost_at]);
+                process.stop();
+            };
+            tokio::select! {
+                ((), ()) = async { tokio::join!(running, test) } => {}
+                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
+            }
+        }
     }
 }
