@@ -236,7 +236,9 @@ impl ApiCalls {
         let Effect(patches) = decide(&FoundMachine::new(&read.machine, &read.written, instance.as_ref()))?;
         for (index, patch) in patches.iter().enumerate() {
             if let Err(error) = self.patch(target, patch, &patch.operations, dry_run).await {
-                for done in patches[..index].iter().rev().filter(|_| !dry_run) {
+                // Also one of which it is not known whether it was applied.
+                let applied = index + usize::from(may_be_applied(&error));
+                for done in patches[..applied].iter().rev().filter(|_| !dry_run) {
                     self.undo(target, done).await;
                 }
                 return Err(self.failure(target, patch, error).await);
@@ -273,13 +275,16 @@ impl ApiCalls {
 
     async fn undo(&self, target: &SubresourceTarget, patch: &JsonPatch) {
         let Some(operations) = &patch.undo else { return };
-        if let Err(error) = self.patch(target, patch, operations, false).await {
-            warn!(
+        match self.patch(target, patch, operations, false).await {
+            Ok(()) => {}
+            // It was not applied, or another writer has changed the value since.
+            Err(Error::Api(status)) if status.code == UNPROCESSABLE => {}
+            Err(error) => warn!(
                 namespace = target.namespace,
                 name = target.name,
                 error = %chain(&error),
                 "could not undo a change that preceded a failed one"
-            );
+            ),
         }
     }
 
@@ -360,6 +365,12 @@ fn holds(operations: &Value, object: &Value) -> bool {
         let path = test["path"].as_str().unwrap_or_default();
         object.pointer(path).unwrap_or(&Value::Null) == &test["value"]
     })
+}
+
+/// Returns whether a patch that failed with this error may have been applied: the response is lost, or the API server
+/// itself failed.
+fn may_be_applied(error: &Error) -> bool {
+    !matches!(error, Error::Api(status) if (400..500).contains(&status.code))
 }
 
 /// The API server did not do it.

@@ -10,7 +10,7 @@ use axum::{
 use drydock_core::configuration::Configuration;
 use drydock_runtime::{
     CancellationToken, Process, Readiness, Registry, clock,
-    fake::{ApiServer, ReceivedRequest, api_server},
+    fake::{ApiServer, ReceivedRequest, WriteFault, api_server},
     tls_port::PeerCertificate,
 };
 use http::Method;
@@ -307,6 +307,42 @@ async fn forced_restart_that_fails_gives_the_grace_period_back() {
     };
     let ((code, _), ()) = tokio::join!(send, api);
     assert_eq!(code, 500);
+}
+
+#[tokio::test(start_paused = true)]
+async fn grace_period_is_given_back_after_each_write_fault() {
+    const GRACE: &str = "virtualmachineinstances/vm";
+    const REQUEST: &str = "virtualmachines/vm/status";
+    for fault in WriteFault::ALL {
+        for failing in [GRACE, REQUEST] {
+            let mut setup = setup();
+            let body = r#"{"gracePeriodSeconds":0}"#;
+            let send = setup.send(Method::PUT, "virtualmachines/vm/restart", body);
+            let is_undone = failing == REQUEST || matches!(fault, WriteFault::Timeout | WriteFault::LostResponse);
+            let api = async {
+                found(&mut setup.server, &machine("Always"), Some(&instance())).await;
+                let mut received = written(&mut setup.server, Method::PATCH, GRACE).await;
+                if failing == REQUEST {
+                    received.with(&instance());
+                    received = written(&mut setup.server, Method::PATCH, REQUEST).await;
+                }
+                received.fail(fault);
+                if is_undone {
+                    let received = written(&mut setup.server, Method::PATCH, GRACE).await;
+                    assert_eq!(received.body[0]["op"], "test", "{fault:?} of {failing}");
+                    assert_eq!(received.body[1]["op"], "remove", "{fault:?} of {failing}");
+                    // Without the change, the test fails.
+                    match fault.is_executed() || failing == REQUEST {
+                        true => received.with(&instance()),
+                        false => received.refuse(422, "Invalid"),
+                    }
+                }
+                assert!(setup.server.is_left_alone().await, "{fault:?} of {failing}");
+            };
+            let ((code, _), ()) = tokio::join!(send, api);
+            assert_eq!(code, 500, "{fault:?} of {failing}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
