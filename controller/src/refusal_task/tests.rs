@@ -1,8 +1,15 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use drydock_runtime::{
-    Key, Readiness, WatchMetrics, WorkQueueMetrics,
-    fake::{ApiServer, OpenWatch, api_server},
+    Key, Readiness, Trigger, WatchMetrics, WorkQueueMetrics,
+    fake::{ApiServer, OpenWatch, api_server, candidate, keep_elected_while},
 };
 use futures::FutureExt;
 use serde_json::{Value, json};
@@ -86,5 +93,53 @@ async fn rules_are_watched_while_a_step_is_refused() {
     tokio::select! {
         () = task.observe() => panic!("it observes until the term ends"),
         () = tested => {}
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_are_not_watched_after_the_leadership_was_lost() {
+    for is_listed in [false, true] {
+        let process = Process::new();
+        let (client, mut server) = api_server();
+        let watches = WatchStarter::new(&process, &Readiness::new(), &WatchMetrics::default());
+        let refusals = StepRefusals::default();
+        let queues = Queues::new(&WorkQueueMetrics::default());
+        let task = RefusalTask::new(client, watches, refusals.clone(), queues);
+        let (leadership, leases) = candidate(&process, Trigger::new());
+        let leads = Arc::new(AtomicBool::new(true));
+        let tested = async {
+            while leadership.term().is_none() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            refusals.note(step(), "exceeded quota", clock::now());
+            let (mut open, mut lists) = (BTreeMap::new(), Vec::new());
+            if is_listed {
+                open = served(&mut server).await;
+            } else {
+                for _ in PATHS {
+                    lists.push(server.next_request().await);
+                }
+            }
+            leads.store(false, Ordering::Relaxed);
+            while leadership.term().is_some() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            lists.into_iter().for_each(|list| list.list("1", &[]));
+            assert!(server.is_left_alone_for(Duration::from_secs(600)).await, "{is_listed}");
+            assert!(open.values().all(OpenWatch::is_closed));
+            assert!(refusals.is_empty(), "of the earlier term");
+            leads.store(true, Ordering::Relaxed);
+            while leadership.term().is_none() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            assert!(server.is_left_alone_for(Duration::from_secs(600)).await, "{is_listed}");
+            refusals.note(step(), "exceeded quota", clock::now());
+            assert_eq!(served(&mut server).await.len(), PATHS.len());
+            process.stop();
+        };
+        tokio::select! {
+            ((), ()) = async { tokio::join!(task.run(process.clone(), leadership.clone()), tested) } => {}
+            () = keep_elected_while(leases, Arc::clone(&leads)) => {}
+        }
     }
 }
