@@ -147,7 +147,9 @@ impl FakeCluster {
             let mut owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
             owners.any(|owner| owner["uid"] == removed["metadata"]["uid"])
         };
-        self.objects.retain(|_, object| !is_owned(object));
+        let owned = self.objects.iter().filter(|(_, object)| is_owned(object));
+        let owned: Vec<String> = owned.map(|(path, _)| path.clone()).collect();
+        owned.iter().for_each(|path| self.remove(path));
         self.show_changes();
     }
 
@@ -196,7 +198,9 @@ impl FakeCluster {
         let Some(place) = path.name.as_deref().map(|name| path.object(name)) else {
             return;
         };
-        let is_by_uid = request.method == Method::DELETE && request.body["preconditions"]["resourceVersion"].is_null();
+        let wanted = &request.body["preconditions"];
+        let is_by_uid =
+            request.method == Method::DELETE && wanted["resourceVersion"].is_null() && !wanted["uid"].is_null();
         if is_by_uid {
             self.replaced = self.objects.contains_key(&place).then(|| place.clone());
             self.change(&place, |object| {
@@ -259,6 +263,10 @@ impl FakeCluster {
                 Ok(success())
             }
             ("POST", None) => self.create(&path, request),
+            ("DELETE", None) => {
+                self.delete_all(&path, request);
+                Ok(success())
+            }
             ("DELETE", Some(name)) => self.delete(&path.object(name), request),
             ("PATCH" | "PUT", Some(name)) => {
                 let object = path.object(name);
@@ -328,6 +336,16 @@ impl FakeCluster {
         })
     }
 
+    /// Deletes the objects of a collection, which have no finalizers.
+    fn delete_all(&mut self, path: &ResourcePath, request: &ReceivedRequest) {
+        let all = self.objects.keys().filter(|object| path.lists(object));
+        let all: Vec<String> = all.cloned().collect();
+        if !all.is_empty() {
+            self.changes.push(label(request));
+        }
+        all.iter().for_each(|object| self.remove(object));
+    }
+
     /// Removes an object that is deleted and that no finalizer keeps. Returns whether that is so.
     fn remove_finalized(&mut self, place: &str) -> bool {
         let metadata = &self.objects[place]["metadata"];
@@ -354,8 +372,16 @@ impl FakeCluster {
         }
         let mut body = request.body.clone();
         is_same(&stored, &body["metadata"])?;
-        body["metadata"].as_object_mut().unwrap().remove("resourceVersion");
+        if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("resourceVersion");
+        }
         if request.method == Method::PUT {
+            // What a replacement does not change.
+            for field in ["uid", "namespace", "creationTimestamp", "deletionTimestamp"] {
+                if let Some(kept) = stored["metadata"].get(field) {
+                    body["metadata"][field] = kept.clone();
+                }
+            }
             return Ok(body);
         }
         if path.subresource.as_deref() == Some("ephemeralcontainers") {
@@ -368,6 +394,8 @@ impl FakeCluster {
                 withdraw(&mut patched, &before, &body);
             }
             apply(&mut patched, &body);
+        } else if request.content_type.contains("strategic-merge-patch") {
+            merge_strategically(&mut patched, &body);
         } else {
             json_patch::merge(&mut patched, &body);
         }
@@ -474,6 +502,33 @@ fn apply(stored: &mut Value, wanted: &Value) {
             }
         }
         (stored, wanted) => *stored = wanted.clone(),
+    }
+}
+
+/// Merges a strategic merge patch, whose lists are merged by name or type.
+fn merge_strategically(stored: &mut Value, patch: &Value) {
+    match (stored, patch) {
+        (Value::Object(stored), Value::Object(patch)) => {
+            for (key, value) in patch {
+                if value.is_null() {
+                    stored.remove(key);
+                } else {
+                    merge_strategically(stored.entry(key.clone()).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (Value::Array(stored), Value::Array(patch)) => {
+            for item in patch {
+                let is_same = |other: &Value| other["name"] == item["name"] && other["type"] == item["type"];
+                match stored.iter().position(is_same) {
+                    Some(index) if item["$patch"] == "delete" => _ = stored.remove(index),
+                    Some(index) => merge_strategically(&mut stored[index], item),
+                    None if item["$patch"] == "delete" => {}
+                    None => stored.push(item.clone()),
+                }
+            }
+        }
+        (stored, patch) => *stored = patch.clone(),
     }
 }
 

@@ -69,16 +69,24 @@ impl Triggered for RemovalTask {
 
     /// Applies the configuration unless it is up to date.
     async fn reconcile(&self, (): &mut (), term: &LeaderTerm) -> kube::Result<Option<Timestamp>> {
+        self.restore(|| term.is_valid()).await?;
+        Ok(None)
+    }
+}
+
+impl RemovalTask {
+    /// Applies the configuration unless it is up to date, if this process `leads`.
+    async fn restore(&self, leads: impl Fn() -> bool) -> kube::Result<()> {
         let wanted = change(&self.owners, &self.shown, &self.namespace).await?;
-        let Some(wanted) = wanted.filter(|_| term.is_valid()) else {
-            return Ok(None);
+        let Some(wanted) = wanted.filter(|_| leads()) else {
+            return Ok(());
         };
         let parameters = PatchParams::apply(CONTROLLER_FIELD_MANAGER).force();
         self.configurations
             .patch(CONFIGURATION, &parameters, &Patch::Apply(wanted))
             .await?;
         info!("Drydock is protected from being removed while virtual machines or maintenances exist");
-        Ok(None)
+        Ok(())
     }
 }
 
@@ -102,10 +110,14 @@ async fn change(
 
 #[cfg(test)]
 mod tests {
-    use drydock_runtime::fake::api_server;
+    use drydock_runtime::{Events, fake::api_server};
     use serde_json::json;
 
     use super::*;
+    use crate::fake_cluster::{
+        FakeCluster,
+        write_faults::{Again, Scenario, check_each_write},
+    };
 
     #[tokio::test(start_paused = true)]
     async fn webhook_configuration_is_restored_unless_the_owner_goes() {
@@ -130,5 +142,70 @@ mod tests {
             let wanted = expected.then(|| configuration("drydock", SERVICE, "u1"));
             assert_eq!(change.unwrap(), wanted, "{name}");
         }
+    }
+
+    const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/drydock-controller";
+    const STORED: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/drydock-removal";
+
+    /// The configuration is created, and restored after its webhooks were removed.
+    struct Protection(RemovalTask);
+
+    impl Scenario for Protection {
+        fn start(client: Client, _: Events) -> Self {
+            Self(RemovalTask {
+                configurations: Api::all(client.clone()),
+                owners: Api::all(client),
+                shown: Cache::filled([]),
+                namespace: "drydock".into(),
+            })
+        }
+
+        fn show(&self, cluster: &FakeCluster) {
+            let shown = cluster.all("validatingwebhookconfigurations");
+            self.0.shown.show(shown, |_| ());
+        }
+
+        async fn reconcile(&self) -> Again {
+            match self.0.restore(|| true).await {
+                Ok(()) => Again::OnChange,
+                Err(_) => Again::Failed,
+            }
+        }
+
+        fn act(cluster: &mut FakeCluster) {
+            let is_first = |role: &Value| role["metadata"]["labels"].is_null();
+            if cluster.get(ROLE).is_some_and(is_first) {
+                cluster.change(ROLE, |role| role["metadata"]["labels"] = json!({"attempt": "1"}));
+                cluster.change(STORED, |stored| stored["webhooks"] = json!([]));
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn removal_webhook_survives_each_write_fault() {
+        let cluster = || {
+            let role = json!({"metadata": {"name": OWNER, "uid": "u1"}});
+            FakeCluster::with([("/apis/rbac.authorization.k8s.io/v1/clusterroles", role)])
+        };
+        let write = "PATCH validatingwebhookconfigurations/drydock-removal";
+        check_each_write::<Protection>(cluster, &[write; 2]).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn process_that_no_longer_leads_does_not_restore_the_webhook() {
+        let (client, mut server) = api_server();
+        let task = RemovalTask {
+            configurations: Api::all(client.clone()),
+            owners: Api::all(client),
+            shown: Cache::filled([]),
+            namespace: "drydock".into(),
+        };
+        let serve = async {
+            let role = json!({"metadata": {"name": OWNER, "uid": "u1"}});
+            server.next_request().await.with(&role);
+            assert!(server.is_left_alone().await);
+        };
+        let (restored, ()) = tokio::join!(task.restore(|| false), serve);
+        restored.unwrap();
     }
 }

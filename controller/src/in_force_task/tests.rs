@@ -1,15 +1,26 @@
 //! The reports on HyperConvergeds against a fake API server.
 
-use drydock_runtime::fake::{ApiServer, ReceivedRequest, api_server};
+use drydock_runtime::{
+    Events,
+    fake::{ApiServer, ReceivedRequest, api_server},
+};
 use http::Method;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
+};
 
 /// A task over these HyperConvergeds and a node that follows the first, and the API server that its requests reach.
 fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
     let (client, server) = api_server();
+    (task_of(client, objects), server)
+}
+
+fn task_of(client: Client, objects: &[Value]) -> InForceTask {
     let hypervisor: Hypervisor = serde_json::from_value(json!({
         "metadata": {"name": "a"},
         "spec": {},
@@ -21,15 +32,14 @@ fn task(objects: &[Value]) -> (InForceTask, ApiServer) {
     let objects = objects
         .iter()
         .map(|object| serde_json::from_value(object.clone()).unwrap());
-    let task = InForceTask {
+    InForceTask {
         client,
         hyperconvergeds: Cache::filled(objects),
         hypervisors: Cache::filled([hypervisor]),
         namespaces: vec!["one".into(), "two".into()],
         configuration: ConfigurationInForce::default(),
         metrics: ControllerMetrics::default(),
-    };
-    (task, server)
+    }
 }
 
 fn hyperconverged(namespace: &str) -> Value {
@@ -106,4 +116,37 @@ async fn process_that_no_longer_leads_writes_nothing() {
     let (task, mut server) = task(&[hyperconverged("one"), hyperconverged("two")]);
     task.judge_all(clock::now(), || false).await.unwrap();
     assert!(server.is_left_alone().await);
+}
+
+/// Two HyperConvergeds whose statuses are reported.
+struct Reports(InForceTask);
+
+impl Scenario for Reports {
+    fn start(client: Client, _: Events) -> Self {
+        Self(task_of(client, &[]))
+    }
+
+    fn show(&self, cluster: &FakeCluster) {
+        self.0.hyperconvergeds.show(cluster.all("hyperconvergeds"), |_| ());
+    }
+
+    async fn reconcile(&self) -> Again {
+        match self.0.judge_all(clock::now(), || true).await {
+            Ok(()) => Again::OnChange,
+            Err(_) => Again::Failed,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_of_two_objects_survive_each_write_fault() {
+    let cluster = || {
+        let objects = ["one", "two"].map(hyperconverged);
+        let paths = [
+            "/apis/hco.kubevirt.io/v1beta1/namespaces/one/hyperconvergeds",
+            "/apis/hco.kubevirt.io/v1beta1/namespaces/two/hyperconvergeds",
+        ];
+        FakeCluster::with(paths.into_iter().zip(objects))
+    };
+    check_each_write::<Reports>(cluster, &["PATCH hyperconvergeds/hc/status"; 2]).await;
 }

@@ -21,7 +21,7 @@ const INSTANCES: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinst
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 const INSTANCE: &str = "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstances/web";
 
-/// A new instance whose guest is started by its agent, and that is deleted after that. The task of PDBs takes part.
+/// A new instance whose guest is started by its agent, and that is deleted after that, until it is gone. The task of PDBs takes part.
 struct Life(InstanceTask, PdbTask);
 
 impl Scenario for Life {
@@ -61,8 +61,18 @@ impl Scenario for Life {
             .and_then(|pod| Some(cluster.get(pod)?["metadata"]["uid"].clone()));
         for pod in pods {
             cluster.change(&pod, |pod| {
+                // The kubelet keeps a pod until its containers have ended.
+                pod["metadata"]["finalizers"] = json!(["example.org/kubelet"]);
                 pod["spec"]["nodeName"] = json!("a");
-                pod["status"] = json!({"phase": "Running"});
+                pod["status"] = if pod["metadata"]["deletionTimestamp"].is_null() {
+                    json!({"phase": "Running"})
+                } else {
+                    let message = json!({"outcome": "Shutdown", "message": "the guest ended"}).to_string();
+                    json!({"phase": "Succeeded", "containerStatuses": [{
+                        "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+                        "state": {"terminated": {"exitCode": 0, "message": message}},
+                    }]})
+                };
             });
         }
         cluster.change(INSTANCE, |instance| {
@@ -111,7 +121,7 @@ fn new_instance() -> FakeCluster {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_of_a_guest_survives_each_write_fault() {
+async fn life_of_a_guest_survives_each_write_fault() {
     check_each_write::<Life>(
         new_instance,
         &[
@@ -125,7 +135,7 @@ async fn start_of_a_guest_survives_each_write_fault() {
             "PATCH virtualmachineinstances/web/status",
             "DELETE pods/virt-launcher-web-3065e4bc9f",
             "DELETE poddisruptionbudgets/virt-launcher-web-3065e4bc9f",
-            "PATCH virtualmachineinstances/web/status",
+            "PATCH virtualmachineinstances/web",
         ],
     )
     .await;

@@ -1,4 +1,4 @@
-use drydock_runtime::fake::{ApiServer, api_server};
+use drydock_runtime::fake::{ApiServer, WriteFault, api_server};
 use http::Method;
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ fn replicas(pods: &[Value]) -> (ReplicasTask, ApiServer) {
 
 #[tokio::test(start_paused = true)]
 async fn standby_is_deleted_by_uid_and_not_again_at_once() {
-    for refused in [None, Some((409, "Conflict")), Some((429, "TooManyRequests"))] {
+    for fault in std::iter::once(None).chain(WriteFault::ALL.map(Some)) {
         let (replicas, mut server) = replicas(&[replica("lead", "one"), replica("standby", "one")]);
         let mut moves = StandbyMoves::default();
         let serve = async {
@@ -44,16 +44,16 @@ async fn standby_is_deleted_by_uid_and_not_again_at_once() {
                 (&Method::DELETE, "/api/v1/namespaces/drydock/pods/standby")
             );
             assert_eq!(request.body["preconditions"], json!({"uid": "uid-standby"}));
-            match refused {
+            match fault {
                 None => request.with(&replica("standby", "one")),
-                Some((code, reason)) => request.refuse(code, reason),
+                Some(fault) => request.fail(fault),
             }
         };
         let (requeue, ()) = tokio::join!(replicas.spread(&mut moves), serve);
-        assert!(requeue.unwrap() > clock::now(), "{refused:?}");
+        assert!(requeue.unwrap() > clock::now(), "{fault:?}");
         assert!(replicas.spread(&mut moves).await.unwrap() > clock::now());
         // It does so for an hour, after which the standby may be moved again.
-        assert!(server.is_left_alone().await, "{refused:?}");
+        assert!(server.is_left_alone().await, "{fault:?}");
         let serve = async { server.next_request().await.refuse(409, "Conflict") };
         tokio::join!(replicas.spread(&mut moves), serve);
     }

@@ -1,9 +1,18 @@
 //! Tests of the steps against a fake API server.
 
-use drydock_runtime::fake::{ApiServer, api_server};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use drydock_runtime::{
+    Events,
+    fake::{ApiServer, api_server},
+};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
+};
 
 const MACHINES: &str = "/apis/kubevirt.io/v1/virtualmachines";
 
@@ -198,4 +207,94 @@ async fn labels_and_conditions_of_a_node_are_removed() {
     ];
     assert_eq!(seen, expected);
     assert!(server.is_left_alone().await);
+}
+
+/// All steps, run by one Job and, if that is interrupted, by the next.
+struct Removal {
+    uninstall: Uninstall,
+    is_done: AtomicBool,
+}
+
+impl Scenario for Removal {
+    fn start(client: Client, _: Events) -> Self {
+        Self {
+            uninstall: uninstall(client),
+            is_done: AtomicBool::new(false),
+        }
+    }
+
+    fn show(&self, _: &FakeCluster) {}
+
+    async fn reconcile(&self) -> Again {
+        if self.is_done.load(Ordering::Relaxed) {
+            return Again::OnChange;
+        }
+        match self.uninstall.all().await {
+            Ok(()) => {
+                self.is_done.store(true, Ordering::Relaxed);
+                Again::OnChange
+            }
+            Err(_) => Again::Failed,
+        }
+    }
+
+    /// The step itself repeats the write.
+    fn is_repeated_by_others(_: &str) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn uninstall_survives_each_write_fault() {
+    let node = json!({
+        "metadata": {"name": "a", "labels": {"kubernetes.io/os": "linux", "kubevirt.io/schedulable": "true"}},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": "Drained", "status": "False"}]},
+    });
+    let folders = json!({
+        "metadata": {"name": "folders-a", "labels": {"app.kubernetes.io/name": "drydock-uninstall-folders"}},
+        "spec": {"nodeName": "a", "containers": []},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    });
+    let service = json!({
+        "metadata": {"name": "v1.subresources.kubevirt.io"},
+        "spec": {"groupPriorityMinimum": 1000, "versionPriority": 15,
+            "service": {"name": "drydock-webhooks", "namespace": "drydock"}},
+    });
+    let migration = json!({"metadata": {"name": "m", "finalizers": ["kubevirt.io/migrationJobFinalize"]}});
+    let cluster = || {
+        let named = |name: &str| json!({"metadata": {"name": name}});
+        FakeCluster::with([
+            ("/apis/apps/v1/namespaces/drydock/daemonsets", named("drydock-agent")),
+            (
+                "/apis/apps/v1/namespaces/drydock/deployments",
+                named("drydock-controller"),
+            ),
+            (
+                "/apis/apps/v1/namespaces/drydock-uninstall/daemonsets",
+                named("drydock-uninstall-folders"),
+            ),
+            ("/apis/apiregistration.k8s.io/v1/apiservices", service.clone()),
+            (
+                "/apis/kubevirt.io/v1/namespaces/shop/virtualmachineinstancemigrations",
+                migration.clone(),
+            ),
+            ("/api/v1/nodes", node.clone()),
+            ("/api/v1/namespaces/drydock-uninstall/pods", folders.clone()),
+            ("/apis/drydock.dev/v1alpha1/hypervisors", named("a")),
+        ])
+    };
+    check_each_write::<Removal>(
+        cluster,
+        &[
+            "DELETE daemonsets/drydock-agent",
+            "DELETE deployments/drydock-controller",
+            "DELETE apiservices/v1.subresources.kubevirt.io",
+            "PATCH virtualmachineinstancemigrations/m",
+            "PATCH nodes/a",
+            "PATCH nodes/a",
+            "PATCH nodes/a/status",
+            "DELETE hypervisors/",
+        ],
+    )
+    .await;
 }

@@ -3,7 +3,7 @@
 use std::pin::pin;
 
 use drydock_runtime::{
-    Readiness, Registry, clock,
+    Events, Readiness, Registry, clock,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, keep_elected},
 };
 use http::Method;
@@ -11,7 +11,13 @@ use k8s_openapi::ByteString;
 use prometheus_client::encoding::text;
 use serde_json::{Value, json};
 
+use tokio::sync::Mutex;
+
 use super::{super::BUNDLE, *};
+use crate::fake_cluster::{
+    FakeCluster,
+    write_faults::{Again, Scenario, check_each_write},
+};
 
 const SECRETS: &str = "/api/v1/namespaces/drydock/secrets";
 
@@ -25,6 +31,16 @@ struct Fixture {
 /// A replica that sees this Secret, a webhook configuration of each kind and an APIService without bundles.
 fn fixture(secret: Option<Value>) -> Fixture {
     let (client, server) = api_server();
+    let (task, served, lease_server) = replica(client, secret);
+    Fixture {
+        task,
+        served,
+        server,
+        lease_server,
+    }
+}
+
+fn replica(client: Client, secret: Option<Value>) -> (CertificatesTask, ServedCertificate, ApiServer) {
     let process = Process::new();
     let (leadership, lease_server) = candidate(&process, Trigger::new());
     let metrics = CertificateMetrics::default();
@@ -52,12 +68,7 @@ fn fixture(secret: Option<Value>) -> Fixture {
         metrics,
         process,
     };
-    Fixture {
-        task,
-        served,
-        server,
-        lease_server,
-    }
+    (task, served, lease_server)
 }
 
 fn webhooks() -> Value {
@@ -240,4 +251,108 @@ async fn failed_write_is_retried_and_a_conflict_is_no_failure() {
         counts.next().is_some_and(|count| count.parse::<u32>().unwrap() >= 4),
         "{exposed}"
     );
+}
+
+const MUTATING: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations";
+const VALIDATING: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
+
+/// Certificates are made and published, and published again after another writer has replaced a bundle.
+struct Publication(Mutex<CertificatesTask>, ServedCertificate);
+
+impl Scenario for Publication {
+    fn start(client: Client, _: Events) -> Self {
+        let (task, served, _) = replica(client, None);
+        Self(Mutex::new(task), served)
+    }
+
+    fn show(&self, cluster: &FakeCluster) {
+        let task = self.0.try_lock().unwrap();
+        task.secret.show(cluster.all("secrets"), |_| ());
+        task.mutating.show(cluster.all("mutatingwebhookconfigurations"), |_| ());
+        task.validating
+            .show(cluster.all("validatingwebhookconfigurations"), |_| ());
+        task.api_services[0].show(cluster.all("apiservices"), |_| ());
+    }
+
+    async fn reconcile(&self) -> Again {
+        let mut task = self.0.lock().await;
+        let now = clock::now();
+        task.evaluate(now);
+        match task.lead(now, || true).await {
+            Ok(Some(_)) => Again::At,
+            Ok(None) => Again::OnChange,
+            Err(_) => Again::Failed,
+        }
+    }
+
+    fn act(cluster: &mut FakeCluster) {
+        let service = format!("{SERVICES}/{}", API_SERVICES[0]);
+        if cluster
+            .get(&service)
+            .is_some_and(|service| service["metadata"]["labels"].is_null())
+        {
+            cluster.change(&service, |service| {
+                service["metadata"]["labels"] = json!({"attempt": "1"});
+                service["spec"]["caBundle"] = json!(ByteString(b"another".to_vec()));
+            });
+        }
+    }
+
+    /// Keys and certificates are others in each run.
+    fn normalize(object: &mut Value) {
+        if let Some(data) = object["data"].as_object_mut() {
+            data.values_mut()
+                .for_each(|value| *value = json!("a certificate or key"));
+        }
+        let webhooks = object["webhooks"].as_array_mut().into_iter().flatten();
+        for client in webhooks.map(|webhook| &mut webhook["clientConfig"]) {
+            client["caBundle"] = json!("a bundle");
+        }
+        if let Some(bundle) = object["spec"].get_mut("caBundle") {
+            *bundle = json!("a bundle");
+        }
+    }
+
+    /// What is served, and whether the published bundles are that of the Secret.
+    fn kept(&self) -> String {
+        let task = self.0.try_lock().unwrap();
+        let secret = task.seen().and_then(|secret| secret.data.clone()).unwrap_or_default();
+        let mut bundles = Vec::new();
+        bundles.extend(task.mutating.all().iter().flat_map(|object| object.bundles("drydock")));
+        bundles.extend(
+            task.validating
+                .all()
+                .iter()
+                .flat_map(|object| object.bundles("drydock")),
+        );
+        let services = task.all_api_services();
+        bundles.extend(services.iter().filter_map(|object| bundle_of(object, "drydock")));
+        let is_published = bundles
+            .iter()
+            .all(|bundle| Some(bundle) == secret.get(BUNDLE).map(|held| &held.0));
+        format!("{} {is_published} {}", bundles.len(), self.1.current().is_some())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificates_survive_each_write_fault() {
+    let cluster = || {
+        FakeCluster::with([
+            (MUTATING, webhooks()),
+            (VALIDATING, webhooks()),
+            (SERVICES, api_service()),
+        ])
+    };
+    check_each_write::<Publication>(
+        cluster,
+        &[
+            "POST secrets/drydock-webhook-certificates",
+            "PATCH mutatingwebhookconfigurations/drydock",
+            "PATCH validatingwebhookconfigurations/drydock",
+            "PATCH apiservices/v1.subresources.kubevirt.io",
+            "PATCH apiservices/v1.subresources.kubevirt.io",
+        ],
+    )
+    .await;
 }
