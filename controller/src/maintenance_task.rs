@@ -16,6 +16,8 @@ mod maintenance_status;
 mod node_context;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod write_fault_tests;
 
 use std::{
     collections::{HashMap, HashSet},
