@@ -130,3 +130,34 @@ fn pods_are_watched_while_a_maintenance_holds_the_node() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn lease_write_is_refused_only_by_lasting_errors() {
+    for (code, reason, is_refused) in [
+        (403, "Forbidden", true),
+        (422, "Invalid", true),
+        (429, "TooManyRequests", false),
+        (500, "InternalError", false),
+        (503, "ServiceUnavailable", false),
+    ] {
+        let (task, mut server) = fixture();
+        let lease = Lease::default();
+        let write = LeaseWrite { exists: false, lease };
+        let served = async {
+            let mut watches = Vec::new();
+            loop {
+                let request = server.next_request().await;
+                if request.method == Method::POST {
+                    request.refuse(code, reason);
+                    break;
+                }
+                watches.push(request.lose());
+            }
+        };
+        let (written, ()) = tokio::join!(task.leases.write(Group::Medik8s, &write), served);
+        let Ok(LeaseWriteResult::Failed(failure)) = written else {
+            panic!("{code}")
+        };
+        assert_eq!(failure.is_refused, is_refused, "{code}");
+    }
+}
