@@ -35,6 +35,8 @@ mod tunnel_refusal;
 pub(crate) mod tunnels;
 
 #[cfg(test)]
+mod mutated_lines;
+#[cfg(test)]
 mod tests;
 
 pub(crate) use run_tunnel::run;

@@ -2,6 +2,7 @@
 //!
 //! [`write_faults`] runs a task's scenario against it, once for each write and each way to fail.
 
+pub(crate) mod lost_leadership;
 pub(crate) mod write_faults;
 
 use std::{any::Any, collections::BTreeMap};

@@ -166,16 +166,8 @@ pub(crate) async fn reconcile(reconciler: &impl Queued, key: &Key) -> Result<Req
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    };
-
     use drydock_core::drain::DrainRefusal;
-    use drydock_runtime::{
-        Process, Trigger, WorkQueueMetrics,
-        fake::{api_server, candidate, keep_elected_while},
-    };
+    use drydock_runtime::{Process, WorkQueueMetrics};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
         Api,
@@ -186,6 +178,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fake_cluster::lost_leadership::check_each_request;
 
     /// Each execution ends with the next of these results.
     struct Scripted {
@@ -353,43 +346,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_written_after_the_leadership_was_lost() {
-        let names = ["read", "first", "second"];
-        for lost_at in 0..names.len() {
-            let process = Process::new();
-            let (leadership, leases) = candidate(&process, Trigger::new());
-            let leads = Arc::new(AtomicBool::new(true));
-            let (client, mut server) = api_server();
+        let start = |client, process: Process, leadership| async move {
             let writer = Writer(Api::namespaced(client, "shop"));
             let work = WorkQueue::new("test", 1, &WorkQueueMetrics::default());
-            let stopping = process.stopping();
-            let running = run(&writer, &work, &stopping, leadership.clone());
-            let test = async {
-                for name in &names[..lost_at] {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&json!({"metadata": {"name": name}}));
-                }
-                let outstanding = server.next_request().await;
-                leads.store(false, Ordering::Relaxed);
-                while leadership.term().is_some() {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-                outstanding.with(&json!({"metadata": {"name": "late"}}));
-                let span = Duration::from_secs(600);
-                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
-                leads.store(true, Ordering::Relaxed);
-                for name in names {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&json!({"metadata": {"name": name}}));
-                }
-                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
-                process.stop();
-            };
-            tokio::select! {
-                ((), ()) = async { tokio::join!(running, test) } => {}
-                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
-            }
-        }
+            run(&writer, &work, &process.stopping(), leadership).await;
+        };
+        check_each_request(&["read", "first", "second"], start, None).await;
     }
 }

@@ -133,13 +133,10 @@ async fn reconcile<R: Renewed>(
 mod tests {
     use std::sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     };
 
-    use drydock_runtime::{
-        Process, WorkQueueMetrics,
-        fake::{api_server, candidate, keep_elected_while},
-    };
+    use drydock_runtime::{Process, WorkQueueMetrics};
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
         Api,
@@ -148,6 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::fake_cluster::lost_leadership::check_each_request;
 
     const WRITES: [&str; 3] = ["mutating", "validating", "services"];
 
@@ -180,48 +178,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn nothing_is_renewed_after_the_leadership_was_lost() {
-        for lost_at in 0..WRITES.len() {
-            let process = Process::new();
-            let (leadership, leases) = candidate(&process, Trigger::new());
-            let leads = Arc::new(AtomicBool::new(true));
-            let (client, mut server) = api_server();
-            let evaluations = Arc::new(AtomicUsize::new(0));
-            let running = keep_renewing(
+        let evaluations = Arc::new(AtomicUsize::new(0));
+        let start = |client, process: Process, leadership| {
+            keep_renewing(
                 Writer(Api::namespaced(client, "drydock"), Arc::clone(&evaluations)),
                 Trigger::new(),
-                leadership.clone(),
+                leadership,
                 process.stopping(),
                 WorkQueueMetrics::default().of_reconciler(Writer::NAME),
-            );
-            let test = async {
-                for name in &WRITES[..lost_at] {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&json!({"metadata": {"name": name}}));
-                }
-                let outstanding = server.next_request().await;
-                let before = evaluations.load(Ordering::Relaxed);
-                leads.store(false, Ordering::Relaxed);
-                while leadership.term().is_some() {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-                outstanding.with(&json!({"metadata": {"name": "late"}}));
-                let span = Duration::from_secs(600);
-                assert!(server.is_left_alone_for(span).await, "lost at {}", WRITES[lost_at]);
-                assert!(evaluations.load(Ordering::Relaxed) > before, "on the standby");
-                leads.store(true, Ordering::Relaxed);
-                for name in WRITES {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&json!({"metadata": {"name": name}}));
-                }
-                assert!(server.is_left_alone_for(span).await, "lost at {}", WRITES[lost_at]);
-                process.stop();
-            };
-            tokio::select! {
-                ((), ()) = async { tokio::join!(running, test) } => {}
-                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
-            }
-        }
+            )
+        };
+        check_each_request(&WRITES, start, Some(&evaluations)).await;
     }
 }

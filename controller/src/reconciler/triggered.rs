@@ -130,11 +130,11 @@ mod tests {
 
     use drydock_runtime::{
         Registry,
-        fake::{api_server, candidate, keep_elected_while},
+        fake::{candidate, keep_elected_while},
     };
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
-        Api, Client,
+        Api,
         api::{Patch, PatchParams},
         core::Status,
     };
@@ -143,6 +143,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::fake_cluster::lost_leadership::check_each_request;
 
     /// Sends the number of each reconcile within its term, and ends with the next of these results.
     struct Scripted {
@@ -272,53 +273,12 @@ mod tests {
         }
     }
 
-    fn writer(client: Client) -> Writer {
-        Writer(Api::namespaced(client, "shop"))
-    }
-
     #[tokio::test(start_paused = true)]
     async fn nothing_is_written_after_the_leadership_was_lost() {
-        let names = ["read", "first", "second"];
-        for lost_at in 0..names.len() {
-            let process = Process::new();
-            let (leadership, leases) = candidate(&process, Trigger::new());
-            let leads = Arc::new(AtomicBool::new(true));
-            let (client, mut server) = api_server();
-            let metrics = WorkQueueMetrics::default();
-            let running = run(
-                writer(client),
-                Trigger::new(),
-                leadership.clone(),
-                process.clone(),
-                metrics,
-            );
-            let test = async {
-                for name in &names[..lost_at] {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&serde_json::json!({"metadata": {"name": name}}));
-                }
-                let outstanding = server.next_request().await;
-                leads.store(false, Ordering::Relaxed);
-                while leadership.term().is_some() {
-                    tokio::time::sleep(Duration::from_secs(1)).await;
-                }
-                outstanding.with(&serde_json::json!({"metadata": {"name": "late"}}));
-                let span = Duration::from_secs(600);
-                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
-                leads.store(true, Ordering::Relaxed);
-                for name in names {
-                    let request = server.next_request().await;
-                    assert!(request.path().ends_with(name), "{}", request.path());
-                    request.with(&serde_json::json!({"metadata": {"name": name}}));
-                }
-                assert!(server.is_left_alone_for(span).await, "lost at {}", names[lost_at]);
-                process.stop();
-            };
-            tokio::select! {
-                ((), ()) = async { tokio::join!(running, test) } => {}
-                () = keep_elected_while(leases, Arc::clone(&leads)) => {}
-            }
-        }
+        let start = |client, process, leadership| {
+            let writer = Writer(Api::namespaced(client, "shop"));
+            run(writer, Trigger::new(), leadership, process, WorkQueueMetrics::default())
+        };
+        check_each_request(&["read", "first", "second"], start, None).await;
     }
 }

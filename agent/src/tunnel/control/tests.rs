@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
 use super::*;
+use crate::tunnel::mutated_lines::mutated_line;
 
 const RECORDED: &str = include_str!("../../../testdata/a233b06/control.jsonl");
 
@@ -25,25 +26,7 @@ fn message() -> impl Strategy<Value = Message> {
 
 /// A recorded line with a piece cut out, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
-    let lines: Vec<&str> = RECORDED.lines().collect();
-    let piece = prop_oneof![
-        Just(String::new()),
-        "[ -~]{0,8}",
-        "\\PC{0,8}",
-        Just("{\"a\":".repeat(200))
-    ];
-    (
-        prop::sample::select(lines),
-        any::<prop::sample::Index>(),
-        0usize..20,
-        piece,
-        1usize..4,
-    )
-        .prop_map(|(line, at, length, piece, times)| {
-            let start = line.floor_char_boundary(at.index(line.len()));
-            let end = line.floor_char_boundary((start + length).min(line.len()));
-            format!("{}{}{}", &line[..start], piece.repeat(times), &line[end..])
-        })
+    mutated_line(RECORDED.lines().collect(), Just("{\"a\":".repeat(200)), 20)
 }
 
 /// Sends bytes in pieces of this size and ends the stream. Returns the messages, and whether the end was regular.

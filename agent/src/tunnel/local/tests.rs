@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::Map;
 
 use super::*;
+use crate::tunnel::mutated_lines::mutated_line;
 
 const CALLS: &str = include_str!("../../../testdata/a233b06/calls.jsonl");
 const MESSAGES: &str = include_str!("../../../testdata/a233b06/answers.jsonl");
@@ -93,20 +94,8 @@ fn server_message() -> impl Strategy<Value = ServerMessage> {
 
 /// A recorded line with a piece cut out, duplicated or overwritten.
 fn mutated() -> impl Strategy<Value = String> {
-    let lines: Vec<&str> = CALLS.lines().chain(MESSAGES.lines()).collect();
-    let piece = prop_oneof![Just(String::new()), "[ -~]{0,8}", "\\PC{0,8}", Just("[".repeat(1000))];
-    (
-        prop::sample::select(lines),
-        any::<prop::sample::Index>(),
-        0usize..40,
-        piece,
-        1usize..4,
-    )
-        .prop_map(|(line, at, length, piece, times)| {
-            let start = line.floor_char_boundary(at.index(line.len()));
-            let end = line.floor_char_boundary((start + length).min(line.len()));
-            format!("{}{}{}", &line[..start], piece.repeat(times), &line[end..])
-        })
+    let lines = CALLS.lines().chain(MESSAGES.lines()).collect();
+    mutated_line(lines, Just("[".repeat(1000)), 40)
 }
 
 proptest! {
