@@ -12,9 +12,7 @@ use drydock_core::eviction::{
     own_pdb::{instance_of, is_ours},
     pdbs::{ObservedPdbs, PdbPlan, PodPdbs, conflict, is_news, plan},
 };
-use drydock_runtime::{
-    ASSUMED_FOR, CacheChange, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership,
-};
+use drydock_runtime::{CacheChange, Key, Process, Requeue, Trigger, WorkQueue, clock, is_refusal, lease::Leadership};
 use jiff::Timestamp;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
@@ -144,10 +142,7 @@ impl Reconciler for PdbTask {
             let step = "creation of its PDB";
             return Err(ReconcileError::Refused { step, message });
         }
-        // By then the watch shows the created PDBs, or they are created again.
-        let shown = (!plan.create.is_empty()).then(|| now.checked_add(ASSUMED_FOR).ok());
-        let requeue = Requeue::OnChange.or_at(plan.wake).or_at(shown.flatten());
-        Ok(Executed::Requeue(requeue))
+        Ok(Executed::Requeue(Requeue::OnChange.or_at(plan.wake)))
     }
 }
 

@@ -231,7 +231,7 @@ mod tests {
         // A PDB that the watch does not show yet is not created again before `ASSUMED_FOR` has passed.
         pdbs.create(&pod).await.unwrap();
         assert!(server.is_left_alone().await);
-        tokio::time::advance(ASSUMED_FOR).await;
+        tokio::time::sleep(ASSUMED_FOR + std::time::Duration::from_millis(1)).await;
         let (again, ()) = tokio::join!(pdbs.create(&pod), async {
             server.next_request().await.refuse(500, "InternalError");
         });

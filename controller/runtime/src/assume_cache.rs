@@ -7,13 +7,13 @@
 //!    ├─ drops responses that it has shown ─┐        ├─▶ get      also after a creation
 //!    └─ indexes                            │        └─▶ by       the same, by an index
 //!  response to a patch ────▶ remember ─────┤
-//!  response to a creation ─▶ created ──────┤
+//!  response to a creation ─▶ created ──────┤ (expires as if the object had been deleted)
 //!  response to a deletion ─▶ deleted ──────┴──────────▶ is_deleted
 //! ```
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt::Debug,
+    fmt,
     sync::Arc,
     time::Duration,
 };
@@ -23,21 +23,31 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    Cache, CacheChange, Index, Key, Watch, WatchStarter, clock::Instant, has_shown, latest_state,
+    Cache, CacheChange, Index, Key, Process, Watch, WatchStarter,
+    clock::{self, Instant},
+    has_shown, latest_state,
     resource_version::version,
 };
 
 /// Objects of one kind. Clones share the cache.
-#[derive(Debug)]
 pub struct AssumeCache<K> {
     cache: Cache<K>,
-    prune: fn(&mut K),
+    prune: SharedPrune<K>,
     indexes: Vec<Index<K>>,
     assumed: Arc<Mutex<Assumed<K>>>,
+    on_change: SharedHandler<K>,
+    process: Process,
 }
 
+/// Clears unused fields of an object.
+type SharedPrune<K> = Arc<dyn Fn(&mut K) + Send + Sync>;
+
+/// Handles changes of the watch, and of created objects that it has not shown in time.
+type SharedHandler<K> = Arc<Mutex<dyn FnMut(&CacheChange<K>) + Send>>;
+
 /// How long a created object counts as existing although the watch has not shown it, by default: longer than a watch
-/// lags behind. An object that was deleted before the watch could show it is never shown.
+/// lags behind. An object that was deleted before the watch could show it is never shown: this happens if the watch
+/// lists anew meanwhile.
 pub const ASSUMED_FOR: Duration = Duration::from_secs(10);
 
 /// The responses to this process's writes that the watch has not shown yet.
@@ -45,8 +55,8 @@ pub const ASSUMED_FOR: Duration = Duration::from_secs(10);
 struct Assumed<K> {
     /// The newest states of patched objects.
     patched: HashMap<Key, Box<K>>,
-    /// Created objects, and until when they count as existing.
-    created: HashMap<Key, (Arc<K>, Instant)>,
+    /// Created objects that still count as existing.
+    created: HashMap<Key, Arc<K>>,
     /// UIDs of deleted objects.
     deleted: HashSet<String>,
 }
@@ -65,38 +75,54 @@ impl<K> Clone for AssumeCache<K> {
     fn clone(&self) -> Self {
         Self {
             cache: self.cache.clone(),
-            prune: self.prune,
+            prune: Arc::clone(&self.prune),
             indexes: self.indexes.clone(),
             assumed: Arc::clone(&self.assumed),
+            on_change: Arc::clone(&self.on_change),
+            process: self.process.clone(),
         }
     }
 }
 
-impl<K: Resource + Clone> AssumeCache<K> {
+impl<K: fmt::Debug> fmt::Debug for AssumeCache<K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AssumeCache")
+            .field("cache", &self.cache)
+            .field("assumed", &self.assumed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<K: Resource + Clone + 'static> AssumeCache<K> {
     /// Starts the watch. Responses that a change has shown are dropped, and `indexes` follow the change, before
-    /// `on_change` is called with it. `prune` clears unused fields, both of watched objects and of responses.
+    /// `on_change` is called with it. `prune` clears unused fields, both of watched objects and of responses. If the
+    /// watch does not show a created object in time, `on_change` is called as for its deletion.
     pub fn start(
         watches: &WatchStarter,
         watch: Watch<K>,
-        prune: fn(&mut K),
+        prune: impl Fn(&mut K) + Send + Sync + 'static,
         indexes: &[Index<K>],
-        mut on_change: impl FnMut(&CacheChange<K>) + Send + 'static,
+        on_change: impl FnMut(&CacheChange<K>) + Send + 'static,
     ) -> Self
     where
-        K: DeserializeOwned + Debug + Send + Sync + 'static,
-        K::DynamicType: Clone + Debug,
+        K: DeserializeOwned + fmt::Debug + Send + Sync,
+        K::DynamicType: Clone + fmt::Debug,
     {
-        let assumed = Arc::<Mutex<Assumed<K>>>::default();
-        let (observed, followers) = (Arc::clone(&assumed), indexes.to_vec());
-        let watch = watch.prune(prune).on_change(move |change| {
+        let (prune, assumed): (SharedPrune<K>, _) = (Arc::new(prune), Arc::<Mutex<Assumed<K>>>::default());
+        let of_watch = Arc::clone(&prune);
+        let on_change: SharedHandler<K> = Arc::new(Mutex::new(on_change));
+        let (observed, followers, shown) = (Arc::clone(&assumed), indexes.to_vec(), Arc::clone(&on_change));
+        let watch = watch.prune(move |object| of_watch(object)).on_change(move |change| {
             observed.lock().observe(change, &followers);
-            on_change(change);
+            (*shown.lock())(change);
         });
         Self {
             cache: watches.start(watch),
             prune,
             indexes: indexes.to_vec(),
             assumed,
+            on_change,
+            process: watches.process().clone(),
         }
     }
 
@@ -113,9 +139,11 @@ impl<K: Resource + Clone> AssumeCache<K> {
         }
         Self {
             cache,
-            prune: |_| {},
+            prune: Arc::new(|_: &mut K| {}),
             indexes: indexes.to_vec(),
             assumed: Arc::default(),
+            on_change: Arc::new(Mutex::new(|_: &CacheChange<K>| {})),
+            process: Process::new(),
         }
     }
 
@@ -188,19 +216,29 @@ impl<K: Resource + Clone> AssumeCache<K> {
     }
 
     /// Remembers the response to a creation, at most for `counts_for`, unless the watch has shown the object already.
-    pub fn created(&self, mut response: K, counts_for: Duration) {
+    /// Returns the object as the cache has it.
+    pub fn created(&self, mut response: K, counts_for: Duration) -> Arc<K>
+    where
+        K: Send + Sync,
+    {
         (self.prune)(&mut response);
         let key = Key::of(&response);
         let mut assumed = self.assumed.lock();
         // Read with the lock held: any later change of the cache is observed after this.
-        if self.cache.get(&key).is_some_and(|shown| shown.uid() == response.uid()) {
-            return;
+        if let Some(shown) = self.cache.get(&key).filter(|shown| shown.uid() == response.uid()) {
+            return shown;
         }
         for index in &self.indexes {
             index.add(&key, &response);
         }
-        let entry = (Arc::new(response), Instant::now() + counts_for);
-        assumed.created.insert(key, entry);
+        let (object, until) = (Arc::new(response), Instant::now() + counts_for);
+        assumed.created.insert(key.clone(), Arc::clone(&object));
+        let (cache, created) = (self.clone(), Arc::clone(&object));
+        self.process.spawn_to_the_end("expiry of a created object", async move {
+            clock::sleep_until_instant(Some(until)).await;
+            cache.expire(key, created);
+        });
+        object
     }
 
     /// Remembers that this process has deleted the object with this UID, unless the watch has shown that already.
@@ -227,23 +265,31 @@ impl<K: Resource + Clone> AssumeCache<K> {
 
     /// Returns an object that this process has created and the watch has not shown yet.
     fn assumed(&self, key: &Key) -> Option<Arc<K>> {
+        self.assumed.lock().created.get(key).cloned()
+    }
+
+    /// Handles a created object that the watch has not shown in time as if it had been deleted.
+    fn expire(&self, key: Key, created: Arc<K>) {
         let mut assumed = self.assumed.lock();
-        let (object, until) = assumed.created.get(key)?;
-        if Instant::now() < *until {
-            return Some(Arc::clone(object));
+        let is_assumed = |object: &Arc<K>| Arc::ptr_eq(object, &created);
+        if !assumed.created.get(&key).is_some_and(is_assumed) {
+            return;
         }
-        let (object, _) = assumed.created.remove(key)?;
-        assumed.deleted.remove(object.meta().uid.as_deref().unwrap_or_default());
+        assumed.created.remove(&key);
+        assumed
+            .deleted
+            .remove(created.meta().uid.as_deref().unwrap_or_default());
+        // The watch may show an earlier object of this name.
+        let shown = self.cache.get(&key);
         for index in &self.indexes {
-            index.remove(key, &object);
-        }
-        // The watch may have shown another object of this name meanwhile.
-        if let Some(shown) = self.cache.get(key) {
-            for index in &self.indexes {
-                index.add(key, &shown);
+            index.remove(&key, &created);
+            if let Some(shown) = &shown {
+                index.add(&key, shown);
             }
         }
-        None
+        drop(assumed);
+        let (old, new) = (Some(created), shown);
+        (*self.on_change.lock())(&CacheChange::Object { key, old, new });
     }
 }
 
@@ -256,7 +302,7 @@ impl<K: Resource> Assumed<K> {
         self.confirm_patch(key, old.as_deref(), new.as_deref());
         self.confirm_deletion(old.as_deref(), new.as_deref());
         let both = || old.iter().chain(new);
-        let created = self.created.get(key).map(|(created, _)| Arc::clone(created));
+        let created = self.created.get(key).cloned();
         if let Some(created) = &created
             && both().any(|object| object.meta().uid == created.meta().uid || version(&**object) > version(&**created))
         {
@@ -268,7 +314,7 @@ impl<K: Resource> Assumed<K> {
         for index in indexes {
             index.observe(change);
             // A change of an earlier object with this name removes the key from index entries that both objects share.
-            if let Some((created, _)) = self.created.get(key) {
+            if let Some(created) = self.created.get(key) {
                 index.add(key, created);
             }
         }
@@ -371,11 +417,16 @@ mod tests {
     #[test]
     fn api_response_is_pruned_like_watched_objects() {
         let mut objects = AssumeCache::filled([at("5", "u")]);
-        objects.prune = |object| object.data = None;
+        objects.prune = Arc::new(|object: &mut ConfigMap| object.data = None);
         let mut response = at("7", "u");
         response.data = Some([("a".to_owned(), "b".to_owned())].into());
         objects.remember(&key(), response);
         assert_eq!(objects.newest(&key()), Some(at("7", "u")));
+    }
+
+    /// Waits until objects that were created before count as existing no longer.
+    async fn expired() {
+        tokio::time::sleep(ASSUMED_FOR + Duration::from_millis(1)).await;
     }
 
     /// Objects by the value of their data.
@@ -416,7 +467,7 @@ mod tests {
         later.metadata.resource_version = Some("9".into());
         objects.observe(&change_of("d", None, Some(later)));
         assert_eq!(by_value.keys("x"), ["b", "c"].map(Key::cluster));
-        tokio::time::advance(ASSUMED_FOR).await;
+        expired().await;
         assert_eq!(names(&objects.by(&by_value, "x")), ["b"]);
         assert_eq!(by_value.keys("x"), [Key::cluster("b")]);
         // The watch was faster than the response.
@@ -449,7 +500,37 @@ mod tests {
         objects.created(with_value("b", "b", "x"), ASSUMED_FOR);
         objects.deleted(&Key::cluster("b"), "b");
         assert!(objects.is_deleted("b"));
-        tokio::time::advance(ASSUMED_FOR).await;
+        expired().await;
         assert!(objects.get(&Key::cluster("b")).is_none() && !objects.is_deleted("b"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn created_object_never_shown_expires_like_a_deleted_one() {
+        let mut objects = AssumeCache::filled([at("5", "before")]);
+        let (changes, mut received) = tokio::sync::mpsc::unbounded_channel();
+        objects.on_change = Arc::new(Mutex::new(move |change: &CacheChange<ConfigMap>| {
+            let CacheChange::Object { key, old, new } = change else {
+                panic!("{change:?}");
+            };
+            let uid = |object: &Option<Arc<ConfigMap>>| object.as_ref().and_then(|object| object.uid());
+            changes.send((key.to_string(), uid(old), uid(new))).unwrap();
+        }));
+        for name in ["a", "b", "c"] {
+            objects.created(with_value(name, name, "x"), ASSUMED_FOR);
+        }
+        objects.observe(&CacheChange::Object {
+            key: Key::cluster("b"),
+            old: None,
+            new: Some(Arc::new(with_value("b", "b", "x"))),
+        });
+        expired().await;
+        let mut expected = vec![("a", "a", Some("before")), ("c", "c", None)];
+        while let Ok((key, old, new)) = received.try_recv() {
+            let found = expected
+                .iter()
+                .position(|row| *row == (key.as_str(), old.as_deref().unwrap_or_default(), new.as_deref()));
+            expected.remove(found.unwrap_or_else(|| panic!("{key}: {old:?} {new:?}")));
+        }
+        assert!(expected.is_empty(), "{expected:?}");
     }
 }

@@ -228,6 +228,11 @@ impl WatchStarter {
         }
     }
 
+    /// Returns the process with which the watches end.
+    pub(crate) fn process(&self) -> &Process {
+        &self.process
+    }
+
     /// Starts a watch. Its cache is kept up to date until every task of the process has ended, because requests that
     /// are held during the shutdown also wait for changes.
     pub fn start<K>(&self, watch: Watch<K>) -> Cache<K>
