@@ -513,8 +513,9 @@ impl InstanceTask {
     }
 
     async fn create_pod(&self, instance: &VirtualMachineInstance) -> kube::Result<()> {
-        let (name, made) = self.launchers.create(instance, PodPurpose::Start).await?;
+        let (pod, made) = self.launchers.create(instance, PodPurpose::Start).await?;
         if made {
+            let name = pod.name_any();
             let note = format!("Created virtual machine pod {name}");
             info!(vmi = %Key::of(instance), pod = name, "pod created");
             self.record_event(instance, Severity::Normal, "SuccessfulCreate", &note);

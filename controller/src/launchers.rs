@@ -19,7 +19,9 @@ use drydock_core::{
     migratable,
     placement::{self, BoundVolume, Newcomer, NodeView, PodMoves, Requirements, Rules, name_of},
 };
-use drydock_runtime::{AssumeCache, Cache, CacheChange, Index, Key, ListMode, Watch, WatchStarter, chain, clock};
+use drydock_runtime::{
+    ASSUMED_FOR, AssumeCache, Cache, CacheChange, Index, Key, ListMode, Watch, WatchStarter, chain, clock,
+};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     EphemeralContainer, Event, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, PodSpec,
@@ -48,7 +50,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) struct Launchers {
     client: Client,
-    pods: Cache<Pod>,
+    pods: AssumeCache<Pod>,
     by_owner: Index<Pod>,
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
@@ -113,21 +115,23 @@ impl Launchers {
         };
         let of_mounts = enqueue.clone();
         let by_owner = Index::by(owner_uid);
-        let index = by_owner.clone();
         let pods = Watch::<Pod>::all(client.clone(), "launcher pods")
             .listing(ListMode::Streamed)
             .labels(format!("{APP}={VIRT_LAUNCHER}"))
-            .prune(prune_pod)
-            .compressed()
-            .on_change(move |change| {
-                index.observe(change);
+            .compressed();
+        let pods = AssumeCache::start(
+            watches,
+            pods,
+            prune_pod,
+            std::slice::from_ref(&by_owner),
+            move |change| {
                 if let CacheChange::Object { old, new, .. } = change
                     && let Some(pod) = new.as_deref().or(old.as_deref())
                 {
                     enqueue(pod);
                 }
-            });
-        let pods = watches.start(pods);
+            },
+        );
         let of_pods = pods.clone();
         let mount_failures = MountFailures::start(client, watches, move |pod| {
             // If the cache does not have the pod yet, its instance is reconciled once it does.
@@ -167,12 +171,10 @@ impl Launchers {
     /// Creates the caches with the given objects.
     #[cfg(test)]
     pub(crate) fn filled(client: &Client, pods: impl IntoIterator<Item = Pod>, nodes: Nodes, pdbs: Pdbs) -> Self {
-        let pods = Cache::filled(pods);
         let by_owner = Index::by(owner_uid);
-        by_owner.fill(&pods);
         Self {
             client: client.clone(),
-            pods,
+            pods: AssumeCache::of_cache(Cache::filled(pods), std::slice::from_ref(&by_owner)),
             by_owner,
             claims: Cache::default(),
             volumes: Cache::default(),
@@ -190,7 +192,7 @@ impl Launchers {
     /// Replaces the pods that the watch shows.
     #[cfg(test)]
     pub(crate) fn show(&self, pods: impl IntoIterator<Item = Pod>) {
-        self.pods.show(pods, |change| self.by_owner.observe(change));
+        self.pods.show(pods);
     }
 
     /// Sets an annotation of a pod, or removes it. Does nothing if the pod was deleted, or replaced by another of its
@@ -217,9 +219,9 @@ impl Launchers {
         }
     }
 
-    /// Returns the pod of this name from the cache.
+    /// Returns the pod of this name as the watch shows it.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<Pod>> {
-        self.pods.get(key)
+        self.pods.shown().get(key)
     }
 
     /// Returns what an eviction of an instance's pod does: the instance's own strategy, else the cluster's current
@@ -235,7 +237,7 @@ impl Launchers {
     /// Waits until the caches are synced.
     pub(crate) async fn wait_until_synced(&self) {
         tokio::join!(
-            self.pods.wait_until_synced(),
+            self.pods.shown().wait_until_synced(),
             self.claims.wait_until_synced(),
             self.volumes.wait_until_synced(),
             self.rooms.wait_until_synced(),
@@ -247,10 +249,9 @@ impl Launchers {
         );
     }
 
-    /// Returns the pods of an instance from the cache.
+    /// Returns the pods of an instance from the cache, with those that this process has just created.
     pub(crate) fn of(&self, instance: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
-        let keys = self.by_owner.keys(&instance.uid().unwrap_or_default());
-        keys.iter().filter_map(|key| self.pods.get(key)).collect()
+        self.pods.by(&self.by_owner, &instance.uid().unwrap_or_default())
     }
 
     /// Returns the last kubelet messages about volumes that cannot be mounted into these pods, by the pod's UID.
@@ -422,15 +423,16 @@ impl Launchers {
         launcher_pod::requirements_digest(&spec, &self.requirements(&spec, None), emulation)
     }
 
-    /// Creates a pod, unless it exists. Returns its name, and whether it was created now.
+    /// Creates a pod, unless it exists. Returns it, and whether it was created now.
     ///
     /// # Errors
-    /// If the API server does not create it.
+    /// If the API server does not create it; with `AlreadyExists` if its name belongs to a pod that is not the
+    /// instance's.
     pub(crate) async fn create(
         &self,
         instance: &VirtualMachineInstance,
         purpose: PodPurpose<'_>,
-    ) -> kube::Result<(String, bool)> {
+    ) -> kube::Result<(Arc<Pod>, bool)> {
         let configuration = self.configuration.get();
         let mut instance = instance.clone();
         instance.spec = self.whole(&instance);
@@ -481,13 +483,22 @@ impl Launchers {
             }
         };
         descheduler::annotate(&mut pod, self.eviction_strategy(&instance));
-        let name = pod.name_any();
-        match self.api(&instance).create(&PostParams::default(), &pod).await {
-            Ok(made) => {
-                self.protect(&instance, &made).await;
-                Ok((name, true))
+        let api = self.api(&instance);
+        match api.create(&PostParams::default(), &pod).await {
+            Ok(created) => {
+                let assumed = self.pods.created(created.clone(), ASSUMED_FOR);
+                self.protect(&instance, &created).await;
+                Ok((assumed, true))
             }
-            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok((name, false)),
+            // An earlier attempt may have created it without a response.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {
+                let existing = api.get_opt(&pod.name_any()).await?;
+                let uid = instance.uid().unwrap_or_default();
+                match existing.filter(|existing| controls(&uid, existing)) {
+                    Some(existing) => Ok((self.pods.created(existing, ASSUMED_FOR), false)),
+                    None => Err(kube::Error::Api(status)),
+                }
+            }
             Err(error) => Err(error),
         }
     }
@@ -695,7 +706,37 @@ fn prune_pod(pod: &mut Pod) {
 
 #[cfg(test)]
 mod tests {
+    use drydock_runtime::fake::api_server;
+
     use super::*;
+
+    #[tokio::test]
+    async fn existing_pod_is_assumed_only_if_owned_by_the_instance() {
+        let instance: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": {"name": "vm1", "namespace": "default", "uid": "u"},
+            "spec": {"domain": {"devices": {}}},
+        }))
+        .unwrap();
+        for (owner, is_own) in [("u", true), ("another", false)] {
+            let (client, mut server) = api_server();
+            let launchers = Launchers::filled(&client, [], Nodes::filled(&client, []), Pdbs::filled(&client, []));
+            let api = async {
+                let request = server.next_request().await;
+                let mut existing = request.body.clone();
+                existing["metadata"]["uid"] = json!("p");
+                existing["metadata"]["ownerReferences"][0]["uid"] = json!(owner);
+                request.refuse(409, "AlreadyExists");
+                server.next_request().await.with(&existing);
+            };
+            let (created, ()) = tokio::join!(launchers.create(&instance, PodPurpose::Start), api);
+            match created {
+                Ok((pod, false)) => assert!(is_own && pod.uid().as_deref() == Some("p"), "{owner}: {pod:?}"),
+                Err(kube::Error::Api(status)) => assert!(!is_own && status.is_already_exists(), "{owner}: {status:?}"),
+                other => panic!("{owner}: {other:?}"),
+            }
+            assert_eq!(launchers.of(&instance).len(), usize::from(is_own), "{owner}");
+        }
+    }
 
     #[test]
     fn requirements_digest_of_a_pod_survives_pruning() {

@@ -15,15 +15,15 @@ mod observe;
 mod slot_scheduler;
 mod trimming;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use drydock_api::kubevirt::{VirtualMachineInstance, VirtualMachineInstanceMigration, migration::MigrationPhase};
 use drydock_core::{
     drain::DrainRefusal,
     launcher_pod::{TargetPodInput, image_identity},
     migration::{
-        cluster::{ClusterStep, step},
-        coalescing::{is_assumed, may_be_over_by},
+        cluster::{ClusterStep, ClusterView, step},
+        coalescing::may_be_over_by,
         deadlines::PhaseDeadlines,
         failure_detail::{detail, reason},
         named_sides::Sides,
@@ -43,7 +43,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client, Resource, ResourceExt, core::Status};
 use observe::ObservedMigration;
-use parking_lot::Mutex;
 use slot_scheduler::SlotScheduler;
 use tracing::{info, warn};
 use trimming::Trimming;
@@ -71,9 +70,6 @@ pub(crate) struct MigrationTask {
     events: Events,
     deadlines: PhaseDeadlines,
     turns: SlotScheduler,
-    /// When this process created the target pod of a migration, by the migration's UID, until the watch shows the
-    /// pod.
-    placed: Mutex<BTreeMap<String, Timestamp>>,
     refusals: StepRefusals,
     trimming: Trimming,
     work: WorkQueue,
@@ -99,7 +95,6 @@ impl MigrationTask {
             events,
             deadlines,
             turns: SlotScheduler::default(),
-            placed: Mutex::default(),
             refusals,
             trimming: Trimming::new(),
             work,
@@ -218,9 +213,7 @@ impl MigrationTask {
         let uid = migration.uid().unwrap_or_default();
         let record = MigrationRecord::of(migration);
         let over = record.is_over();
-        if over {
-            self.placed.lock().remove(&uid);
-        } else {
+        if !over {
             self.trimming.active();
         }
         if record.phase.is_none() {
@@ -253,7 +246,7 @@ impl MigrationTask {
     }
 }
 
-/// What the plan of a migration depends on, and what this reconcile has executed so far.
+/// The inputs of the plan of a migration, and what this reconcile has executed so far.
 pub(crate) struct MigrationObservation {
     observed: ObservedMigration,
     execution: Execution,
@@ -281,10 +274,9 @@ impl Reconciler for MigrationTask {
         };
         let now = clock::now();
         let observed = self.gather(key, migration, now).await?;
-        let migration = &observed.migration;
-        let made = self.placed(&migration.uid().unwrap_or_default(), &observed.pods, migration, now);
+        let record = MigrationRecord::of(&observed.migration);
         Ok(Some(MigrationObservation {
-            execution: Execution::new(MigrationRecord::of(migration), observed.instance.as_deref(), made),
+            execution: Execution::new(record, observed.instance.as_deref()),
             observed,
         }))
     }
@@ -294,9 +286,10 @@ impl Reconciler for MigrationTask {
         if is_orphaned(&facts) {
             return MigrationPlan::Delete;
         }
-        MigrationPlan::Steps(step(
-            &view(&facts).with_executed(execution.record, execution.made.is_some()),
-        ))
+        MigrationPlan::Steps(step(&ClusterView {
+            record: execution.record,
+            ..view(&facts)
+        }))
     }
 
     async fn execute(
@@ -359,9 +352,8 @@ impl MigrationTask {
                 ClusterStep::CreatePod => {
                     let Some(instance) = &observed.instance else { break };
                     match self.create_pod(migration, instance).await {
-                        Ok(()) => {
-                            execution.made = Some(now);
-                            self.placed.lock().insert(migration.uid().unwrap_or_default(), now);
+                        Ok(pod) => {
+                            observed.pods.push(pod);
                             self.refusals.forget(&RefusedStep::TargetPod(key.clone()));
                             after = After::Plan;
                         }
@@ -413,7 +405,7 @@ impl MigrationTask {
         let refused = self.refused_step(key, now);
         let obstacles = observed.obstacles(refused.as_ref().map(|last| (last.message.as_str(), last.again_at)));
         execution.change.waiting = obstacles.waiting(record);
-        if let Some(at) = may_be_over_by(migration, &execution.change, execution.made, &observed.pods, now) {
+        if let Some(at) = may_be_over_by(migration, &execution.change, &observed.pods, now) {
             return Ok(Requeue::At(at));
         }
         self.write(key, migration, &execution.change, now).await?;
@@ -459,28 +451,11 @@ impl MigrationTask {
         self.turn();
     }
 
-    /// Returns when this process created the target pod of a migration, if the watch does not show it yet.
-    fn placed(
-        &self,
-        uid: &str,
-        pods: &[Arc<Pod>],
-        migration: &VirtualMachineInstanceMigration,
-        now: Timestamp,
-    ) -> Option<Timestamp> {
-        let mut placed = self.placed.lock();
-        let made = placed.get(uid).copied()?;
-        if !is_assumed(migration, pods, made, now) {
-            placed.remove(uid);
-            return None;
-        }
-        Some(made)
-    }
-
     async fn create_pod(
         &self,
         migration: &VirtualMachineInstanceMigration,
         instance: &VirtualMachineInstance,
-    ) -> kube::Result<()> {
+    ) -> kube::Result<Arc<Pod>> {
         let instance = for_target_pod(instance, migration);
         let (uid, name) = (migration.uid().unwrap_or_default(), migration.name_any());
         let earlier = self.migrations.of_instance(&Key::of(&instance));
@@ -500,11 +475,12 @@ impl MigrationTask {
         });
         let (pod, made) = self.launchers.create(&instance, arrival).await?;
         if made {
-            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, pod, "target pod created");
-            let note = format!("Created migration target pod {pod}");
+            let name = pod.name_any();
+            info!(migration = %Key::of(migration), migration_uid = migration.metadata.uid, pod = name, "target pod created");
+            let note = format!("Created migration target pod {name}");
             self.record_event(migration, Severity::Normal, "SuccessfulCreate", &note);
         }
-        Ok(())
+        Ok(pod)
     }
 
     async fn delete_pod(&self, migration: &VirtualMachineInstanceMigration, pods: &[Arc<Pod>]) -> kube::Result<()> {

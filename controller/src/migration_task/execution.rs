@@ -5,7 +5,6 @@ use drydock_core::migration::{
     record::MigrationRecord,
     status::{StatusChange, is_written_at_once},
 };
-use jiff::Timestamp;
 
 use crate::reconciler::ReconcileError;
 
@@ -26,26 +25,19 @@ pub(super) struct Execution {
     pub(super) record: MigrationRecord,
     /// The status to write.
     pub(super) change: StatusChange,
-    /// When this process created the target pod, if the watch does not show it yet.
-    pub(super) made: Option<Timestamp>,
     /// Why the target pod could not be created now.
     pub(super) failed: Option<ReconcileError>,
 }
 
 impl Execution {
     /// Starts with the recorded state.
-    pub(super) fn new(
-        record: MigrationRecord,
-        instance: Option<&VirtualMachineInstance>,
-        made: Option<Timestamp>,
-    ) -> Self {
+    pub(super) fn new(record: MigrationRecord, instance: Option<&VirtualMachineInstance>) -> Self {
         Self {
             record,
             change: StatusChange {
                 source_node: instance.and_then(|instance| instance.status.as_ref()?.node_name.clone()),
                 ..StatusChange::default()
             },
-            made,
             failed: None,
         }
     }

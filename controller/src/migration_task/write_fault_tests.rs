@@ -113,9 +113,9 @@ impl Scenario for Move {
     }
 
     fn kept(&self) -> String {
-        let (used, placed) = (self.0.turns.used(), self.0.placed.lock());
         format!(
-            "{used:?}, {placed:?}, {:?}, {:?}",
+            "{:?}, {:?}, {:?}",
+            self.0.turns.used(),
             self.0.turns.state_of(UID).wait,
             self.0.refusals.is_empty()
         )

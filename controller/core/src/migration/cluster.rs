@@ -97,19 +97,6 @@ pub struct ClusterView {
     pub has_finalizer: bool,
 }
 
-impl ClusterView {
-    /// Returns this view with what a reconcile has executed since: the phases that it has entered, and whether it
-    /// created a target pod that the caches do not show yet.
-    #[must_use]
-    pub fn with_executed(mut self, record: MigrationRecord, has_created_pod: bool) -> Self {
-        self.record = record;
-        if has_created_pod {
-            self.target_pod = TargetPodState::Coming;
-        }
-        self
-    }
-}
-
 /// Why a migration has failed or is aborted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MigrationFailure {

@@ -1,5 +1,4 @@
-//! What may be over within a moment: a phase that is recorded but not written by itself, and a created pod that the
-//! watch does not show yet.
+//! Phases that may be over within a moment, and are not written by themselves.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,8 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::{
-    queue::WaitReason, record::reached_at, rejected::has_pod, sides::source, status::StatusChange, target_pods::pod_of,
-    waiting::Waiting,
+    queue::WaitReason, record::reached_at, sides::source, status::StatusChange, target_pods::pod_of, waiting::Waiting,
 };
 
 /// A phase that is over within this time is recorded, but not written by itself. Times of phases are in
@@ -19,12 +17,9 @@ pub const STATUS_COALESCE: Duration = Duration::from_secs(3);
 /// Returns the time by which a phase has to be written that may be over within a moment: the guest moves, or its
 /// target pod starts. Until then no one can act on the phase. Returns `None` if anything else has changed: that is
 /// written at once.
-///
-/// `created_at` is when this process created the target pod, if the watch does not show the pod yet.
 pub fn may_be_over_by(
     migration: &VirtualMachineInstanceMigration,
     change: &StatusChange,
-    created_at: Option<Timestamp>,
     pods: &[Arc<Pod>],
     now: Timestamp,
 ) -> Option<Timestamp> {
@@ -50,28 +45,12 @@ pub fn may_be_over_by(
     let began = match change.enter.as_slice() {
         [MigrationPhase::TargetReady] => reached_at(migration, MigrationPhase::PreparingTarget)?,
         [.., MigrationPhase::Running] => source(migration)?.start_timestamp?,
-        [.., MigrationPhase::Scheduling] => match created_at {
-            Some(created_at) => created_at,
-            None => pod_of(migration, pods)?.metadata.creation_timestamp.as_ref()?.0,
-        },
+        [.., MigrationPhase::Scheduling] => pod_of(migration, pods)?.metadata.creation_timestamp.as_ref()?.0,
         _ => return None,
     };
     // A time in the future comes from a clock that is ahead, and would defer the write by as much.
     let until = began.checked_add(STATUS_COALESCE).ok()?;
     (began <= now && now < until).then_some(until)
-}
-
-/// Returns whether a migration has the target pod that this process created at `created_at`, although `pods` do not
-/// contain the pod yet. A pod that the watch does not show within [`STATUS_COALESCE`] is read from the API server.
-pub fn is_assumed(
-    migration: &VirtualMachineInstanceMigration,
-    pods: &[Arc<Pod>],
-    created_at: Timestamp,
-    now: Timestamp,
-) -> bool {
-    // After the clock was set back, the time is in the future.
-    let is_recent = created_at <= now && created_at.checked_add(STATUS_COALESCE).is_ok_and(|until| now < until);
-    is_recent && !has_pod(migration, pods)
 }
 
 #[cfg(test)]

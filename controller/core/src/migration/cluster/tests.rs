@@ -80,15 +80,6 @@ fn check(from: fn() -> ClusterView, rows: &[Row]) {
 }
 
 #[test]
-fn created_pod_comes_and_entered_phases_are_recorded() {
-    let record = scheduled().record;
-    for (has_created, expected) in [(false, Pod::Missing), (true, Pod::Coming)] {
-        let executed = pending().with_executed(record, has_created);
-        assert_eq!((executed.record, executed.target_pod), (record, expected));
-    }
-}
-
-#[test]
 fn migration_is_queued_unless_an_older_migration_is_active() {
     check(
         fresh,

@@ -1,4 +1,4 @@
-//! Which phases are written by themselves, and for how long a created pod is assumed to exist.
+//! Which phases are written by themselves.
 
 use serde_json::{Value, json};
 
@@ -36,11 +36,11 @@ fn migration(reported: Option<&str>) -> VirtualMachineInstanceMigration {
     .unwrap()
 }
 
-/// The migration's target pod of second 100, in this state.
-fn pod(status: &Value) -> Arc<Pod> {
+/// The migration's target pod, created in second 100.
+fn pod() -> Arc<Pod> {
     serde_json::from_value(json!({
         "metadata": {"name": "q", "labels": {MIGRATION_UID: "u"}, "creationTimestamp": "1970-01-01T00:01:40Z"},
-        "status": status,
+        "status": {"phase": "Pending"},
     }))
     .map(Arc::new)
     .unwrap()
@@ -114,7 +114,8 @@ fn passing_phase_is_written_only_beside_another_change() {
             ..StatusChange::default()
         };
         let migration = migration(reported);
-        let by = |now| may_be_over_by(&migration, &change, Some(BEGUN), &[], now);
+        let pods = [pod()];
+        let by = |now| may_be_over_by(&migration, &change, &pods, now);
         assert_eq!(by(BEGUN), quiet.then(|| BEGUN + STATUS_COALESCE), "{name}");
         assert_eq!(by(BEGUN + STATUS_COALESCE), None, "{name}, for long");
         // The time comes from a clock that is ahead.
@@ -143,7 +144,7 @@ fn passing_phase_is_written_only_beside_another_change() {
             },
         ),
     ] {
-        let by = may_be_over_by(&migration(None), &change, Some(BEGUN), &[], BEGUN);
+        let by = may_be_over_by(&migration(None), &change, &[pod()], BEGUN);
         assert_eq!(by, None, "{name}");
     }
 }
@@ -171,25 +172,9 @@ fn passing_phase_without_a_known_start_is_written_at_once() {
             enter: vec![phase],
             ..StatusChange::default()
         };
-        let pods = [pod(&json!({"phase": "Pending"}))];
-        let by = |migration, pods| may_be_over_by(migration, &change, None, pods, BEGUN);
+        let pods = [pod()];
+        let by = |migration, pods| may_be_over_by(migration, &change, pods, BEGUN);
         assert_eq!(by(begins, &pods), Some(BEGUN + STATUS_COALESCE), "{phase:?}");
         assert_eq!(by(&unknown, &[]), None, "{phase:?}");
-    }
-}
-
-#[test]
-fn created_pod_is_assumed_for_a_moment_until_shown() {
-    let rejected = json!({"phase": "Failed", "reason": "OutOfpods", "message": "too many"});
-    let later = |seconds| BEGUN + Duration::from_secs(seconds);
-    for (name, pods, now, expected) in [
-        ("just created", vec![], BEGUN, true),
-        ("not shown yet", vec![], later(2), true),
-        ("not shown in time", vec![], later(3), false),
-        ("clock was set back", vec![], BEGUN - Duration::from_secs(1), false),
-        ("shown", vec![pod(&json!({"phase": "Pending"}))], BEGUN, false),
-        ("only the rejected one is shown", vec![pod(&rejected)], BEGUN, true),
-    ] {
-        assert_eq!(is_assumed(&migration(None), &pods, BEGUN, now), expected, "{name}");
     }
 }
