@@ -44,7 +44,6 @@ use drydock_runtime::{
 };
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{Patch, PatchParams},
@@ -104,7 +103,7 @@ struct NodeObjects {
     instances: Vec<(VirtualMachineInstance, Vec<Arc<VirtualMachineInstanceMigration>>)>,
     arriving: usize,
     evictable: Option<usize>,
-    hypervisor: Option<Arc<Hypervisor>>,
+    hypervisor: Option<Hypervisor>,
 }
 
 /// What one plan for all nodes depends on.
@@ -297,7 +296,6 @@ impl DrainTask {
         if reporting {
             let reported = at_once(plan.reports.iter().map(|report| self.report(report)).collect()).await?;
             failed = failed.or(reported);
-            self.reports.retain(|node| self.launchers.nodes.exists(node));
             self.preview().await?;
         }
         let again = [plan.wake, observed.outlooks.again, plan.reported_at(clock::now())];
@@ -311,13 +309,14 @@ impl DrainTask {
     async fn preview(&self) -> kube::Result<()> {
         let mut result = Ok(());
         for (hypervisor, lines) in self.previews() {
-            result = result.and(self.reports.preview(&hypervisor, lines, clock::now()).await);
+            let written = self.reports.preview(&hypervisor, lines, clock::now()).await;
+            result = result.and(written.map(|stored| self.remember(stored)));
         }
         result
     }
 
     /// Returns the nodes that have or request a drain preview, each with the lines that are requested.
-    fn previews(&self) -> Vec<(Arc<Hypervisor>, Option<Vec<String>>)> {
+    fn previews(&self) -> Vec<(Hypervisor, Option<Vec<String>>)> {
         let nodes = &self.launchers.nodes;
         let mut requested = BTreeSet::new();
         nodes.nodes.shown().for_each(|key, node| {
@@ -326,21 +325,22 @@ impl DrainTask {
             }
         });
         let mut concerned = Vec::new();
-        nodes.hypervisors.for_each(|key, hypervisor| {
+        nodes.hypervisors.shown().for_each(|key, hypervisor| {
             let status = hypervisor.status.as_ref();
             let is_requested = requested.contains(&*key.name);
             if is_requested || status.is_some_and(|status| status.drain_preview.is_some()) {
-                concerned.push((Arc::clone(hypervisor), is_requested));
+                concerned.push((key.clone(), is_requested));
             }
         });
-        let previews = concerned.into_iter().map(|(hypervisor, is_requested)| {
+        let previews = concerned.into_iter().filter_map(|(key, is_requested)| {
+            let hypervisor = nodes.hypervisors.newest(&key)?;
             let lines = is_requested.then(|| {
                 let mut lines = self.previewer.lines(&hypervisor.name_any());
                 let configuration = self.launchers.configuration.get();
                 lines.push(preview::taint_note(&configuration.migrations.drain_taint_key));
                 lines
             });
-            (hypervisor, lines)
+            Some((hypervisor, lines))
         });
         previews.collect()
     }
@@ -355,7 +355,7 @@ impl DrainTask {
                 nodes.insert(key.name.to_string(), marks);
             }
         });
-        self.launchers.nodes.hypervisors.for_each(|key, hypervisor| {
+        self.launchers.nodes.hypervisors.shown().for_each(|key, hypervisor| {
             if hypervisor.status.as_ref().is_some_and(|status| status.drain.is_some()) {
                 nodes.entry(key.name.to_string()).or_default();
             }
@@ -386,7 +386,7 @@ impl DrainTask {
             instances,
             arriving,
             evictable: evictable.map(|pods| pods.iter().filter(|pod| node_conditions::counts(pod)).count()),
-            hypervisor: self.launchers.nodes.hypervisors.get(&Key::cluster(&name)),
+            hypervisor: self.launchers.nodes.hypervisors.newest(&Key::cluster(&name)),
             name,
         }
     }
@@ -598,13 +598,21 @@ impl DrainTask {
     async fn report(&self, report: &DrainReport) -> kube::Result<()> {
         let nodes = &self.launchers.nodes;
         let key = Key::cluster(&report.node);
-        let node: Option<Arc<Node>> = nodes.nodes.shown().get(&key);
-        if let Some(hypervisor) = nodes.hypervisors.get(&key) {
-            self.reports.drain(&hypervisor, report).await?;
+        if let Some(hypervisor) = nodes.hypervisors.newest(&key) {
+            self.remember(self.reports.drain(&hypervisor, report).await?);
         }
-        match node {
-            Some(node) => self.reports.conditions(&node, report, clock::now()).await,
-            None => Ok(()),
+        if let Some(node) = nodes.nodes.newest(&key)
+            && let Some(stored) = self.reports.conditions(&node, report, clock::now()).await?
+        {
+            nodes.nodes.remember(&key, stored);
+        }
+        Ok(())
+    }
+
+    /// Remembers a stored report until the watch shows it.
+    fn remember(&self, stored: Option<Hypervisor>) {
+        if let Some(stored) = stored {
+            self.launchers.nodes.hypervisors.remember(&Key::of(&stored), stored);
         }
     }
 

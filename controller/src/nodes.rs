@@ -21,7 +21,7 @@ use drydock_core::{
     minimum_cpu::{Minimum, ReportedMinimum},
     placement::NodeView,
 };
-use drydock_runtime::{AssumeCache, Cache, CacheChange, Key, ListMode, Watch, WatchStarter};
+use drydock_runtime::{AssumeCache, CacheChange, Key, ListMode, Watch, WatchStarter};
 use k8s_openapi::api::{
     coordination::v1::Lease,
     core::v1::{Node, NodeCondition, Toleration},
@@ -44,7 +44,7 @@ pub(crate) struct Nodes {
     api: Api<Node>,
     leases: Api<Lease>,
     pub(crate) nodes: AssumeCache<Node>,
-    pub(crate) hypervisors: Cache<Hypervisor>,
+    pub(crate) hypervisors: AssumeCache<Hypervisor>,
     maintenances: Maintenances,
     pub(crate) unresponsive_agents: UnresponsiveAgents,
     /// Result of [`Nodes::pairs`], until something changes.
@@ -90,21 +90,22 @@ impl Nodes {
             });
         });
         let shared = SharedFacts::default();
-        let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full")
-            .listing(ListMode::Streamed)
-            .prune(move |hypervisor| {
-                prune_hypervisor(hypervisor);
-                if let Some(facts) = hypervisor.status.as_mut().and_then(|status| status.facts.as_mut()) {
-                    shared.share(facts);
-                }
-            })
-            .on_change(move |_| *of_hypervisors.lock() = None)
-            .on_change(move |change| notify_if_changed(change, without_drain, &on_change));
+        let hypervisors = Watch::<Hypervisor>::all(client.clone(), "hypervisors in full").listing(ListMode::Streamed);
+        let prune = move |hypervisor: &mut Hypervisor| {
+            prune_hypervisor(hypervisor);
+            if let Some(facts) = hypervisor.status.as_mut().and_then(|status| status.facts.as_mut()) {
+                shared.share(facts);
+            }
+        };
+        let hypervisors = AssumeCache::start(watches, hypervisors, prune, &[], move |change| {
+            *of_hypervisors.lock() = None;
+            notify_if_changed(change, without_drain, &on_change);
+        });
         Self {
             api: Api::all(client.clone()),
             leases: agents_leases(client),
             nodes,
-            hypervisors: watches.start(hypervisors),
+            hypervisors,
             maintenances,
             unresponsive_agents,
             pairs,
@@ -118,7 +119,7 @@ impl Nodes {
             api: Api::all(client.clone()),
             leases: agents_leases(client),
             nodes: AssumeCache::filled(nodes),
-            hypervisors: Cache::default(),
+            hypervisors: AssumeCache::filled([]),
             maintenances: Maintenances::filled([]),
             unresponsive_agents: UnresponsiveAgents::new(|| ()),
             pairs: Arc::default(),
@@ -138,17 +139,11 @@ impl Nodes {
         leaving
     }
 
-    /// Returns whether there is a Node or a Hypervisor of this name.
-    pub(crate) fn exists(&self, name: &str) -> bool {
-        let key = Key::cluster(name);
-        self.nodes.shown().get(&key).is_some() || self.hypervisors.get(&key).is_some()
-    }
-
     /// Waits until the caches are synced.
     pub(crate) async fn wait_until_synced(&self) {
         tokio::join!(
             self.nodes.shown().wait_until_synced(),
-            self.hypervisors.wait_until_synced()
+            self.hypervisors.shown().wait_until_synced()
         );
     }
 
@@ -205,7 +200,7 @@ impl Nodes {
     fn with_hypervisor(&self, node: Arc<Node>) -> NodePair {
         let name = node.metadata.name.as_deref().unwrap_or_default();
         NodePair {
-            hypervisor: self.hypervisors.get(&Key::cluster(name)),
+            hypervisor: self.hypervisors.shown().get(&Key::cluster(name)),
             node,
         }
     }
@@ -217,7 +212,7 @@ impl Nodes {
             return minimum;
         }
         let mut minimum = ReportedMinimum::new(model);
-        self.hypervisors.for_each(|key, hypervisor| {
+        self.hypervisors.shown().for_each(|key, hypervisor| {
             let report = hypervisor
                 .status
                 .as_ref()
@@ -482,7 +477,7 @@ mod tests {
         let mut nodes = Nodes::filled(&client, []);
         // Caches have no order of their own, and the order varies.
         for _ in 0..8 {
-            nodes.hypervisors = Cache::filled([
+            nodes.hypervisors = AssumeCache::filled([
                 hypervisor("a", &[]),
                 hypervisor("c", &["sse2", "nx"]),
                 hypervisor("b", &["sse2"]),

@@ -1,10 +1,8 @@
 //! Writes the reports on nodes that are being drained, when they have changed.
 
-use std::collections::HashMap;
-
 use drydock_api::{
     Hypervisor,
-    hypervisor::{DrainPreview, DrainStatus},
+    hypervisor::DrainPreview,
     node_reference,
     reasons::node::{DRAIN_IN_PROGRESS, DRAINED},
 };
@@ -19,7 +17,6 @@ use kube::{
     Api, Client, ResourceExt,
     api::{Patch, PatchParams},
 };
-use parking_lot::Mutex;
 use serde_json::json;
 use tracing::info;
 
@@ -30,33 +27,13 @@ const FIELD_MANAGER: &str = "drydock-drain";
 /// Field manager of previews: server-side apply removes fields that their manager no longer applies.
 const PREVIEW_MANAGER: &str = "drydock-drain-preview";
 
-/// Writes reports. Remembers writes that a watch has not shown yet, so that it does not repeat them.
+/// Writes reports.
 #[derive(Debug)]
 pub(super) struct Reports {
     nodes: Api<Node>,
     hypervisors: Api<Hypervisor>,
     events: Events,
     metrics: DrainMetrics,
-    last: Mutex<HashMap<String, LastWrites>>,
-}
-
-/// The last writes for one node, each with the version of the object that the watch showed at that time.
-#[derive(Debug, Default)]
-struct LastWrites {
-    drain: LastWrite<Option<DrainStatus>>,
-    preview: LastWrite<Option<Vec<String>>>,
-    conditions: LastWrite<Vec<NodeCondition>>,
-}
-
-/// The resource version of the object before the write, and the written value; `None` if nothing was written.
-type LastWrite<T> = Option<(String, T)>;
-
-/// Returns the current value: the one written upon this version, which the watch has not shown yet, or else `shown`.
-fn standing<T: Clone>(written: &LastWrite<T>, version: &str, shown: impl FnOnce() -> T) -> T {
-    match written {
-        Some((of, value)) if of == version => value.clone(),
-        _ => shown(),
-    }
 }
 
 impl Reports {
@@ -66,7 +43,6 @@ impl Reports {
             hypervisors: Api::all(client.clone()),
             events,
             metrics,
-            last: Mutex::default(),
         }
     }
 
@@ -77,40 +53,48 @@ impl Reports {
             .any(|condition| condition.status != ConditionStatus::False.as_str())
     }
 
-    /// Writes the drain status of a node, if it has changed.
-    pub(super) async fn drain(&self, hypervisor: &Hypervisor, report: &DrainReport) -> kube::Result<()> {
-        let shown = || hypervisor.status.as_ref().and_then(|status| status.drain.clone());
-        let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |last| standing(&last.drain, &version, shown));
-        if before == report.drain {
-            return Ok(());
+    /// Writes the drain status of a node, if it has changed. Returns the stored object.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(super) async fn drain(
+        &self,
+        hypervisor: &Hypervisor,
+        report: &DrainReport,
+    ) -> kube::Result<Option<Hypervisor>> {
+        let before = hypervisor.status.as_ref().and_then(|status| status.drain.as_ref());
+        if before == report.drain.as_ref() {
+            return Ok(None);
         }
         let status = match &report.drain {
             Some(drain) => json!({"drain": drain}),
             None => json!({}),
         };
-        if self.apply(hypervisor, FIELD_MANAGER, status).await? {
-            self.metrics.written(before.as_ref(), report.drain.as_ref());
-            self.with(&report.node, |last| last.drain = Some((version, report.drain.clone())));
+        let stored = self.apply(hypervisor, FIELD_MANAGER, status).await?;
+        if stored.is_some() {
+            self.metrics.written(before, report.drain.as_ref());
         }
-        Ok(())
+        Ok(stored)
     }
 
-    /// Writes the drain preview of a node, if it has changed; `None` removes it.
+    /// Writes the drain preview of a node, if it has changed; `None` removes it. Returns the stored object.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
     pub(super) async fn preview(
         &self,
         hypervisor: &Hypervisor,
         lines: Option<Vec<String>>,
         now: Timestamp,
-    ) -> kube::Result<()> {
-        let name = hypervisor.name_any();
-        let shown = || Some(hypervisor.status.as_ref()?.drain_preview.as_ref()?.lines.clone());
-        let version = hypervisor.resource_version().unwrap_or_default();
-        let before = self.with(&name, |last| standing(&last.preview, &version, shown));
-        if before == lines {
-            return Ok(());
+    ) -> kube::Result<Option<Hypervisor>> {
+        let preview = hypervisor
+            .status
+            .as_ref()
+            .and_then(|status| status.drain_preview.as_ref());
+        if preview.map(|preview| &preview.lines) == lines.as_ref() {
+            return Ok(None);
         }
-        let preview = lines.clone().map(|lines| DrainPreview {
+        let preview = lines.map(|lines| DrainPreview {
             since: whole_seconds(now),
             lines,
         });
@@ -118,14 +102,16 @@ impl Reports {
             Some(preview) => json!({"drainPreview": preview}),
             None => json!({}),
         };
-        if self.apply(hypervisor, PREVIEW_MANAGER, status).await? {
-            self.with(&name, |last| last.preview = Some((version, lines)));
-        }
-        Ok(())
+        self.apply(hypervisor, PREVIEW_MANAGER, status).await
     }
 
-    /// Applies a part of the status. Returns false if the object was deleted or recreated.
-    async fn apply(&self, hypervisor: &Hypervisor, manager: &str, status: serde_json::Value) -> kube::Result<bool> {
+    /// Applies a part of the status. Returns the stored object; `None` if the object was deleted or recreated.
+    async fn apply(
+        &self,
+        hypervisor: &Hypervisor,
+        manager: &str,
+        status: serde_json::Value,
+    ) -> kube::Result<Option<Hypervisor>> {
         let name = hypervisor.name_any();
         let apply = json!({
             "apiVersion": "drydock.dev/v1alpha1",
@@ -133,25 +119,26 @@ impl Reports {
             "metadata": {"name": name, "uid": hypervisor.uid()},
             "status": status,
         });
-        let parameters = PatchParams::apply(manager).force();
-        let stored = self
-            .hypervisors
-            .patch_status(&name, &parameters, &Patch::Apply(apply))
-            .await;
-        match stored {
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(false),
-            result => result.map(|_| true),
-        }
+        let (parameters, patch) = (PatchParams::apply(manager).force(), Patch::Apply(apply));
+        unless_replaced(self.hypervisors.patch_status(&name, &parameters, &patch).await)
     }
 
     /// Writes the conditions of a Node, if they have changed, and publishes an event when the node has become empty.
-    pub(super) async fn conditions(&self, node: &Node, report: &DrainReport, now: Timestamp) -> kube::Result<()> {
-        let version = node.resource_version().unwrap_or_default();
-        let before = self.with(&report.node, |last| standing(&last.conditions, &version, || own(node)));
+    /// Returns the stored object.
+    ///
+    /// # Errors
+    /// If the request to the API server fails.
+    pub(super) async fn conditions(
+        &self,
+        node: &Node,
+        report: &DrainReport,
+        now: Timestamp,
+    ) -> kube::Result<Option<Node>> {
+        let before = own(node);
         let has_nothing_to_report = !report.in_progress && report.drained == Drained::NotRequested && before.is_empty();
         let wanted = wanted(&before, report, now);
         if has_nothing_to_report || wanted == before || is_early(&before, report, now) {
-            return Ok(());
+            return Ok(None);
         }
         let apply = json!({
             "apiVersion": "v1",
@@ -159,18 +146,13 @@ impl Reports {
             "metadata": {"name": report.node, "uid": node.uid()},
             "status": {"conditions": wanted},
         });
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        match self
-            .nodes
-            .patch_status(&report.node, &parameters, &Patch::Apply(apply))
-            .await
-        {
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => return Ok(()),
-            result => result.map(drop)?,
+        let (parameters, patch) = (PatchParams::apply(FIELD_MANAGER).force(), Patch::Apply(apply));
+        let stored = self.nodes.patch_status(&report.node, &parameters, &patch).await;
+        let stored = unless_replaced(stored)?;
+        if stored.is_some() {
+            self.announce(node, &before, &wanted);
         }
-        self.announce(node, &before, &wanted);
-        self.with(&report.node, |last| last.conditions = Some((version, wanted)));
-        Ok(())
+        Ok(stored)
     }
 
     /// Publishes an event when a node has become empty. There is none for the start: the requester knows of it, and
@@ -196,23 +178,13 @@ impl Reports {
             note,
         ));
     }
+}
 
-    /// Forgets the last writes for nodes that do not exist.
-    pub(super) fn retain(&self, exists: impl Fn(&str) -> bool) {
-        self.last.lock().retain(|node, _| exists(node));
-    }
-
-    /// Returns the nodes whose last writes are remembered.
-    #[cfg(test)]
-    pub(super) fn remembered(&self) -> Vec<String> {
-        let mut nodes: Vec<String> = self.last.lock().keys().cloned().collect();
-        nodes.sort();
-        nodes
-    }
-
-    fn with<R>(&self, node: &str, apply: impl FnOnce(&mut LastWrites) -> R) -> R {
-        let mut last = self.last.lock();
-        apply(last.entry(node.to_owned()).or_default())
+/// Returns the response to a write; `None` if the object was deleted or recreated.
+fn unless_replaced<K>(stored: kube::Result<K>) -> kube::Result<Option<K>> {
+    match stored {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(None),
+        result => result.map(Some),
     }
 }
 

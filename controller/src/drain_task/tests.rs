@@ -7,11 +7,11 @@ use drydock_api::{
     kubevirt::{Phase, status::DrainRequest},
 };
 use drydock_runtime::{
-    AssumeCache, Cache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter,
-    WorkQueueMetrics,
+    AssumeCache, EventMetrics, Process, Readiness, Registry, Reporter, WatchMetrics, WatchStarter, WorkQueueMetrics,
     fake::{ApiServer, ReceivedRequest, api_server, candidate, elect},
 };
 use http::Method;
+use k8s_openapi::api::core::v1::Node;
 use serde_json::{Value, json};
 
 use super::*;
@@ -45,7 +45,7 @@ fn fixture_on(names: &[&str], guests: impl IntoIterator<Item = VirtualMachineIns
     let process = Process::new();
     let mut nodes = Nodes::filled(&client, names.iter().map(|name| tainted(name)));
     let others = names.iter().filter(|name| **name != "a");
-    nodes.hypervisors = Cache::filled(others.map(|name| Hypervisor::new(name, HypervisorSpec::default())));
+    nodes.hypervisors = AssumeCache::filled(others.map(|name| Hypervisor::new(name, HypervisorSpec::default())));
     let launchers = Launchers::filled(&client, [], nodes, Pdbs::filled(&client, []));
     let instances = Instances::filled(guests);
     let migrations = Migrations::filled([]);
@@ -434,19 +434,4 @@ async fn drain_is_reported_while_a_step_of_another_node_fails() {
             "{code}: {reported:?}"
         );
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn writes_for_a_node_that_is_gone_are_forgotten() {
-    let mut fixture = fixture_on(&["a", "b"], []);
-    let serve = |request: ReceivedRequest| {
-        let response = request.body.clone();
-        request.with(&response);
-    };
-    fixture.lead(STATUS_DEBOUNCE * 2, serve).await;
-    assert_eq!(fixture.task.reports.remembered(), ["a", "b"]);
-    let nodes = &mut fixture.task.launchers.nodes;
-    (nodes.nodes, nodes.hypervisors) = (AssumeCache::filled([tainted("a")]), Cache::default());
-    fixture.lead(STATUS_DEBOUNCE * 2, serve).await;
-    assert_eq!(fixture.task.reports.remembered(), ["a"]);
 }

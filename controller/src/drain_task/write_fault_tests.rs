@@ -55,7 +55,7 @@ impl Scenario for Drain {
     fn show(&self, cluster: &FakeCluster) {
         let nodes = &self.task.launchers.nodes;
         nodes.nodes.show(cluster.all("nodes"));
-        nodes.hypervisors.show(cluster.all("hypervisors"), |_| ());
+        nodes.hypervisors.show(cluster.all("hypervisors"));
         self.task.instances.objects.show(cluster.all("virtualmachineinstances"));
         self.task
             .migrations

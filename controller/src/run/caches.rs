@@ -61,10 +61,10 @@ impl ControllerCaches {
             },
         );
         let queue = router();
-        resolver.start(&context.process, nodes.hypervisors.clone(), move || {
+        resolver.start(&context.process, nodes.hypervisors.shown().clone(), move || {
             queue.follow(routing::of_configuration());
         });
-        let gauges = (nodes.hypervisors.clone(), maintenances.clone());
+        let gauges = (nodes.hypervisors.shown().clone(), maintenances.clone());
         context
             .telemetry
             .drains

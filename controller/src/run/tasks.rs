@@ -174,7 +174,7 @@ fn spawn_nodes(context: &ProcessContext, caches: &ControllerCaches, queues: &Que
     context.spawn_triggered("observing agents' Leases", liveness, &queues.liveness);
     let in_force = InForceTask::new(
         context.client.clone(),
-        (caches.hyperconvergeds.clone(), caches.nodes.hypervisors.clone()),
+        (caches.hyperconvergeds.clone(), caches.nodes.hypervisors.shown().clone()),
         context.args.configuration_namespaces.clone(),
         caches.configuration.clone(),
         context.telemetry.nodes.clone(),

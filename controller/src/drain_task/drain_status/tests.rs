@@ -1,3 +1,4 @@
+use drydock_api::hypervisor::DrainStatus;
 use serde_json::json;
 
 use super::*;

@@ -1,6 +1,6 @@
 use drydock_api::{Hypervisor, hyperconverged::EvictionStrategy};
 use drydock_core::drain::NodeMarks;
-use drydock_runtime::{Cache, fake::api_server};
+use drydock_runtime::{AssumeCache, fake::api_server};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ fn outlooks(taken: Option<u64>) -> Vec<DepartureOutlook> {
     let (client, _server) = api_server();
     let launcher_pods = || [pod("p1", Some("small"), "a", 2), pod("p2", Some("great"), "a", 3)];
     let mut nodes = Nodes::filled(&client, [node("a"), node("b")]);
-    nodes.hypervisors = Cache::filled([hypervisor("a"), hypervisor("b")]);
+    nodes.hypervisors = AssumeCache::filled([hypervisor("a"), hypervisor("b")]);
     let mut launchers = Launchers::filled(&client, launcher_pods(), nodes, Pdbs::filled(&client, []));
     if let Some(taken) = taken {
         launchers.rooms = Rooms::filled(launcher_pods().into_iter().chain([pod("other", None, "b", taken)]));
