@@ -291,12 +291,39 @@ impl Around {
         request
     }
 
+    /// Reconciles, while `respond` handles each write.
+    pub(super) async fn serve<R>(
+        &mut self,
+        reconciling: impl Future<Output = R>,
+        mut respond: impl FnMut(&mut Self, ReceivedRequest),
+    ) -> R {
+        tokio::pin!(reconciling);
+        loop {
+            tokio::select! {
+                biased;
+                result = &mut reconciling => return result,
+                request = self.write() => respond(self, request),
+            }
+        }
+    }
+
+    /// Returns whether `side` has reported this state, or this reason.
+    pub(super) fn has_reported(&self, side: &str, report: &str) -> bool {
+        let reported = &self.stored["status"][side];
+        reported["state"] == report || reported["reason"] == report
+    }
+
+    /// Stores a write, and responds to it. The watch does not show it.
+    pub(super) fn store(&mut self, request: ReceivedRequest) {
+        let stored = self.execute(&request);
+        request.with(&stored);
+    }
+
     /// Stores the next write, and returns what it reports of `side`. The watch does not show it.
     pub(super) async fn report(&mut self, side: &str) -> Value {
         let request = self.write().await;
-        let stored = self.execute(&request);
         let reported = request.body["status"][side].clone();
-        request.with(&stored);
+        self.store(request);
         reported
     }
 

@@ -81,6 +81,13 @@ impl FakeLibvirt {
         inner.migrations.end.send_replace(Some(Ok(())));
     }
 
+    /// The connection for the rest of a guest that was switched to post-copy breaks, on either side.
+    pub fn post_copy_breaks(&self) {
+        let mut inner = self.lock();
+        inner.state = Some(DomainState::Paused(PausedReason::PostCopyFailed));
+        inner.happen(LifecycleEvent::Suspended(SuspendedDetail::PostCopyFailed));
+    }
+
     /// Fails the migration with this message. The guest continues here.
     pub fn migration_fails(&self, message: &str) {
         let error = refusal("migrate", sys::VIR_ERR_OPERATION_FAILED, message);

@@ -5,6 +5,7 @@ use drydock_host::{
     domain::{InitialState, JobAmount, JobInfo, JobOperation, ShutOffReason},
     fake::{fake_guest::FakeLibvirt, fake_migration::migration_job},
 };
+use drydock_runtime::fake::ReceivedRequest;
 use serde_json::{Value, json};
 
 use super::{
@@ -66,20 +67,14 @@ impl SourceFixture {
 
     /// Reconciles once, and stores what the task writes. Returns its reports.
     async fn reconcile_with_writes(&mut self) -> Vec<Value> {
-        let around = &mut self.fixture.around;
-        let reconciling = self.task.reconcile(Some(&mut self.guest));
-        tokio::pin!(reconciling);
         let mut reports = Vec::new();
-        loop {
-            tokio::select! {
-                biased;
-                result = &mut reconciling => {
-                    result.unwrap();
-                    return reports;
-                }
-                report = around.report("source") => reports.push(report),
-            }
-        }
+        let store = |around: &mut Around, request: ReceivedRequest| {
+            reports.push(request.body["status"]["source"].clone());
+            around.store(request);
+        };
+        let reconciling = self.task.reconcile(Some(&mut self.guest));
+        self.fixture.around.serve(reconciling, store).await.unwrap();
+        reports
     }
 
     /// Reconciles until the guest's migration has begun.

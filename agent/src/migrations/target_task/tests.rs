@@ -54,6 +54,19 @@ impl TargetFixture {
         }
     }
 
+    /// Reconciles once, and stores what the task writes.
+    async fn reconcile_once(&mut self) -> Result<Option<Duration>, SideError> {
+        let around = &mut self.fixture.around;
+        around
+            .serve(self.task.reconcile(Some(&self.handle)), Around::store)
+            .await
+    }
+
+    /// Reconciles once, and stores what the task writes.
+    async fn reconcile_with_writes(&mut self) {
+        self.reconcile_once().await.unwrap();
+    }
+
     fn calls(&self) -> Vec<&'static str> {
         self.fixture.around.tunnel.calls()
     }

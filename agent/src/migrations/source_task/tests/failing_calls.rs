@@ -1,5 +1,6 @@
 //! Each call to libvirt that decides on a migration fails once in each way: nothing wrong is reported meanwhile.
 
+use drydock_core::migration::status::POST_COPY_BROKEN;
 use drydock_host::fake::fake_guest::CallFault;
 use futures::{FutureExt, future::join_all};
 
@@ -9,18 +10,7 @@ impl SourceFixture {
     /// Reconciles once. Returns when it reconciles again by itself.
     async fn reconcile_once(&mut self) -> Option<clock::Instant> {
         let Self { task, guest, fixture } = self;
-        let around = &mut fixture.around;
-        let result = {
-            let reconciling = task.reconcile(Some(guest));
-            tokio::pin!(reconciling);
-            loop {
-                tokio::select! {
-                    biased;
-                    result = &mut reconciling => break result,
-                    _ = around.report("source") => {}
-                }
-            }
-        };
+        let result = fixture.around.serve(task.reconcile(Some(guest)), Around::store).await;
         task.side.next_reconcile(result)
     }
 
@@ -32,25 +22,26 @@ impl SourceFixture {
         self.guest = GuestConnection { handle, events };
     }
 
-    fn state(&self) -> Value {
-        json!(self.fixture.around.stored())["status"]["source"]["state"].clone()
+    /// Returns the reported state, and the reason beside it.
+    fn reported(&self) -> [Value; 2] {
+        let source = json!(self.fixture.around.stored())["status"]["source"].clone();
+        ["state", "reason"].map(|field| source[field].clone())
     }
 }
 
-/// Lets a source report `state`, while one call fails.
-async fn reported_after(state: &str, call: &'static str, fault: CallFault) {
-    let shown = format!("{state}: {fault:?} of {call}");
-    let mut source = about_to_report(state).await;
-    let before = source.state();
+/// Lets a source make a report, while one call fails.
+async fn reported_after(report: &str, call: &'static str, fault: CallFault) {
+    let shown = format!("{report}: {fault:?} of {call}");
+    let mut source = about_to_report(report).await;
+    let before = source.reported();
     let migrations = source.fixture.around.libvirt.migrations().len();
     source.fixture.around.libvirt.fail_call(call, 0, fault);
     for _ in 0..4 {
         let wake = source.reconcile_once().await;
-        let reported = source.state();
-        if reported == state {
+        if source.fixture.around.has_reported("source", report) {
             break;
         }
-        assert_eq!(reported, before, "{shown}");
+        assert_eq!(source.reported(), before, "{shown}");
         // The end of the connection is an event.
         let is_due = wake.is_some_and(|wake| wake > clock::Instant::now());
         assert!(is_due || fault.ends_connection(), "{shown}: waits for ever, or spins");
@@ -58,19 +49,19 @@ async fn reported_after(state: &str, call: &'static str, fault: CallFault) {
             source.reconnect().await;
         }
     }
-    assert_eq!(source.state(), state, "{shown}");
+    assert!(source.fixture.around.has_reported("source", report), "{shown}");
     let calls = source.fixture.around.libvirt.calls();
     assert!(
         !calls.contains(&"destroy") && !calls.contains(&"resume"),
         "{shown}: {calls:?}"
     );
     let begun = source.fixture.around.libvirt.migrations().len() - migrations;
-    assert!(begun <= usize::from(state == "Migrating"), "{shown}");
+    assert!(begun <= usize::from(report == "Migrating"), "{shown}");
 }
 
 #[tokio::test]
 async fn source_reports_only_the_truth_whichever_call_fails() {
-    let states = [
+    let reports = [
         "Migrating",
         "Released",
         "HandedOver",
@@ -78,12 +69,13 @@ async fn source_reports_only_the_truth_whichever_call_fails() {
         "Halted",
         "Ended",
         "Stayed",
+        POST_COPY_BROKEN,
     ];
-    let each = states.iter().flat_map(|state| {
+    let each = reports.iter().flat_map(|report| {
         let calls = ["state", "job"];
         calls
             .into_iter()
-            .flat_map(move |call| CallFault::ALL.map(|fault| reported_after(state, call, fault).boxed_local()))
+            .flat_map(move |call| CallFault::ALL.map(|fault| reported_after(report, call, fault).boxed_local()))
     });
     join_all(each).await;
 }

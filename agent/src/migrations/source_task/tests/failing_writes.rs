@@ -1,5 +1,6 @@
 //! Each write of a source fails once in each way: the guest moves once, and nothing that the source has proven is lost.
 
+use drydock_core::migration::status::POST_COPY_BROKEN;
 use futures::{FutureExt, future::join_all};
 
 use super::*;
@@ -13,9 +14,9 @@ const PROGRESS: &str = "progress";
 fn name_of(written: &Value) -> String {
     let stays = written["state"] == "Migrating" && written["startTimestamp"].is_string();
     match written["state"].as_str() {
+        _ if written["reason"] == POST_COPY_BROKEN => POST_COPY_BROKEN.into(),
         Some("Migrating") if written["progress"].is_object() => PROGRESS.into(),
         Some("Migrating") if stays && written["mode"] == "Paused" => PAUSED_MODE.into(),
-        _ if written["reason"] == "PostCopyBroken" => "PostCopyBroken".into(),
         state => state.unwrap_or_default().into(),
     }
 }
@@ -24,21 +25,11 @@ impl SourceFixture {
     /// Reconciles once, with one write that fails. Returns whether the task reconciles again by itself.
     async fn reconcile_failing(&mut self, failing: &mut FailingWrite) -> bool {
         let Self { task, guest, fixture } = self;
-        let around = &mut fixture.around;
-        let result = {
-            let reconciling = task.reconcile(Some(guest));
-            tokio::pin!(reconciling);
-            loop {
-                tokio::select! {
-                    biased;
-                    result = &mut reconciling => break result,
-                    request = around.write() => {
-                        let name = name_of(&request.body["status"]["source"]);
-                        failing.respond(request, &name, |request| around.execute(request));
-                    }
-                }
-            }
+        let respond = |around: &mut Around, request: ReceivedRequest| {
+            let name = name_of(&request.body["status"]["source"]);
+            failing.respond(request, &name, |request| around.execute(request));
         };
+        let result = fixture.around.serve(task.reconcile(Some(guest)), respond).await;
         let failed = result.is_err();
         let wake = task.side.next_reconcile(result);
         assert!(!failed || wake.is_some(), "{failing}: no retry");
@@ -48,24 +39,35 @@ impl SourceFixture {
         wake.is_some()
     }
 
-    /// Reconciles until the source has reported `state`, with one write that fails. `check` is called in between.
-    async fn reconcile_until(&mut self, state: &str, failing: &mut FailingWrite, check: impl Fn(&Self, &FailingWrite)) {
+    /// Reconciles until the source has made a report, with one write that fails. `check` is called in between.
+    async fn reconcile_until(
+        &mut self,
+        report: &str,
+        failing: &mut FailingWrite,
+        check: impl Fn(&Self, &FailingWrite),
+    ) {
         for _ in 0..4 {
             let retried = self.reconcile_failing(failing).await;
-            let source = json!(self.fixture.around.stored())["status"]["source"].clone();
-            if source["state"] == state && failing.is_settled() {
+            if self.fixture.around.has_reported("source", report) && failing.is_settled() {
                 return;
             }
-            assert!(retried, "{failing}: the source waits for ever in {source}");
+            assert!(retried, "{failing}: the source waits for ever");
             check(self, failing);
         }
-        panic!("{failing}: {state} is not reported");
+        panic!("{failing}: {report} is not reported");
     }
 }
 
-/// A source that is about to report a state.
-pub(super) async fn about_to_report(state: &str) -> SourceFixture {
-    match state {
+/// A source that is about to report a state, or that post-copy is broken.
+pub(super) async fn about_to_report(report: &str) -> SourceFixture {
+    match report {
+        POST_COPY_BROKEN => {
+            let mut source = source(&prepared(), false).await;
+            source.begin().await;
+            source.reconcile_with_writes().await;
+            source.fixture.around.libvirt.post_copy_breaks();
+            source
+        }
         "Migrating" => source(&prepared(), false).await,
         "Released" => {
             let mut source = source(&prepared(), false).await;
@@ -88,7 +90,7 @@ pub(super) async fn about_to_report(state: &str) -> SourceFixture {
             source
         }
         "Halted" | "Ended" => {
-            let resumed = state == "Ended";
+            let resumed = report == "Ended";
             let between = |libvirt: &FakeLibvirt| {
                 if resumed {
                     libvirt.guest_resumes();
@@ -134,9 +136,9 @@ async fn guest_moves_once_and_only_after_the_report_is_stored() {
     }
 }
 
-/// Lets a source report `state`, while the report fails once.
-async fn reported(state: &str, mut failing: FailingWrite) {
-    let mut source = about_to_report(state).await;
+/// Lets a source make a report that fails once.
+async fn reported(report: &str, mut failing: FailingWrite) {
+    let mut source = about_to_report(report).await;
     let before = source.fixture.around.libvirt.calls();
     let proof = |source: &SourceFixture| {
         let session = source.fixture.tunnels.session("m");
@@ -144,13 +146,13 @@ async fn reported(state: &str, mut failing: FailingWrite) {
     };
     let proven = proof(&source);
     source
-        .reconcile_until(state, &mut failing, |source, failing| {
+        .reconcile_until(report, &mut failing, |source, failing| {
             assert!(
                 proven.is_none() || proof(source) == proven,
                 "{failing}: the proof is forgotten"
             );
-            let stays = matches!(state, "Stayed" | "Ended");
-            assert!(!stays || proof(source).is_none(), "{failing}: handed over");
+            let keeps = matches!(report, "Stayed" | "Ended" | POST_COPY_BROKEN);
+            assert!(!keeps || proof(source).is_none(), "{failing}: handed over");
         })
         .await;
     let calls = source.fixture.around.libvirt.calls();
@@ -159,11 +161,19 @@ async fn reported(state: &str, mut failing: FailingWrite) {
 
 #[tokio::test]
 async fn each_failed_report_of_a_source_is_repeated() {
-    let states = ["Released", "HandedOver", "Stopped", "Halted", "Ended", "Stayed"];
-    let each = states.iter().flat_map(|state| {
-        FailingWrite::each(&[*state])
+    let reports = [
+        "Released",
+        "HandedOver",
+        "Stopped",
+        "Halted",
+        "Ended",
+        "Stayed",
+        POST_COPY_BROKEN,
+    ];
+    let each = reports.iter().flat_map(|report| {
+        FailingWrite::each(&[*report])
             .into_iter()
-            .map(|failing| reported(state, failing).boxed_local())
+            .map(|failing| reported(report, failing).boxed_local())
     });
     join_all(each).await;
 }

@@ -1,51 +1,34 @@
 //! Each write of a target fails once in each way: the guest is resumed once, and the state is reported.
 
+use drydock_core::migration::{status::POST_COPY_BROKEN, target::COMPLETE_FOR};
+use drydock_host::domain::ShutOffReason;
 use drydock_runtime::fake::ReceivedRequest;
 
 use super::*;
 use crate::failing_write::FailingWrite;
 
 impl TargetFixture {
-    /// Reconciles until the target has reported `state`, with one write that fails.
-    async fn reconcile_until(&mut self, state: &str, failing: &mut FailingWrite) {
+    /// Reconciles until the target has made a report, with one write that fails.
+    async fn reconcile_until(&mut self, report: &str, failing: &mut FailingWrite) {
         for _ in 0..4 {
             let Self {
                 task, handle, fixture, ..
             } = self;
-            let around = &mut fixture.around;
-            let result = {
-                let reconciling = task.reconcile(Some(handle));
-                tokio::pin!(reconciling);
-                loop {
-                    tokio::select! {
-                        biased;
-                        result = &mut reconciling => break result,
-                        request = around.server.next_request() => around.respond(request, failing),
-                    }
-                }
+            let respond = |around: &mut Around, request: ReceivedRequest| {
+                let reported = &request.body["status"]["target"];
+                let broken = reported["reason"].as_str().filter(|reason| *reason == POST_COPY_BROKEN);
+                let name = broken.or(reported["state"].as_str()).unwrap_or_default().to_owned();
+                failing.respond(request, &name, |request| around.execute(request));
             };
+            let result = fixture.around.serve(task.reconcile(Some(handle)), respond).await;
             let wake = task.side.next_reconcile(result);
-            let target = json!(around.stored())["status"]["target"].clone();
-            if target["state"] == state && failing.is_settled() {
+            if fixture.around.has_reported("target", report) && failing.is_settled() {
                 return;
             }
             let retried = wake.is_some_and(|wake| wake > clock::Instant::now());
-            assert!(retried, "{failing}: the target waits for ever in {target}, or spins");
+            assert!(retried, "{failing}: the target waits for ever, or spins");
         }
-        panic!("{failing}: {state} is not reported");
-    }
-}
-
-impl Around {
-    /// Responds to a report, which may be the write that fails, or to the list of pods.
-    fn respond(&mut self, request: ReceivedRequest, failing: &mut FailingWrite) {
-        let reported = &request.body["status"]["target"];
-        let name = match reported["reason"].as_str() {
-            Some("PostCopyBroken") => "PostCopyBroken",
-            _ => reported["state"].as_str().unwrap_or_default(),
-        }
-        .to_owned();
-        failing.respond(request, &name, |request| self.execute(request));
+        panic!("{failing}: {report} is not reported");
     }
 }
 
@@ -53,44 +36,61 @@ fn migrating() -> Value {
     json!({"source": {"state": "Migrating", "fingerprint": "0a".repeat(32)}})
 }
 
-/// A target that is about to report a state.
-pub(super) async fn about_to_report(state: &str) -> TargetFixture {
+/// A target that is about to report a state, or that post-copy is broken.
+pub(super) async fn about_to_report(report: &str) -> TargetFixture {
     let mut target = target(&json!({}), false).await;
     let libvirt = target.fixture.around.libvirt.clone();
-    if state == "Refused" {
+    if report == "Refused" {
         libvirt.set_cpu_comparison(CpuComparison::Incompatible {
             message: "the CPU is incompatible with host CPU: avx512f".into(),
             features: vec!["avx512f".into()],
         });
     }
-    if !matches!(state, "Running" | "Gone") {
+    if matches!(report, "Prepared" | "Refused") {
         return target;
     }
-    let (result, _) = target.reconcile(async |around| around.report("target").await).await;
-    result.unwrap();
+    target.reconcile_with_writes().await;
     target.fixture.around.update(&migrating());
     target.reconcile_without_writes().await.unwrap();
-    if state == "Running" {
-        libvirt.guest_arrives("<domain/>");
-        libvirt.guest_is_complete();
-        target.fixture.around.update(&json!({"source": {"state": "Stopped"}}));
-    } else {
+    if report == "Gone" {
         target.fixture.around.update(&json!({"source": {"state": "Stayed"}}));
+        return target;
+    }
+    libvirt.guest_arrives("<domain/>");
+    if report == POST_COPY_BROKEN {
+        libvirt.guest_arrives_by_post_copy();
+        libvirt.post_copy_breaks();
+        return target;
+    }
+    libvirt.guest_is_complete();
+    if report == "Complete" {
+        target.task.complete_since = clock::Instant::now().checked_sub(COMPLETE_FOR);
+        return target;
+    }
+    target.fixture.around.update(&json!({"source": {"state": "Stopped"}}));
+    if report == "Ended" {
+        target.reconcile_with_writes().await;
+        target.reconcile_with_writes().await;
+        assert!(target.fixture.around.has_reported("target", "Running"));
+        libvirt.guest_ends(StoppedDetail::Shutdown, ShutOffReason::Shutdown);
     }
     target
 }
 
 #[tokio::test]
 async fn each_failed_report_of_a_target_is_repeated() {
-    for (state, calls) in [
+    for (report, calls) in [
         ("Prepared", &[][..]),
         ("Refused", &[]),
+        ("Complete", &[]),
         ("Running", &["resume"]),
+        ("Ended", &["resume"]),
         ("Gone", &[]),
+        (POST_COPY_BROKEN, &[]),
     ] {
-        for mut failing in FailingWrite::each(&[state]) {
-            let mut target = about_to_report(state).await;
-            target.reconcile_until(state, &mut failing).await;
+        for mut failing in FailingWrite::each(&[report]) {
+            let mut target = about_to_report(report).await;
+            target.reconcile_until(report, &mut failing).await;
             assert_eq!(target.fixture.around.libvirt.calls(), calls, "{failing}");
             let prepared = target.calls().iter().filter(|call| **call == "prepare").count();
             assert!(prepared <= 1, "{failing}: {:?}", target.calls());
