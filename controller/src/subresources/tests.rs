@@ -346,6 +346,39 @@ async fn grace_period_is_given_back_after_each_write_fault() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn failed_write_is_passed_on_and_not_repeated() {
+    for (request, method, write) in [
+        ("start", Method::PATCH, "virtualmachines/vm"),
+        ("stop", Method::PATCH, "virtualmachines/vm"),
+        ("restart", Method::PATCH, "virtualmachines/vm/status"),
+        ("migrate", Method::POST, "virtualmachineinstancemigrations"),
+        ("evacuate/cancel", Method::PATCH, "virtualmachineinstances/vm/status"),
+    ] {
+        for fault in WriteFault::ALL {
+            let mut setup = setup();
+            let send = setup.send(Method::PUT, &format!("virtualmachines/vm/{request}"), "{}");
+            let api = async {
+                if request == "start" {
+                    found(&mut setup.server, &machine("Halted"), None).await;
+                } else {
+                    found(&mut setup.server, &machine("Always"), Some(&instance())).await;
+                }
+                if request == "evacuate/cancel" {
+                    let node = setup.server.next_request().await;
+                    node.with(&json!({"metadata": {"name": "node"}}));
+                }
+                written(&mut setup.server, method.clone(), write).await.fail(fault);
+                assert!(setup.server.is_left_alone().await, "{fault:?} of {request}");
+            };
+            let ((code, body), ()) = tokio::join!(send, api);
+            let message = body["message"].as_str().unwrap_or_default();
+            let is_passed_on = message.starts_with("Internal error occurred: ");
+            assert!(code == 500 && is_passed_on, "{fault:?} of {request}: {code} {body}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn migration_is_created_and_a_refusal_is_passed_on() {
     for refused in [false, true] {
         let mut setup = setup();
