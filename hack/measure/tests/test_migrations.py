@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embedded.errors import Failure
-from measure.migration_time import KINDS, milestones
+from measure.migration_time import KINDS, milestones, to_and_fro
 from measure.moving_guests import Job, parse_job, stages
 from measure.virsh_baseline import lone_pod, processors_group, relay, times, variable
 from measure.relay import ROUTES, connect, listen
@@ -23,6 +23,12 @@ def line(second: float, printed: str) -> str:
 def tick(second: float, number: int, boot: str = "aa") -> str:
     """A tick in it."""
     return line(second, f"guest: tick {number} boot={boot} wall=1.000 up=1.000 late=0ms")
+
+
+class Directions(unittest.TestCase):
+    def test_moves_to_and_fro_are_averaged(self) -> None:
+        for moves, expected in [([2.0, 4.0, 3.0, 5.0], [3.0, 4.0]), ([2.0, 4.0, 9.0], [3.0]), ([2.0], [2.0])]:
+            self.assertEqual(to_and_fro(moves), expected)
 
 
 class Standstills(unittest.TestCase):
