@@ -10,7 +10,7 @@
 //!  /validate/removal                        ─▶ [`removal`]
 //! ```
 //!
-//! Where defaults are set, an object that cannot be read is let through: validation reports what is wrong with it.
+//! Where defaults are set, an object that cannot be read is let through: validation reports the error.
 
 pub(crate) mod evictions;
 pub(crate) mod maintenance_reviews;

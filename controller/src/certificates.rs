@@ -9,7 +9,7 @@
 //!                                                        ServedCertificate ◀── each TLS handshake
 //! ```
 //!
-//! What is done when is decided in [`drydock_core::certificates`]. The web console in the cluster has a certificate of its
+//! The decisions are in [`drydock_core::certificates`]. The web console in the cluster has a certificate of its
 //! own, by an authority of its own: `console`.
 
 mod certificate_keeper;

@@ -562,7 +562,7 @@ fn withdraw(stored: &mut Value, before: &Value, now: &Value) {
     }
 }
 
-/// Removes versions and what is empty, and replaces all times by one.
+/// Removes versions and empty values, and replaces all times by one.
 fn without_times(value: &mut Value) {
     match value {
         Value::Object(fields) => {

@@ -73,7 +73,7 @@ pub(crate) enum PodPurpose<'a> {
     Arrival(TargetPodInput<'a>),
 }
 
-/// What is known of the next pod of an instance.
+/// The properties of an instance's next pod that are known before it is created.
 #[derive(Debug)]
 pub(crate) struct NextPod {
     pub(crate) labels: BTreeMap<String, String>,

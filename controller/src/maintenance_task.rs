@@ -186,7 +186,7 @@ pub(crate) struct OfNode {
     newest: Vec<(Group, Key, NodeMaintenance)>,
 }
 
-/// What is to be done for a node.
+/// The planned actions for a node.
 pub(crate) struct NodeActions {
     /// Whether its pods have to be watched.
     needs_pods: bool,

@@ -252,7 +252,7 @@ pub(crate) struct MigrationObservation {
     execution: Execution,
 }
 
-/// What is to be done for a migration.
+/// The planned steps for a migration.
 pub(crate) enum MigrationPlan {
     /// It has ended, and its instance no longer exists: delete it.
     Delete,

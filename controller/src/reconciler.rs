@@ -79,7 +79,7 @@ pub(crate) enum Executed {
 pub(crate) trait Reconciler: Sync {
     /// What a plan depends on.
     type Observed: Send + Sync;
-    /// What is to be done.
+    /// The planned steps.
     type Plan: Send;
 
     /// Observes the object of a key and what surrounds it; `None` if nothing is to be done, such as for an object that

@@ -8,8 +8,8 @@
 //!                                                         ports ─▶ the guest's pod ◀────────────────────────────┘
 //! ```
 //!
-//! Every replica serves it, and reads what it needs from the API server: it depends on no leader and no cache. What is
-//! decided by which checks is in [`drydock_core::subresources`].
+//! Every replica serves it, and reads what it needs from the API server: it depends on no leader and no cache. The
+//! checks are in [`drydock_core::subresources`].
 
 mod active_streams;
 mod agents;

@@ -219,7 +219,7 @@ unsafe fn wait() -> u64 {
 
 /// The registers of ACPI's power button and sleep states.
 struct Power {
-    /// PM1a_EVT_BLK: the status, and behind it what is enabled.
+    /// PM1a_EVT_BLK: the status bits, followed by the enable bits.
     events: u16,
     /// PM1a_CNT_BLK.
     control: u16,

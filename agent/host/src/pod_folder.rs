@@ -63,7 +63,7 @@ pub enum FolderError {
     Refused {
         /// The path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it is refused.
         refusal: PodFileError,
     },
     /// No process listens on a socket in the pod's folder.
@@ -82,7 +82,7 @@ pub enum FolderError {
     },
 }
 
-/// What is wrong with a file from a pod.
+/// Why a file from a pod is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum PodFileError {
     /// It is a symbolic link, or a folder above it is.

@@ -132,7 +132,7 @@ enum AfterServing {
     OnChange,
 }
 
-/// What is known about a guest over one connection.
+/// The state of a guest that was read over one connection.
 #[derive(Default)]
 struct ConnectedGuest {
     versions: Option<PodVersions>,

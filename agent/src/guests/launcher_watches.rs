@@ -23,7 +23,7 @@ pub(crate) struct LauncherPods {
     by_uid: Arc<Mutex<PodIndex>>,
 }
 
-/// What is known of pods, by their UIDs.
+/// The last known state of pods, by their UIDs.
 #[derive(Debug, Default)]
 struct PodIndex {
     /// Pods that exist.

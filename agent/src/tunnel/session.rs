@@ -143,7 +143,7 @@ pub(super) struct TunnelSession {
 }
 
 impl TunnelSession {
-    /// Returns the span of what is done for this session, so that one query finds all logs of a migration.
+    /// Returns the span of the work for this session, so that one query finds all logs of a migration.
     pub(super) fn span(&self) -> Span {
         info_span!("session", migration_uid = self.spec.migration)
     }

@@ -81,7 +81,7 @@ impl HandOverWorld {
         moving
     }
 
-    /// What is missing comes as fast as it can.
+    /// Removes the bandwidth limit of the missing memory.
     async fn memory_follows(&self) {
         let unlimited = json!({"execute": "migrate-set-parameters", "arguments": {"max-postcopy-bandwidth": 0}});
         self.source.qemu(&unlimited).await;

@@ -166,7 +166,7 @@ pub(crate) fn template_metadata(_: &mut SchemaGenerator) -> Schema {
     schemars::json_schema!({
         "type": "object",
         "nullable": true,
-        "description": "Labels and annotations of what is made.",
+        "description": "Labels and annotations of the created object.",
         "x-kubernetes-preserve-unknown-fields": true,
     })
 }

@@ -181,7 +181,7 @@ fn duration(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// What is reported of a maintenance.
+/// Status of a maintenance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct NodeMaintenanceStatus {

@@ -130,7 +130,7 @@ pub(crate) enum Completion {
 /// A table.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Top {
-    /// What is shown.
+    /// The kind of rows.
     #[arg(value_enum, default_value_t = Table::Nodes)]
     pub(crate) table: Table,
     /// Show it again at each change.
@@ -269,7 +269,7 @@ impl ConsoleServer {
     }
 }
 
-/// What is explained.
+/// The object to explain.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Explain {
     /// Whether a virtual machine can move, what a drain of its node would do to it, and each other node.
@@ -395,7 +395,7 @@ pub(crate) enum MaintenanceCommand {
         #[arg(required = true, value_name = "NODE", value_parser = node_name)]
         nodes: Vec<String>,
     },
-    /// Show the maintenance of a node: how far it is, and what is left there.
+    /// Show the maintenance of a node: its progress, and the pods that have not left.
     Show {
         /// The node, as NODE or node/NODE.
         #[arg(value_name = "NODE", value_parser = node_name)]

@@ -1,4 +1,4 @@
-//! `kubectl drydock`: what draining a node would do, maintenance of nodes, and what is wrong with the cluster.
+//! `kubectl drydock`: plans of drains, maintenance of nodes, and checks of the cluster.
 //!
 //! ```text
 //!  arguments ─▶ kubeconfig ─▶ lists of objects ─▶ drydock_view ─▶ text or JSON on standard output, and an exit code

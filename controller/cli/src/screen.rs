@@ -38,7 +38,7 @@ impl From<OwnedFd> for LiveTerminal {
     }
 }
 
-/// What is drawn on a terminal.
+/// Lines that are drawn again and again on a terminal.
 #[derive(Debug)]
 pub(crate) struct Screen {
     live: LiveTerminal,

@@ -151,7 +151,7 @@ pub struct InvalidValue {
     pub field: String,
     /// Its value, truncated to a readable length.
     pub value: String,
-    /// What is allowed.
+    /// The allowed values.
     pub allowed: String,
 }
 

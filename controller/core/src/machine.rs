@@ -54,7 +54,7 @@ pub struct ObservedMachine<'a> {
     pub failed_create: Option<&'a str>,
 }
 
-/// What is to be done, in this order.
+/// The steps, in the order of the fields.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MachinePlan {
     /// The instance has to be read from the API server itself before anything is concluded.
@@ -148,7 +148,7 @@ pub fn reached_running(instance: &VirtualMachineInstance) -> bool {
     })
 }
 
-/// What is to be done about a machine.
+/// Returns the steps for a machine.
 pub fn plan(observed: &ObservedMachine<'_>) -> MachinePlan {
     let machine = observed.machine;
     let before = machine.status.clone().unwrap_or_default();

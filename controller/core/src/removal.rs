@@ -4,7 +4,7 @@
 //! removed. So while there are virtual machines, the API server refuses to delete Drydock's parts:
 //!
 //! ```text
-//!  DELETE of a part ─▶ webhook drydock-removal ─▶ verdict: in use? ─▶ refused, with what is left and the order
+//!  DELETE of a part ─▶ webhook drydock-removal ─▶ verdict: in use? ─▶ refused, with the remaining objects and the order
 //! ```
 //!
 //! - [`verdict`]: whether a part may be deleted.

@@ -25,7 +25,7 @@ pub const LONGEST: Duration = Duration::from_secs(3600);
 /// Label by which a Deployment distinguishes the pods of its revisions.
 const REVISION: &str = "pod-template-hash";
 
-/// What is to be done about the replicas.
+/// The steps for the replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaSpread {
     /// Nothing, until something changes.

@@ -61,8 +61,8 @@ pub enum WriteFault {
     Throttled,
     /// The connection ends before the API server has executed it.
     Timeout,
-    /// The API server has executed it, and the connection ends before the response: what is read afterwards has to
-    /// show the write.
+    /// The API server has executed it, and the connection ends before the response: later reads have to show
+    /// the write.
     LostResponse,
 }
 

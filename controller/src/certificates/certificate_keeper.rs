@@ -17,7 +17,7 @@ use super::{
     read::{self, Contents, Servable, Unusable},
 };
 
-/// What is in a Secret.
+/// The data of a Secret.
 pub(super) type Data = BTreeMap<String, ByteString>;
 
 /// What the leader does to the API server's objects.

@@ -68,8 +68,8 @@ impl TrustAnchors for ValidatingWebhookConfiguration {
 
 /// Puts a bundle into all of our webhooks of these objects that have another.
 ///
-/// A strategic merge patch of the named webhooks alone: what `kubectl apply` wrote stays as it is,
-/// and what is written here stays when it is applied again, since manifests do not name the field.
+/// A strategic merge patch of the named webhooks alone keeps all that `kubectl apply` wrote. Since manifests do not name
+/// the field, the bundle stays when they are applied again.
 ///
 /// # Errors
 /// The first error of a request to the API server, after the other objects were patched.

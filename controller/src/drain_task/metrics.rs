@@ -48,7 +48,7 @@ struct DrainGauges {
     leadership: Leadership,
 }
 
-/// What is left on a node that is being drained.
+/// The guests that remain on a node that is being drained.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RemainingPods {
     guests: i64,

@@ -38,7 +38,7 @@ impl SubresourceMetrics {
         };
         registry.register(
             "drydock_subresource_requests",
-            "Requests of the subresources API, by what is requested and by HTTP status code",
+            "Requests of the subresources API, by operation and HTTP status code",
             metrics.requests.clone(),
         );
         registry.register_with_unit(

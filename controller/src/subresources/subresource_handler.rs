@@ -80,7 +80,7 @@ pub(super) async fn serve(
     response
 }
 
-/// What is requested, for logs and metrics.
+/// Returns the name of the requested operation, for logs and metrics.
 fn label(method: &str, path: &ApiPath) -> &'static str {
     match path {
         ApiPath::Open(PublicDocument::Health) => "healthz",

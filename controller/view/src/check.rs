@@ -175,11 +175,11 @@ pub struct Section {
 /// One check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What is expected, in words that stay the same.
+    /// The expectation, as a stable text.
     pub name: &'static str,
     /// The worst of the findings.
     pub outcome: CheckOutcome,
-    /// What is not as expected; if it was skipped, why.
+    /// The deviations; if the check was skipped, the reason.
     pub findings: Vec<Finding>,
 }
 

@@ -20,7 +20,7 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 16;
 
-/// What is known of an instance.
+/// The explanation of an instance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceExplanation {

@@ -32,7 +32,7 @@ const SHORT: usize = 8;
 /// Number of nodes up to which the hint names all of them.
 const NAMED: usize = 3;
 
-/// What is known of a drain that is followed.
+/// The state of a drain that is followed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeCourse {
     /// Name of the node.

@@ -1,4 +1,4 @@
-//! A NodeMaintenance: how far it is, and what is left on the node.
+//! The summary of a NodeMaintenance: its progress, and the pods that have not left.
 
 use drydock_api::{
     hypervisor::DrainStatus,
@@ -19,7 +19,7 @@ const MESSAGE: usize = 14;
 /// At most this many pods are named in one sentence.
 const NAMED: usize = 3;
 
-/// What is known of a maintenance.
+/// The summary of a maintenance.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MaintenanceReport {
@@ -43,7 +43,7 @@ pub struct MaintenanceReport {
     pub guests: Option<String>,
     /// Other pods that are still there, and why.
     pub pods: Vec<PodLeft>,
-    /// What is wrong.
+    /// The last error.
     pub error: Option<String>,
 }
 

@@ -18,7 +18,7 @@ use crate::{
     snapshot::{ClusterObjects, Snapshot, UnreadKind},
 };
 
-/// What is known of a node.
+/// The details of a node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeDetails {

@@ -52,7 +52,7 @@ pub struct DrainPlan {
     pub at: Timestamp,
     /// Each node, in the order of the question.
     pub nodes: Vec<NodePlan>,
-    /// What is left on the other nodes.
+    /// The free resources of the other nodes.
     pub room: Room,
     /// What was not considered.
     pub unread: Vec<UnreadKind>,
@@ -116,7 +116,7 @@ pub struct PodPlan {
     pub required: i32,
 }
 
-/// What is left on the nodes that are not drained, by requests of memory.
+/// The free resources of the nodes that are not drained, by requests of memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Room {

@@ -39,7 +39,7 @@ const KEEP_ALIVE: (c_int, u32) = (30, 3);
 
 /// Timeout in seconds for each response of the guest agent. libvirt's default is to wait forever.
 const AGENT_SECONDS: c_int = 5;
-/// Like [`AGENT_SECONDS`], for a freeze: the guest writes what is in its memory, and its hooks have databases do so.
+/// Like [`AGENT_SECONDS`], for a freeze: the guest writes its buffers to disk, and its hooks have databases do so.
 const FREEZE_SECONDS: c_int = 20;
 /// Like [`AGENT_SECONDS`], for a thaw, which runs hooks too. With a freeze that fails, it ends before the request for the
 /// freeze does.

@@ -68,7 +68,7 @@ impl Stored {
     }
 }
 
-/// Runs rounds until one writes nothing; the watches show what is stored after each, if `are_shown`.
+/// Runs rounds until one writes nothing; the watches show the stored objects after each, if `are_shown`.
 async fn settle(mut failing: FailingWrite, are_shown: bool) {
     let mut fixture = fixture(Some(node())).await;
     let mut stored = Stored::new();

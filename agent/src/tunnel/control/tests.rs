@@ -1,4 +1,4 @@
-//! Lines of the other tunnel: whatever arrives, nothing is concluded from what is not a whole message.
+//! Lines of the other tunnel: only a whole message has an effect, whatever arrives.
 
 use drydock_core::migration::hand_over::Proof;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Lines between an agent and a tunnel of its node: what is written is read, and anything else is an error.
+//! Lines between an agent and a tunnel of its node: each written message can be read, and anything else is an error.
 
 use proptest::prelude::*;
 use serde_json::Map;

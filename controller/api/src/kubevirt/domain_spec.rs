@@ -138,7 +138,7 @@ pub struct Memory {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
 pub struct Resources {
-    /// What is set aside for it: `cpu` and `memory`, by the names of pods.
+    /// The amounts reserved for it: `cpu` and `memory`, as for pods.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub requests: BTreeMap<String, Amount>,
     /// What it may use at most.

@@ -104,7 +104,7 @@ impl RunStrategy {
     }
 }
 
-/// What is reported of a virtual machine.
+/// Status of a virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineStatus {

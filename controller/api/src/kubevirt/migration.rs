@@ -86,7 +86,7 @@ pub enum MigrationPriority {
     SystemCritical,
 }
 
-/// What is reported of a migration.
+/// Status of a migration.
 ///
 /// The controller writes all of it but the reports of the two sides: the agent of `source.node` writes
 /// `source`, that of `target.node` writes `target`, each without the fields that name node and pod.

@@ -49,7 +49,7 @@ pub struct VirtualMachineInstanceReplicaSetSpec {
     pub paused: Option<bool>,
 }
 
-/// What is reported of a replica set.
+/// Status of a replica set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VirtualMachineInstanceReplicaSetStatus {

@@ -14,7 +14,7 @@ use crate::launcher::{DiskFormat, GuestOutcome};
 
 pub use super::guest_cpu::GuestCpu;
 
-/// What is reported of a virtual machine.
+/// Status of a running virtual machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = [{

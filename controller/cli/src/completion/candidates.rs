@@ -59,14 +59,14 @@ impl Wanted {
     }
 }
 
-/// What is to be completed.
+/// A word to complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CompletionRequest {
-    /// What it can be.
+    /// Its possible values.
     pub(super) wanted: Wanted,
-    /// How it begins.
+    /// Its typed beginning.
     begin: String,
-    /// What comes before it in the same word: `--node=`.
+    /// The part of the word before it: `--node=`.
     before: String,
     /// Values that were given before, which are no candidates again.
     given: Vec<String>,

@@ -83,7 +83,7 @@ pub(super) struct Shown {
     pub(super) picture: Picture,
 }
 
-/// What is seen of a guest.
+/// The visible state of a guest's console or display.
 #[derive(Clone, Debug)]
 pub(super) enum Picture {
     /// The rows of a serial console.

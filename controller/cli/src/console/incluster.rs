@@ -10,8 +10,8 @@
 //! with it can do. The token is that of `Authorization: Bearer`, which a proxy adds or the page sets to what its user has
 //! pasted. There is no cookie and nothing on disk.
 //!
-//! Each token has its own objects, watches and routes ([`users`]), of which no other token has a reference. What is refused
-//! before that, and why a token that a proxy adds is not enough, is in [`guard`](super::guard).
+//! Each token has its own objects, watches and routes ([`users`]), of which no other token has a reference. Which
+//! requests are refused before that, and why a token that a proxy adds is not enough: [`guard`](super::guard).
 //!
 //! API servers' proxy to Services (`kubectl proxy`, `/api/v1/namespaces/NAMESPACE/services/NAME/proxy/`) cannot lead here:
 //! it removes the caller's credentials, and pages that it serves share the API server's origin.

@@ -17,7 +17,7 @@ pub(super) enum GuestDevice {
     },
 }
 
-/// What is shown.
+/// The content of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ConsoleView {
     /// All nodes.

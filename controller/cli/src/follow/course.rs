@@ -23,7 +23,7 @@ use crate::failure::{CommandError, Exit};
 /// A drain that is followed.
 #[derive(Debug, Default)]
 pub(super) struct FollowedDrain {
-    /// What is shown of it.
+    /// Its displayed state.
     pub(super) shown: NodeCourse,
     /// How it has ended, once it has.
     pub(super) exit: Option<Exit>,

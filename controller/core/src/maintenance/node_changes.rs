@@ -36,8 +36,8 @@ pub fn is_planned(node: &Node) -> bool {
     status_of(node, PLANNED) == Some("True")
 }
 
-/// Returns whether the node's conditions report a maintenance that is planned or in progress. Where one has ended, what is planned
-/// was written by another component: all conditions of a maintenance are applied together.
+/// Returns whether the node's conditions report a maintenance that is planned or in progress. All conditions of a
+/// maintenance are applied together: beside those of one that has ended, `MaintenancePlanned` is of another component.
 pub fn is_announced(node: &Node) -> bool {
     match in_progress(node) {
         Some(holds) => holds,

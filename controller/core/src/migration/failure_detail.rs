@@ -1,4 +1,4 @@
-//! What is reported about a failure beyond the failure itself.
+//! The details that are reported about a failure.
 
 use std::sync::Arc;
 

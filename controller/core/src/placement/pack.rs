@@ -3,7 +3,7 @@
 //! ```text
 //!  fewest nodes with room, then fewest that suit it, then first-fit decreasing by the scarcer resource
 //!  guest ─▶ first node that suits it and has room beside those placed before ─▶ Fits
-//!        └▶ none: it would fit without the others, or once they have moved ─▶ Crowded, and what is missing
+//!        └▶ none: it would fit without the others, or once they have moved ─▶ Crowded, and the missing amounts
 //!                 no node can take it                                      ─▶ Nowhere, and why
 //! ```
 //!

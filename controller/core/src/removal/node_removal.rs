@@ -1,4 +1,4 @@
-//! What is removed from a node when Drydock is removed.
+//! The parts of a Node that are removed together with Drydock.
 //!
 //! Cordons, taints and the label of a maintenance are not included: they are removed when their NodeMaintenance ends,
 //! and Drydock is not removed before. Annotations are set by people and stay.

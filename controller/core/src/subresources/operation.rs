@@ -1,10 +1,10 @@
-//! What a method on a subresource does.
+//! The operation of each method on a subresource.
 
 use drydock_api::node_api::{GuestCommand, GuestReport, GuestStream};
 
 use super::{GroupResource, SubresourceError, SubresourceTarget};
 
-/// What is to be done.
+/// An operation on a machine or an instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubresourceOperation {
     /// Starts a machine.

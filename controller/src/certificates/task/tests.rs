@@ -314,7 +314,7 @@ impl Scenario for Publication {
         }
     }
 
-    /// What is served, and whether the published bundles are that of the Secret.
+    /// Returns the served certificates, and whether the published bundles are that of the Secret.
     fn kept(&self) -> String {
         let task = self.0.try_lock().unwrap();
         let secret = task.seen().and_then(|secret| secret.data.clone()).unwrap_or_default();

@@ -27,7 +27,7 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 16;
 
-/// What is known of a migration.
+/// The explanation of a migration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MigrationExplanation {

@@ -24,7 +24,7 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 16;
 
-/// What is known of the Lease by which an agent shows that it is alive.
+/// The Lease by which an agent shows that it is alive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Lease {
     /// It was renewed then.
@@ -35,7 +35,7 @@ pub enum Lease {
     Unread(String),
 }
 
-/// What is known of a node.
+/// The explanation of a node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeExplanation {

@@ -12,7 +12,7 @@ use crate::{
 /// Column at which messages begin.
 const MESSAGE: usize = 16;
 
-/// What is known of a CPU model.
+/// The explanation of a CPU model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModelExplanation {

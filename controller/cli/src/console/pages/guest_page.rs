@@ -258,7 +258,7 @@ fn below(namespace: &str, name: &str, device: GuestDevice, id: u64, read_only: b
                     "While the " (device.name()) " has the focus, all keys go to the guest, Tab too. "
                     kbd { "Ctrl+Shift+Esc" } " or " kbd { "Ctrl+F6" } " leaves it."
                     @if device == GuestDevice::Console {
-                        " " kbd { "Ctrl+Shift+C" } " copies what is selected, and " kbd { "Ctrl+Shift+V" } " pastes."
+                        " " kbd { "Ctrl+Shift+C" } " copies the selection, and " kbd { "Ctrl+Shift+V" } " pastes."
                     }
                 }
                 div.inputs {

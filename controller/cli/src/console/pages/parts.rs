@@ -203,7 +203,7 @@ pub(super) struct Confirmation<'a> {
     pub(super) id: &'a str,
     /// Where it is sent.
     pub(super) path: &'a str,
-    /// What is sent with it.
+    /// Names and values that are sent with it.
     pub(super) hidden: &'a [(&'a str, &'a str)],
     /// What follows from it, and other fields.
     pub(super) content: Markup,
