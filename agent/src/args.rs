@@ -158,7 +158,7 @@ pub(crate) struct AgentRunArgs {
         env = "DRYDOCK_APPARMOR_PARSER"
     )]
     pub(crate) apparmor_parser: PathBuf,
-    /// Namespaces that may hold the cluster's configuration; the first one that has one is in force.
+    /// Namespaces that may hold the cluster's configuration; the first that has a configuration is in force.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,
     /// Maximum time over which nodes spread the reaction to a change of configuration. Each node waits at most 5 ms per

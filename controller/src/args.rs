@@ -74,7 +74,7 @@ pub(crate) struct ControllerRunArgs {
     /// Kubeconfig; without it, the pod's service account.
     #[arg(long, value_name = "FILE", env = "DRYDOCK_KUBECONFIG")]
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Namespaces that may hold the cluster's configuration; the first one that has one is in force. Agents need the
+    /// Namespaces that may hold the cluster's configuration; the first that has a configuration is in force. Agents need the
     /// same value.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = NAMESPACES.map(str::to_owned), env = "DRYDOCK_CONFIGURATION_NAMESPACES")]
     pub(crate) configuration_namespaces: Vec<String>,

@@ -42,7 +42,7 @@ pub(crate) const CONFIGURATION: &str = "drydock";
 /// The APIServices of the subresources API, which the same Service leads to.
 pub(crate) const API_SERVICES: [&str; 2] = ["v1.subresources.kubevirt.io", "v1alpha3.subresources.kubevirt.io"];
 
-/// Key of the Secret: all authorities, the one that signs first.
+/// Key of the Secret: all authorities, first the one in use.
 const BUNDLE: &str = "ca.crt";
 /// Key of the Secret: the key of the first authority.
 const SIGNER_KEY: &str = "ca.key";

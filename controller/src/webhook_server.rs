@@ -66,8 +66,8 @@ pub(crate) struct WebhookServer {
 }
 
 impl WebhookServer {
-    /// Opens the port and serves it until the process has stopped. Port 0 takes any that is free; the
-    /// one that was taken is returned. Before there is a certificate, handshakes fail.
+    /// Opens the port and serves it until the process has stopped. Port 0 takes any free port.
+    /// Returns the address. Handshakes fail until there is a certificate.
     pub(crate) async fn serve(self, process: &Process, address: SocketAddr) -> Result<SocketAddr, WebhookServerError> {
         let config = tls_port::builder()?
             .with_no_client_auth()

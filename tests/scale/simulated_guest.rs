@@ -24,7 +24,7 @@ pub(crate) struct ScaleGuest {
 }
 
 impl ScaleGuest {
-    /// One that runs on its source.
+    /// Returns a guest that runs on its source.
     pub(crate) fn here() -> Self {
         Self {
             source: SourceDomain::Running,

@@ -196,7 +196,7 @@ impl GuestTask {
         }
     }
 
-    /// Ends the wait for a retry that is due: what follows is that retry. One that has nothing to write any more must
+    /// Ends the wait for a retry that is due, since that retry follows. A retry that has nothing left to write must
     /// not be due for ever.
     fn end_due_retry(&mut self) {
         self.retry.take_if(|at| *at <= clock::Instant::now());

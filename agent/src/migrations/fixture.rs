@@ -133,7 +133,7 @@ impl FakeTunnel {
         values.collect()
     }
 
-    /// Returns the names of the calls so far. One that is repeated until its effect is seen counts once.
+    /// Returns the names of the calls so far. Consecutive equal calls count once.
     pub(super) fn calls(&self) -> Vec<&'static str> {
         let calls = self.calls.lock();
         let mut names: Vec<_> = calls

@@ -8,8 +8,8 @@
 //!
 //! One JSON object per line, over the unix socket of the tunnel's process, which only root can reach. Changes caused
 //! by a call are sent before its response. Agent and tunnel may have different versions during an update: unknown
-//! fields are ignored, and unknown values become [`Role::Unknown`], [`ReplyProgress::Unknown`] and the like, from which
-//! nothing is concluded. A tunnel refuses calls that it does not know. `agent/testdata/a233b06` contains lines that
+//! fields are ignored, and unknown values become [`Role::Unknown`] or [`ReplyProgress::Unknown`], from which nothing is
+//! concluded. A tunnel refuses calls that it does not know. `agent/testdata/a233b06` contains lines that
 //! earlier versions write.
 
 use drydock_core::migration::hand_over::Proof;

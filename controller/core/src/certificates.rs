@@ -349,7 +349,7 @@ fn serving(
     }
 }
 
-/// Returns why a certificate has to be renewed, if so. One that is valid for longer than a new one would be was
+/// Returns why a certificate has to be renewed, if so. A certificate that outlasts a new one was
 /// created under an earlier configuration.
 fn due(now: Timestamp, until: Timestamp, duration: Duration, renew_before: Duration) -> Option<RenewalCause> {
     if earlier(until, renew_before) <= now {

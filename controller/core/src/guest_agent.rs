@@ -75,7 +75,7 @@ pub fn message(command: &str) -> String {
 pub struct Replies(Vec<(String, Value)>);
 
 impl Replies {
-    /// Adds the reply to a command. One that is not of the protocol, or too long, is left out.
+    /// Adds the reply to a command, unless it violates the protocol or is too long.
     pub fn add(&mut self, command: &str, reply: &str) {
         if reply.len() > LONGEST_REPLY {
             return;

@@ -86,7 +86,7 @@ pub fn kvm_sentence(state: KvmState) -> &'static str {
         KvmState::NotPermitted => "/dev/kvm may not be opened for writing",
         KvmState::OpenFailed => "/dev/kvm is there but does not work",
         KvmState::NoUsableModel => "/dev/kvm opens but libvirt finds no CPU model that a guest could have with it",
-        KvmState::Unknown => "its state is one that this version does not know",
+        KvmState::Unknown => "this version does not know its state",
     }
 }
 

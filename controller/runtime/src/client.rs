@@ -2,7 +2,7 @@
 //!
 //! # Guarantees
 //! - The response to a request begins within [`RESPONSE_TIMEOUT`], or the request fails. A dead connection is detected
-//!   by [`KeepAlive::FOR_WATCHES`], also under a watch; one that lives up to a proxy alone, within [`READ_TIMEOUT`].
+//!   by [`KeepAlive::FOR_WATCHES`], also under a watch; a connection that is dead only behind a proxy, within [`READ_TIMEOUT`].
 //! - **No response is retried silently.** kube's own retries are off: they repeat a 429 up to fifteen times, which is
 //!   the response to an eviction that a PDB blocks. The caller knows better whether and when to retry. Only if the
 //!   connection was closed without a response is a request sent once more, provided that it is idempotent ([`again`]).

@@ -145,8 +145,8 @@ pub fn finish(mut config: ServerConfig) -> ServerConfig {
 }
 
 impl TlsPort {
-    /// Opens the port and serves it until the process has stopped. Port 0 takes any that is free; the
-    /// one that was taken is returned.
+    /// Opens the port and serves it until the process has stopped. Port 0 takes any free port.
+    /// Returns the address.
     ///
     /// # Errors
     /// If the port cannot be opened.

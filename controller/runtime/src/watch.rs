@@ -330,8 +330,8 @@ where
                 }
             }
             Err(error) => {
-                // An accepted watch sends nothing until something changes, so one that stayed open for long counts as
-                // a success.
+                // An accepted watch sends nothing until something changes, so a watch that stayed open for long
+                // counts as a success.
                 if last_error.is_some_and(|last| last.elapsed() > 2 * LONGEST_WAIT) {
                     backoff.reset();
                 }

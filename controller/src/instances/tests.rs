@@ -94,7 +94,7 @@ async fn unfinished_instances_are_indexed_by_namespace() {
     shown(&instances, Some(in_phase("a", "first", Some("Pending"))), None);
     instances.created(in_phase("a", "second", None));
     assert_eq!(all(&instances), ["a/second", "b/new", "b-2/other"]);
-    // An ended one that is being deleted may have to wait for its node.
+    // An ended instance that is being deleted may have to wait for its node.
     let mut going = in_phase("b", "running", Some("Failed"));
     going.metadata.deletion_timestamp = serde_json::from_value(json!("2026-05-01T10:00:00Z")).unwrap();
     shown(

@@ -21,7 +21,7 @@ use prometheus_client::{
 
 use super::Migrations;
 
-/// Bucket bounds in seconds: from one small guest to one that waits for its slot for an hour.
+/// Bucket bounds in seconds: from a small guest to a guest that waits for its slot for an hour.
 const BOUNDS: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0];
 
 /// Exports metrics of migrations. The gauges need the source that [`Self::watch`] sets.

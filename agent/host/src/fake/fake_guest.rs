@@ -125,7 +125,7 @@ impl FakeLibvirt {
         inner.emit(&DomainEvent::Agent(AgentChannel::Connected));
     }
 
-    /// Simulates a guest agent that carries commands out and does not respond in time, or one that responds again.
+    /// Simulates a guest agent that carries commands out without responding in time, or that responds again.
     pub fn agent_hangs(&self, hangs: bool) {
         self.lock().agent_hangs = hangs;
     }

@@ -1,4 +1,4 @@
-//! Quantities of bytes, CPUs and the like.
+//! Quantities, such as of bytes and CPUs.
 
 use std::fmt;
 

@@ -21,7 +21,7 @@ use super::{Condition, machine::InstanceTemplate};
     namespaced,
     status = "VirtualMachineInstanceReplicaSetStatus",
     derive = "PartialEq",
-    doc = "So many instances of virtual machines that are all alike.",
+    doc = "Keeps a number of equal virtual machine instances running.",
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",

@@ -140,7 +140,7 @@ pub(super) struct OpenGuests {
     budget: Budget,
 }
 
-/// One that is open, until this is dropped.
+/// An open console or display, which closes when this is dropped.
 pub(super) struct Opened {
     id: u64,
     guest: Arc<OpenGuest>,

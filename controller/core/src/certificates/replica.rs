@@ -44,7 +44,7 @@ pub fn choose(
         return take;
     }
     match settled(current, &offered.authority, trust, lifetimes) {
-        // An untrusted certificate is worse than one that some API servers may not trust yet.
+        // No API server trusts the current certificate; some may trust the new one already.
         Some(_) if !trust.covers(&current.authority) => take,
         Some(at) if at <= now => take,
         Some(at) => keep(Some(at.min(current.until))),

@@ -5,8 +5,7 @@ use drydock_api::maintenance::NodeMaintenance;
 
 use super::{is_over, is_touched};
 
-/// Returns the index of the maintenance that counts: the one that has begun, else the oldest. One that is over does
-/// not count.
+/// Returns the index of the maintenance that counts: of those that are not over, the begun one, else the oldest.
 ///
 /// # Guarantees
 /// The order of `maintenances` does not matter.

@@ -37,7 +37,7 @@ pub fn is_planned(node: &Node) -> bool {
 }
 
 /// Returns whether the node's conditions report a maintenance that is planned or in progress. All conditions of a
-/// maintenance are applied together: beside those of one that has ended, `MaintenancePlanned` is of another component.
+/// maintenance are applied together: if a maintenance has ended, `MaintenancePlanned` is of another component.
 pub fn is_announced(node: &Node) -> bool {
     match in_progress(node) {
         Some(holds) => holds,

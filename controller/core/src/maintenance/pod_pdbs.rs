@@ -7,8 +7,8 @@ use k8s_openapi::api::{core::v1::Pod, policy::v1::PodDisruptionBudget};
 
 use crate::eviction::own_pdb::selects;
 
-/// Returns the PDB that blocks a pod's eviction: the one named by the API server, else the one that allows the
-/// fewest disruptions.
+/// Returns the PDB that blocks a pod's eviction: the PDB that the API server names, else the PDB with the fewest
+/// allowed disruptions.
 pub fn blocker(pdbs: &[Arc<PodDisruptionBudget>], pod: &Pod, message: &str) -> Option<Blocker> {
     let guarding = pdbs.iter().filter(|pdb| selects(pdb, pod));
     let rank = |pdb: &&Arc<PodDisruptionBudget>| {

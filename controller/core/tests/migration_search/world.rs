@@ -1,7 +1,7 @@
 //! The true state of a migration: objects, processes, libvirt on both sides, and the knowledge of each party.
 //!
-//! libvirt is modeled as observed: a source whose last reply is lost resumes; one that has read it never does; one
-//! whose libvirtd was lost while the guest was paused leaves it paused.
+//! libvirt is modeled as observed: a source whose last reply is lost resumes, and a source that has read the reply
+//! never does; if the source's libvirtd is lost while the guest is paused, the guest stays paused.
 
 use drydock_api::kubevirt::migration::{MigrationPhase, SourceState, TargetState};
 use drydock_core::migration::{

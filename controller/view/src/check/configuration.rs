@@ -139,7 +139,7 @@ fn single(context: &RuleContext<'_>) -> Vec<Finding> {
                 why.sentence(&namespaces)
             );
             let text = match why {
-                NotInForce::Superseded(_) => "put its values into the one that is in force, and delete it",
+                NotInForce::Superseded(_) => "put its values into the configuration in force, and delete it",
                 NotInForce::Namespace => "create it in one of these namespaces, and delete this one",
             };
             found

@@ -128,7 +128,7 @@ fn apart(context: &RuleContext<'_>) -> Vec<Finding> {
     match (nodes.first(), open.next()) {
         (Some(node), Some(free)) if pods > 1 && nodes.len() == 1 => {
             let message = format!(
-                "all replicas are on {node}, though {} is open: a drain of {node} stops the one that carries it out",
+                "all replicas are on {node}, though {} is open: a drain of {node} stops the replica that carries it out",
                 name_of(&free.metadata)
             );
             vec![Finding::warning(message).helps(

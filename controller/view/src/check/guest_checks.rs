@@ -235,7 +235,7 @@ fn budgets(context: &RuleContext<'_>) -> Vec<Finding> {
     for instance in running(context) {
         for pod in context.world.pods_of(instance) {
             for foreign in foreign.iter().filter(|other| own_pdb::selects(other, pod)) {
-                // A guest that moves leaves its pod by itself. One that is to be shut down is evicted.
+                // A guest that moves leaves its pod by itself; a guest that is to be shut down is evicted.
                 let blocks =
                     own_pdb::is_holding(foreign, pod) && context.world.strategy(instance) == EvictionStrategy::None;
                 let (outcome, guests) = selected

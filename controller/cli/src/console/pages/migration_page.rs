@@ -157,7 +157,7 @@ pub(super) fn dialog(namespace: &str, name: &str, context: &PageContext<'_>) -> 
     let runs = found.as_ref().is_some_and(|found| !found.phase.is_final());
     let content = html! {
         @if runs {
-            p { "The virtual machine goes on where it runs. One that can no longer be held back arrives all the same." }
+            p { "The virtual machine goes on where it runs. If it can no longer be held back, it arrives all the same." }
             p { "If its node is to be emptied, it is tried again later." }
         } @else {
             p.banner { "The migration is over." }

@@ -122,7 +122,7 @@ fn slot_cases() -> Vec<Case> {
             vec!["m3 ClusterLimit 1"],
         ),
         (
-            "one that has waited for long keeps what is free on its nodes",
+            "a long wait reserves the free slots of its nodes",
             limits(9, 1, 1),
             vec![
                 ("z", holding("x")),
