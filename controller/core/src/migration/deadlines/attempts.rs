@@ -91,7 +91,7 @@ impl Attempts {
                 reason,
                 sentence: format!(
                     "all of {} attempts to migrate the guest have failed, and no more are made until it is \
-                     requested again or one of its conditions changes",
+                     requested again or something changes that decides about it",
                     self.most
                 ),
             };
