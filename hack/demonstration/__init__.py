@@ -1,1 +1,1 @@
-"""Drydock's main job, step by step, for a first-time reader."""
+"""Demonstration of Drydock's main features, step by step, for new users."""

@@ -1,8 +1,7 @@
-"""hack/demo: brings up a real two-node Kubernetes, installs Drydock and shows its main job.
+"""hack/demo: creates a real two-node Kubernetes cluster, installs Drydock and demonstrates its main features.
 
-Installs the Debian packages that are missing, builds Kubernetes and Drydock (minutes at the first
-time, seconds after), and takes the cluster away at the end unless --keep is given or it was
-there before.
+Installs missing Debian packages and builds Kubernetes and Drydock, which takes minutes for the first time and
+seconds afterwards. Deletes the cluster at the end unless --keep is given or the cluster existed before.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from .stage import Stage
 
 
 def main(argv: list[str]) -> int:
-    """Run the demonstration; a failure is one message and exit code 1."""
+    """Run the demonstration; print a failure as one message and return exit code 1."""
     parser = argparse.ArgumentParser(
         prog="hack/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster (default {DEFAULT_NAME})")
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running, to try things by hand")
+    parser.add_argument("--name", default=DEFAULT_NAME, help=f"name of the cluster (default {DEFAULT_NAME})")
+    parser.add_argument("--keep", action="store_true", help="do not delete the cluster at the end, for own experiments")
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     interruption.heed_termination()
@@ -38,25 +37,25 @@ def main(argv: list[str]) -> int:
         there = arguments.name in registered.names()
         with cluster.brought_up(arguments.name, progress, keep=arguments.keep or there) as made:
             try:
-                # The first scenes do without virtctl and leave processor time.
+                # The first scenes do not need virtctl, and leave processor time for building it.
                 with built_meanwhile("virtctl"):
                     _show(made, progress)
             finally:
                 if arguments.keep or there:
                     why = "was there before and stays" if there else "is yours"
                     print(f"\nThe cluster {why}: export KUBECONFIG={made.kubeconfig}")
-                    print(f"Take it away with: hack/down --name {arguments.name}")
+                    print(f"Delete it with: hack/down --name {arguments.name}")
     except Failure as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        print("interrupted; run the same command again to continue", file=sys.stderr)
         return interruption.EXIT_CODE
     return 0
 
 
 def _show(made: cluster.Cluster, progress: Progress) -> None:
-    """Install Drydock, play all scenes and sum up."""
+    """Install Drydock, run all scenes and print the summary."""
     install(made, progress, kind=f"--{preparation.PROFILE}")
     stage = Stage(made, progress)
     stage.clear()

@@ -1,4 +1,4 @@
-"""Last part of the main job: a node is emptied for maintenance, and reports what it waits for."""
+"""Last part of the demonstration: a node is drained for maintenance, and reports what the drain waits for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .machines import LASTING, ONCE
 from .migration import GUEST
 from .stage import BOOTED, PATIENCE, POLL, Stage
 
-# Exit code of a plan in which something would block, or a pod would wait.
+# Exit code of a plan in which a guest would block the drain or a pod would wait.
 WOULD_BLOCK = 3
 
 GUARDED = """
@@ -45,12 +45,12 @@ spec:
 
 
 def show(stage: Stage) -> None:
-    """The last two scenes."""
+    """Show the last two scenes."""
     stage.scene(
-        "Its node is emptied",
-        """Three virtual machines run on a node by now, and a pod that a budget guards. The first counts and moves; the
-        second has a disk that only one node may use, so it is shut down and started elsewhere; the third requests nothing
-        and is shut down. The node reports what is left until nothing is, and when it is safe to switch it off.""",
+        "Draining a node",
+        """Three virtual machines and a pod with a disruption budget run on one node. The first machine counts and is
+        migrated. The second has a ReadWriteOnce disk, so it is shut down and started on the other node. The third has the
+        eviction strategy None and is shut down. The node reports what is left, and when it is safe to switch it off.""",
     )
     there, here = (node.name for node in stage.cluster.nodes)
     with stage.only_on(here):
@@ -60,7 +60,7 @@ def show(stage: Stage) -> None:
         stage.follow(stage.pod(name), BOOTED, f"{name} has booted", quiet=True)
     stage.kubectl("get", "vmis", "-o", "wide")
     stage.plugin("plan", here, codes=(WOULD_BLOCK,))
-    # The log of a pod goes with it.
+    # Follow the pod's log, because it is deleted with the pod.
     with _followed(stage, stage.pod(GUEST)) as kept:
         _drain(stage, here)
     stage.kubectl("get", "nm")
@@ -70,19 +70,19 @@ def show(stage: Stage) -> None:
     stage.until(
         f"{here} to take pods again",
         lambda: "unschedulable" not in stage.read("node", here)["spec"],  # type: ignore[operator]
-        "the node was given back",
+        "pods can be scheduled to the node again",
     )
     _goes(stage)
 
 
 def _goes(stage: Stage) -> None:
-    stage.scene("And it goes", "Deleting switches a guest off by its power button, and leaves nothing.")
+    stage.scene("Deleting virtual machines", "Deletion presses a guest's power button, and leaves nothing behind.")
     stage.kubectl("delete", f"vm/{GUEST}", f"vmi/{ONCE}")
-    stage.until("its pod to be gone", lambda: not stage.pod(GUEST), "a machine went, and its pod with it")
+    stage.until("its pod to be deleted", lambda: not stage.pod(GUEST), "a virtual machine and its pod were deleted")
 
 
 def _drain(stage: Stage, node: str) -> None:
-    """Empty it by the plugin, which shows what is left; let the guarded pod go once it is reported to block."""
+    """Drain a node with the plugin, which shows the progress; delete the budget once it blocks the last pod."""
     begun, released, text = time.monotonic(), False, ""
     arguments = pages.arguments("README.md", "kubectl drydock drain", {"worker-1": node})
     print(f"\n$ kubectl {shlex.join(arguments)}", flush=True)
@@ -94,7 +94,7 @@ def _drain(stage: Stage, node: str) -> None:
                 text = printed(maintenance, stage.read("hypervisor", node))
                 status: dict[str, Any] = maintenance.get("status", {})
                 if time.monotonic() - begun > PATIENCE:
-                    raise Failure(f"{node} is not empty after {time.monotonic() - begun:.0f} s: {text}", str(status))
+                    raise Failure(f"{node} is not drained after {time.monotonic() - begun:.0f} s: {text}", str(status))
                 pods = status.get("pods", [])
                 if not released and len(pods) == 1 and pods[0].get("reason") == "BlockedByBudget":
                     stage.cluster.kubectl("delete", "pdb", "guarded")
@@ -105,19 +105,19 @@ def _drain(stage: Stage, node: str) -> None:
     if draining.returncode != 0:
         raise Failure(f"kubectl drydock drain ended with {draining.returncode}: {text}")
     if released:
-        stage.note("the last pod was held by its budget, and left once that was deleted")
+        stage.note("the last pod was blocked by its disruption budget, and was evicted after the budget's deletion")
     stage.until(
         f"{node} to be Drained",
         lambda: any(
             condition["type"] == "Drained" and condition["status"] == "True"
             for condition in stage.read("node", node)["status"]["conditions"]  # type: ignore[index]
         ),
-        f"the node was emptied in {time.monotonic() - begun:.1f} s, and reports that it is safe to switch it off",
+        f"the node was drained in {time.monotonic() - begun:.1f} s, and reports that it is safe to switch it off",
     )
 
 
 def printed(maintenance: dict[str, Any], hypervisor: dict[str, Any]) -> str:
-    """What is left, in a line."""
+    """Return a line with the phase, the progress, and the remaining guests and pods with their reasons."""
     status = maintenance.get("status", {})
     parts = [f"{status.get('phase', 'new')} {status.get('drainProgress', 0)} %"]
     guests = hypervisor.get("status", {}).get("drain", {}).get("remaining", [])
@@ -130,7 +130,7 @@ def printed(maintenance: dict[str, Any], hypervisor: dict[str, Any]) -> str:
 
 @contextmanager
 def _followed(stage: Stage, pod: str) -> Iterator[list[str]]:
-    """The log of a pod until it has ended, complete once this is left."""
+    """Follow the log of a pod; the yielded list is complete when the context is left."""
     lines: list[str] = []
     argv = [str(stage.cluster.description["kubectl"]), "logs", "--follow", "--timestamps", pod]
     with subprocess.Popen(argv, env=stage.cluster.environment(), stdout=subprocess.PIPE, text=True) as following:
@@ -148,15 +148,15 @@ def _followed(stage: Stage, pod: str) -> Iterator[list[str]]:
 
 
 def _judge(stage: Stage, source: list[str], there: str) -> None:
-    """See that the guest has lost nothing, and that the machine runs again."""
+    """Check that the migrated guest has lost no number, and wait until the other machine runs again."""
     if _node(stage, GUEST) != there:
         raise Failure(f"{GUEST} is not on {there}")
     target = stage.pod(GUEST)
-    stage.until(f"{GUEST} to count on there", lambda: bool(ticks([], stage.log(target))), "the guest that counts has moved")
+    stage.until(f"{GUEST} to continue there", lambda: bool(ticks([], stage.log(target))), "the counting guest was migrated")
     found = ticks(source, stage.log(target))
     gap = longest_gap(found)
-    stage.note(f"of its {len(found)} numbers none is missing; it stood still for {gap * 1000:.0f} ms")
-    stage.until(f"{LASTING} to run again", lambda: _node(stage, LASTING) == there, "what could not move was started elsewhere")
+    stage.note(f"none of its {len(found)} numbers is missing; its downtime was {gap * 1000:.0f} ms")
+    stage.until(f"{LASTING} to run again", lambda: _node(stage, LASTING) == there, "the other machine was restarted there")
 
 
 def _node(stage: Stage, name: str) -> str:

@@ -1,4 +1,4 @@
-"""First half of the main job: nodes report correctly what guests can have on them, and the scheduler acts on it."""
+"""First part of the demonstration: nodes report which features guests can use on them, and the scheduler acts on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ spec:
 
 
 def show(stage: Stage) -> None:
-    """All scenes, and everything put back."""
+    """Show all scenes, and restore the initial state after each of them."""
     first, second = (node.name for node in stage.cluster.nodes)
     _facts(stage, first)
     _scheduler(stage, first, second)
@@ -54,9 +54,9 @@ def _cpu_labels(stage: Stage, node: str) -> dict[str, str]:
 
 def _facts(stage: Stage, node: str) -> None:
     stage.scene(
-        "What the nodes can do",
-        """An agent on each node queried the processor, the kernel, and the same libvirt and QEMU that guests will run
-        with. All of it is in one object for each node.""",
+        "Capabilities of the nodes",
+        """An agent on each node has queried the processor, the kernel, and the same libvirt and QEMU that guests will run
+        with. One object for each node contains the results.""",
     )
     stage.kubectl("get", "nodes")
     stage.kubectl("get", "hypervisors", "-o", "wide")
@@ -67,32 +67,33 @@ def _facts(stage: Stage, node: str) -> None:
     print("\n  Labels for the scheduler, by kind:")
     for kind, count in sorted(Counter(key.split("/")[0] for key in labels).items()):
         print(f"    {count:4}  {kind}/...")
-    stage.note(f"{node} carries {len(labels)} true CPU labels")
+    stage.note(f"{node} has {len(labels)} correct CPU labels")
 
 
 def _scheduler(stage: Stage, first: str, second: str) -> None:
     stage.scene(
         "The scheduler uses them",
-        f"""{second} is configured not to offer AVX2 and AES, as an administrator does to level a mixed cluster. Its labels
-        follow, for the features and for every CPU model that needs one, and pods that want them go to {first}.""",
+        f"""{second} is configured not to offer AVX2 and AES, as an administrator would do to level a mixed cluster. The labels
+        of these features and of each CPU model that needs one of them are removed, and pods that require them are scheduled
+        to {first}.""",
     )
     before = _cpu_labels(stage, second)
     stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features=avx2,aes")
     feature = "cpu-feature.node.kubevirt.io/avx2"
-    stage.until(f"the labels of {second} to follow", lambda: feature not in stage.labels(second), "a masked feature left the labels")
+    stage.until(f"the labels of {second} to change", lambda: feature not in stage.labels(second), "a masked label was removed")
     lost = sorted(before.keys() - _cpu_labels(stage, second).keys())
     print("  gone: " + ", ".join(key.split("/")[1] + (" (model)" if key.startswith("cpu-model.") else "") for key in lost[:12]))
     model = next((key for key in lost if key.startswith("cpu-model.")), feature)
     for name, label in (("wants-avx2", feature), ("wants-model", model)):
         stage.kubectl("apply", "-f", "-", input=POD.format(name=name, label=label))
         stage.until(
-            f"pod {name} to be placed on {first}",
+            f"pod {name} to be scheduled to {first}",
             lambda name=name: stage.read("pod", name)["spec"].get("nodeName") == first,  # type: ignore[union-attr,misc]
-            f"a pod that wants {label} went to {first}",
+            f"a pod that requires {label} was scheduled to {first}",
         )
     stage.kubectl("delete", "pod", "wants-avx2", "wants-model", "--wait=true")
     stage.kubectl("annotate", "node", second, "drydock.dev/mask-cpu-features-")
-    stage.until(f"the labels of {second} to be back", lambda: _cpu_labels(stage, second) == before, "they came back without the mask")
+    stage.until(f"the labels of {second} to be restored", lambda: _cpu_labels(stage, second) == before, "labels were restored")
 
 
 def _configuration(stage: Stage, node: str) -> None:
@@ -101,12 +102,12 @@ def _configuration(stage: Stage, node: str) -> None:
     model = next((name for name in ("Penryn", "Nehalem", "Westmere") if name in models), models[0])
     stage.scene(
         "Labels follow the configuration",
-        f"""{model} is declared obsolete and Nehalem the minimum: its features need no labels any more, since one label
-        shows that a node has all of them.""",
+        f"""{model} is declared obsolete and Nehalem the minimum. The features of Nehalem then need no labels of their own,
+        because a single label shows that a node has all of them.""",
     )
     stage.kubectl("apply", "-f", "-", input=CONFIGURATION.format(model=model, minimum="Nehalem"))
     stage.until(
-        "the labels to follow",
+        "the labels to change",
         lambda: f"cpu-model.node.kubevirt.io/{model}" not in stage.labels(node),
         "labels followed a change of configuration",
     )
@@ -118,27 +119,27 @@ def _configuration(stage: Stage, node: str) -> None:
         "--for=jsonpath={.status.conditions[?(@.type==\"InForce\")].reason}=Refused",
     )
     stage.kubectl("get", "hyperconverged", "-n", "drydock", "-o", "wide")
-    stage.note("a misspelt CPU model was refused by name, and the configuration before stayed in force")
+    stage.note("a misspelt CPU model was refused by name, and the previous configuration remained in force")
     stage.kubectl("delete", "hyperconverged", "--all", "-n", "drydock")
-    stage.until("the labels to be back", lambda: _cpu_labels(stage, node) == before, "they came back without it")
+    stage.until("the labels to be restored", lambda: _cpu_labels(stage, node) == before, "labels were restored")
 
 
 def _opt_out(stage: Stage, first: str, second: str) -> None:
-    stage.scene("A node opts out", f"{first} keeps its labels as they are, whatever anybody writes into them.")
+    stage.scene("A node opts out", f"{first} is excluded from labelling: its labels are not changed, not even forged ones.")
     forged = "cpu-model.node.kubevirt.io/Made-By-Hand"
     stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node=true")
     stage.kubectl("wait", "hypervisor", first, "--for=jsonpath={.status.conditions[?(@.type==\"Labelled\")].reason}=SkippedByAnnotation", "--timeout=60s")
     for node in (first, second):
         stage.kubectl("label", "node", node, f"{forged}=true")
-    stage.until(f"the label to go from {second}", lambda: forged not in stage.labels(second), "a label made by hand was taken away")
+    stage.until(f"{second} to lose the label", lambda: forged not in stage.labels(second), "a forged label was removed")
     if forged in stage.labels(first):
         stage.note(f"{first} opted out, and kept it")
     stage.kubectl("annotate", "node", first, "node-labeller.kubevirt.io/skip-node-")
-    stage.until(f"the label to go from {first}", lambda: forged not in stage.labels(first), "labelling resumed at once")
+    stage.until(f"{first} to lose the label", lambda: forged not in stage.labels(first), "labelling resumed at once")
 
 
 def _tampering(stage: Stage, node: str) -> None:
-    stage.scene("Labels heal", "Somebody removes a true label, by mistake or to lure virtual machines away.")
+    stage.scene("Labels are restored", "A correct label is removed, by mistake or to divert virtual machines to other nodes.")
     key = next(key for key in _cpu_labels(stage, node) if key.startswith("cpu-model."))
     stage.kubectl("label", "node", node, f"{key}-")
-    stage.until("the label to be back", lambda: key in stage.labels(node), "a removed label came back")
+    stage.until("the label to be restored", lambda: key in stage.labels(node), "a removed label was restored")

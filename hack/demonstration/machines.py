@@ -1,6 +1,6 @@
-"""Second part of the main job: virtual machines run in pods, report their state, and come back.
+"""Second part of the demonstration: virtual machines run in pods, report their state, and are restarted.
 
-They run on through the parts after it: booting an emulated guest takes longest of all that is shown.
+They keep running for the following parts, because booting an emulated guest takes longer than all other steps.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ REQUIRED = f"{{features: [{{name: {FEATURE}, policy: require}}]}}"
 
 
 def show(stage: Stage) -> None:
-    """All scenes; the machines stay on the second node."""
+    """Show all scenes; the machines keep running on the second node."""
     first, second = (node.name for node in stage.cluster.nodes)
     for node in (first, second):
         stage.cluster.in_node(node, ["sh", "-c", f"mkdir -p {FOLDER} && chmod 777 {FOLDER}"])
@@ -111,7 +111,7 @@ def show(stage: Stage) -> None:
 
 
 def _instance(stage: Stage, name: str) -> dict[str, Any]:
-    """An instance; empty while there is none."""
+    """Return an instance; an empty dictionary if it does not exist."""
     text = stage.cluster.kubectl("get", "vmi", name, "--ignore-not-found", "-o", "json")
     return json.loads(text) if text.strip() else {}
 
@@ -129,8 +129,8 @@ def _ready(stage: Stage, name: str, another_than: str = "") -> bool:
 def _boot(stage: Stage) -> None:
     stage.scene(
         "Virtual machines",
-        """Manifests as KubeVirt's documents have them: an instance, which runs once, and a machine, which runs always once
-        it is started, by an unmodified virtctl. Each gets a pod without any privilege, whose log is what the guest prints.""",
+        """Manifests as in KubeVirt's documentation: an instance, which runs once, and a machine, which is kept running after an
+        unmodified virtctl has started it. Each gets an unprivileged pod, whose log contains the guest's output.""",
     )
     stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name=ONCE, cpu="{model: host-model}"))
     stage.kubectl("apply", "-f", "-", input=MACHINE)
@@ -140,26 +140,25 @@ def _boot(stage: Stage) -> None:
     stage.kubectl("get", "vm,vmi", "-o", "wide")
     stage.follow(stage.pod(LASTING), BOOTED, "a guest booted, with its console in the pod's log")
     dialogue = [("login: ", "fedora"), ("assword: ", "fedora"), ("# ", "uname -sr; hostname"), ("# ", "exit"), ("login: ", "")]
-    stage.console(LASTING, dialogue, "a user logged in by virtctl console")
+    stage.console(LASTING, dialogue, "a user logged in with virtctl console")
 
 
 def _service(stage: Stage) -> None:
-    stage.scene("Reached like a pod", "The guest has its pod's address, so that a Service leads to it as to anything else.")
+    stage.scene("Reachable like a pod", "The guest has its pod's address, so a Service routes traffic to it as to any pod.")
     stage.kubectl("apply", "-f", "-", input=SERVICE)
     path = f"/api/v1/namespaces/default/services/{LASTING}:80/proxy/healthz"
     stage.until(
         "the guest to respond",
         lambda: "ok" in stage.cluster.kubectl("get", "--raw", path, check=False),
-        "a Service led to the guest",
+        "a guest responded through a Service",
     )
     stage.kubectl("get", "--raw", path)
 
 
 def _comes_back(stage: Stage) -> None:
     stage.scene(
-        "It comes back",
-        """Somebody deletes the machine's pod. The guest shuts down in order, and the machine, which is always to run, gets
-        another one.""",
+        "Restart after the deletion of the pod",
+        "The machine's pod is deleted. The guest shuts down cleanly, and the machine, which is to run always, gets a new pod.",
     )
     before = _instance(stage, LASTING)["metadata"]["uid"]
     stage.kubectl("delete", "pod", stage.pod(LASTING))
@@ -173,12 +172,12 @@ def _comes_back(stage: Stage) -> None:
 
 def _fits_nowhere(stage: Stage) -> None:
     stage.scene(
-        "Why it does not start",
-        f"An instance requires {FEATURE}, which guests can have on neither node. It reports this, node by node, in words.",
+        "Why an instance does not start",
+        f"An instance requires {FEATURE}, which guests can use on neither node. Its status reports the reason for each node.",
     )
     stage.kubectl("apply", "-f", "-", input=INSTANCE.format(name="picky", cpu=REQUIRED))
     stage.until(
-        "the reason",
+        "the reason to be reported",
         lambda: "message" in _condition(_instance(stage, "picky"), "PodScheduled"),
         "an instance reported why no node can take it",
     )

@@ -1,4 +1,4 @@
-"""Third part of the main job: a running guest goes to another node."""
+"""Third part of the demonstration: a running guest is migrated to another node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from measure.downtime import longest_gap, ticks
 from .stage import BOOTED, PATIENCE, POLL, Stage
 
 GUEST = "traveller"
-# By it virtctl's migrations of a guest are found: their names are made up by the API server.
+# Label selector for virtctl's migrations of the guest, because the API server generates their names.
 OF_GUEST = f"kubevirt.io/vmi-name={GUEST}"
 
 MACHINE = f"""
@@ -36,7 +36,7 @@ spec:
               drydock: {{ count: 50ms }}
 """
 
-# On one machine a guest this small would have moved before it could be seen.
+# Without this limit, the migration of such a small guest on one machine would be too fast to watch.
 CONFIGURATION = """
 apiVersion: hco.kubevirt.io/v1beta1
 kind: HyperConverged
@@ -51,19 +51,19 @@ FINAL = ("Succeeded", "Failed")
 
 
 def show(stage: Stage) -> None:
-    """The one scene; the guest stays, on the second node."""
+    """Show the scene; the guest keeps running on the second node."""
     stage.scene(
-        "It moves",
-        """A guest that counts, twenty numbers a second, goes to the other node while it runs. Its memory and its disks
-        follow through a tunnel with keys made for this one move, at 10 MiB a second, so that it can be watched. It counts
-        on there: no number is left out, and none comes twice.""",
+        "Live migration",
+        """A guest that prints twenty numbers a second is migrated to the other node while it runs. Its memory and its disks
+        are transferred through a tunnel with keys for this migration only, limited to 10 MiB a second so that the progress is
+        visible. The guest continues counting there: no number is missing, and none is printed twice.""",
     )
     stage.kubectl("apply", "-f", "-", input=CONFIGURATION)
     try:
         with stage.only_on(stage.cluster.nodes[0].name):
             stage.kubectl("apply", "-f", "-", input=MACHINE)
-            stage.until(f"{GUEST} to run", lambda: bool(stage.pod(GUEST)), "a guest that counts was started")
-        stage.follow(stage.pod(GUEST), BOOTED, "it booted and counts", quiet=True)
+            stage.until(f"{GUEST} to run", lambda: bool(stage.pod(GUEST)), "a counting guest was started")
+        stage.follow(stage.pod(GUEST), BOOTED, "the guest has booted and counts", quiet=True)
         stage.cluster.kubectl("wait", "hyperconverged", "--all", "-n", "drydock", "--for=condition=InForce", "--timeout=60s")
         stage.virtctl("migrate", GUEST)
         _judge(stage, *_watched(stage))
@@ -72,7 +72,7 @@ def show(stage: Stage) -> None:
 
 
 def _watched(stage: Stage) -> tuple[dict[str, Any], float]:
-    """Show how far the migration is until it is over, and how many seconds that took."""
+    """Print the migration's progress until it has ended; return it with its duration in seconds."""
     begun, shown = time.monotonic(), ""
     while True:
         (migration,) = stage.read("vmim", "-l", OF_GUEST)["items"]  # type: ignore[misc]
@@ -82,12 +82,12 @@ def _watched(stage: Stage) -> tuple[dict[str, Any], float]:
         if migration.get("status", {}).get("phase") in FINAL:
             return migration, time.monotonic() - begun
         if time.monotonic() - begun > PATIENCE:
-            raise Failure(f"waited {PATIENCE} s in vain for {GUEST} to move: {text}")
+            raise Failure(f"timeout after {PATIENCE} s: {GUEST} has not moved: {text}")
         time.sleep(POLL)
 
 
 def progress(migration: dict[str, Any]) -> str:
-    """Phase, target, and how much has moved, of a migration."""
+    """Return a line with the phase, the target and the progress of a migration."""
     status = migration.get("status", {})
     parts = [status.get("phase", "new")]
     if node := status.get("target", {}).get("node"):
@@ -100,15 +100,15 @@ def progress(migration: dict[str, Any]) -> str:
 
 
 def _judge(stage: Stage, migration: dict[str, Any], lasted: float) -> None:
-    """Check by the guest's output that it has lost nothing."""
+    """Check in the guest's output that no number is missing, and print the downtime."""
     status = migration["status"]
     if status["phase"] != "Succeeded":
         raise Failure(f"{GUEST} has not moved: {status.get('reason')}", str(status.get("conditions")))
     source, target = (status[side]["pod"] for side in ("source", "target"))
     stage.until(
-        "it to count on there",
+        "the guest to continue counting there",
         lambda: bool(ticks([], stage.log(target))),
-        f"a guest that runs moved to {status['target']['node']}",
+        f"a running guest was migrated to {status['target']['node']}",
     )
     found = ticks(stage.log(source), stage.log(target))
     print(f"\n$ kubectl logs {source} | tail -n 2; kubectl logs {target} | grep tick | head -n 2")
@@ -119,6 +119,6 @@ def _judge(stage: Stage, migration: dict[str, Any], lasted: float) -> None:
     gap = longest_gap(found)
     stage.kubectl("get", "vmim", "-o", "wide")
     stage.note(
-        f"the move took {lasted:.1f} s, and the guest stood still for {gap * 1000:.0f} ms; "
-        f"of its {len(found)} numbers none is missing"
+        f"the migration took {lasted:.1f} s, with a downtime of {gap * 1000:.0f} ms; "
+        f"none of the guest's {len(found)} numbers is missing"
     )

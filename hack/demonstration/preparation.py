@@ -1,4 +1,4 @@
-"""Packages and programs: everything that takes minutes at the first time, before a cluster takes processor time too."""
+"""Installs packages and builds programs. This takes minutes for the first time; a cluster would compete for the processors."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from embedded.progress import Progress
 from verify.programs import built_meanwhile
 from verify.runner import REPOSITORY, run
 
-# The profile of Cargo.toml that Drydock is built with.
+# Profile in Cargo.toml with which Drydock is built.
 PROFILE = "fast"
-# What `prerequisites` calls the packages that this needs.
+# Groups of packages in `prerequisites` that the demonstration needs.
 PACKAGES = ("cluster", "rust", "images", "guest")
 
 
 def build(progress: Progress) -> None:
-    """Build Kubernetes and Drydock's images side by side: Debian's packages and linkers leave a processor idle.
+    """Build Kubernetes and Drydock's images in parallel, because installing packages and linking leave a processor idle.
 
-    What is built already is found in a second.
+    If everything is built already, this takes a second.
     """
     toolchains.check(("cargo", "go", "python3"))
     prerequisites.ensure(("programs",), progress, toolchains=())
-    with progress.step("building what is not built yet", announce=True), built_meanwhile("cluster") as kubernetes:
+    with progress.step("building missing programs and images", announce=True), built_meanwhile("cluster") as kubernetes:
         prerequisites.ensure(PACKAGES, progress, toolchains=())
         _, of_images = run([str(REPOSITORY / "hack" / "images"), f"--{PROFILE}"], prefix="images: ")
         _, of_kubernetes = kubernetes.result()

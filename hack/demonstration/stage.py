@@ -1,4 +1,4 @@
-"""What the audience sees, and how the show waits for things to happen."""
+"""Output of the demonstration: commands with their output, waiting with progress, and the summary."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from verify.runner import REPOSITORY
 from .preparation import PROFILE
 
 PATIENCE = 90
-# Seconds between two reads of what is waited for. Each runs kubectl, which keeps a processor from the guests that boot.
+# Polling interval in seconds. Each poll runs kubectl, which takes processor time from booting guests.
 POLL = 0.25
-# What a guest prints when it has booted. Before, it does not obey its power button.
+# A guest prints this when it has booted. Before that, it does not react to its power button.
 BOOTED = "drydock-guest ready"
-# Everything that the scenes make, for a cluster that was kept after an earlier demonstration.
+# All objects that the scenes create, to delete them in a cluster that was kept after an earlier demonstration.
 LEFT = ("vm/lasting", "vm/traveller", "vmi/once", "vmi/picky", "svc/lasting", "deployment/guarded", "pdb/guarded", "pvc/demo", "pv/demo")
 
 
 class Stage:
-    """Prints what is done, does it with kubectl and virtctl in plain sight, and waits with live progress."""
+    """The demonstration's output and commands: prints and runs kubectl and virtctl, and waits with live progress."""
 
     def __init__(self, made: Cluster, progress: Progress) -> None:
         self.cluster = made
-        # The image of the console has it too, so that it was built with the others.
+        # The plugin is also in the image of the console, so it was built with the images.
         self.plugin_path = str(program(REPOSITORY, "kubectl-drydock", PROFILE))
         self.progress = progress
         self._achieved: list[str] = []
 
     @cached_property
     def _virtctl(self) -> str:
-        """The path of virtctl, once it is built."""
+        """Return the path of virtctl; build it if necessary."""
         return build.virtctl(self.progress)
 
     def scene(self, title: str, text: str) -> None:
-        """Begin a part of the show."""
+        """Print the title and the text of a new scene."""
         print(f"\n━━ {title}", flush=True)
         print(textwrap.fill(" ".join(text.split()), 96), flush=True)
 
     def kubectl(self, *arguments: str, input: str | None = None, quiet: bool = False, lines: int | None = None) -> str:
-        """Run kubectl as the audience would and show what it prints."""
+        """Print and run a kubectl command, and print its output unless quiet, at most `lines` lines of it."""
         print(f"\n$ kubectl {' '.join(arguments)}", flush=True)
         if input is not None:
             print(textwrap.indent(input.strip(), "  │ "), flush=True)
@@ -64,12 +64,12 @@ class Stage:
             for line in shown[:lines]:
                 print(f"  {line}")
             if lines is not None and len(shown) > lines:
-                print(f"  ... and {len(shown) - lines} lines more")
+                print(f"  ... and {len(shown) - lines} more lines")
             sys.stdout.flush()
         return output
 
     def virtctl(self, *arguments: str) -> None:
-        """Run KubeVirt's command line as the audience would and show what it prints."""
+        """Print and run a virtctl command, and print its output."""
         print(f"\n$ virtctl {' '.join(arguments)}", flush=True)
         argv = [self._virtctl, *arguments]
         done = subprocess.run(
@@ -80,15 +80,15 @@ class Stage:
             raise Failure(f"virtctl {arguments[0]} failed", done.stdout)
 
     def plugin(self, *arguments: str, codes: Sequence[int] = (0,)) -> None:
-        """Run `kubectl drydock` as the audience would, and show what it prints; it ends with one of these exit codes."""
+        """Print and run a `kubectl drydock` command; fail if its exit code is not one of `codes`."""
         print(f"\n$ kubectl drydock {' '.join(arguments)}", flush=True)
-        # Its output is the terminal, if there is one: it draws on that.
+        # The plugin inherits standard output, because it draws on a terminal if there is one.
         done = subprocess.run([self.plugin_path, *arguments], env=self.cluster.environment(), stdin=subprocess.DEVNULL, timeout=PATIENCE)
         if done.returncode not in codes:
-            raise Failure(f"kubectl drydock {arguments[0]} ended with {done.returncode}")
+            raise Failure(f"kubectl drydock {arguments[0]} failed with exit code {done.returncode}")
 
     def console(self, guest: str, dialogue: Sequence[tuple[str, str]], done: str) -> None:
-        """Log in to a guest by `virtctl console`: wait for each prompt and type the line that follows it."""
+        """Run a dialogue on a guest's console with `virtctl console`: wait for each prompt, then type its line."""
         begun = time.monotonic()
         print(f"\n$ virtctl console {guest}", flush=True)
         ours, theirs = pty.openpty()
@@ -102,9 +102,9 @@ class Stage:
                     while prompt not in received:
                         now = time.monotonic()
                         if now - begun > PATIENCE:
-                            raise Failure(f"waited {PATIENCE} s in vain for {prompt!r} on the console of {guest}", received)
+                            raise Failure(f"timeout after {PATIENCE} s: no {prompt!r} on the console of {guest}", received)
                         if index == 0 and now - typed > 2:
-                            # A guest shows its prompt again when Enter is pressed.
+                            # Enter makes the guest print its prompt again.
                             os.write(ours, b"\n")
                             typed = now
                         if select.select([ours], [], [], 0.2)[0]:
@@ -115,7 +115,7 @@ class Stage:
                     received = received.split(prompt, 1)[1]
                     if line:
                         os.write(ours, f"{line}\n".encode())
-                # Ctrl-] leaves.
+                # Ctrl-] ends virtctl.
                 os.write(ours, b"\x1d")
                 running.wait(PATIENCE)
             finally:
@@ -125,17 +125,17 @@ class Stage:
         self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
 
     def clear(self) -> None:
-        """Remove what an earlier demonstration left."""
+        """Delete the objects of an earlier demonstration, and uncordon the nodes."""
         nodes = [node.name for node in self.cluster.nodes]
         self.cluster.kubectl("delete", "nodemaintenances", *nodes, "--ignore-not-found")
         self.cluster.kubectl("uncordon", *nodes)
         self.cluster.kubectl("delete", *LEFT, "--ignore-not-found", "--timeout=60s")
-        # virtctl lets the API server name its migrations.
+        # The API server generates the names of virtctl's migrations.
         self.cluster.kubectl("delete", "vmim", "-l", "kubevirt.io/vmi-name=traveller", "--timeout=60s")
 
     @contextmanager
     def only_on(self, node: str) -> Iterator[None]:
-        """Have pods that are created meanwhile start on this node, so that later scenes find them there."""
+        """Cordon the other nodes, so that pods that are created in this context start on this node."""
         others = [other.name for other in self.cluster.nodes if other.name != node]
         self.cluster.kubectl("cordon", *others)
         try:
@@ -144,30 +144,30 @@ class Stage:
             self.cluster.kubectl("uncordon", *others)
 
     def pod(self, name: str) -> str:
-        """The name of the pod in which an instance runs; empty if there is none."""
+        """Return the name of the newest running pod of an instance; empty if there is none."""
         pods = self.read("pods", "-l", f"vm.kubevirt.io/name={name}")["items"]
         alive = [pod["metadata"] for pod in pods if pod["status"].get("phase") == "Running"]  # type: ignore[attr-defined]
         return str(max(alive, key=lambda metadata: metadata["creationTimestamp"])["name"]) if alive else ""
 
     def log(self, pod: str) -> list[str]:
-        """The lines of a pod's log, with their times; none without a pod."""
+        """Return the lines of a pod's log with timestamps; an empty list if the name is empty."""
         return self.cluster.kubectl("logs", pod, "--timestamps").splitlines() if pod else []
 
     def read(self, *arguments: str) -> dict[str, object]:
-        """Return an object as the API server has it, without showing the request."""
+        """Return the parsed output of `kubectl get -o json`, without printing the command."""
         return json.loads(self.cluster.kubectl("get", *arguments, "-o", "json"))
 
     def labels(self, node: str) -> dict[str, str]:
-        """The labels of a node."""
+        """Return the labels of a node."""
         return self.read("node", node)["metadata"]["labels"]  # type: ignore[index]
 
     def until(self, what: str, holds: Callable[[], bool], done: str) -> None:
-        """Wait with a live line until something holds, and note it for the summary."""
+        """Wait until `holds` returns true, with a live line; add `done` to the summary. Fail after `PATIENCE` seconds."""
         begun = time.monotonic()
         while not holds():
             waited = time.monotonic() - begun
             if waited > PATIENCE:
-                raise Failure(f"waited {waited:.0f} s in vain for {what}")
+                raise Failure(f"timeout after waiting {waited:.0f} s for {what}")
             if sys.stdout.isatty():
                 print(f"\r  waiting for {what} ... {waited:4.1f} s", end="", flush=True)
             time.sleep(POLL)
@@ -177,7 +177,7 @@ class Stage:
         self._achieved.append(f"{done} ({waited:.1f} s)")
 
     def follow(self, pod: str, words: str, done: str, *, quiet: bool = False) -> None:
-        """Follow a guest's console, and show it unless quiet, until it has printed `words`; note it for the summary."""
+        """Follow a guest's output, and print it unless quiet, until a line contains `words`; add `done` to the summary."""
         begun = time.monotonic()
         if not quiet:
             print(f"\n$ kubectl logs -f {pod} | grep ^guest", flush=True)
@@ -195,20 +195,20 @@ class Stage:
                     if words in line:
                         break
                 else:
-                    raise Failure(f"waited {time.monotonic() - begun:.0f} s in vain for {pod} to print {words!r}")
+                    raise Failure(f"timeout after {time.monotonic() - begun:.0f} s: {pod} has not printed {words!r}")
             finally:
                 impatience.cancel()
                 following.kill()
         self.note(f"{done} ({time.monotonic() - begun:.1f} s)")
 
     def note(self, text: str) -> None:
-        """Keep a fact for the summary."""
+        """Print a result, and add it to the summary."""
         print(f"  ✔ {text}", flush=True)
         self._achieved.append(text)
 
     def summary(self) -> None:
-        """What was shown."""
+        """Print the results of all scenes."""
         print("\n━━ Summary")
         for text in self._achieved:
             print(f"  ✔ {text}")
-        print(f"  in {self.progress.elapsed():.0f} s all together", flush=True)
+        print(f"  total time: {self.progress.elapsed():.0f} s", flush=True)

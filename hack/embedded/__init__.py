@@ -1,4 +1,4 @@
-"""A real Kubernetes on one machine: built from Go modules, run without an engine.
+"""Runs a real Kubernetes cluster on one machine: built from Go modules, without a container engine.
 
-Other Python code uses `cluster`; people and other programs use `python3 -m embedded`.
+Python code imports `cluster`; users and other programs run `python3 -m embedded`.
 """

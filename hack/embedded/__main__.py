@@ -1,4 +1,4 @@
-"""The commands: `python3 -m embedded VERB ...`, with `hack` on the module path."""
+"""The command-line interface: `python3 -m embedded VERB ...`, with `hack` on the module path."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .progress import Progress
 
 
 def main(argv: list[str]) -> int:
-    """Run one verb; a failure is one message and exit code 1."""
+    """Run one verb and return the exit code. A failure results in one message and exit code 1."""
     arguments = _parser().parse_args(argv)
-    # Folders are shared with pods that run as any user, whatever the caller's umask is.
+    # Pods that run as any user share these folders, so the caller's umask must not apply.
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress(getattr(arguments, "verbose", False))
@@ -112,28 +112,28 @@ def _signal(word: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     every = argparse.ArgumentParser(add_help=False)
-    every.add_argument("-v", "--verbose", action="store_true", help="print more")
+    every.add_argument("-v", "--verbose", action="store_true", help="print more details")
     named = argparse.ArgumentParser(add_help=False, parents=[every])
-    named.add_argument("--name", default=DEFAULT_NAME, help=f"the cluster (default {DEFAULT_NAME})")
+    named.add_argument("--name", default=DEFAULT_NAME, help=f"name of the cluster (default {DEFAULT_NAME})")
 
-    parser = argparse.ArgumentParser(prog="embedded", description="A Kubernetes on this machine.")
+    parser = argparse.ArgumentParser(prog="embedded", description="Runs Kubernetes clusters on this machine.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
 
-    up = verbs.add_parser("up", parents=[named], help="make a cluster, or mend one")
-    up.add_argument("--nodes", type=int, help="how many worker nodes (default 2; 0: a control plane alone)")
+    up = verbs.add_parser("up", parents=[named], help="create a cluster, or repair an existing one")
+    up.add_argument("--nodes", type=int, help="number of worker nodes (default 2; 0: only a control plane)")
     up.add_argument(
         "--kvm",
         action=argparse.BooleanOptionalAction,
-        help="let the nodes see /dev/kvm (default: hidden)",
+        help="make /dev/kvm visible in the nodes (default: hidden)",
     )
     up.set_defaults(verb=_up)
 
-    down = verbs.add_parser("down", parents=[named], help="take a cluster away")
-    down.add_argument("--all", action="store_true", help="all clusters of this machine")
+    down = verbs.add_parser("down", parents=[named], help="remove a cluster")
+    down.add_argument("--all", action="store_true", help="remove all clusters on this machine")
     down.set_defaults(verb=_down)
 
-    verbs.add_parser("list", parents=[every], help="name the clusters").set_defaults(verb=_list)
-    status = verbs.add_parser("status", parents=[named], help="which parts run")
+    verbs.add_parser("list", parents=[every], help="list the clusters").set_defaults(verb=_list)
+    status = verbs.add_parser("status", parents=[named], help="list the parts and whether they are running")
     status.set_defaults(verb=_status)
 
     execute = verbs.add_parser("exec", parents=[named], help="run a command inside a node")
@@ -145,9 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     kubectl.set_defaults(verb=_kubectl)
 
     for verb, function, text in (
-        ("stop", _stop, "end a part, such as kube-apiserver, kubelet.node1, or all of node1"),
-        ("start", _start, "start a part that is down"),
-        ("restart", _restart, "end a part and bring it back"),
+        ("stop", _stop, "stop a part, such as kube-apiserver, kubelet.node1, or all of node1"),
+        ("start", _start, "start a stopped part"),
+        ("restart", _restart, "stop a part and start it again"),
         ("pid", _pid, "print the pid of a part"),
     ):
         action = verbs.add_parser(verb, parents=[named], help=text)
@@ -157,18 +157,18 @@ def _parser() -> argparse.ArgumentParser:
         action.set_defaults(verb=function)
 
     for verb, function, text in (
-        ("isolate", _isolate, "pull a node's network cable"),
-        ("rejoin", _rejoin, "plug it in again"),
+        ("isolate", _isolate, "disconnect a node from the network"),
+        ("rejoin", _rejoin, "reconnect a node to the network"),
     ):
         action = verbs.add_parser(verb, parents=[named], help=text)
         action.add_argument("node")
         action.set_defaults(verb=function)
 
-    test = verbs.add_parser("selftest", parents=[named], help="prove that a cluster works")
+    test = verbs.add_parser("selftest", parents=[named], help="check that a cluster works")
     test.add_argument(
         "--lifecycle",
         action="store_true",
-        help="make the cluster for it, break it, mend it, remove it, and look for leftovers",
+        help="create a cluster for the test, break, repair and remove it, and check for leftovers",
     )
     test.set_defaults(verb=_selftest)
     return parser

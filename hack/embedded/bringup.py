@@ -1,4 +1,4 @@
-"""From nothing, or from whatever is left, to a cluster with all nodes Ready."""
+"""Creates a cluster, or repairs one that is partly there, and waits until all nodes are Ready."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SYSCTL_RECORD = "sysctls.json"
 
 
 class Bringup:
-    """Starts what does not run and waits until it works. Each step may be repeated."""
+    """The steps that start the missing parts of a cluster and wait until they work. Each step may be repeated."""
 
     def __init__(self, layout: Layout, programs: Programs, progress: Progress) -> None:
         self.layout = layout
@@ -37,11 +37,11 @@ class Bringup:
         self.nodes = [Node(layout, node, programs) for node in layout.nodes]
         # Whether the API server was down, so that its clients may be backing off.
         self.api_was_down = False
-        # When this run started each part: older reports do not describe it.
+        # When this run started each part. Status reports from before that time describe an earlier process.
         self.started: dict[str, float] = {}
 
     def run(self) -> None:
-        """The whole way, in the order of what needs what."""
+        """Run all steps in the order of their dependencies."""
         self.prepare()
         self.api_was_down = not self.control.apiserver.is_running()
         if self.api_was_down:
@@ -56,7 +56,7 @@ class Bringup:
         self.push_sandbox_image()
         for node in self.nodes:
             if self.api_was_down:
-                # Their retries are up to a minute apart by now; pods do not notice this.
+                # Their retries may be up to a minute apart by now. Restarting them does not affect pods.
                 node.kubelet.stop()
                 node.kube_proxy.stop()
             self.start_kubelet(node)
@@ -64,7 +64,7 @@ class Bringup:
         describe(self.layout, self.programs)
 
     def prepare(self) -> None:
-        """Files, certificates, wires and cgroups."""
+        """Create the configuration files, certificates, network and cgroups."""
         with self.progress.step("certificates and configuration"):
             self.certificates.ensure()
             self.control.configure()
@@ -78,7 +78,7 @@ class Bringup:
                 node.configure(self.certificates)
 
     def start_control_plane(self) -> None:
-        """etcd, the API server and its clients."""
+        """Start etcd, the API server and its clients, and wait until pods can be created."""
         control = self.control
         with self.progress.step("control plane"):
             self._ensure(control.etcd)
@@ -92,7 +92,7 @@ class Bringup:
             clients = control.clients()
             for process in clients:
                 self._ensure(process)
-            # Without its default service account a namespace refuses pods.
+            # A namespace refuses pods until its default service account exists.
             account = "/api/v1/namespaces/default/serviceaccounts/default"
             waiting.until(
                 lambda: self._api(account) is not None,
@@ -102,13 +102,16 @@ class Bringup:
             )
 
     def end_clients(self) -> None:
-        """End those that back off while there is no API server, for up to two minutes: a component that leads by a Lease
-        ends when it cannot renew it, and begins anew."""
+        """Stop the API server's clients, which otherwise back off for up to two minutes while there is no API server.
+
+        This has the same effect as leader election, with which they exit when they cannot renew their Lease and are
+        then restarted.
+        """
         for process in self.control.clients():
             process.stop()
 
     def push_sandbox_image(self) -> None:
-        """The image under every pod, which must be there before the first one."""
+        """Push the sandbox image of every pod, which must exist before the first pod starts."""
         registry = self.control.registry
         self._ensure(registry)
         base = f"http://{self.layout.registry}/v2/"
@@ -120,24 +123,24 @@ class Bringup:
         image.push(self.layout.registry, repository, tag)
 
     def power_on(self, node: Node) -> None:
-        """The node's namespaces and folders."""
+        """Start the node's first process and wait until it has set up the node's namespaces and folders."""
         machine = node.machine
         if machine.is_running() and not _in_namespace(machine, node):
             self.progress.note(f"{node.name} lost its network namespace and is restarted")
             machine.stop(signal.SIGKILL)
         if not machine.is_current():
             machine.stop(signal.SIGKILL)
-            # As after any power cut; a kubelet takes long over groups of dead containers.
+            # After a power cut there are no cgroups, either. A kubelet takes long to clean up those of dead containers.
             cgroups.remove(node.node.cgroup)
             cgroups.ensure(node.node.cgroup)
         self._ensure(machine)
-        waiting.until(node.is_furnished, f"{node.name} is furnished", 30, [machine])
+        waiting.until(node.is_furnished, f"{node.name} is set up", 30, [machine])
 
     def start_containerd(self, node: Node) -> None:
         self._ensure(node.containerd)
 
     def start_kubelet(self, node: Node) -> None:
-        """The kubelet and kube-proxy, once containerd listens."""
+        """Start the kubelet and kube-proxy once containerd accepts connections."""
         containerd = node.containerd
         waiting.until(
             lambda: _listens(node), f"containerd of {node.name} listens", 60, [containerd]
@@ -146,7 +149,7 @@ class Bringup:
         self._ensure(node.kube_proxy)
 
     def await_nodes(self, nodes: list[Node]) -> None:
-        """Wait until the API server reports the nodes as Ready and services are routed."""
+        """Wait until the API server reports the nodes as Ready and their kube-proxies are healthy."""
         processes = [process for node in nodes for process in node.processes()]
         with self.progress.step(f"nodes {', '.join(node.name for node in nodes)} Ready"):
             waiting.until(
@@ -181,7 +184,7 @@ class Bringup:
         return ready and self._knows_its_pods(node)
 
     def _knows_its_pods(self, node: Node) -> bool:
-        """Whether the kubelet has learned which pods it has; before that it denies them."""
+        """Return whether the kubelet knows all pods of its node. Until then, it responds as if they did not exist."""
         wanted = self._api(f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node.name}")
         ca, admin = self.certificates.ca.certificate, self.certificates.path("admin")
         known = health.get(f"https://{node.node.address}:10250/pods", ca, admin)
@@ -194,7 +197,7 @@ class Bringup:
         return health.get(f"{self.layout.server}{path}", self.certificates.ca.certificate, admin)
 
     def _ensure(self, process: Process) -> None:
-        # The API server's times have whole seconds.
+        # The API server reports times in whole seconds.
         now = float(int(time.time()))
         if process.ensure():
             self.started[process.part] = now
@@ -202,7 +205,7 @@ class Bringup:
 
 
 def up(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
-    """Make a cluster, or mend one."""
+    """Create a cluster, or repair an existing one."""
     if os.geteuid() != 0:
         raise Failure("a cluster needs root: namespaces, mounts, cgroups and firewall rules")
     prerequisites.ensure(["cluster"], progress)
@@ -214,7 +217,7 @@ def up(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> La
 
 
 def describe(layout: Layout, programs: Programs) -> None:
-    """Write `cluster.json`, from which other programs read where everything is."""
+    """Write `cluster.json`, which describes the cluster's addresses, files and nodes for other programs."""
     nodes = [Node(layout, node, programs) for node in layout.nodes]
     document = {
         "name": layout.name,
@@ -242,12 +245,12 @@ def describe(layout: Layout, programs: Programs) -> None:
 
 
 def _time(stamp: str) -> float:
-    """Seconds since the epoch of a time as the API writes it."""
+    """Convert a timestamp of the API to seconds since the epoch."""
     return datetime.fromisoformat(stamp).timestamp()
 
 
 def _pod_uids(response: bytes) -> set[str]:
-    """The pods in a list that are not over."""
+    """Return the UIDs of the pods in a list that have not finished."""
     return {
         pod["metadata"]["uid"]
         for pod in json.loads(response)["items"] or []
@@ -256,7 +259,7 @@ def _pod_uids(response: bytes) -> set[str]:
 
 
 def _listens(node: Node) -> bool:
-    """Return whether containerd takes connections, tried through the node's own root."""
+    """Return whether containerd accepts connections on its socket below the node's root."""
     pid = node.machine.pid()
     if pid is None:
         return False

@@ -1,10 +1,10 @@
-"""Kubernetes, etcd and containerd, built from Go modules.
+"""Builds Kubernetes, etcd and containerd from Go modules.
 
-Each module under `hack/kubernetes` names its programs by `tool` directives. What
-was built is kept by the content of the module and of the flags, so a second run
-finds it, and a changed version never meets an old program.
+Each module under `hack/kubernetes` lists its programs in `tool` directives. Built
+programs are stored under a digest of the module's content, the build flags and the Go
+version. So a second run reuses them, and a changed version never uses an old program.
 
-`python3 -m embedded.build` builds those of a cluster; with `-v` it prints where they are.
+`python3 -m embedded.build` builds the programs of a cluster; with `-v` it prints their locations.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SOURCES = Path(__file__).resolve().parent.parent / "kubernetes"
 
 @dataclass(frozen=True)
 class Module:
-    """One Go module, and what must come out of it."""
+    """A Go module, and the programs that it must build."""
 
     name: str
     programs: tuple[str, ...]
     package: str = "tool"
     tags: tuple[str, ...] = ()
     pinned: str = ""
-    # Packages into which the version is stamped.
+    # Packages whose version variables the linker sets.
     stamped: tuple[str, ...] = ()
 
     @property
@@ -47,7 +47,7 @@ class Module:
         return SOURCES / self.name
 
     def inputs(self) -> list[Path]:
-        """The files whose content decides what is built."""
+        """Return the files whose content determines the built programs."""
         return sorted(
             path for path in self.folder.iterdir() if path.suffix in (".mod", ".sum", ".go")
         )
@@ -60,7 +60,7 @@ class Module:
         return flags
 
     def pin(self) -> str:
-        """The version of the pinned dependency, as go.mod has it."""
+        """Return the version of the pinned dependency in go.mod."""
         for line in (self.folder / "go.mod").read_text().splitlines():
             words = line.removeprefix("require ").split()
             if len(words) >= 2 and words[0] == self.pinned:
@@ -68,17 +68,17 @@ class Module:
         raise Failure(f"{self.folder / 'go.mod'} does not require {self.pinned}")
 
 
-# The minor version of Kubernetes, such as 1.35; without it that of the module `kubernetes`.
+# Environment variable for the minor version of Kubernetes, such as 1.35. The default is that of the module `kubernetes`.
 VERSION = "DRYDOCK_KUBERNETES"
 
 
 def kubernetes_versions() -> list[str]:
-    """Minor versions that have a module of their own."""
+    """Return the minor versions that have a separate module."""
     return sorted(path.name.removeprefix("kubernetes-") for path in SOURCES.glob("kubernetes-*"))
 
 
 def kubernetes_module() -> str:
-    """The module of the version that the environment names."""
+    """Return the name of the module for the version that the environment selects."""
     version = os.environ.get(VERSION, "")
     if not version:
         return "kubernetes"
@@ -110,7 +110,7 @@ MODULES = (
     Module("pause", ("pause",), package="."),
 )
 
-# The command line of KubeVirt's users: for tests and demonstrations, no cluster needs it.
+# KubeVirt's command-line client, for tests and demonstrations. No cluster needs it.
 VIRTCTL = Module(
     "virtctl",
     ("virtctl",),
@@ -119,13 +119,14 @@ VIRTCTL = Module(
     stamped=("kubevirt.io/client-go/version",),
 )
 
-# For tests of its evictions. Its module replaces its dependencies by those of Kubernetes, so that most are compiled once.
+# For tests of its evictions. Its module replaces dependencies with the versions of Kubernetes, so that most packages are
+# compiled only once.
 DESCHEDULER = Module("descheduler", ("descheduler",), pinned="sigs.k8s.io/descheduler")
 
-# For tests of the documents' commands. Of the version that Kubernetes' kubectl has.
+# For tests of the commands in the documentation. The version is that in Kubernetes' kubectl.
 KUSTOMIZE = Module("kustomize", ("kustomize",), pinned="sigs.k8s.io/kustomize/kustomize/v5")
 
-# A quarter of a build is the compilers' garbage collection. They end before they need this much, all but a few.
+# Garbage collection of the compilers takes a quarter of a build. All but a few compilers end before they need this much.
 COMPILER_MEMORY = {"GOGC": "off", "GOMEMLIMIT": "2GiB"}
 
 # Go names a program after the last folder of its package.
@@ -133,7 +134,7 @@ _RENAMED = {"server": "etcd"}
 
 
 def version_variables(version: str, packages: Iterable[str]) -> dict[str, str]:
-    """What the programs' own build would stamp into them."""
+    """Return the linker variables that the programs' own build would set."""
     major, minor = version.removeprefix("v").split(".")[:2]
     stamps = {}
     for package in packages:
@@ -146,7 +147,7 @@ def version_variables(version: str, packages: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Programs:
-    """Where the built programs are."""
+    """The locations of the built programs."""
 
     folders: dict[str, Path]
 
@@ -157,29 +158,29 @@ class Programs:
             raise Failure(f"no module builds {program!r}") from None
 
     def path_of(self, *programs: str) -> str:
-        """A PATH value that has the folders of these programs."""
+        """Return a PATH value with the folders of these programs."""
         return ":".join(dict.fromkeys(str(self.folders[program]) for program in programs))
 
 
 def ensure(progress: Progress | None = None) -> Programs:
-    """Build what is not there yet, and return where everything is."""
+    """Build the missing programs of a cluster and return the locations of all."""
     chosen = kubernetes_module()
     modules = [replace(module, name=chosen) if module.name == "kubernetes" else module for module in MODULES]
     return _built(modules, progress or Progress())
 
 
 def virtctl(progress: Progress) -> str:
-    """Build virtctl if it is not there yet; return its path."""
+    """Build virtctl if it is missing, and return its path."""
     return _built((VIRTCTL,), progress)["virtctl"]
 
 
 def descheduler(progress: Progress) -> str:
-    """Build the descheduler if it is not there yet; return its path."""
+    """Build the descheduler if it is missing, and return its path."""
     return _built((DESCHEDULER,), progress)["descheduler"]
 
 
 def kustomize(progress: Progress) -> str:
-    """Build kustomize if it is not there yet; return its path."""
+    """Build kustomize if it is missing, and return its path."""
     return _built((KUSTOMIZE,), progress)["kustomize"]
 
 
@@ -218,7 +219,7 @@ def _digest(module: Module, toolchain: str) -> str:
 
 
 def _build(module: Module, folder: Path) -> None:
-    """Build into a folder aside, then let it appear all at once."""
+    """Build into a temporary folder, then rename it to the final one."""
     for abandoned in folder.parent.glob(f".{module.name}-*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{module.name}-", dir=folder.parent))
@@ -227,11 +228,11 @@ def _build(module: Module, folder: Path) -> None:
             [
                 "go",
                 "build",
-                # Not -trimpath: with it, Go keeps a package by the version that go.mod requires, not by that of its
-                # replacement, and the descheduler would find nothing of what was compiled for Kubernetes.
+                # Not -trimpath: with it, Go caches a package under the version that go.mod requires, not under that of
+                # its replacement, and the descheduler could not reuse packages that were compiled for Kubernetes.
                 "-buildvcs=false",
                 f"-tags={','.join(module.tags)}",
-                # The linker would drop what describes the code to debuggers.
+                # Generate no debug information, because the linker would drop it.
                 "-gcflags=all=-dwarf=false",
                 f"-ldflags={module.linker_flags()}",
                 "-o",
@@ -262,7 +263,7 @@ def _build(module: Module, folder: Path) -> None:
 
 
 def _give_way() -> None:
-    """Compiling must not starve a cluster that runs on the same cores."""
+    """Lower the priority, so that compiling does not starve a cluster on the same cores."""
     os.nice(5)
 
 
@@ -272,7 +273,7 @@ def _environment() -> dict[str, str]:
 
 @contextmanager
 def _alone(path: Path, progress: Progress, what: str) -> Iterator[None]:
-    """Let only one command build a module at a time."""
+    """Hold a lock, so that only one command builds the module at a time."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,12 +284,12 @@ def _alone(path: Path, progress: Progress, what: str) -> Iterator[None]:
 
 
 def main() -> int:
-    """Build what is not there yet."""
+    """Build the requested programs that are missing, and return the exit code."""
     parser = argparse.ArgumentParser(prog="embedded.build", description=__doc__.splitlines()[0])
     parser.add_argument("-v", "--verbose", action="store_true")
     builders = {"cluster": ensure, "virtctl": virtctl, "descheduler": descheduler}
     parser.add_argument(
-        "what", nargs="*", default=["cluster"], help=f"of {', '.join(builders)}; only tests and demonstrations need the last two"
+        "what", nargs="*", default=["cluster"], help=f"{', '.join(builders)}; only tests and demonstrations need the last two"
     )
     arguments = parser.parse_args()
     unknown = [name for name in arguments.what if name not in builders]

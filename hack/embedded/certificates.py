@@ -1,4 +1,4 @@
-"""Certificate authorities and what they sign, by the openssl command.
+"""Creates certificate authorities, and certificates that they sign, with the openssl command.
 
 A certificate and its key share one PEM file, so that a crash never leaves one
 without the other.
@@ -22,7 +22,7 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
 class Authority:
-    """One CA in a folder; made on first use."""
+    """A certificate authority in a folder. `ensure` creates it if it is missing."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -34,7 +34,7 @@ class Authority:
 
     @property
     def certificate(self) -> Path:
-        """The certificate alone: what others are given to trust."""
+        """The certificate without the key, for those that must trust the authority."""
         return self.folder / f"{self.name}.crt"
 
     def ensure(self) -> None:
@@ -58,7 +58,7 @@ class Authority:
         hosts: Sequence[str] = (),
         server: bool = False,
     ) -> Path:
-        """Issue a client certificate, or a server's, unless it is there already."""
+        """Issue a client or server certificate unless it already exists, and return its path."""
         target = self.folder / f"{name}.pem"
         if target.exists():
             return target
@@ -98,7 +98,7 @@ class Certificates:
         return self._layout.certificates / f"{name}.pem"
 
     def ensure(self) -> None:
-        """Issue whatever is missing."""
+        """Create the certificates and keys that are missing."""
         layout, ca = self._layout, self.ca
         ca.ensure()
         self.front_proxy_ca.ensure()
@@ -146,7 +146,7 @@ class Certificates:
             files.write(path, private + public, mode=0o600)
 
     def kubeconfig(self, user: str) -> str:
-        """A kubeconfig that carries its certificates inside, so it can be moved."""
+        """Return a kubeconfig with embedded certificates, so that it can be moved."""
         pem = _base64(self.path(user).read_text())
         cluster = {
             "server": self._layout.server,

@@ -1,4 +1,4 @@
-"""A cgroup of its own for each node, in cgroup v1, hybrid or v2."""
+"""Creates and removes a cgroup for each node, with cgroup v1, hybrid or v2."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 
 def is_unified(mount: Path = MOUNT) -> bool:
-    """Whether this is plain cgroup v2."""
+    """Return whether the host uses cgroup v2 only."""
     return (mount / "cgroup.controllers").exists()
 
 
 def hierarchies(mount: Path = MOUNT) -> list[Path]:
-    """The roots below which a group has to be made."""
+    """Return the roots of all hierarchies in which a group has to be created."""
     if is_unified(mount):
         return [mount]
     return sorted(
@@ -30,7 +30,7 @@ def hierarchies(mount: Path = MOUNT) -> list[Path]:
 
 
 def ensure(group: str, mount: Path = MOUNT) -> None:
-    """Make a group and its parents everywhere, ready to have children."""
+    """Create a group and its parents in every hierarchy, ready to have children."""
     for root in hierarchies(mount):
         path = root
         for part in group.strip("/").split("/"):
@@ -38,7 +38,7 @@ def ensure(group: str, mount: Path = MOUNT) -> None:
                 _pass_controllers_down(path)
             path = path / part
             path.mkdir(exist_ok=True)
-            # A v1 cpuset group starts empty, and nothing can run in it.
+            # A new v1 cpuset group has no CPUs and no memory nodes, so no process can run in it.
             for name in _CPUSET_FILES:
                 own, above = path / name, path.parent / name
                 if not is_unified(mount) and own.exists() and not own.read_text().strip():
@@ -46,7 +46,7 @@ def ensure(group: str, mount: Path = MOUNT) -> None:
 
 
 def pids(group: str, mount: Path = MOUNT) -> set[int]:
-    """All processes in a group and below it."""
+    """Return the pids of all processes in a group and below it."""
     found: set[int] = set()
     for root in hierarchies(mount):
         for folder, _, names in os.walk(root / group.strip("/")):
@@ -60,7 +60,7 @@ def pids(group: str, mount: Path = MOUNT) -> set[int]:
 
 
 def remove(group: str, mount: Path = MOUNT, patience: float = 20.0) -> None:
-    """Remove a group and all below it, waiting for the last process to be gone."""
+    """Remove a group and all groups below it. Wait up to `patience` seconds until they have no processes."""
     deadline = time.monotonic() + patience
     for root in hierarchies(mount):
         top = root / group.strip("/")
@@ -70,7 +70,7 @@ def remove(group: str, mount: Path = MOUNT, patience: float = 20.0) -> None:
                 if time.monotonic() > deadline:
                     raise Failure(f"cgroup {busy} stays busy")
                 time.sleep(0.05)
-        # The folder above is shared with other clusters: it goes with the last.
+        # All clusters share the parent folder. It is removed with the last one.
         if top.parent != root:
             try:
                 top.parent.rmdir()
@@ -79,7 +79,7 @@ def remove(group: str, mount: Path = MOUNT, patience: float = 20.0) -> None:
 
 
 def _remove_once(top: Path) -> Path | None:
-    """Remove what can be removed; return what could not."""
+    """Remove all groups that can be removed. Return a group that is still busy, or None."""
     busy = None
     for folder, _, _ in os.walk(top, topdown=False):
         try:
@@ -94,7 +94,7 @@ def _remove_once(top: Path) -> Path | None:
 
 
 def _pass_controllers_down(path: Path) -> None:
-    """Let a v2 group's children use the controllers it has."""
+    """Enable all controllers of a v2 group for its children."""
     control = path / "cgroup.subtree_control"
     enabled = control.read_text().split()
     for controller in (path / "cgroup.controllers").read_text().split():
@@ -102,5 +102,5 @@ def _pass_controllers_down(path: Path) -> None:
             try:
                 control.write_text(f"+{controller}")
             except OSError:
-                # Some controllers cannot be shared; the kubelet names those it needs.
+                # Some controllers cannot be enabled for children. The kubelet reports those that it needs.
                 continue

@@ -1,4 +1,4 @@
-"""The embedded cluster as other Python code sees it."""
+"""The Python interface of the embedded cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .progress import Progress
 
 
 class Cluster:
-    """A cluster that exists: query it, run things in it, break and mend its parts."""
+    """An existing cluster, with methods to query it, run commands in it, and stop and start its parts."""
 
     def __init__(self, layout: Layout, progress: Progress | None = None) -> None:
         self.layout = layout
@@ -34,7 +34,7 @@ class Cluster:
 
     @property
     def registry(self) -> str:
-        """Host and port of the registry that stands for all others."""
+        """The host and port of the registry that replaces all others."""
         return self.layout.registry
 
     @property
@@ -53,7 +53,7 @@ class Cluster:
     def kubectl(
         self, *arguments: str, input: str | None = None, check: bool = True, timeout: float = 300
     ) -> str:
-        """Run kubectl as the administrator and return what it printed."""
+        """Run kubectl as the administrator and return its output."""
         argv = [self._programs["kubectl"], *arguments]
         environment = self.environment()
         if check:
@@ -64,7 +64,7 @@ class Cluster:
         return done.stdout + done.stderr
 
     def environment(self) -> dict[str, str]:
-        """What kubectl and other clients need to find this cluster, and only it."""
+        """Return the environment with which kubectl and other clients use this cluster and no other."""
         return {
             **os.environ,
             "KUBECONFIG": self.kubeconfig,
@@ -81,7 +81,7 @@ class Cluster:
         check: bool = True,
         timeout: float | None = 300,
     ) -> str:
-        """Run a command in all of a node's namespaces and return what it printed."""
+        """Run a command in all of a node's namespaces and return its output."""
         prefix = self._node(node).entry()
         if check:
             return commands.run(*prefix, *argv, input=input, timeout=timeout)
@@ -91,11 +91,11 @@ class Cluster:
         return done.stdout + done.stderr
 
     def node_entry(self, node: str) -> list[str]:
-        """The command prefix that enters a node."""
+        """Return the command prefix that enters a node."""
         return self._node(node).entry()
 
     def parts(self) -> dict[str, Process]:
-        """All processes by name: `kube-apiserver`, `kubelet.node1`, `node1`, ..."""
+        """Return all processes by name: `kube-apiserver`, `kubelet.node1`, `node1`, ..."""
         processes = self._control().processes()
         for node in self._nodes():
             processes += node.processes()
@@ -108,31 +108,31 @@ class Cluster:
         return parts[name]
 
     def pid(self, part: str) -> int | None:
-        """The pid of a part as the host sees it, if it runs."""
+        """Return the pid of a part in the host's PID namespace, or None if the part is not running."""
         return self.part(part).pid()
 
     def stop_process(self, part: str, number: int = signal.SIGKILL) -> None:
-        """End a part, by default without warning. A node's name means its power switch."""
+        """Stop a part, by default with SIGKILL. The name of a node stops the whole node, like a power cut."""
         with locks.held(self.name, self.progress):
             self.part(part).stop(number)
 
     def start_process(self, part: str) -> None:
-        """Start a part that is down and wait until it works."""
+        """Start a stopped part and wait until it works."""
         with locks.held(self.name, self.progress):
             self._start(part)
 
     def restart_process(self, part: str, number: int = signal.SIGKILL) -> None:
-        """End a part and bring it back."""
+        """Stop a part, start it again, and wait until it works."""
         with locks.held(self.name, self.progress):
             self.part(part).stop(number)
             self._start(part)
 
     def isolate(self, node: str) -> None:
-        """Pull the node's network cable."""
+        """Disconnect the node from the network."""
         network.set_connected(self.layout.node(node), False)
 
     def rejoin(self, node: str) -> None:
-        """Plug it in again."""
+        """Reconnect the node to the network."""
         network.ensure_node(self.layout, self.layout.node(node))
 
     def _start(self, part: str) -> None:
@@ -178,7 +178,7 @@ def up(
     kvm: bool | None = None,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Make a cluster, or mend one, and return once all its nodes are Ready."""
+    """Create a cluster, or repair an existing one, and return once all its nodes are Ready."""
     progress = progress or Progress()
     return Cluster(bringup.up(name, nodes, kvm, progress), progress)
 
@@ -187,7 +187,7 @@ def up(
 def brought_up(
     name: str, progress: Progress, nodes: int | None = None, keep: bool = False
 ) -> Iterator[Cluster]:
-    """A cluster that is taken away at the end, also one that came up only in part; `keep` leaves it."""
+    """Bring up a cluster and remove it at the end of the block, even if it came up only in part, unless `keep` is set."""
     try:
         yield up(name, nodes, progress=progress)
     finally:
@@ -196,12 +196,12 @@ def brought_up(
 
 
 def down(name: str = DEFAULT_NAME, progress: Progress | None = None) -> None:
-    """Take a cluster away, with everything that it made."""
+    """Remove a cluster and everything that it has created."""
     teardown.down(name, progress or Progress())
 
 
 def down_each(names: Iterable[str], progress: Progress) -> list[str]:
-    """Take clusters away; return a line for each one that cannot be removed, which keeps no other."""
+    """Remove each of the clusters, even if the removal of another fails. Return a line for each failure."""
     failed = []
     for name in names:
         try:
@@ -212,5 +212,5 @@ def down_each(names: Iterable[str], progress: Progress) -> list[str]:
 
 
 def load(name: str = DEFAULT_NAME, progress: Progress | None = None) -> Cluster:
-    """A cluster that exists already."""
+    """Return an existing cluster. Raise Failure if it does not exist."""
     return Cluster(registered.find(name), progress)

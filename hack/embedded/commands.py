@@ -1,4 +1,4 @@
-"""Runs short system commands to their end, and reports their output on failure."""
+"""Runs short system commands and reports their output on failure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     timeout: float | None = 120,
 ) -> str:
-    """Run a command and return its output. Raises Failure if the command fails."""
+    """Run a command and return its output. Raise Failure if the command fails."""
     try:
         done = subprocess.run(
             argv,
@@ -30,7 +30,7 @@ def run(
     except FileNotFoundError as error:
         raise Failure(f"command not found: {argv[0]}") from error
     except subprocess.TimeoutExpired as error:
-        raise Failure(f"no end within {timeout} s: {shlex.join(argv)}") from error
+        raise Failure(f"timed out after {timeout} s: {shlex.join(argv)}") from error
     if done.returncode != 0:
         printed = last_lines(done.stderr or done.stdout)
         raise Failure(f"failed with {done.returncode}: {shlex.join(argv)}", printed)
@@ -38,7 +38,7 @@ def run(
 
 
 def succeeds(*argv: str) -> bool:
-    """Whether a command is there and ends well; what it prints is of no interest."""
+    """Return whether a command exists and exits with code 0. Its output is discarded."""
     quiet = subprocess.DEVNULL
     try:
         return subprocess.run(argv, stdin=quiet, stdout=quiet, stderr=quiet).returncode == 0
@@ -47,5 +47,5 @@ def succeeds(*argv: str) -> bool:
 
 
 def last_lines(text: str, count: int = 20) -> str:
-    """Return the end of a command's output."""
+    """Return the last lines of a command's output."""
     return "\n".join(text.rstrip().splitlines()[-count:])

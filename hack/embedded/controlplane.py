@@ -1,4 +1,4 @@
-"""The processes that run once a cluster: etcd, the API server, its controllers, the registry."""
+"""Defines the processes that run once per cluster: etcd, API server, controller manager, scheduler and registry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTROLLER_MANAGER_PORT, SCHEDULER_PORT = 10257, 10259
 
 
 def audit_policy() -> dict[str, object]:
-    """Return the policy to log all requests of Drydock's own service accounts only; migrations' status patches in full."""
+    """Return the audit policy: log only requests of Drydock's service accounts, and migrations' status patches with bodies."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -36,7 +36,7 @@ def audit_policy() -> dict[str, object]:
 
 
 def registry_config(layout: Layout, storage: Path) -> dict[str, object]:
-    """A plain registry whose images outlive the cluster."""
+    """Return the configuration of a simple registry whose images outlive the cluster."""
     return {
         "version": 0.1,
         "log": {"level": "warn", "accesslog": {"disabled": True}},
@@ -50,7 +50,7 @@ def registry_config(layout: Layout, storage: Path) -> dict[str, object]:
 
 
 def scheduler_config(kubeconfig: Path) -> dict[str, object]:
-    """One scheduler, so there is no election."""
+    """Return the scheduler's configuration. There is only one scheduler, so it needs no leader election."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -60,7 +60,7 @@ def scheduler_config(kubeconfig: Path) -> dict[str, object]:
 
 
 class ControlPlane:
-    """Command lines and configuration of a cluster's central processes."""
+    """The command lines and configuration of a cluster's central processes."""
 
     def __init__(self, layout: Layout, programs: Programs, certificates: Certificates) -> None:
         self.layout = layout
@@ -68,18 +68,18 @@ class ControlPlane:
         self.certificates = certificates
 
     def processes(self) -> list[Process]:
-        """In the order in which they are started."""
+        """Return all processes in the order in which they are started."""
         return [self.registry, self.etcd, self.apiserver, *self.clients()]
 
     def clients(self) -> list[Process]:
-        """Those that work by the API server alone."""
+        """Return the processes that do all their work through the API server."""
         return [self.controller_manager, self.scheduler]
 
     def configure(self) -> None:
-        """Write what the programs read."""
+        """Write the programs' configuration files and create the folders that they need."""
         config, certificates = self.layout.config, self.certificates
         files.write(config / "audit-policy.json", _json(audit_policy()))
-        # YAML's readers take JSON, and the registry's is the only one that minds the name.
+        # YAML parsers accept JSON. Only the name of the registry's file matters.
         files.write(config / "registry.yml", _json(registry_config(self.layout, image_store())))
         for user in ("kube-controller-manager", "kube-scheduler"):
             files.write(config / f"{user}.kubeconfig", certificates.kubeconfig(user), mode=0o600)
@@ -142,8 +142,8 @@ class ControlPlane:
             "service-account-issuer": "https://kubernetes.default.svc.cluster.local",
             "service-account-key-file": pem("service-accounts"),
             "service-account-signing-key-file": pem("service-accounts"),
-            # Webhooks and aggregated APIs are dialled at their pods: there is
-            # no kube-proxy beside the API server.
+            # The API server connects to the pods of webhooks and aggregated APIs directly:
+            # there is no kube-proxy on the host.
             "enable-aggregator-routing": "true",
             "requestheader-client-ca-file": self.certificates.front_proxy_ca.certificate,
             "requestheader-allowed-names": "front-proxy",
@@ -156,7 +156,7 @@ class ControlPlane:
             "audit-log-path": self.layout.audit_log,
             "audit-log-format": "json",
             "audit-log-mode": "blocking",
-            # Never begun anew while the cluster lives: who reads it wants all of it.
+            # Large enough that the log is not rotated while the cluster exists: its readers need all of it.
             "audit-log-maxsize": 4096,
             "audit-log-maxbackup": 1,
             "profiling": "false",
@@ -182,7 +182,7 @@ class ControlPlane:
             "cluster-signing-key-file": pem("ca"),
             "requestheader-client-ca-file": self.certificates.front_proxy_ca.certificate,
             "allocate-node-cidrs": "false",
-            # Its default folder belongs to the machine, and it would be left behind.
+            # The default folder is on the host and would be left behind.
             "flex-volume-plugin-dir": self.layout.config / "volume-plugins",
             "node-monitor-period": "2s",
             "node-monitor-grace-period": "30s",

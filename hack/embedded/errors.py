@@ -1,10 +1,10 @@
-"""The one exception that ends a command with a reason instead of a traceback."""
+"""Defines the exception that ends a command with an error message instead of a traceback."""
 
 from __future__ import annotations
 
 
 class Failure(Exception):
-    """An error that a person can act on: what failed, and the end of its output."""
+    """An error that the user can act on: a reason and, optionally, the end of the failed command's output."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)

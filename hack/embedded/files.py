@@ -1,4 +1,4 @@
-"""Files that are either the old ones or the new ones, never half of both."""
+"""Writes files atomically."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
-    """Replace a file atomically; one that already has this content is left alone."""
+    """Replace a file atomically, unless it already has this content, and return its path."""
     content = text.encode() if isinstance(text, str) else text
     try:
         if path.read_bytes() == content:

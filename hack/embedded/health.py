@@ -1,4 +1,4 @@
-"""Checks of running parts, with yes or no as the result."""
+"""Checks whether the parts of a cluster respond to HTTP requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _TIMEOUT = 3.0
 
 
 def responses(url: str, ca: Path | None = None, client: Path | None = None) -> bool:
-    """Return whether a GET of the URL succeeds; proxies of the environment are not used."""
+    """Return whether a GET of the URL succeeds. Proxies from the environment are not used."""
     return get(url, ca, client) is not None
 
 
 def get(url: str, ca: Path | None = None, client: Path | None = None) -> bytes | None:
-    """The body of a GET that succeeded."""
+    """Return the response body of a GET, or None if the request fails."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if url.startswith("https:"):
         context = ssl.create_default_context(cafile=str(ca) if ca else None)

@@ -1,4 +1,4 @@
-"""The images of the clusters' registries: one store for all clusters, which outlives them."""
+"""Cleans up the image store, which all clusters' registries share and which outlives the clusters."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from .commands import run
 from .errors import Failure
 from .progress import Progress
 
-# Bytes from which on images without a name are removed. All images of one version take less than a tenth.
+# Size in bytes from which untagged images are removed. All images of one version take less than a tenth of it.
 LIMIT = 10 << 30
 
-# The part of a cluster that reads and writes the store.
+# The name of the process that reads and writes the store.
 PART = "registry"
 
 
 def sweep(store: Path, progress: Progress, limit: int = LIMIT) -> None:
-    """Remove images that were pushed under a name which another has now, once all images take too much.
+    """Remove images whose tag has moved to another image, if the store's size has reached the limit.
 
-    A registry must not run meanwhile. The caller lets none of its clusters start; those of another state folder are
-    looked for. Whatever is removed is pushed again when it is needed.
+    No registry may run meanwhile. The caller ensures that none of its clusters starts. If a registry of a cluster in
+    another state folder runs, nothing is removed. Removed images are pushed again when they are needed.
     """
     if not store.is_dir() or shutil.which("docker-registry") is None or _size(store) < limit or _in_use():
         return
     with tempfile.TemporaryDirectory() as folder:
         configuration = Path(folder) / "registry.yml"
         storage = {"filesystem": {"rootdirectory": str(store)}, "delete": {"enabled": True}}
-        # YAML's readers take JSON.
+        # YAML parsers accept JSON.
         configuration.write_text(json.dumps({"version": 0.1, "log": {"level": "warn"}, "storage": storage}))
         try:
-            with progress.step(f"removing images without a name from {store}"):
+            with progress.step(f"removing untagged images from {store}"):
                 run("docker-registry", "garbage-collect", "--delete-untagged", str(configuration), timeout=600)
         except Failure as failure:
-            # The cluster is gone all the same.
+            # The removal of the cluster has succeeded nevertheless.
             progress.note(f"{store} keeps its images: {failure}")
 
 

@@ -1,7 +1,7 @@
-"""Where a cluster's files are, and which names and addresses it uses.
+"""Defines the paths, names and addresses of a cluster.
 
 Everything here is a pure function of the cluster's name, its index and its
-settings, so that any later run finds what an earlier one made.
+settings, so that a later run finds what an earlier run has created.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?")
 
 
 def cache_root() -> Path:
-    """What is built once and shared by all clusters."""
+    """Return the folder for what is built once and shared by all clusters."""
     return Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")).absolute()
 
 
 def image_store() -> Path:
-    """The images of the registries of all clusters."""
+    """Return the folder with the images of all clusters' registries."""
     return cache_root() / "registry"
 
 
 def state_root() -> Path:
-    """What belongs to running clusters, one folder each."""
+    """Return the folder for the state of clusters, with one subfolder for each."""
     return Path(os.environ.get("DRYDOCK_STATE", "/var/lib/drydock-embedded")).absolute()
 
 
 def check_name(name: str) -> str:
-    """Refuse a name that could not be part of host names and file names."""
+    """Return the name. Raise Failure if it cannot be part of host names and file names."""
     if not _NAME.fullmatch(name):
         raise Failure(
             f"cluster name {name!r}: use 1 to 22 lower-case letters, digits and inner hyphens"
@@ -54,7 +54,7 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What is decided once, when a cluster is first made."""
+    """The recorded settings of a cluster."""
 
     index: int
     nodes: int = 2
@@ -70,7 +70,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class NodeLayout:
-    """One node: a host in everything but its kernel."""
+    """All names, paths and addresses of one node."""
 
     cluster: str
     number: int
@@ -91,7 +91,7 @@ class NodeLayout:
         return str(ipaddress.ip_network(self.pod_range)[1])
 
     def part(self, program: str) -> str:
-        """The name of one of this node's processes, such as `kubelet.node1`."""
+        """Return the name of one of this node's processes, such as `kubelet.node1`."""
         return f"{program}.{self.name}"
 
 
@@ -137,7 +137,7 @@ class Layout:
 
     @property
     def shared(self) -> Path:
-        """One folder that all nodes have, as a network file system would be."""
+        """The folder that all nodes share, like a network file system."""
         return self.directory / "shared"
 
     @property
@@ -154,7 +154,7 @@ class Layout:
 
     @property
     def address(self) -> str:
-        """The host's address on the bridge: API server and registry."""
+        """The host's address on the bridge, on which the API server and the registry listen."""
         return f"10.89.{self.settings.index}.1"
 
     @property
@@ -167,7 +167,7 @@ class Layout:
 
     @property
     def loopback(self) -> str:
-        """A loopback address of this cluster's own, for what pods must not reach."""
+        """The cluster's own loopback address, for servers that pods must not reach."""
         return f"127.89.{self.settings.index}.1"
 
     @property
@@ -202,15 +202,15 @@ class Layout:
 
 
 def node_name(cluster: str, number: int) -> str:
-    """`node1` in the default cluster, `NAME-node1` in any other."""
+    """Return the name of a node: `node1` in the default cluster, `NAME-node1` in any other."""
     return f"node{number}" if cluster == DEFAULT_NAME else f"{cluster}-node{number}"
 
 
 def choose_index(taken: Iterable[int], networks: Iterable[str]) -> int:
-    """The first index that no cluster has and whose ranges no route covers.
+    """Return the first index that no cluster uses and whose address ranges overlap no route.
 
-    `networks` are the destinations of the host's routes. A default route covers
-    everything and so is ignored.
+    `networks` are the destinations of the host's routes. A default route overlaps
+    everything and is therefore ignored.
     """
     used = set(taken)
     routed = [ipaddress.ip_network(network, strict=False) for network in networks]

@@ -1,4 +1,4 @@
-"""What a machine has that a cluster could have left there, to compare before and after."""
+"""Takes inventories of what a cluster could leave behind on a machine, to compare before and after."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .layout import state_root
 
 @dataclass(frozen=True)
 class Inventory:
-    """Names of things, by kind."""
+    """The names of a machine's resources, by kind."""
 
     processes: frozenset[str]
     mounts: frozenset[str]
@@ -28,7 +28,7 @@ class Inventory:
     folders: frozenset[str]
 
     def added_since(self, before: "Inventory") -> list[str]:
-        """What is here now and was not then."""
+        """Return a line for each resource that is missing from `before`, the earlier inventory."""
         lines = []
         for kind in fields(self):
             new = getattr(self, kind.name) - getattr(before, kind.name)
@@ -37,7 +37,7 @@ class Inventory:
 
 
 def take() -> Inventory:
-    """Take the inventory of the whole machine; other clusters should not come or go meanwhile."""
+    """Take the inventory of the whole machine. No other cluster should be created or removed meanwhile."""
     return Inventory(
         processes=frozenset(_processes()),
         mounts=frozenset(
@@ -62,7 +62,7 @@ def take() -> Inventory:
 
 
 def _processes() -> list[str]:
-    """Every process that a cluster started, or that is in one of its cgroups."""
+    """Return every process that a cluster has started or that is in a cluster's cgroup."""
     found = []
     grouped = cgroups.pids("/drydock-embedded")
     for pid in processes.all_pids():

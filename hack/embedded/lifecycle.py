@@ -1,4 +1,4 @@
-"""A cluster's whole life: made, killed half-way, mended, doubled, and gone without trace."""
+"""Tests a cluster's life cycle: creation, crashes, repair, a second cluster, and removal without leftovers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .progress import Progress
 _PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 _MENDING_BUDGET = 40.0
 
-# Moments at which `up` is killed: in its first steps, and while parts start.
+# Seconds after which `up` is killed: in its first steps, and while parts start.
 _CRASHES = (0.3, 0.7, 1.2, 2.0, 3.0)
 
 
 def names(name: str) -> tuple[str, str]:
-    """The clusters of a life: its own, and the one beside it."""
+    """Return the names of the test's two clusters: its main cluster and the second one."""
     return name, f"{name}2"
 
 
 def left_behind(name: str) -> list[str]:
-    """The clusters that an earlier life of this name left because it was killed; none while a command has that name."""
+    """Return the clusters that a killed test of this name left behind, or none while a command with this name runs."""
     commands = (set(processes.command_line(pid)) for pid in processes.all_pids() if pid != os.getpid())
     if any("-m" in words and words & {name, f"--name={name}"} for words in commands):
         return []
@@ -38,7 +38,7 @@ def left_behind(name: str) -> list[str]:
 
 
 def run(name: str, check: Callable[[Cluster, Progress], int], progress: Progress) -> int:
-    """Play a whole life; the clusters must not exist before, and do not after."""
+    """Run the test and return the number of failures. The clusters must not exist before, and are removed afterwards."""
     for one in names(name):
         if one in registered.names():
             raise Failure(f"cluster {one} exists: choose a --name that is free, or hack/down it first")
@@ -76,7 +76,7 @@ def _timed_up(
 
 
 def _crash(name: str, delay: float, progress: Progress) -> None:
-    """Kill `up` without warning after a moment of work."""
+    """Start `up` and kill it after `delay` seconds."""
     environment = {**os.environ, "PYTHONPATH": str(_PACKAGE_FOLDER)}
     child = subprocess.Popen(
         [sys.executable, "-m", "embedded", "up", "--name", name],
@@ -88,14 +88,14 @@ def _crash(name: str, delay: float, progress: Progress) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=delay)
     finally:
-        # Also after an interruption: it would go on with a cluster that is being removed.
+        # Do this after an interruption, too: the child would keep working on a cluster that is being removed.
         child.kill()
         child.wait()
     progress.note(f"ok      killed up after {delay} s")
 
 
 def _kill_parts(cluster: Cluster, progress: Progress) -> None:
-    """One part of each kind dies."""
+    """Kill parts of the control plane and of the first node."""
     first = cluster.nodes[0]
     victims = ["etcd", "kube-apiserver", "registry", "kube-scheduler"]
     victims += [first.part("kubelet"), first.part("containerd"), first.part("kube-proxy")]
@@ -105,7 +105,7 @@ def _kill_parts(cluster: Cluster, progress: Progress) -> None:
 
 
 def _kill_node(cluster: Cluster, progress: Progress) -> None:
-    """A node loses its power."""
+    """Switch the last node off, as in a power cut."""
     last = cluster.nodes[-1].name
     cluster.stop_process(last)
     progress.note(f"ok      switched {last} off")
@@ -114,7 +114,7 @@ def _kill_node(cluster: Cluster, progress: Progress) -> None:
 def _beside(
     name: str, first: Cluster, check: Callable[[Cluster, Progress], int], progress: Progress
 ) -> int:
-    """A second cluster comes and goes, and the first one still works."""
+    """Create, check and remove a second cluster, then check the first one. Return the number of failed checks."""
     second, _ = _timed_up(name, "up of a second cluster", progress)
     failed = check(second, progress)
     clusters.down(name, progress)
@@ -122,7 +122,7 @@ def _beside(
 
 
 def _compare(before: leftovers.Inventory, progress: Progress) -> int:
-    """The machine has nothing that it did not have before."""
+    """Report what the machine has that it did not have before, and return the number of such leftovers."""
     added = leftovers.take().added_since(before)
     for line in added:
         progress.note(f"FAILED  left behind: {line}")

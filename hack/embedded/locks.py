@@ -1,4 +1,4 @@
-"""One command at a time on one cluster; the lock ends with its holder."""
+"""Locks that let only one command at a time work on a cluster. A lock is released when its holder ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .progress import Progress
 
 @contextmanager
 def held(name: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock of a cluster, or `""` for the list of all clusters."""
+    """Hold the lock of a cluster. The name `""` stands for the list of all clusters."""
     path = state_root() / f"{name}.lock"
     descriptor = _acquire(path, progress, name)
     try:
@@ -24,7 +24,7 @@ def held(name: str, progress: Progress) -> Iterator[None]:
 
 
 def forget(name: str) -> None:
-    """Remove a lock file, while holding it."""
+    """Remove a lock file. The caller must hold the lock."""
     (state_root() / f"{name}.lock").unlink(missing_ok=True)
 
 
@@ -44,7 +44,7 @@ def _acquire(path: Path, progress: Progress, name: str) -> int:
                 progress.note(f"waiting: process {holder} is working on cluster {name}")
             waited = True
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        # The holder may have removed the file meanwhile: then this lock is worth nothing.
+        # The previous holder may have removed the file meanwhile. A lock on a removed file excludes no other process.
         try:
             if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
                 os.ftruncate(descriptor, 0)

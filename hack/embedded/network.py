@@ -1,7 +1,7 @@
-"""The wires: a bridge on the host, a namespace and a veth pair for each node.
+"""Sets up a cluster's network: a bridge on the host, and a namespace and a veth pair for each node.
 
-The host gets a route to every node's pods, because the API server runs on it and
-dials webhooks and aggregated APIs in pods directly.
+The host gets a route to every node's pods, because the API server runs on the host
+and connects directly to webhooks and aggregated APIs in pods.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _INTERFACE = "eth0"
 
 
 def host_networks() -> list[str]:
-    """The destinations of the host's IPv4 routes."""
+    """Return the destinations of the host's IPv4 routes, except for the default route."""
     routes = json.loads(run("ip", "-json", "-4", "route", "show") or "[]")
     return [route["dst"] for route in routes if route["dst"] != "default"]
 
 
 def ensure_bridge(layout: Layout) -> None:
-    """The network that joins the host and the nodes."""
+    """Create the bridge that connects the host and the nodes, and its firewall rules."""
     bridge = layout.bridge
     if not _link_exists(bridge):
         run("ip", "link", "add", bridge, "type", "bridge")
@@ -35,9 +35,9 @@ def ensure_bridge(layout: Layout) -> None:
 
 
 def ensure_node(layout: Layout, node: NodeLayout) -> None:
-    """The node's network namespace, wired and routed."""
+    """Create the node's network namespace, connect it to the bridge, and set up its routes."""
     if not _namespace_works(node):
-        # A reboot or a crash can leave the name without a namespace behind it.
+        # After a reboot or a crash, the name may exist without a namespace.
         succeeds("ip", "netns", "delete", node.netns)
         succeeds("ip", "link", "delete", node.interface)
         run("ip", "netns", "add", node.netns)
@@ -59,12 +59,12 @@ def ensure_node(layout: Layout, node: NodeLayout) -> None:
 
 
 def set_connected(node: NodeLayout, connected: bool) -> None:
-    """Plug or pull the node's cable."""
+    """Set the node's network link up or down."""
     run("ip", "link", "set", node.interface, "up" if connected else "down")
 
 
 def remove(layout: Layout) -> None:
-    """Take all of it away; what is not there is not missed."""
+    """Remove the cluster's network. Parts that do not exist are no error."""
     for rule in firewall_rules(layout):
         while succeeds("iptables", "-w", "-t", rule[0], "-C", *rule[1:]):
             run("iptables", "-w", "-t", rule[0], "-D", *rule[1:])
@@ -75,7 +75,7 @@ def remove(layout: Layout) -> None:
 
 
 def remove_namespaces(cluster: str) -> None:
-    """Every network namespace that was made for a cluster of this name."""
+    """Remove every network namespace that was created for a cluster of this name."""
     folder = Path("/run/netns")
     if folder.is_dir():
         for path in folder.glob(f"drydock.{cluster}.node*"):
@@ -83,7 +83,7 @@ def remove_namespaces(cluster: str) -> None:
 
 
 def firewall_rules(layout: Layout) -> list[tuple[str, ...]]:
-    """Table, chain and rule: let the cluster's traffic through, and out under the host's name."""
+    """Return the table, chain and arguments of rules that accept the cluster's traffic and masquerade what leaves it."""
     mark = ("-m", "comment", "--comment", f"drydock-embedded {layout.name}")
     rules: list[tuple[str, ...]] = [
         ("filter", "FORWARD", "-i", layout.bridge, *mark, "-j", "ACCEPT"),

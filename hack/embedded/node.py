@@ -1,4 +1,4 @@
-"""The processes of one node: its first process, containerd, kubelet, kube-proxy."""
+"""Defines the processes of one node: its first process, containerd, kubelet and kube-proxy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Node:
 
     @property
     def machine(self) -> Process:
-        """The node itself: killing it pulls the plug."""
+        """The node's first process. Killing it stops the whole node, like a power cut."""
         spec = NodeSpec(
             name=self.name,
             directory=str(self.node.directory),
@@ -90,11 +90,11 @@ class Node:
         return self._inside("kube-proxy", [self.programs["kube-proxy"], f"--config={config}"], [config])
 
     def processes(self) -> list[Process]:
-        """In the order in which they are started."""
+        """Return all processes in the order in which they are started."""
         return [self.machine, self.containerd, self.kubelet, self.kube_proxy]
 
     def configure(self, certificates: Certificates) -> None:
-        """Write what the node's programs read, and wire it up."""
+        """Write the configuration of the node's programs, and create the node's cgroup and network."""
         layout, node = self.layout, self.node
         mirrors = self.config / "mirrors"
         files.write(mirrors / "_default" / "hosts.toml", mirror_config(layout.registry))
@@ -114,13 +114,13 @@ class Node:
         files.write(
             self.config / "kube-proxy.json", _json(kube_proxy_config(layout, node, proxy_kubeconfig))
         )
-        # This lands in the node's /etc, which is an overlay with this upper folder.
+        # This file appears in the node's /etc: the folder is the upper one of the overlay that the node mounts there.
         files.write(node.directory / "etc/cni/net.d/10-drydock.conflist", _json(cni_config(node)))
         cgroups.ensure(node.cgroup)
         network.ensure_node(layout, node)
 
     def is_furnished(self) -> bool:
-        """Whether the node's first process has set everything up."""
+        """Return whether the node's first process has set up the node."""
         pid = self.machine.pid()
         if pid is None:
             return False
@@ -131,7 +131,7 @@ class Node:
         return arguments[0].decode() == self.programs["pause"]
 
     def entry(self) -> list[str]:
-        """The command prefix that runs something inside the node."""
+        """Return the command prefix that runs a command inside the node. Raise Failure if the node is off."""
         pid = self.machine.pid()
         if pid is None:
             raise Failure(f"node {self.name} is off", self.machine.last_lines())
@@ -145,7 +145,7 @@ class Node:
         environment: dict[str, str] | None = None,
     ) -> Process:
         pid = self.machine.pid()
-        # A node that is off can be described, but nothing can be started in it.
+        # If the node is off, its processes can be described, but not started.
         wrapper = self.entry() if pid is not None else ["nsenter"]
         return Process(
             part=self.node.part(program),

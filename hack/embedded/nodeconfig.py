@@ -1,4 +1,4 @@
-"""The configuration files of a node's programs, as data."""
+"""Generates the configuration of a node's programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CNI_PLUGINS = "/usr/lib/cni"
 
 
 def containerd_config(layout: Layout, mirrors: Path) -> str:
-    """containerd's own file: the ordinary paths, one registry for every name."""
+    """Return containerd's configuration, with standard paths and one registry for all image names."""
     images = "plugins.'io.containerd.cri.v1.images'"
     runtime = "plugins.'io.containerd.cri.v1.runtime'"
     return f"""\
@@ -45,7 +45,7 @@ sandbox = '{SANDBOX_IMAGE}'
 config_path = '{mirrors}'
 
 [{runtime}]
-# Build machines may lack CAP_SYS_RESOURCE, and every sandbox would die of it.
+# Build machines may lack CAP_SYS_RESOURCE. Without this setting, every sandbox would then fail.
 restrict_oom_score_adj = true
 disable_apparmor = true
 tolerate_missing_hugetlb_controller = true
@@ -61,13 +61,13 @@ runtime_type = 'io.containerd.runc.v2'
 SystemdCgroup = false
 
 [plugins.'io.containerd.metadata.v1.bolt']
-# A cluster that is thrown away needs no disk that survives a power cut.
+# The data of a disposable cluster need not survive a power cut.
 no_sync = true
 """
 
 
 def mirror_config(registry: str) -> str:
-    """Return the configuration by which the cluster's registry stands for all others, and no other is queried."""
+    """Return the configuration that replaces all registries with the cluster's own, so that no other is contacted."""
     return f"""\
 server = "http://{registry}"
 
@@ -77,7 +77,7 @@ capabilities = ["pull", "resolve"]
 
 
 def cni_config(node: NodeLayout) -> dict[str, object]:
-    """The pod network: a bridge in the node, addresses of the node's own range."""
+    """Return the configuration of the pod network: a bridge in the node, with addresses from the node's own range."""
     return {
         "cniVersion": "1.0.0",
         "name": "drydock",
@@ -102,7 +102,7 @@ def cni_config(node: NodeLayout) -> dict[str, object]:
 def kubelet_config(
     node: NodeLayout, certificates: Certificates, containerd_socket: str
 ) -> dict[str, object]:
-    """A kubelet as installers set it up, but patient with a small machine."""
+    """Return the kubelet's configuration: like that of common installers, but adapted to a small machine."""
     serving = str(certificates.path(f"kubelet-serving.{node.name}"))
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -126,7 +126,7 @@ def kubelet_config(
         "clusterDomain": "cluster.local",
         "resolvConf": "/etc/resolv.conf",
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
-        # All nodes share one disk and one memory, so no node may judge by them.
+        # All nodes share one disk and one memory, so no node may evict pods because of them.
         "evictionHard": {
             "imagefs.available": "0%",
             "imagefs.inodesFree": "0%",
@@ -143,7 +143,7 @@ def kubelet_config(
         "kubeAPIBurst": 200,
         "eventRecordQPS": 100,
         "eventBurst": 200,
-        # A node that lost its power is noticed in half a minute, not in one.
+        # A power cut of a node is detected within half a minute instead of one minute.
         "nodeLeaseDurationSeconds": 20,
         "nodeStatusUpdateFrequency": "5s",
         "nodeStatusReportFrequency": "5m0s",
@@ -155,7 +155,7 @@ def kubelet_config(
 
 
 def kube_proxy_config(layout: Layout, node: NodeLayout, kubeconfig: Path) -> dict[str, object]:
-    """kube-proxy in a network namespace, where the machine's own limits are not ours."""
+    """Return kube-proxy's configuration. It runs in a network namespace and leaves the host's conntrack limits unchanged."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",

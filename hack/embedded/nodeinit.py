@@ -1,10 +1,10 @@
-"""What turns fresh namespaces into a node, run as the node's first process.
+"""Turns new namespaces into a node; runs as the node's first process.
 
-It is started in new mount, PID, IPC and UTS namespaces and the node's network
-namespace. It gives the node folders of its own at the ordinary paths, so that
-ordinary manifests' hostPath volumes mean this node and not the machine, and then
-becomes `pause`, which holds the namespaces and buries orphans. Killing it is the
-node's power switch.
+It starts in new mount, PID, IPC and UTS namespaces and in the node's network
+namespace. It mounts the node's own folders at the standard paths, so that hostPath
+volumes of unmodified manifests refer to this node and not to the host. Then it
+executes `pause`, which keeps the namespaces alive and reaps orphaned processes.
+Killing this process switches the node off.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# What a node's /run is expected to have from its start.
+# Folders that must exist in a node's /run from its start.
 _RUN_FOLDERS = ("lock", "mount", "netns", "containerd")
 
-# Mount points of other file systems in /dev, and the device that this is all about.
+# Entries of /dev at which the node mounts its own file systems, and the device that is hidden unless requested.
 _OWN_MOUNTS = {"pts", "shm", "mqueue", "hugepages"}
 _KVM = "kvm"
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """All that the node's first process needs to know."""
+    """The parameters of the node's first process."""
 
     name: str
     directory: str
@@ -46,11 +46,11 @@ class NodeSpec:
 
 
 def main() -> None:
-    """Furnish the node and become its first process."""
+    """Set up the node, then execute `pause`."""
     spec = NodeSpec.from_json(sys.argv[1])
     socket.sethostname(spec.name)
     _mount("-t", "proc", "proc", "/proc")
-    # Opened before their paths are covered by the node's own folders.
+    # Open these before the node's own folders cover their paths.
     kept = {path: _open_folder(path) for path in spec.keep}
     shared = _open_folder(spec.shared)
     _furnish_sys()
@@ -58,28 +58,28 @@ def main() -> None:
     _furnish_run()
     _furnish_var(spec, shared, kept)
     _furnish_dev(spec)
-    # Mounts that containers make for the host must reach the kubelet and back.
+    # Mounts must propagate from containers to the kubelet and back.
     _mount("--make-rshared", "/")
     _configure_network()
     os.execv(spec.pause, [spec.pause])
 
 
 def _furnish_sys() -> None:
-    """A /sys that shows the node's network devices, with the machine's cgroups."""
+    """Mount a /sys that shows the node's network devices and the host's cgroups."""
     cgroups = _open_folder("/sys/fs/cgroup")
     _mount("-t", "sysfs", "sysfs", "/sys")
     _bind("--rbind", cgroups, "/sys/fs/cgroup")
 
 
 def _furnish_etc(spec: NodeSpec) -> None:
-    """The machine's /etc, with this node's changes kept apart."""
+    """Mount an overlay on the host's /etc that stores this node's changes separately."""
     resolver = _resolver_configuration()
     upper = _folder(spec.directory, "etc")
     work = _folder(spec.directory, "etc.work")
     _mount("-t", "overlay", "-o", f"lowerdir=/etc,upperdir={upper},workdir={work}", "etc", "/etc")
     Path("/etc/hostname").write_text(spec.name + "\n")
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {spec.name}\n")
-    # On many machines this is a link into the /run that is about to be covered.
+    # On many hosts this is a link into /run, which will be covered.
     Path("/etc/resolv.conf").unlink(missing_ok=True)
     Path("/etc/resolv.conf").write_text(resolver)
     Path("/etc/machine-id").write_text(_machine_id(spec) + "\n")
@@ -92,19 +92,19 @@ def _furnish_run() -> None:
 
 
 def _furnish_var(spec: NodeSpec, shared: int, kept: dict[str, int]) -> None:
-    """A /var/lib and a /var/log of the node's own."""
+    """Mount the node's own /var/lib and /var/log."""
     _mount("--bind", _folder(spec.directory, "log"), "/var/log")
     _mount("--bind", _folder(spec.directory, "lib"), "/var/lib")
     for name in ("kubelet/seccomp", "kubelet/device-plugins", "containerd", "cni", "drydock"):
         _folder("/var/lib", name)
     _bind("--bind", shared, _folder("/var/lib", "drydock-shared"))
-    # The cluster's state and the built programs stay reachable by their own paths.
+    # The cluster's state and the built programs stay accessible at their original paths.
     for path, descriptor in kept.items():
         _bind("--bind", descriptor, _folder(path))
 
 
 def _furnish_dev(spec: NodeSpec) -> None:
-    """Make a /dev with the machine's devices, but KVM only if it was requested."""
+    """Mount a /dev with the host's devices, but with KVM only if it was requested."""
     _mount("-t", "tmpfs", "-o", "mode=755,size=16m", "dev", _folder("/run/dev"))
     _copy_devices("/dev", "/run/dev", hidden=set() if spec.kvm else {_KVM})
     for name in ("pts", "shm", "mqueue"):
@@ -120,7 +120,7 @@ def _furnish_dev(spec: NodeSpec) -> None:
 
 
 def _copy_devices(source: str, target: str, hidden: set[str]) -> None:
-    """Make the same device nodes, links and folders elsewhere."""
+    """Copy device nodes, links and folders to another folder."""
     for entry in os.scandir(source):
         if entry.name in hidden or entry.name in _OWN_MOUNTS:
             continue
@@ -139,10 +139,10 @@ def _copy_devices(source: str, target: str, hidden: set[str]) -> None:
 
 
 def _configure_network() -> None:
-    """Let the node route between its pods and the world."""
+    """Let the node route traffic between its pods and other networks."""
     settings = {
         "net/ipv4/ip_forward": "1",
-        # Services must work between two pods of one bridge.
+        # Services must also work between two pods on the same bridge.
         "net/bridge/bridge-nf-call-iptables": "1",
     }
     for name, value in settings.items():
@@ -152,7 +152,7 @@ def _configure_network() -> None:
 
 
 def _resolver_configuration() -> str:
-    """How the machine resolves names, by servers that its pods can reach too."""
+    """Return the host's resolver configuration, preferably the one with servers that pods can reach, too."""
     for path in ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf"):
         try:
             text = Path(path).read_text()
@@ -164,7 +164,7 @@ def _resolver_configuration() -> str:
 
 
 def _machine_id(spec: NodeSpec) -> str:
-    """One for each node, the same after a restart."""
+    """Return the node's machine ID, which stays the same after a restart. Create it on first use."""
     path = Path(spec.directory, "machine-id")
     if not path.exists():
         path.write_text(os.urandom(16).hex())
@@ -186,8 +186,8 @@ def _mount(*arguments: str) -> None:
 
 
 def _bind(how: str, source: int, target: str) -> None:
-    """Bind an open folder, whatever its path means by now."""
-    # Made canonical, the name of the descriptor would become that path again.
+    """Bind-mount an open folder, whatever its path refers to by now, and close it."""
+    # Without --no-canonicalize, mount would resolve the descriptor's name to that path.
     arguments = ["mount", "--no-canonicalize", how, f"/proc/self/fd/{source}", target]
     subprocess.run(arguments, check=True, pass_fds=[source])
     os.close(source)

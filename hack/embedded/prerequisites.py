@@ -1,4 +1,4 @@
-"""What must be on the machine: Debian packages, by purpose, and three toolchains."""
+"""Installs the Debian packages that each purpose needs, and checks for toolchains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .progress import Progress
 from .toolchains import check
 
 PACKAGES: dict[str, tuple[str, ...]] = {
-    # Fetching the Go modules of the cluster's programs, which are built while the others are installed.
+    # Downloading the Go modules of the cluster's programs, which are built while the other packages are installed.
     "programs": ("ca-certificates",),
     # The embedded cluster itself.
     "cluster": (
@@ -35,13 +35,13 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "runc",
         "util-linux",
     ),
-    # Its self-test packs a tiny image of this.
+    # The cluster's self-test, which packs a small image with this program.
     "selftest": ("busybox-static",),
-    # Building the Rust crates: libvirt is linked, its headers are read.
+    # Building the Rust crates, which link libvirt and need its headers.
     "rust": ("gcc", "libc6-dev", "libvirt-dev", "pkg-config"),
-    # Container images without a container engine.
+    # Building container images without a container engine.
     "images": ("busybox-static", "debian-archive-keyring", "mmdebstrap", "zstd"),
-    # The guest disk: a kernel, a boot loader and a file system in one file.
+    # Building the guest disk: a kernel, a boot loader and a file system in one file.
     "guest": (
         "binutils",
         "busybox-static",
@@ -52,7 +52,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "syslinux",
         "syslinux-common",
     ),
-    # Tests that talk to a real libvirt on this host.
+    # Tests that connect to a real libvirt on this host.
     "libvirt": (
         "libvirt-clients",
         "libvirt-daemon",
@@ -61,13 +61,13 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         "qemu-utils",
         "xorriso",
     ),
-    # Tests of the console: a browser, and the types of its script.
+    # Tests of the console: a browser, and a type checker for its script.
     "browser": ("chromium-headless-shell", "node-typescript", "python3-venv"),
-    # What benchmarks compare with.
+    # Programs with which benchmarks compare Drydock.
     "bench": ("openssl", "socat"),
 }
 
-# Services of these packages that would take a port of a cluster: `docker-registry` listens on *:5000.
+# Services of these packages that would occupy a port of a cluster: `docker-registry` listens on *:5000.
 SERVICES = ("docker-registry",)
 
 _ATTEMPTS = 4
@@ -77,7 +77,7 @@ _LOCK = Path("/run/lock/drydock-packages.lock")
 
 
 def missing(groups: Iterable[str]) -> list[str]:
-    """The packages of these groups that are not installed."""
+    """Return the packages of these groups that are not installed."""
     wanted: list[str] = []
     for group in groups:
         if group not in PACKAGES:
@@ -87,11 +87,11 @@ def missing(groups: Iterable[str]) -> list[str]:
 
 
 def _absent(wanted: Sequence[str]) -> list[str]:
-    """Those of these packages that are not installed."""
+    """Return those of these packages that are not installed."""
     if not wanted:
         return []
     if shutil.which("dpkg-query") is None:
-        raise Failure("this needs Debian or a relative of it: there is no dpkg-query")
+        raise Failure("this needs Debian or a derivative: dpkg-query is missing")
     response = subprocess.run(
         ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *wanted],
         stdout=subprocess.PIPE,
@@ -107,7 +107,7 @@ def ensure(
     progress: Progress | None = None,
     toolchains: Iterable[str] = ("go", "python3"),
 ) -> None:
-    """Install what is missing and check for the toolchains."""
+    """Install missing packages and check the toolchains."""
     progress = progress or Progress()
     check(toolchains)
     _forget_policy()
@@ -132,31 +132,31 @@ def _install(packages: Sequence[str], progress: Progress) -> None:
         try:
             _apt(progress, "install", "--yes", "--no-install-recommends", *packages)
         finally:
-            # Also after an interruption: the next run cannot know who installed the package.
+            # Do this after an interruption, too: the next run cannot know that this one installed the package.
             brought = [package for package in SERVICES if package in packages]
             left = _absent(brought)
             _disable([package for package in brought if package not in left], progress)
 
 
 def _disable(services: Iterable[str], progress: Progress) -> None:
-    """Keep services that a package has enabled from starting at the next boot."""
+    """Prevent services that a package has enabled from starting at the next boot."""
     for service in services:
-        # The first needs an init script, the second a unit; either removes the link by which systemd starts it.
+        # The first command needs an init script, the second a unit. Either removes the link by which systemd starts the service.
         commands = (["update-rc.d", service, "disable"], ["deb-systemd-helper", "disable", f"{service}.service"])
-        # deb-systemd-helper refuses to run outside a package's scripts.
+        # deb-systemd-helper refuses to run outside a package's maintainer scripts, which have this variable.
         results = [_run_to_end(argv, progress, {"DPKG_MAINTSCRIPT_PACKAGE": service}) for argv in commands]
         if all(code != 0 for code, _ in results):
             progress.note(f"the service {service} could not be disabled; it starts at the next boot")
 
 
 def _apt(progress: Progress, *arguments: str) -> None:
-    """apt-get, tried again: mirrors and locks have passing troubles."""
+    """Run apt-get, with retries: mirrors and locks can fail temporarily."""
     options = ["-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3", "-q"]
     printed = ""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(3 * attempt)
-        # apt-get refuses to go on after a dpkg that was ended half-way. If this fails, apt-get reports why.
+        # apt-get refuses to run after dpkg was interrupted, so complete dpkg's work first. If this fails, apt-get reports why.
         _run_to_end(["dpkg", "--configure", "-a"], progress)
         code, printed = _run_to_end(["apt-get", *options, *arguments], progress)
         if code == 0:
@@ -167,8 +167,11 @@ def _apt(progress: Progress, *arguments: str) -> None:
 def _run_to_end(
     argv: Sequence[str], progress: Progress, environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a command that must not end half-way, in a session that no interruption of this one reaches, and wait for
-    its end in any case; return its exit code and what it printed."""
+    """Run a command that must not be interrupted, and return its exit code and output.
+
+    The command runs in its own session, which signals to this one do not reach. If this process is interrupted, it
+    still waits until the command ends.
+    """
     fixed = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
@@ -185,7 +188,7 @@ def _run_to_end(
         try:
             code = process.wait()
         except BaseException:
-            progress.note(f"interrupted; waiting for {argv[0]}, which must not end half-way")
+            progress.note(f"interrupted; waiting for {argv[0]}, which must run to its end")
             process.wait()
             raise
         output.seek(0)
@@ -194,7 +197,7 @@ def _run_to_end(
 
 @contextlib.contextmanager
 def _alone(progress: Progress) -> Iterator[None]:
-    """Let only one command of this machine install packages at a time."""
+    """Hold a lock, so that only one command on this machine installs packages at a time."""
     _LOCK.parent.mkdir(parents=True, exist_ok=True)
     with _LOCK.open("a") as lock:
         try:
@@ -206,7 +209,7 @@ def _alone(progress: Progress) -> Iterator[None]:
 
 
 def _forget_policy() -> None:
-    """Remove the policy of an installation that was killed; one that runs just now keeps its own."""
+    """Remove the policy file of a killed installation. A running installation keeps its own."""
     if os.geteuid() != 0 or _policy() != _POLICY_TEXT.encode():
         return
     _LOCK.parent.mkdir(parents=True, exist_ok=True)
@@ -217,10 +220,10 @@ def _forget_policy() -> None:
 
 @contextlib.contextmanager
 def _services_stay_off() -> Iterator[None]:
-    """Keep the daemons that packages bring from starting, which was not requested.
+    """Prevent the daemons of newly installed packages from starting.
 
-    Debian's maintainer scripts query this file first. One that is already there is
-    an administrator's decision and stays.
+    Debian's maintainer scripts run the policy file before they start a daemon. A policy
+    file from elsewhere is an administrator's decision and is kept.
     """
     if _policy() not in (None, _POLICY_TEXT.encode()):
         yield
@@ -234,7 +237,7 @@ def _services_stay_off() -> Iterator[None]:
 
 
 def _policy() -> bytes | None:
-    """The content of the file, if there is one."""
+    """Return the content of the policy file, or None if it does not exist."""
     try:
         return _POLICY.read_bytes()
     except FileNotFoundError:

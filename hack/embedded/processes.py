@@ -1,10 +1,10 @@
-"""Daemons without an init system: started once, found again, stopped by pid.
+"""Starts, finds and stops daemons without an init system.
 
-A process is known by two marks in its environment, the cluster's folder and its
-own name, next to a pid file. A pid that was reused by something else lacks the
-marks, so nothing is ever signalled by mistake. The pid file is written by the
-new process itself before it becomes the program: a crash of the caller in
-between leaves no unknown daemon behind.
+A process is identified by a pid file and by two marks in its environment: the
+cluster's folder and the name of the part. If another process has reused the pid, it
+lacks the marks, so no process is signalled by mistake. The new process writes the pid
+file itself before it executes the program. If the caller crashes in between, no
+unknown daemon is left behind.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MARK_DIGEST = "DRYDOCK_DIGEST"
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Programs in Go collect garbage a quarter as often as by default: a machine for tests has more memory than processors.
+# Go programs collect garbage a quarter as often as by default: on test machines, memory is less scarce than CPU time.
 GARBAGE = {"GOGC": "400", "GOMEMLIMIT": "8GiB"}
 
-# Runs in the new process: leave the pid, then become the program.
+# Shell script of the new process: write the pid file, then execute the program.
 _ANNOUNCE = 'printf "%s\\n" "$$" > "$0.new" && mv "$0.new" "$0" && exec "$@"'
 
 
 def read_environment(pid: int) -> dict[str, str]:
-    """The environment a process was started with; empty if it is gone or a zombie."""
+    """Return the environment with which a process was started; empty if it is gone or a zombie."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -45,9 +45,9 @@ def read_environment(pid: int) -> dict[str, str]:
 
 
 def settled_environment(pid: int) -> dict[str, str]:
-    """The environment of a process that may be turning into another program just now.
+    """Return the environment of a process that may be executing another program right now.
 
-    For that moment a living process shows none.
+    At that moment, the environment of a living process reads as empty.
     """
     deadline = time.monotonic() + 0.5
     while True:
@@ -58,7 +58,7 @@ def settled_environment(pid: int) -> dict[str, str]:
 
 
 def children(pid: int) -> list[int]:
-    """The direct children of a process's main thread."""
+    """Return the direct children of a process's main thread."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -66,18 +66,18 @@ def children(pid: int) -> list[int]:
 
 
 def all_pids() -> list[int]:
-    """Every process this one can see."""
+    """Return the pids of all processes that are visible to this one."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def parse_pid(text: str) -> int | None:
-    """The pid in a pid file, if it holds one."""
+    """Return the pid in the text of a pid file, or None if there is no valid one."""
     text = text.strip()
     return int(text) if text.isdigit() and int(text) > 1 else None
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a process that may have ended meanwhile."""
+    """Send a signal to a process that may have ended meanwhile."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -86,11 +86,11 @@ def send(pid: int, number: int) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """One daemon of a cluster: how it is started and where it leaves its traces.
+    """A daemon of a cluster: how to start it, and where its pid file and its log are.
 
-    `wrapper` enters a node's namespaces and stays as the parent of the program:
-    it is what the pid file names, and the program is its only child. `becomes`
-    names the program that the first one turns into by itself.
+    `wrapper` is a command that enters a node's namespaces and remains the parent of
+    the program. The pid file then has the wrapper's pid, and the program is its only
+    child. `becomes` is the name of the program that `argv` later replaces itself with.
     """
 
     part: str
@@ -110,7 +110,7 @@ class Process:
         return self.cluster / "logs" / f"{self.part}.log"
 
     def digest(self) -> str:
-        """Changes whenever a restart is needed to apply what changed."""
+        """Return a digest that changes whenever a change requires a restart."""
         summary = hashlib.sha256()
         summary.update(json.dumps([list(self.argv), sorted(self.environment.items())]).encode())
         for path in self.configuration:
@@ -124,7 +124,7 @@ class Process:
         )
 
     def tracked_pid(self) -> int | None:
-        """The pid in the pid file, if that process lives and is this one."""
+        """Return the pid in the pid file if that process is alive and is this daemon, otherwise None."""
         try:
             pid = parse_pid(self.pid_file.read_text())
         except OSError:
@@ -134,29 +134,29 @@ class Process:
         return pid
 
     def pid(self) -> int | None:
-        """The program's own pid, as the host sees it."""
+        """Return the program's own pid in the host's PID namespace, or None if it is not running."""
         tracked = self.tracked_pid()
         if tracked is None or not self.wrapper:
             return tracked
-        # Before it becomes the wrapper, the process is a shell, whose child is not the program either.
+        # Until it executes the wrapper, the process is a shell, whose child is not the program.
         if _announces(tracked):
             return None
         below = children(tracked)
         return below[0] if below else None
 
     def is_running(self) -> bool:
-        """Whether it lives, if only as a wrapper that has yet to start the program."""
+        """Return whether the process is alive, even if its wrapper has not started the program yet."""
         return self.tracked_pid() is not None
 
     def is_current(self) -> bool:
-        """Running, and started from the same command line and configuration."""
+        """Return whether the process is running with the current command line and configuration."""
         tracked = self.tracked_pid()
         if tracked is None:
             return False
         return settled_environment(tracked).get(MARK_DIGEST) == self.digest()
 
     def start(self) -> None:
-        """Start the program, detached from this one. The caller made sure it is not running."""
+        """Start the program, detached from this process. The caller ensures that it is not running."""
         self.pid_file.parent.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -179,17 +179,17 @@ class Process:
                 start_new_session=True,
                 umask=0o022,
             )
-        # The pid file must be there before anyone checks whether it runs, and the program, by whose name a stray is known.
+        # Wait for the pid file, by which `is_running` finds the process, and for the program, by whose name `strays` finds it.
         deadline = time.monotonic() + 10
         while self.tracked_pid() != child.pid or _announces(child.pid):
             if child.poll() is not None:
                 raise self.death()
             if time.monotonic() > deadline:
-                raise Failure(f"{self.part} left no pid file within 10 s", self.last_lines())
+                raise Failure(f"{self.part} wrote no pid file within 10 s", self.last_lines())
             time.sleep(0.005)
 
     def ensure(self) -> bool:
-        """Start the program unless it already runs as it should; True if it was started."""
+        """Start the program unless it already runs with the current configuration. Return whether it was started."""
         if self.is_current():
             return False
         self.stop()
@@ -199,17 +199,17 @@ class Process:
         return True
 
     def strays(self) -> list[int]:
-        """Return the processes of this part; for use while the pid file names none.
+        """Return the processes of this part. Call this only while the pid file has no valid pid.
 
-        Children inherit the marks (containerd's shims must outlive it), so only
-        those count that run the part's own program.
+        Children inherit the marks, and containerd's shims must outlive containerd. So
+        this returns only processes that run the part's own program.
         """
         mine = {pid for pid in all_pids() if self.is_mine(read_environment(pid))}
         program = self.becomes or os.path.basename(self.argv[0])
         return [pid for pid in mine if command_name(pid) == program]
 
     def stop(self, number: int = signal.SIGTERM, patience: float = 15.0) -> None:
-        """Signal the program, wait for its end, and kill it if it will not go."""
+        """Send a signal to the program and wait until it ends. Kill it if it does not end within `patience` seconds."""
         tracked = self.tracked_pid()
         if tracked is None:
             self.pid_file.unlink(missing_ok=True)
@@ -225,7 +225,7 @@ class Process:
         self.pid_file.unlink(missing_ok=True)
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of the log, for error messages."""
+        """Return the last lines of the log, for error messages."""
         try:
             text = self.log.read_bytes()[-16384:].decode(errors="replace")
         except OSError:
@@ -233,11 +233,11 @@ class Process:
         return "\n".join(text.splitlines()[-count:])
 
     def death(self) -> Failure:
-        return Failure(f"{self.part} died; its last words in {self.log}:", self.last_lines())
+        return Failure(f"{self.part} died; the last lines of {self.log}:", self.last_lines())
 
 
 def command_line(pid: int) -> list[str]:
-    """The program and the arguments of a process; empty if it is gone."""
+    """Return the program and the arguments of a process; empty if it is gone."""
     try:
         text = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0")
     except OSError:
@@ -246,12 +246,12 @@ def command_line(pid: int) -> list[str]:
 
 
 def command_name(pid: int) -> str:
-    """The base name of a process's first argument."""
+    """Return the base name of the first word of a process's command line."""
     return os.path.basename(next(iter(command_line(pid)), ""))
 
 
 def _announces(pid: int) -> bool:
-    """Whether a process is still the shell that leaves the pid."""
+    """Return whether a process is still the shell that writes the pid file."""
     try:
         return _ANNOUNCE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -259,13 +259,13 @@ def _announces(pid: int) -> bool:
 
 
 def of_cluster(cluster: Path) -> list[int]:
-    """Every living process that carries a cluster's mark, children included."""
+    """Return the pids of all living processes with a cluster's mark, including children."""
     wanted = str(cluster)
     return [pid for pid in all_pids() if read_environment(pid).get(MARK_CLUSTER) == wanted]
 
 
 def kill_all(pids: Iterable[int], patience: float = 20.0) -> None:
-    """End processes at once and see them gone."""
+    """Kill processes and wait until they have ended. Raise Failure after `patience` seconds."""
     pids = list(pids)
     for pid in pids:
         send(pid, signal.SIGKILL)
@@ -280,7 +280,7 @@ def _alive(pid: int) -> bool:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return False
-    # The first thread may be dead while others still hold the process's sockets.
+    # The main thread may be dead while other threads still hold the process's sockets.
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X") or len(threads) > 1
 
 

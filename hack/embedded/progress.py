@@ -1,4 +1,4 @@
-"""What the person at the terminal sees: one line a step, with its time."""
+"""Prints progress on standard error, with the time that each step takes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# What writing to a terminal or a pipe fails with once there is no reader.
+# Error numbers of a write to a terminal or pipe that no process reads any more.
 _NOBODY_READS = (errno.EIO, errno.EPIPE)
 
 
 def show(text: str) -> None:
-    """Print a line on standard error. It is lost if the terminal is gone: the work, or its clean-up, goes on."""
+    """Print a line on standard error. Drop it if the terminal is gone, so that the work or its clean-up continues."""
     try:
         print(text, file=sys.stderr, flush=True)
     except OSError as error:
@@ -23,7 +23,7 @@ def show(text: str) -> None:
 
 
 class Progress:
-    """Prints steps with the time since the start and the time each one took."""
+    """A printer of progress lines with the elapsed time and the duration of each step."""
 
     def __init__(self, verbose: bool = False) -> None:
         self.verbose = verbose
@@ -31,22 +31,22 @@ class Progress:
         self._lock = threading.Lock()
 
     def elapsed(self) -> float:
-        """Seconds since this command began."""
+        """Return the seconds since this command started."""
         return time.monotonic() - self._start
 
     def note(self, text: str) -> None:
-        """Print one line, stamped with the elapsed time."""
+        """Print one line, prefixed with the elapsed time."""
         with self._lock:
             show(f"[{self.elapsed():6.1f}s] {text}")
 
     def detail(self, text: str) -> None:
-        """Print one line that only `-v` shows."""
+        """Print one line, but only with `-v`."""
         if self.verbose:
             self.note(f"  {text}")
 
     @contextmanager
     def step(self, text: str, announce: bool = False) -> Iterator[None]:
-        """Time a step; `announce` prints it beforehand too, for the long ones."""
+        """Time a step and print its duration at the end. `announce` also prints a line at the start, for long steps."""
         begun = time.monotonic()
         if announce:
             self.note(f"{text} ...")

@@ -1,4 +1,4 @@
-"""Which clusters exist on this machine, and with which settings."""
+"""Records which clusters exist on this machine, and their settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTINGS = "settings.json"
 
 
 def names() -> list[str]:
-    """Clusters that have a folder, whether they run or not."""
+    """Return the names of all clusters that have a folder, running or not."""
     root = state_root()
     if not root.is_dir():
         return []
@@ -21,7 +21,7 @@ def names() -> list[str]:
 
 
 def settings(name: str) -> Settings | None:
-    """What a cluster was made with, if it got that far."""
+    """Return the recorded settings of a cluster, or None if there are none."""
     try:
         return Settings.from_json((state_root() / name / _SETTINGS).read_text())
     except FileNotFoundError:
@@ -29,19 +29,19 @@ def settings(name: str) -> Settings | None:
 
 
 def find(name: str) -> Layout:
-    """The layout of a cluster that exists."""
+    """Return the layout of an existing cluster. Raise Failure if it does not exist."""
     found = settings(check_name(name))
     if found is None:
         known = ", ".join(names()) or "none"
-        raise Failure(f"there is no cluster {name!r} (clusters here: {known}); hack/up makes one")
+        raise Failure(f"there is no cluster {name!r} (clusters here: {known}); hack/up creates one")
     return Layout(name, found)
 
 
 def reserve(name: str, nodes: int | None, kvm: bool | None, progress: Progress) -> Layout:
-    """Settle a cluster's settings: the old ones, with those requested now."""
+    """Record a cluster's settings and return its layout. Arguments other than None replace recorded values."""
     check_name(name)
     if nodes is not None and not 0 <= nodes <= MAX_NODES:
-        raise Failure(f"--nodes {nodes}: from 0 to {MAX_NODES}")
+        raise Failure(f"--nodes {nodes}: must be from 0 to {MAX_NODES}")
     with locks.held("", progress):
         old = settings(name)
         if old is None:

@@ -1,7 +1,7 @@
-"""Tiny images, packed and pushed with nothing but the standard library.
+"""Packs tiny container images and pushes them to a registry, with only the standard library.
 
-The cluster itself needs one image, the sandbox of every pod, before anything else
-can run; its self-test packs another.
+The cluster itself needs one image, the sandbox of every pod, before any pod can run.
+Its self-test packs another image.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 @dataclass(frozen=True)
 class PackedFile:
-    """One file of an image: content, or the target of a symbolic link."""
+    """A file of an image: its content, or the target of a symbolic link."""
 
     content: bytes = b""
     mode: int = 0o644
@@ -37,14 +37,14 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class TinyImage:
-    """An image of one layer, the same bytes for the same content."""
+    """A reproducible image with one layer."""
 
     files: Mapping[str, PackedFile]
     entrypoint: Sequence[str]
     user: str = ""
 
     def layer(self) -> bytes:
-        """The uncompressed layer."""
+        """Return the uncompressed layer."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
             for folder in sorted({parent for path in self.files for parent in _parents(path)}):
@@ -63,7 +63,7 @@ class TinyImage:
         return buffer.getvalue()
 
     def push(self, registry: str, repository: str, tag: str) -> None:
-        """Upload what the registry lacks, then name it."""
+        """Upload the blobs and the manifest that the registry lacks, then set the tag."""
         plain = self.layer()
         packed = gzip.compress(plain, mtime=0)
         config = json.dumps(
@@ -112,7 +112,7 @@ def _must(method: str, url: str, body: bytes, kind: str = "") -> Mapping[str, st
 def _request(
     method: str, url: str, body: bytes | None = None, kind: str = "", accept: str = ""
 ) -> Mapping[str, str] | None:
-    """Return the response's headers, or None if the registry has no such thing."""
+    """Send a request and return the response's headers, or None on status 404."""
     request = urllib.request.Request(url, data=body, method=method)
     if kind:
         request.add_header("Content-Type", kind)

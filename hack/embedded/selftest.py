@@ -1,7 +1,7 @@
-"""Proof that a cluster is what it should be, by using it as its users will.
+"""Checks that a cluster works, by using it as its users do.
 
-Each check is one function that returns when it is satisfied and raises when it is
-not; they share a namespace with one web pod on each node.
+Each check is one function that returns on success and raises on failure. The checks
+share a namespace with one web pod on each node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(name: str, whole_life: bool, progress: Progress) -> int:
 
 
 def check(cluster: Cluster, progress: Progress) -> int:
-    """Check one running cluster; the number of failed checks."""
+    """Check one running cluster and return the number of failed checks."""
     bench = Bench(cluster)
     failed = 0
     cluster.kubectl("get", "--raw", "/readyz")
@@ -60,7 +60,7 @@ def check(cluster: Cluster, progress: Progress) -> int:
 
 
 class Bench:
-    """The common parts of all checks: the cluster, and ways to query it."""
+    """The cluster under test, with helpers that the checks share."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -74,7 +74,7 @@ class Bench:
         self.kubectl("apply", "--filename=-", input=json.dumps(document))
 
     def run_to_end(self, pod: dict[str, object]) -> str:
-        """Create a pod, wait until it has ended well, and return its log."""
+        """Create a pod, wait until it has succeeded, and return its log."""
         name = pod["metadata"]["name"]  # type: ignore[index]
         self.apply(pod)
         wanted = "jsonpath={.status.phase}=Succeeded"
@@ -86,16 +86,17 @@ class Bench:
         return self.kubectl("logs", name)
 
     def web(self, number: int) -> str:
-        """The name of the web pod on a node."""
+        """Return the name of the web pod on a node, given by its index."""
         return f"web-{self.nodes[number]}"
 
     def address(self, pod: str) -> str:
         return self.kubectl("get", "pod", pod, "--output=jsonpath={.status.podIP}")
 
     def fetch_from(self, pod: str, address: str, port: int) -> str:
-        """Return a web server's response to a pod that requests it without the C library's resolver.
+        """Send an HTTP request from a pod and return the response.
 
-        That resolver needs files which a static program in an empty image lacks.
+        This does not use the C library's resolver, which needs files that a static
+        program in an empty image lacks.
         """
         script = f"printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} {port}"
         return self.kubectl("exec", pod, "--", "sh", "-c", script)
@@ -103,7 +104,7 @@ class Bench:
     def clean(self) -> None:
         for namespace in (NAMESPACE, _AUDITED_NAMESPACE):
             options = ("--ignore-not-found", "--wait=true", "--timeout=90s")
-            # Drydock itself may be installed here: only what the checks made goes.
+            # Drydock itself may be installed here, so delete only what the checks have created.
             if namespace == NAMESPACE:
                 self.cluster.kubectl("delete", "namespace", namespace, *options, check=False)
             else:
@@ -125,7 +126,7 @@ def image_by_ordinary_name(bench: Bench) -> None:
 
 
 def exec_and_logs(bench: Bench) -> None:
-    """kubectl exec and kubectl logs."""
+    """kubectl exec and kubectl logs work."""
     for number, node in enumerate(bench.nodes):
         printed = bench.kubectl("exec", bench.web(number), "--", "env")
         assert f"NODE={node}" in printed, printed
@@ -134,7 +135,7 @@ def exec_and_logs(bench: Bench) -> None:
 
 
 def port_forward(bench: Bench) -> None:
-    """kubectl port-forward."""
+    """kubectl port-forward works."""
     argv = [str(bench.cluster.description["kubectl"]), "-n", NAMESPACE]
     argv += ["port-forward", f"pod/{bench.web(0)}", ":8080"]
     with subprocess.Popen(
@@ -149,7 +150,7 @@ def port_forward(bench: Bench) -> None:
 
 
 def image_volume(bench: Bench) -> None:
-    """An image as a volume."""
+    """A pod mounts an image as a volume."""
     for node in bench.nodes:
         printed = bench.run_to_end(selftestpods.image_volume(node))
         assert printed == "hello from a volume\n", printed
@@ -164,7 +165,7 @@ def pod_to_api(bench: Bench) -> None:
 
 
 def pod_to_pod(bench: Bench) -> None:
-    """Pods reach pods on other nodes, and services from everywhere."""
+    """Pods on each node reach pods on all nodes, and services."""
     for number in range(len(bench.nodes)):
         for other, node in enumerate(bench.nodes):
             address = bench.address(bench.web(other))
@@ -173,14 +174,14 @@ def pod_to_pod(bench: Bench) -> None:
     for number in range(len(bench.nodes)):
         found: set[str] = set()
         deadline = time.monotonic() + 20
-        # Each try may land on any node; all must be reached, the own one too.
+        # Each request may reach any node. All must be reached, including the pod's own node.
         while found != set(bench.nodes):
             assert time.monotonic() < deadline, f"{service} only led to {found}"
             found.add(bench.fetch_from(bench.web(number), service, 80).split()[-1])
 
 
 def host_to_pod(bench: Bench) -> None:
-    """The host and the API server reach pods, as webhooks need it."""
+    """The host and the API server reach pods, as webhooks require."""
     for number, node in enumerate(bench.nodes):
         assert node in _get(f"http://{bench.address(bench.web(number))}:8080/")
     path = f"/api/v1/namespaces/{NAMESPACE}/services/http:web:80/proxy/"
@@ -189,7 +190,7 @@ def host_to_pod(bench: Bench) -> None:
 
 
 def seccomp_profile(bench: Bench) -> None:
-    """A seccomp profile put on the node by its ordinary path."""
+    """A pod uses a seccomp profile from the standard path on its node."""
     profile = json.dumps(
         {
             "defaultAction": "SCMP_ACT_ALLOW",
@@ -207,7 +208,7 @@ def seccomp_profile(bench: Bench) -> None:
 
 
 def host_paths(bench: Bench) -> None:
-    """Host paths belong to the node, the shared folder to all."""
+    """Host paths are separate on each node, except for the shared folder."""
     for node in bench.nodes:
         bench.run_to_end(selftestpods.host_path(node))
     for node in bench.nodes:
@@ -221,7 +222,7 @@ def host_paths(bench: Bench) -> None:
 
 
 def kvm_visibility(bench: Bench) -> None:
-    """/dev/kvm is seen by privileged pods only if it was requested."""
+    """Privileged pods see /dev/kvm only if it was requested."""
     wanted = bench.cluster.layout.settings.kvm and Path("/dev/kvm").exists()
     for node in bench.nodes:
         devices = bench.run_to_end(selftestpods.privileged_read_of_dev(node)).split()
@@ -229,7 +230,7 @@ def kvm_visibility(bench: Bench) -> None:
 
 
 def audit_log(bench: Bench) -> None:
-    """Requests of Drydock's service accounts are in the audit log, and no others."""
+    """The audit log has requests of Drydock's service accounts, and no others."""
     namespace = {
         "apiVersion": "v1",
         "kind": "Namespace",
@@ -259,7 +260,7 @@ def audit_log(bench: Bench) -> None:
 
 
 def parts_restart(bench: Bench) -> None:
-    """API server, containerd and kubelet come back, and pods do not notice."""
+    """API server, containerd and kubelet restart without affecting pods."""
     query = ("get", "pods", "--output=jsonpath={range .items[*]}{.metadata.name} "
              "{.status.containerStatuses[*].containerID}{\"\\n\"}{end}")
     before = bench.kubectl(*query)
@@ -274,7 +275,7 @@ def parts_restart(bench: Bench) -> None:
 
 
 def power_cut(bench: Bench) -> None:
-    """A node that lost its power comes back, and so do its pods."""
+    """A node and its pods run again after a power cut."""
     node = bench.nodes[-1]
     bench.apply(selftestpods.restarting(node))
     bench.kubectl("wait", f"pod/restarting-{node}", "--for=condition=Ready", "--timeout=60s")

@@ -1,4 +1,4 @@
-"""The objects that the self-test creates."""
+"""Defines the Kubernetes objects that the self-test creates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Object = dict[str, object]
 
 
 def pod(name: str, node: str, script: str, container: Object | None = None, **spec: object) -> Object:
-    """A pod on a certain node that runs a script once."""
+    """Return a pod that runs a script once on a certain node."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -44,12 +44,12 @@ def web(node: str) -> Object:
 
 
 def restarting(node: str) -> Object:
-    """Runs for ever, and again after the node's end."""
+    """Return a pod that runs forever and is restarted after its node has stopped."""
     return pod("restarting", node, "exec sleep 100000", restartPolicy="Always")
 
 
 def service() -> Object:
-    """One address for all web servers."""
+    """Return a service with one address for all web servers."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -59,7 +59,7 @@ def service() -> Object:
 
 
 def image_volume(node: str) -> Object:
-    """Reads a file from an image that is mounted under another registry's name."""
+    """Return a pod that mounts an image under another registry's name and reads a file from it."""
     volume = {"name": "image", "image": {"reference": "localhost/drydock/selftest:latest"}}
     mount = {"name": "image", "mountPath": "/image"}
     script = "cat /image/www/index.html"
@@ -67,14 +67,14 @@ def image_volume(node: str) -> Object:
 
 
 def seccomp(node: str) -> Object:
-    """Tries what its profile forbids."""
+    """Return a pod that attempts what its seccomp profile forbids."""
     profile = {"type": "Localhost", "localhostProfile": "selftest.json"}
     container: Object = {"securityContext": {"seccompProfile": profile}}
     return pod("seccomp", node, "mkdir /forbidden 2>&1; true", container)
 
 
 def host_path(node: str) -> Object:
-    """Leaves the node's name in a folder of the node and in the one of all nodes."""
+    """Return a pod that creates a file with its node's name in a folder of the node and in the folder of all nodes."""
     volumes = [
         {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
         for name, path in (
@@ -88,6 +88,6 @@ def host_path(node: str) -> Object:
 
 
 def privileged_read_of_dev(node: str) -> Object:
-    """Lists the devices that a privileged container is given."""
+    """Return a pod that lists the devices of a privileged container."""
     container: Object = {"securityContext": {"privileged": True}}
     return pod("devices", node, "ls /dev", container)

@@ -1,7 +1,7 @@
-"""Kernel settings of the host that a cluster needs or changes.
+"""Sets kernel settings of the host that clusters need, and restores the previous values.
 
-The values found are written down by the first cluster and put back when the last
-one goes.
+The first cluster records the previous values of all settings that clusters and
+kubelets change. Removing the last cluster restores them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .errors import Failure
 
 ROOT = Path("/proc/sys")
 
-# Modules that nothing loads by itself, and the paths that show that they are there.
+# Modules that are not loaded automatically, and the paths that exist once they are loaded.
 _MODULES = {"br_netfilter": Path("/proc/sys/net/bridge"), "overlay": Path("/sys/module/overlay")}
 
 WANTED = {"net/ipv4/ip_forward": "1"}
@@ -35,14 +35,14 @@ AT_LEAST = {"fs/inotify/max_user_instances": 1024, "fs/inotify/max_user_watches"
 
 
 def load_modules() -> None:
-    """Load what Debian's kernel has as modules; other kernels have it built in."""
+    """Load missing modules. Debian's kernel has them as modules; other kernels have them built in."""
     for name, sign in _MODULES.items():
         if not sign.exists():
             succeeds("modprobe", name)
 
 
 def apply(record: Path, root: Path = ROOT) -> None:
-    """Write the old values down once, then set what is needed."""
+    """Record the current values unless there is a record, then set the values that clusters need."""
     if not record.exists():
         names = (*WANTED, *CHANGED_BY_KUBELETS, *AT_LEAST)
         found = {name: (root / name).read_text().strip() for name in names if (root / name).exists()}
@@ -56,7 +56,7 @@ def apply(record: Path, root: Path = ROOT) -> None:
 
 
 def restore(record: Path, root: Path = ROOT) -> None:
-    """Put back what was found, and forget it."""
+    """Restore the recorded values and delete the record."""
     if not record.exists():
         return
     for name, value in json.loads(record.read_text()).items():

@@ -1,4 +1,4 @@
-"""Taking a cluster away so that nothing of it is left."""
+"""Removes a cluster without leaving anything behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NETNS_FOLDER = Path("/run/netns")
 
 
 def down(name: str, progress: Progress) -> None:
-    """Remove one cluster; one that is only half there, or not at all, is no error."""
+    """Remove one cluster. It is no error if the cluster exists only in part or not at all."""
     check_name(name)
     directory = state_root() / name
     if not directory.exists() and not (state_root() / f"{name}.lock").exists():
@@ -38,14 +38,14 @@ def down(name: str, progress: Progress) -> None:
 
 
 def _leave_if_last(progress: Progress) -> None:
-    """What all clusters share goes with the last one."""
+    """Remove what all clusters share if no cluster is left."""
     if not state_root().exists():
         return
     with locks.held("", progress):
         if registered.names():
             return
         sysctls.restore(state_root() / SYSCTL_RECORD)
-        # `ip netns` mounts its folder on itself and never takes that back.
+        # `ip netns` mounts its folder on itself and never unmounts it.
         if _NETNS_FOLDER.is_dir() and not any(_NETNS_FOLDER.iterdir()):
             while str(_NETNS_FOLDER) in _mount_points():
                 run("umount", str(_NETNS_FOLDER))
@@ -55,11 +55,11 @@ def _leave_if_last(progress: Progress) -> None:
     try:
         state_root().rmdir()
     except OSError:
-        progress.detail(f"{state_root()} has other things in it and stays")
+        progress.detail(f"{state_root()} is not empty and is kept")
 
 
 def _unmount_below(directory: Path) -> None:
-    """Nothing should be mounted there; removing files through a mount would be worse."""
+    """Unmount everything at or below a folder. Nothing should be mounted there, but no file may be removed through a mount."""
     for point in reversed(_mount_points()):
         if point == str(directory) or point.startswith(f"{directory}/"):
             run("umount", "--lazy", point)

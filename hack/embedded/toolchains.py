@@ -1,4 +1,4 @@
-"""Compilers and interpreters that these scripts use and do not install: versions needed, and versions found."""
+"""Checks the versions of the compilers and interpreters that these scripts need but do not install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A program on the PATH, the command that prints its version, and the lowest version that will do."""
+    """A required program: the command that prints its version, the minimum version, and a source of newer versions."""
 
     title: str
     argv: tuple[str, ...]
@@ -26,7 +26,7 @@ class Toolchain:
 
 
 def known() -> dict[str, Toolchain]:
-    """The toolchains by the name of their program."""
+    """Return the toolchains by program name."""
     workspace = tomllib.loads((_REPOSITORY / "Cargo.toml").read_text())["workspace"]
     return {
         "cargo": Toolchain(
@@ -35,14 +35,14 @@ def known() -> dict[str, Toolchain]:
             workspace["package"]["rust-version"],
             "rustup installs the version of rust-toolchain.toml",
         ),
-        # Older ones do not fetch the version that a go.mod names.
+        # Older versions do not download the Go version that a go.mod requires.
         "go": Toolchain("the Go toolchain (go)", ("go", "env", "GOVERSION"), "1.21", "go.dev/dl has newer ones"),
         "python3": Toolchain("Python 3 (python3)", ("python3", "--version"), "3.11", "python.org has newer ones"),
     }
 
 
 def check(names: Iterable[str]) -> None:
-    """Fail at once, with what is needed, when a toolchain is not there or too old."""
+    """Raise Failure with the required version if a toolchain is missing or too old."""
     toolchains = known()
     for name in names:
         toolchain = toolchains[name]
@@ -57,8 +57,8 @@ def check(names: Iterable[str]) -> None:
 
 
 def _version(toolchain: Toolchain) -> str | None:
-    """The version as the program prints it in the repository, where rustup chooses that of rust-toolchain.toml."""
-    # Standard error is shown: rustup reports there that it installs a version.
+    """Return the version that the program prints in the repository, where rustup selects that of rust-toolchain.toml."""
+    # Do not capture standard error: rustup reports there that it installs a version.
     argv = toolchain.argv
     done = subprocess.run(argv, cwd=_REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

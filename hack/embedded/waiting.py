@@ -1,4 +1,4 @@
-"""Waiting for values: until a condition holds, or a process it needs has died."""
+"""Waits until a condition holds, and fails early if a process that it depends on dies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def until(
     patience: float,
     alive: Iterable[Process] = (),
 ) -> None:
-    """Return once the condition holds; fail at once if one of the processes dies."""
+    """Wait until the condition holds. Raise Failure after `patience` seconds, or at once if one of the processes dies."""
     needed = list(alive)
     deadline = time.monotonic() + patience
     while not condition():

@@ -1,10 +1,10 @@
 """hack/record-kubevirt-fields PACKAGE FILE: records the fields of KubeVirt's v1 API.
 
 PACKAGE is a packed copy of @kubevirt-ui/kubevirt-api, whose TypeScript types are
-generated from KubeVirt's API. FILE gets one line for each field of the specs
-of the kinds below: the kind and the path, lists as `[]`. Types of Kubernetes
-itself are not walked, nor is a template of virtual machine instances, which
-has the fields of VirtualMachineInstance.
+generated from KubeVirt's API. The command writes one line to FILE for each field in
+the specs of the kinds below: the kind and the path, in which `[]` marks a list. It
+omits the fields of Kubernetes' own types, and those of a template of virtual machine
+instances, which are the same as in VirtualMachineInstance.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ KINDS = (
 
 
 def main() -> int:
-    """Record all kinds."""
+    """Record the fields of all kinds and return the exit code."""
     parser = argparse.ArgumentParser(prog="hack/record-kubevirt-fields", description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("package", type=Path, help="packed copy (.tgz) of @kubevirt-ui/kubevirt-api")
-    parser.add_argument("file", type=Path, help="file for the fields")
+    parser.add_argument("file", type=Path, help="file to which the fields are written")
     options = parser.parse_args()
     try:
         models = Models.of_package(options.package)

@@ -1,4 +1,4 @@
-"""Fields of generated TypeScript types."""
+"""Reads the fields of generated TypeScript types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from oci.progress import Failure
 
 FOLDER = "package/kubevirt/models/"
-# Its fields are those of VirtualMachineInstance and metadata.
+# This type has metadata and the fields of VirtualMachineInstance.
 TEMPLATE = "V1VirtualMachineInstanceTemplateSpec"
 # `name?: Type;` in an interface.
 DECLARED = re.compile(r"^  (\w+)\??: (.+);$", re.MULTILINE)
@@ -25,12 +25,12 @@ class Models:
     """The types of one version of the package."""
 
     version: str
-    # Type by type: name in the API and TypeScript type of each field.
+    # For each type: the name in the API and the TypeScript type of each field.
     fields: dict[str, dict[str, str]]
 
     @classmethod
     def of_package(cls, package: Path) -> Models:
-        """Read a packed copy."""
+        """Read the types from a packed copy of the package."""
         texts: dict[str, str] = {}
         try:
             with tarfile.open(package) as archive:
@@ -48,7 +48,7 @@ class Models:
         return cls(version, fields)
 
     def paths(self, type_: str, path: str) -> Iterator[str]:
-        """Yield the paths of all fields of a type that is found at a path."""
+        """Yield the paths of all fields of a type, each below `path`."""
         if type_ not in self.fields:
             raise Failure(f"the package has no type {type_}")
         for name, field in self.fields[type_].items():
@@ -67,7 +67,7 @@ class Models:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Return name in the API and type of each field of the interface that a file declares."""
+    """Return the name in the API and the type of each field of the interface in a file."""
     interface = re.search(r"^export interface \w+ {$(.*?)^}$", text, re.MULTILINE | re.DOTALL)
     if not interface:
         return {}

@@ -1,1 +1,1 @@
-"""The small guest of demos and tests: its disk, and a way to run it under QEMU."""
+"""Builds the disk of the small guest for demos and tests, and runs the guest under QEMU."""

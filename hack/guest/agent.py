@@ -1,6 +1,6 @@
 """Packs Debian's QEMU guest agent, with the libraries it needs, for guests that are configured to run it.
 
-The guest has no C library of its own, so that they all go into one folder with the loader that finds them there.
+The guest has no C library of its own. So all files go into one folder, together with the loader that finds them there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from oci.layer import epoch
 from oci.progress import Failure
 
-# Debian's names since its release 13.
+# Names of the packages since Debian 13.
 PACKAGES = (
     "qemu-guest-agent",
     "libatomic1",
@@ -28,13 +28,13 @@ PACKAGES = (
     "liburing2",
 )  # fmt: skip
 PROGRAM = "qemu-ga"
-# Kernel modules of file systems that the agent can freeze; that of the guest's own disk cannot be frozen.
+# Kernel modules of file systems that the agent can freeze. The file system of the guest's own disk cannot be frozen.
 FILE_SYSTEMS = ("ext4",)
 NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]|Requesting program interpreter: .*/(.+)\]")
 
 
 def needed(program: Path) -> set[str]:
-    """Return the names of the libraries that a program or library requires, the loader among them."""
+    """Return the names of the libraries that a program or library requires, including the loader."""
     printed = subprocess.run(
         ["readelf", "--wide", "--dynamic", "--program-headers", str(program)], capture_output=True, text=True, check=True
     ).stdout
@@ -42,7 +42,7 @@ def needed(program: Path) -> set[str]:
 
 
 def closure(unpacked: Path) -> dict[str, Path]:
-    """Return the files of the agent by the names under which they are requested."""
+    """Return the agent and all libraries that it requires, by the names under which they are requested."""
     there = {path.name: path for path in sorted(unpacked.rglob("*")) if path.is_file()}
     found: dict[str, Path] = {}
     wanted = {PROGRAM}
@@ -56,9 +56,9 @@ def closure(unpacked: Path) -> dict[str, Path]:
 
 
 def pack(unpacked: Path, modules: Mapping[str, bytes], archive: Path) -> None:
-    """Write the agent's files as a tar archive that gzip has compressed, the same ones always the same.
+    """Write the agent's files to a reproducible tar archive and compress it with gzip.
 
-    The kernel's modules are those of file systems that can be frozen; the file `order` names them in the order that loads.
+    `modules` are kernel modules of file systems that can be frozen. The file `order` lists them in loading order.
     """
     plain = archive.with_suffix(".tar")
     files = {name: path.read_bytes() for name, path in closure(unpacked).items()}

@@ -1,4 +1,4 @@
-"""Builds the disk of the guest without an operating system: one program, which the BIOS starts."""
+"""Builds the disk of the guest without an operating system. It has one program, which the BIOS starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DISK_SIZE = 1 << 20
 
 
 def build(cache: Path) -> Path:
-    """Return the disk, building it if its sources have changed."""
+    """Build the disk if its sources have changed, and return its path."""
     key = key_of("bare", [content_key(SOURCES / name) for name in ("bare.rs", "bare.ld", "bare.py")])
     with store.locked(cache):
         return store.stored(cache, key, _assemble)

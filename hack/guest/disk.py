@@ -1,8 +1,8 @@
 """Builds the guest's disk: Debian's cloud kernel, busybox and a few scripts.
 
-The image is an MBR with one FAT partition that syslinux boots, so any BIOS
-can start it from any kind of disk, and nothing here needs a loop device. EFI
-finds Debian's signed boot loaders there, also with secure boot.
+The image has an MBR and one FAT partition that syslinux boots. So any BIOS can
+start it from any kind of disk, and the build needs no loop device. For EFI, the
+partition has Debian's signed boot loaders, which also support secure boot.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SECTOR = 512
 PARTITION_START = 2048 * SECTOR
 BOOT_RECORD = Path("/usr/lib/syslinux/mbr/mbr.bin")
 FAT16_LBA = 0x0E
-# quiet: each line on the console costs an emulated machine time. The switches
-# after it are for the same reason, as the guest has nothing to guard: neither
-# randomness nor certificates, ciphers and derived keys are tried out, a fourth of a boot's work.
-# no5lvl, pcie_ports: a fourth of its page tables, and services of ports that nothing uses, are a tenth.
-# rodata, lsm, trace_eval_init: guards of the kernel's own memory, and names of values in unused traces.
-# no_timer_check: an emulated machine that waits for a CPU gets its first ticks too
-# late, of which Linux concludes that its timer is broken, and panics. Under KVM it
-# does not try either. Nor is its waiting a stall that it should print pages about.
+# quiet: each line on the console costs time on an emulated machine. The options after it also save time; the guest
+# has nothing to protect. They skip tests of randomness, certificates, ciphers and derived keys, which take a quarter
+# of a boot.
+# no5lvl, pcie_ports: skip a fifth level of page tables, and services of ports that nothing uses. Together they take a tenth.
+# rodata, lsm, trace_eval_init: skip protection of the kernel's own memory, and names of values in unused traces.
+# no_timer_check: if an emulated machine waits for a CPU, its first ticks come too late. Linux then assumes that the
+# timer is broken, and panics. Under KVM, Linux skips this check, too.
+# rcu_cpu_stall_suppress: while the machine waits for a CPU, Linux must not print pages of stall warnings.
 KERNEL_LINE = (
     "console=tty0 console=ttyS0,115200 quiet mitigations=off nokaslr cryptomgr.notests=1 "
     "no_timer_check rcupdate.rcu_cpu_stall_suppress=1 no5lvl pcie_ports=compat rodata=off lsm= net.ifnames=0 "
@@ -49,10 +49,10 @@ LABEL drydock
   INITRD initrd
   APPEND {KERNEL_LINE}
 """
-# Microsoft signs shim, whose key signs GRUB and the kernel. GRUB's folder is part of it.
+# Microsoft signs shim, and the key in shim verifies GRUB and the kernel. The path of GRUB's folder is built into GRUB.
 EFI_PACKAGES = ("shim-signed", "grub-efi-amd64-signed")
-# With secure boot, the kernel loads only modules whose signatures the certificates verify. The second archive replaces
-# those of the first.
+# With secure boot, the kernel loads only modules with signatures that its certificates verify. The second archive has
+# these modules and replaces those of the first.
 EFI_MENU = f"""linux /vmlinuz {KERNEL_LINE.replace("load_system_certificate_list,", "")}
 initrd /initrd /signed
 boot
@@ -61,7 +61,7 @@ FOLDERS = ("dev", "proc", "sys", "run", "tmp", "root", "boot", "mnt", "sbin")
 
 
 def build(cache: Path, suite: str) -> Path:
-    """Return the guest's disk, building what changed of it."""
+    """Build the guest's disk if its sources have changed, and return its path."""
     with store.locked(cache):
         system, of_agent = _system(cache / f"packages-{suite}", suite), _agent(cache / f"agent-{suite}", suite)
         of_efi = _efi(cache / f"efi-{suite}", suite)
@@ -72,7 +72,7 @@ def build(cache: Path, suite: str) -> Path:
 
 
 def _system(folder: Path, suite: str) -> Path:
-    """Download kernel and busybox once; --fresh forgets them."""
+    """Download the kernel and busybox once. --fresh discards them."""
 
     def names(mirror: Mirror, scratch: Path) -> list[str]:
         return [mirror.latest_kernel("linux-image-cloud-amd64", scratch), "busybox-static"]
@@ -81,7 +81,7 @@ def _system(folder: Path, suite: str) -> Path:
 
 
 def _agent(folder: Path, suite: str) -> Path:
-    """Download the guest agent once, with what it needs."""
+    """Download the guest agent and its libraries once."""
     return _packages(folder, suite, "QEMU guest agent", lambda mirror, scratch: list(agent.PACKAGES))
 
 
@@ -144,7 +144,7 @@ def _fill(system: Path, of_agent: Path, of_efi: Path, scratch: Path) -> None:
 
 
 def _compress(root: Path, archive: Path, scratch: Path) -> None:
-    """Write a folder as an archive that the kernel unpacks."""
+    """Write a folder as a compressed archive that the kernel unpacks."""
     plain = scratch / "archive.cpio"
     with plain.open("wb") as output:
         initrd.write(root, output, epoch())
@@ -153,9 +153,9 @@ def _compress(root: Path, archive: Path, scratch: Path) -> None:
 
 
 def _compile(target: Path, scratch: Path) -> None:
-    """Compile the guest's one program so that it needs no library."""
+    """Compile the guest's program as a static binary."""
     command = ["rustc", "--edition=2021", "-O", "-Cpanic=abort", "-Cstrip=symbols"]
-    # A relative path, as the compiler writes the path that it is given into the program.
+    # Use a relative path, because the compiler writes the given path into the program.
     command += ["-Ctarget-feature=+crt-static", "-o", str(target), "beacon.rs"]
     run(command, log=scratch / "rustc.log", what="compiling beacon.rs", cwd=SOURCES)
 
@@ -178,7 +178,7 @@ def _write_disk(kernel: Path, of_efi: Path, scratch: Path) -> None:
     menu_of_efi.write_text(EFI_MENU)
     grub = of_efi / "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"
     place = f"{raw}@@{PARTITION_START}"
-    # Fixed times and numbers: the same sources make the same disk.
+    # With fixed times and numbers, the same sources result in the same disk.
     env = dict(os.environ) | {"MTOOLS_SKIP_CHECK": "1", "SOURCE_DATE_EPOCH": str(epoch()), "TZ": "UTC"}
     serial = f"{uuid.uuid5(uuid.NAMESPACE_DNS, 'drydock.dev').int & 0xFFFFFFFF:08x}"
     hidden = str(PARTITION_START // SECTOR)

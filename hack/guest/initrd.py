@@ -1,4 +1,4 @@
-"""Writes the guest's initrd: an archive in the cpio form that Linux unpacks."""
+"""Writes the guest's initrd, a cpio archive that Linux unpacks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import IO
 
 from oci.progress import Failure
 
-# What the guest may meet as disk, network, clock or button on a machine of
-# libvirt's making. Others are pulled in by their dependencies. A driver that
-# the kernel does not have, or has built in, is passed over.
+# Drivers for the disks, network devices, clocks and buttons that a virtual machine
+# of libvirt may have. Their dependencies are added automatically. A driver that the
+# kernel lacks or has built in is skipped.
 WANTED = (
     "nls_cp437", "nls_iso8859-1", "nls_utf8", "nls_ascii", "vfat", "isofs",
     "virtio_blk", "sd_mod", "sr_mod", "virtio_scsi", "ahci", "ata_piix",
@@ -24,18 +24,18 @@ WANTED = (
 DEPENDS = re.compile(rb"(?:^|\0)depends=([^\0]*)")
 
 
-# A signature behind a module: its data, 12 bytes that end with its length, and these words (linux/module_signature.h).
+# A signed module ends with the signature, 12 bytes that end with its length, and this text (linux/module_signature.h).
 SIGNED = b"~Module signature appended~\n"
 
 
 def unpack_module(path: Path) -> bytes:
-    """Return a module as the kernel wants it."""
+    """Return the content of a module, decompressed if necessary."""
     data = path.read_bytes()
     return lzma.decompress(data) if path.suffix == ".xz" else data
 
 
 def without_signature(module: bytes) -> bytes:
-    """Return a module without its signature, which costs an emulated processor more to verify than all else in loading it."""
+    """Return a module without its signature. Under emulation, verifying it takes longer than the rest of loading the module."""
     if not module.endswith(SIGNED):
         return module
     end = len(module) - len(SIGNED)
@@ -50,7 +50,7 @@ def modules(
     *,
     signed: bool = False,
 ) -> dict[str, bytes]:
-    """Return the modules of an unpacked kernel package in an order that loads, but for those that are loaded before."""
+    """Return modules of an unpacked kernel package and their dependencies in loading order, without `loaded_before`."""
     files = {path.name.split(".ko")[0].replace("_", "-"): path for path in sorted(kernel.rglob("*.ko*"))}
     if not files:
         raise Failure(f"there are no modules in {kernel}")
@@ -72,7 +72,7 @@ def modules(
 
 
 def write(folder: Path, output: IO[bytes], time: int) -> None:
-    """Write a folder as a newc archive, all of it owned by root."""
+    """Write a folder as a newc archive in which root owns all files."""
     for number, (name, path) in enumerate(_walk(folder, ""), start=1):
         found = path.lstat()
         if stat.S_ISLNK(found.st_mode):

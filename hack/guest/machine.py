@@ -18,7 +18,7 @@ DEFAULT_WAIT = 60.0
 
 
 class Machine:
-    """An emulated machine: its console to read and write, its monitor to command."""
+    """An emulated machine with access to its console and to QEMU's monitor."""
 
     def __init__(self, arguments: Sequence[str], scratch: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -63,7 +63,7 @@ class Machine:
                 part.close()
 
     def expect(self, pattern: str, wait: float = DEFAULT_WAIT) -> re.Match[str]:
-        """Read the console until the pattern appears; forget what came before its end."""
+        """Read the console until the pattern appears, and return the match. Discard the text up to its end."""
         limit = time.monotonic() + wait
         compiled = re.compile(pattern, re.MULTILINE)
         with selectors.DefaultSelector() as selector:
@@ -85,11 +85,11 @@ class Machine:
                 self.text += data.decode(errors="replace").replace("\r", "")
 
     def type(self, text: str) -> None:
-        """Type at the console."""
+        """Send text to the console."""
         self.console.sendall(text.encode())
 
     def command(self, name: str, **arguments: Any) -> Any:
-        """Send the monitor a command and return its response."""
+        """Send a command to the monitor and return its response."""
         if not self._greeted:
             self._monitor.readline()
             self._greeted = True
@@ -104,7 +104,7 @@ class Machine:
                 raise AssertionError(f"{name}: {response['error']['desc']}")
 
     def wait(self, limit: float = DEFAULT_WAIT) -> int:
-        """Wait until the machine is off, reading on, and return QEMU's status."""
+        """Read the console until the machine is off, and return QEMU's exit code."""
         with contextlib.suppress(OSError):
             self.console.settimeout(limit)
             while data := self.console.recv(65536):
@@ -117,7 +117,7 @@ class Machine:
 
 
 def drive(disk: Path, bus: str, read_only: bool = False) -> list[str]:
-    """Return the arguments for a disk on a bus; what the guest writes is dropped at the end."""
+    """Return QEMU's arguments for a disk on a bus. The guest's writes are discarded at the end."""
     name = re.sub(r"\W", "", disk.name)
     kind = "qcow2" if disk.suffix == ".qcow2" else "raw"
     media = "readonly=on" if read_only else "snapshot=on"

@@ -1,4 +1,4 @@
-"""Writes NoCloud data as a disk for the guest: the volume labelled cidata."""
+"""Writes NoCloud data for the guest to a volume with the label cidata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps the disks that were built, by the key of what they were built from."""
+"""Stores built disks under a key of their sources."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 NAME = "disk.qcow2"
-# A machine may still run from a disk of former sources.
+# A machine may still run from a disk that was built from older sources.
 KEPT_SECONDS = 7 * 86400
 
 
 @contextlib.contextmanager
 def locked(cache: Path) -> Iterator[None]:
-    """Let no other process build in `cache` meanwhile."""
+    """Hold a lock, so that no other process builds in `cache`."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -24,7 +24,7 @@ def locked(cache: Path) -> Iterator[None]:
 
 
 def stored(cache: Path, key: str, assemble: Callable[[Path], None]) -> Path:
-    """Return the disk of this key. `assemble` builds it, if it is missing, as `NAME` in the folder that it gets."""
+    """Return the path of the disk with this key. If it is missing, `assemble` builds it as `NAME` in the given folder."""
     disks = cache / "disks"
     disk = disks / key / NAME
     if not disk.exists():

@@ -1,1 +1,1 @@
-"""Measurements, each beside the raw tool that it is compared with."""
+"""Benchmarks of Drydock, each compared with the raw tools in the same run."""

@@ -1,20 +1,21 @@
-"""hack/bench NAME: measures, one line of JSON for each figure on standard output.
+"""hack/bench NAME: runs a benchmark, and prints each figure as one line of JSON on standard output.
 
-  inspect   the node agent: inspection, labels, what it costs when idle (about 30 minutes)
-  vms       virtual machines: memory beside the guest, time to start, writes to the API server (about 10 minutes)
-  migration live migration against virsh, and the tunnel against socat (about 20 minutes)
-  drain     `kubectl drain` against its ideal, and the responses to evictions (about 15 minutes)
-  streams   consoles, displays and port-forwards through the API against socat (about 5 minutes)
+  inspect   the node agent: inspection, labels, cost when idle (about 30 minutes)
+  vms       virtual machines: memory overhead, start time, writes to the API server (about 10 minutes)
+  migration live migration compared with virsh, and the tunnel with socat (about 20 minutes)
+  drain     `kubectl drain` compared with the ideal duration, and responses to evictions (about 15 minutes)
+  streams   consoles, displays and port-forwards through the API compared with socat (about 5 minutes)
   console   `kubectl drydock` and its web console with 500 nodes and 5,000 virtual machines (about 8 minutes)
-  plans     what plans of drains foretell against what happens, in 30 random simulated clusters (about 10 minutes)
-  sweep     a change of a node with 100,000 instances: how long it blocks the controller (about 10 minutes)
-  scale     drains of a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
-  all       everything
+  plans     plans of drains compared with the actual drains, in 30 random simulated clusters (about 10 minutes)
+  sweep     how long a change of a node blocks the controller, with 100,000 instances (about 10 minutes)
+  scale     drains in a large simulated cluster: slots, controller, requests (about 30 minutes at full size)
+  all       all benchmarks
 
-Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}: the reference is the raw
-tool measured in the same run, or a number of KubeVirt's that its name states; `value` is a median, `least` the smallest
-sample, `load` how busy the machine was. Exits with 1 if a figure is not within its budget.
-A cluster of its own is brought up and taken away again; those of `console`, `plans` and `scale` have no nodes but played ones.
+Each line is {"name", "value", "unit", "reference", "ratio", "budget", "ok", "least", "load"}. `reference` is the value of the
+raw tool in the same run, or of KubeVirt if the name of the figure states so; `value` is a median, `least` the smallest sample,
+and `load` the load average of the machine. The exit code is 1 if a figure exceeds its budget.
+Benchmarks create their own clusters and delete them at the end. The clusters of `console`, `plans` and `scale` have no
+real nodes.
 """
 
 from __future__ import annotations
@@ -56,22 +57,22 @@ from .measurement import SAMPLES, Measurement
 from .simulation import Size
 
 NAME = "bench"
-# The benchmark whose nodes are played.
+# The benchmark with simulated nodes.
 SCALE = "scale"
-# The one whose nodes are objects only.
+# The benchmark whose nodes are only objects.
 CONSOLE = "console"
-# The one whose nodes are random.
+# The benchmark with random clusters of simulated nodes.
 PLANS = "plans"
-# The one without a cluster.
+# The benchmark without a cluster.
 SWEEP = "sweep"
-# Those that do not share the cluster of the others.
+# Benchmarks that do not use the cluster that the others share.
 APART = (CONSOLE, PLANS, SWEEP, SCALE)
 
 Part = Callable[[Cluster, Api, Progress], Iterator[Measurement]]
 
 
 def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
-    """The parts of each benchmark."""
+    """Return the parts of each benchmark that uses the shared cluster."""
     return {
         "inspect": (inspection_time.measure, label_latency.measure, agent_cost.measure, other_nodes_memory.measure),
         "vms": (guest_memory.measure, guest_writes.measure, guest_start.measure),
@@ -85,15 +86,15 @@ def benchmarks(samples: int) -> dict[str, tuple[Part, ...]]:
 
 
 def at_least_one(text: str) -> int:
-    """A number of samples."""
+    """Parse a positive integer of the command line."""
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return number
 
 
 def measured(names: list[str], arguments: argparse.Namespace, progress: Progress) -> Iterator[Measurement]:
-    """The figures of these benchmarks, as they come."""
+    """Run these benchmarks, and yield each figure as soon as it is measured."""
     real = [name for name in names if name not in APART]
     if real:
         with _cluster(NAME, None, arguments.keep, progress) as made:
@@ -118,10 +119,9 @@ def measured(names: list[str], arguments: argparse.Namespace, progress: Progress
 
 @contextlib.contextmanager
 def _cluster(name: str, nodes: int | None, keep: bool, progress: Progress) -> Iterator[Cluster]:
-    """A cluster of its own, taken away again unless it is to be kept.
+    """Create a cluster, and delete it at the end unless `keep` is set.
 
-    Only a run that keeps its cluster takes over that of an earlier run, which may be of another commit or in the middle
-    of a drain.
+    Only a run with `keep` reuses the cluster of an earlier run, which may have another commit's Drydock or an unfinished drain.
     """
     if not keep and name in registered.names():
         cluster.down(name, progress)
@@ -130,20 +130,33 @@ def _cluster(name: str, nodes: int | None, keep: bool, progress: Progress) -> It
 
 
 def main(argv: list[str]) -> int:
-    """Run benchmarks and print their figures as they come."""
+    """Run benchmarks, and print each figure as soon as it is measured."""
     parser = argparse.ArgumentParser(
         prog="hack/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = benchmarks(SAMPLES)
     parser.add_argument("benchmark", choices=[*known, CONSOLE, PLANS, SWEEP, SCALE, "all"])
-    parser.add_argument("--samples", type=at_least_one, default=SAMPLES, help=f"of each figure of `migration`, `drain` and `streams` (default {SAMPLES})")
+    parser.add_argument(
+        "--samples", type=at_least_one, default=SAMPLES,
+        help=f"samples per figure of `migration`, `drain` and `streams` (default {SAMPLES})",
+    )  # fmt: skip
     size = Size()
-    parser.add_argument("--nodes", type=at_least_one, default=size.nodes, help=f"of `scale` (default {size.nodes})")
-    parser.add_argument("--machines", type=at_least_one, default=size.machines, help=f"of `scale` (default {size.machines})")
-    parser.add_argument("--drained", type=at_least_one, default=size.drained, help=f"nodes of `scale` (default {size.drained})")
-    parser.add_argument("--seed", type=int, help="of the random clusters of `plans` (default: another one each time)")
-    parser.add_argument("--keep", action="store_true", help="leave the cluster running")
-    parser.add_argument("--against", metavar="COMMIT", help="then measure an earlier commit by its own scripts, for comparison")
+    parser.add_argument(
+        "--nodes", type=at_least_one, default=size.nodes, help=f"number of nodes of `scale` (default {size.nodes})"
+    )
+    parser.add_argument(
+        "--machines", type=at_least_one, default=size.machines,
+        help=f"number of virtual machines of `scale` (default {size.machines})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drained", type=at_least_one, default=size.drained, help=f"number of nodes that `scale` drains (default {size.drained})"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the random clusters of `plans` (default: a random one)")
+    parser.add_argument("--keep", action="store_true", help="do not delete the cluster at the end")
+    parser.add_argument(
+        "--against", metavar="COMMIT",
+        help="also run the benchmark of an earlier commit with that commit's scripts, for comparison",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     os.umask(0o022)
     interruption.heed_termination()

@@ -1,4 +1,4 @@
-"""The same benchmark of an earlier commit, by that commit's own scripts, for comparison in the same run."""
+"""Comparison with an earlier commit: runs the same benchmark with that commit's scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .measurement import Measurement
 
 
 def measured(commit: str, arguments: Sequence[str], now: Sequence[Measurement], progress: Progress) -> Iterator[Measurement]:
-    """What `hack/bench` of a commit measures, as the reference of what was measured now; the others as they are."""
+    """Run `hack/bench` of a commit, and yield the figures in `now` with that commit's values as their references.
+
+    Figures that the commit does not measure are omitted.
+    """
     whole = _whole(commit)
     tree = source(whole, progress)
     target = folder_of(whole) / "target"
@@ -27,10 +30,10 @@ def measured(commit: str, arguments: Sequence[str], now: Sequence[Measurement], 
 
 
 def output_of(argv: Sequence[str], folder: Path, environment: Mapping[str, str]) -> str:
-    """What a command printed on standard output. Its exit code is ignored: it reports whether a benchmark keeps its budgets.
+    """Run a command and return its standard output. The exit code, which depends on the budgets, is ignored.
 
-    If this process is interrupted, the command is terminated and its clean-up awaited, since only the command knows which
-    cluster it made.
+    If this process is interrupted, it terminates the command and waits until it has cleaned up, because only the command
+    knows which cluster it created.
     """
     with subprocess.Popen(
         argv, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
@@ -39,14 +42,14 @@ def output_of(argv: Sequence[str], folder: Path, environment: Mapping[str, str])
             printed, _ = process.communicate()
         except KeyboardInterrupt:
             process.terminate()
-            # `communicate` would wait for what the command left behind, which may hold the pipe.
+            # `communicate` would also wait for remaining children of the command that hold the pipe open.
             process.wait()
             raise
     return printed
 
 
 def compared(commit: str, lines: Sequence[str], now: Sequence[Measurement]) -> Iterator[Measurement]:
-    """The present figures with those of a commit as their reference."""
+    """Yield the current figures that the commit has printed, too, with the commit's values as their references."""
     earlier = [json.loads(line) for line in lines if line.startswith("{")]
     if not earlier:
         raise Failure(f"the benchmark of {commit} printed no figure; see above")
@@ -58,7 +61,7 @@ def compared(commit: str, lines: Sequence[str], now: Sequence[Measurement]) -> I
 
 
 def _whole(commit: str, folder: Path | None = None) -> str:
-    """All forty digits of a commit."""
+    """Return the full hash of a commit."""
     done = subprocess.run(
         ["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
         cwd=folder or Path(__file__).resolve().parent,

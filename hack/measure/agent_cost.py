@@ -1,4 +1,4 @@
-"""What agent and controller cost when nothing happens."""
+"""Memory, CPU time and requests of agent and controller when idle."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ KUBEVIRT_ANONYMOUS = 28.0
 KUBEVIRT_PROCESSOR = 1.1
 
 LEASE_EVERY = 10
-# kube ends and renews each watch after about five minutes.
+# Seconds: kube ends and renews each watch after about five minutes.
 WATCH_RENEWED_EVERY = 290
-# Two of configuration, node, Hypervisor, pods, instances, migrations from the node and to it.
+# Watches of an agent: two of the configuration, its node, its Hypervisor, pods, instances, migrations from and to the node.
 WATCHES = 8
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """After five idle minutes, all samples in one window of ten."""
+    """Wait for five idle minutes, then take all samples in one window of ten minutes."""
     node = made.nodes[0].name
     progress.note(f"idle for {SETTLE} s")
     wait_until(time.monotonic() + SETTLE)
@@ -42,7 +42,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
     if not controllers:
         raise Failure("no controller runs on the cluster")
     begun, since = time.monotonic(), datetime.now(timezone.utc)
-    progress.note(f"window of {WINDOW} s")
+    progress.note(f"samples during {WINDOW} s")
     agents, tunnels, together, controller_resident, spent = [], [], [], [], []
     before = processor_seconds(made, node, agent)
     for sample in range(SAMPLES):
@@ -68,7 +68,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
 
 
 def _requests(made: Cluster, node: str, since: datetime, until: datetime, progress: Progress) -> Iterator[Measurement]:
-    """Count the requests of one node's agent to the API server in the window, by the server's audit log."""
+    """Count the API requests of one node's agent in the window, from the API server's audit log."""
     pod = pod_of(made, "drydock-agent", node)
     lease, watch, other = 0, 0, Counter[str]()
     for request in requests(made, since, until):

@@ -1,4 +1,4 @@
-"""A client of the API server that is quick enough to time others with."""
+"""A client of the API server with low latency, for timing other components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MERGE_PATCH = "application/merge-patch+json"
 
 
 def send(connection: http.client.HTTPConnection, method: str, path: str, body: Any, kind: str = "application/json") -> Any:
-    """Send one of several requests over a connection; return its response as read from JSON."""
+    """Send a request over a connection, which can be reused; return the parsed JSON response."""
     connection.request(method, path, json.dumps(body), {"Content-Type": kind, "Accept": "application/json"})
     response = connection.getresponse()
     text = response.read()
@@ -35,7 +35,7 @@ def send(connection: http.client.HTTPConnection, method: str, path: str, body: A
 
 
 class Api:
-    """Reads, writes and watches as the administrator, over connections of its own."""
+    """Client with the administrator's credentials; it opens a new connection for each request and each watch."""
 
     def __init__(self, made: Cluster) -> None:
         config = json.loads(made.kubectl("config", "view", "--raw", "-o", "json"))
@@ -48,11 +48,11 @@ class Api:
             self._context.load_cert_chain(file.name)
 
     def connect(self, timeout: float = 30) -> http.client.HTTPSConnection:
-        """A new connection."""
+        """Return a new connection."""
         return http.client.HTTPSConnection(self._address, context=self._context, timeout=timeout)
 
     def request(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> Any:
-        """Send one request; return its response as read from JSON."""
+        """Send one request over a new connection; return the parsed JSON response."""
         connection = self.connect()
         try:
             data = None if body is None else json.dumps(body)
@@ -66,16 +66,16 @@ class Api:
             connection.close()
 
     def get(self, path: str) -> Any:
-        """Read an object."""
+        """Read an object or a list."""
         return self.request("GET", path)
 
     def merge(self, path: str, patch: Any) -> Any:
-        """Merge into an object."""
+        """Apply a JSON merge patch to an object."""
         return self.request("PATCH", path, patch, MERGE_PATCH)
 
     @contextlib.contextmanager
     def watching(self, path: str) -> Iterator[Watch]:
-        """Watch a collection from now on (or one object of it by a field selector in `path`)."""
+        """Watch a collection from now on, or one object of it by a field selector in `path`."""
         watch = Watch(self, path)
         try:
             yield watch
@@ -84,7 +84,7 @@ class Api:
 
 
 class Watch:
-    """The newest state of each watched object, and the instant at which it was seen."""
+    """A watch that records each event with the time at which it was received."""
 
     def __init__(self, api: Api, path: str) -> None:
         self._changed = threading.Condition()
@@ -105,7 +105,7 @@ class Watch:
         return connection, response
 
     def _read(self) -> None:
-        """Read events for as long as it is open: API servers end watches, those of slow readers above all."""
+        """Read events until the watch is closed. API servers end watches, mainly those of slow readers; reconnect then."""
         while True:
             with contextlib.suppress(OSError, ValueError, http.client.HTTPException, AttributeError):
                 for line in self._response:
@@ -139,7 +139,10 @@ class Watch:
     def until(
         self, holds: Callable[[str, dict[str, Any]], bool], since: int = 0, patience: float = PATIENCE
     ) -> tuple[float, dict[str, Any]]:
-        """The instant and the object of the first event from number `since` on for which `holds` is true."""
+        """Wait for the first event, from number `since` on, for which `holds` is true; return its time and its object.
+
+        Fail after `patience` seconds, or if the watch is lost.
+        """
         end = time.monotonic() + patience
         number = since
         with self._changed:
@@ -153,16 +156,16 @@ class Watch:
                     raise Failure(f"a watch ended: {self._lost}", self._path)
                 left = end - time.monotonic()
                 if left <= 0:
-                    raise Failure(f"waited {patience} s in vain for an event")
+                    raise Failure(f"no such event within {patience} s")
                 self._changed.wait(left)
 
     def mark(self) -> int:
-        """How many events there were so far."""
+        """Return the number of events so far."""
         with self._changed:
             return len(self._states)
 
     def seen(self) -> list[tuple[float, dict[str, Any]]]:
-        """All states so far, each with the instant at which it was seen."""
+        """Return the objects of all events so far, each with its time."""
         with self._changed:
             return [(at, found) for at, _, found in self._states]
 
@@ -176,6 +179,6 @@ class Watch:
 
 
 def _material(holder: dict[str, str], name: str) -> bytes:
-    """A certificate or key of a kubeconfig, which is in it or in a file that it names."""
+    """Return a certificate or key of a kubeconfig, which contains it or names its file."""
     data = holder.get(f"{name}-data")
     return base64.b64decode(data) if data else Path(holder[name]).read_bytes()

@@ -1,4 +1,4 @@
-"""Requests of agents and controller to the API server, by the server's audit log."""
+"""Requests of agents and controller to the API server, from its audit log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WRITES = ("create", "update", "patch", "delete", "deletecollection")
 
 @dataclass(frozen=True)
 class Request:
-    """One request, where it begins: a watch is logged when it begins and when it ends."""
+    """A request to the API server."""
 
     pod: str
     account: str
@@ -26,12 +26,12 @@ class Request:
 
     @property
     def writes(self) -> bool:
-        """Whether it changes something other than the sign of life that goes on anyway."""
+        """Return whether the request is a write, except to a Lease, which is renewed anyway."""
         return self.verb in WRITES and self.resource != "leases"
 
 
 def requests(made: Cluster, since: datetime, until: datetime) -> Iterator[Request]:
-    """All requests of Drydock's accounts that were received between two instants."""
+    """Yield all requests of Drydock's accounts that were received between two instants."""
     for line in Path(str(made.description["audit_log"])).read_text().splitlines():
         found = request(json.loads(line), since, until)
         if found is not None:
@@ -39,7 +39,10 @@ def requests(made: Cluster, since: datetime, until: datetime) -> Iterator[Reques
 
 
 def request(event: dict, since: datetime, until: datetime) -> Request | None:
-    """The request of an event of the log, if it was received between two instants and the event is its last."""
+    """Return the request of an event of the log, or None if it was received outside of the interval.
+
+    The event `ResponseStarted` of a watch yields None, too, because the log has another event at the end of the watch.
+    """
     at = datetime.fromisoformat(event["requestReceivedTimestamp"].replace("Z", "+00:00"))
     if not since <= at <= until or event["stage"] == "ResponseStarted":
         return None
@@ -55,6 +58,6 @@ def request(event: dict, since: datetime, until: datetime) -> Request | None:
 
 
 def split(found: Iterable[Request]) -> str:
-    """For people: how many of which kind, by account, the most frequent first."""
+    """Return a text with the number of requests per account, verb and resource, the most frequent first."""
     kinds = Counter(f"{request.account.removeprefix('drydock-')} {request.verb} {request.resource}" for request in found)
     return ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common()) or "none"

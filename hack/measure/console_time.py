@@ -1,10 +1,10 @@
-"""What `kubectl drydock` and its console cost, on a cluster of 500 nodes and 5,000 virtual machines that are objects only.
+"""Latency and memory of `kubectl drydock` and its console with 500 nodes and 5,000 virtual machines that are only objects.
 
     objects ──▶ kube-apiserver ──watches──▶ console ──▶ lines of JSON, as a browser reads them
-       ▲                └──watch──▶ this process: when a change could be known
-       └── a change, and the time until the page has it
+       ▲                └──watch──▶ this process: when the change becomes visible
+       └── a change, and the time until the page shows it
 
-The plugin's start is measured beside kubectl's, both against a port of this process that never responds.
+The start of the plugin is compared with that of kubectl. Both connect to a port of this process that never responds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ZONE = "topology.kubernetes.io/zone"
 CLIENTS = 8
 PLUGIN = "kubectl-drydock"
 BUILD_SECONDS = 1800
-# Seconds without a line of the console, which sends one every five.
+# Maximum seconds between two lines of the console, which sends one every five seconds.
 IDLE_TIMEOUT = 60
 START_SAMPLES = 21
 
@@ -48,7 +48,7 @@ MEMORY = 80
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """The start of the plugin, and then the console with all objects."""
+    """Measure the start of the plugin, then the console with all objects."""
     with progress.step(f"cargo build {PLUGIN}", announce=True):
         output, code = run(
             ["cargo", "build", "--locked", "--release", "--bin", PLUGIN], quiet=True, most_seconds=BUILD_SECONDS
@@ -60,14 +60,14 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
     made.kubectl("apply", "--server-side", "-k", str(REPOSITORY / "deploy" / "crds"))
     made.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
     made.kubectl("create", "namespace", NAMESPACE)
-    with progress.step(f"{NODES} nodes, {MACHINES} virtual machines and their pods"), ThreadPoolExecutor(CLIENTS) as pool:
+    with progress.step(f"creating {NODES} nodes, {MACHINES} machines and their pods"), ThreadPoolExecutor(CLIENTS) as pool:
         list(pool.map(lambda first: _nodes(api, range(first, NODES, CLIENTS)), range(CLIENTS)))
         list(pool.map(lambda first: _machines(api, range(first, MACHINES, CLIENTS)), range(CLIENTS)))
     yield from _console(made, api, program, progress)
 
 
 def _first_request(made: Cluster, program: Path) -> Iterator[Measurement]:
-    """From the start of the process to its first connection."""
+    """Measure the time from the start of the plugin's process to its first connection, and the same for kubectl."""
     with socket.create_server(("127.0.0.1", 0)) as listener, tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         listener.settimeout(30)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -99,7 +99,7 @@ def _start(listener: socket.socket, argv: list[str]) -> float:
             connection.close()
         finally:
             process.kill()
-    # What it has connected to besides is of no interest.
+    # Discard further connections of the process.
     listener.setblocking(False)
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -109,7 +109,7 @@ def _start(listener: socket.socket, argv: list[str]) -> float:
 
 
 def _nodes(api: Api, numbers: range) -> None:
-    """Make nodes without kubelets, and what an agent would report of them."""
+    """Create nodes without kubelets, and the Hypervisor objects that agents would create."""
     with contextlib.closing(api.connect()) as connection:
         for number in numbers:
             name = node(number)
@@ -123,7 +123,7 @@ def _nodes(api: Api, numbers: range) -> None:
 
 
 def _machines(api: Api, numbers: range) -> None:
-    """Make instances that run, and their pods."""
+    """Create instances in the phase Running, and their pods."""
     instances = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstances"
     pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
     with contextlib.closing(api.connect()) as connection:
@@ -146,7 +146,7 @@ def _machines(api: Api, numbers: range) -> None:
                 "spec": {
                     "nodeName": place,
                     "terminationGracePeriodSeconds": 0,
-                    # No kubelet reports of these nodes, and the pods stay all the same.
+                    # These nodes have no kubelets; the pods must tolerate the resulting taints.
                     "tolerations": [{"operator": "Exists"}],
                     "containers": [{"name": "compute", "image": "none", "resources": {"requests": requests}}],
                 },
@@ -155,12 +155,12 @@ def _machines(api: Api, numbers: range) -> None:
 
 
 def node(number: int) -> str:
-    """Name of a node."""
+    """Return the name of a node."""
     return f"played-{number:03}"
 
 
 def kind(version: str, name: str) -> dict[str, str]:
-    """What a custom resource has to name."""
+    """Return the fields that identify the type of a custom resource."""
     return {"apiVersion": version, "kind": name}
 
 
@@ -179,7 +179,7 @@ def _console(made: Cluster, api: Api, program: Path, progress: Progress) -> Iter
             with contextlib.closing(Page(host, session)) as page:
                 page.first()
                 cold = time.monotonic() - begun
-            progress.note(f"the first page {cold:.2f} s after the start of the console, which lists everything for it")
+            progress.note(f"first page {cold:.2f} s after the start of the console, which lists all objects for it")
             yield Measurement("console.first-page-from-start", cold, "s", None, None)
             opened = []
             for _ in range(SAMPLES):
@@ -203,7 +203,7 @@ def _session(host: str, key: str) -> str:
 
 
 def _updates(api: Api, host: str, session: str) -> list[float]:
-    """From the event of a node that gets another zone to the page that has it."""
+    """Return the seconds from the watch event of a node's new zone until the page shows it, for each of several changes."""
     name, found = node(0), []
     with api.watching(f"/api/v1/nodes?fieldSelector=metadata.name%3D{name}") as watch, contextlib.closing(Page(host, session)) as page:
         page.first()
@@ -216,7 +216,7 @@ def _updates(api: Api, host: str, session: str) -> list[float]:
 
 
 class Page:
-    """The nodes, as a browser gets them."""
+    """The console's page of nodes, read as a browser reads it."""
 
     def __init__(self, host: str, session: str) -> None:
         self._connection = http.client.HTTPConnection(host, timeout=IDLE_TIMEOUT)
@@ -224,7 +224,7 @@ class Page:
         self._lines = self._connection.getresponse()
 
     def first(self) -> None:
-        """The whole page."""
+        """Read the first update, which must contain the whole page."""
         if not self._update().get("parts"):
             raise Failure("the console did not begin with the whole page")
 
@@ -236,12 +236,12 @@ class Page:
         return update
 
     def until_row(self, name: str, text: str) -> float:
-        """When the row of a node has a text."""
+        """Read updates until the row of a node contains a text; return the time on the monotonic clock."""
         while True:
             for part in self._update().get("parts", []):
                 if part["id"] == f"node/{name}" and f">{text}<" in part["html"]:
                     return time.monotonic()
 
     def close(self) -> None:
-        """The tab is closed."""
+        """Close the connection, as a browser does when its tab is closed."""
         self._connection.close()

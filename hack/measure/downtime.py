@@ -1,7 +1,7 @@
-"""How long a guest stood still, by the numbered signs of life that it prints, and whether one is missing.
+"""Downtime of a guest during a migration, from the numbered lines ("ticks") that it prints, and whether one is missing.
 
-A guest that stands still has a clock that stands still too, so the time of each line is that at which the node's
-container runtime took it from the launcher.
+The guest's clock stops while the guest is paused. The time of each line is therefore that at which the node's container
+runtime received it from the launcher.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TICK = re.compile(r"tick (\d+) boot=(\w+) .*late=\d+ms$")
 
 @dataclass(frozen=True)
 class Tick:
-    """One sign of life."""
+    """A numbered line that a guest printed, and when."""
 
     at: datetime
     number: int
@@ -28,9 +28,9 @@ class Tick:
 
 
 def ticks(source: Iterable[str], target: Iterable[str]) -> list[Tick]:
-    """The ticks in the logs of the pod that a guest left and of the one that it went to, in order.
+    """Return the ticks in the logs of the source pod and of the target pod of a migration, in order.
 
-    A line may be cut in two by the move; it came when its second half did.
+    The migration may split a line between both logs. Such a tick has the time of its second half.
     """
     before = [output for output in map(printed, source) if output and output[1]]
     after = [output for output in map(printed, target) if output and output[1]]
@@ -42,16 +42,16 @@ def ticks(source: Iterable[str], target: Iterable[str]) -> list[Tick]:
 
 
 def longest_gap(found: list[Tick]) -> float:
-    """Seconds between the two neighbours that are furthest apart.
+    """Return the longest time between two consecutive ticks, in seconds.
 
-    Fails if a number is missing, comes twice, or the guest has booted anew.
+    Fail if a number is missing or duplicated, or if the guest has rebooted.
     """
     if len(found) < 2:
-        raise Failure(f"{len(found)} ticks are too few to measure a standstill")
+        raise Failure(f"{len(found)} ticks are too few to measure the downtime")
     longest = 0.0
     for one, other in zip(found, found[1:]):
         if (other.number, other.boot) != (one.number + 1, one.boot):
-            raise Failure(f"after tick {one.number} of boot {one.boot} came {other.number} of {other.boot}")
+            raise Failure(f"tick {one.number} of boot {one.boot} is followed by {other.number} of {other.boot}")
         longest = max(longest, (other.at - one.at).total_seconds())
     return longest
 

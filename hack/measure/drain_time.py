@@ -1,13 +1,12 @@
-"""How long `kubectl drain` takes beside what it cannot do without, and its requests to the API server.
+"""Duration of `kubectl drain`, compared with the ideal duration, and its requests to the API server.
 
-    ideal = start of a pod to go to + the same migrations by virsh, as many at a time
+    ideal = start of a target pod + the same migrations by virsh, with the same number in parallel
 
-A drainer requests the eviction of one pod after the other, and again five seconds after each refusal, so that a drain
-can take much longer than what it waits for. Drains and migrations by hand take turns; what is moved by hand stands still
-meanwhile.
+kubectl requests the eviction of one pod after the other, and retries five seconds after each refusal. A drain can therefore
+take much longer than the migrations. Drains and migrations by virsh alternate; virsh's guests are paused during the drains.
 
-Four guests keep two processors busy: what others than Drydock spend (QEMU, libvirt, kubelets, containerd, the API server) is a
-time that no drain of them can go below on that machine.
+Four guests keep two processors busy. The processor time of other programs (QEMU, libvirt, kubelets, containerd, the API
+server) is a lower bound for the duration of a drain on that machine.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ from .processors import Spent
 from .virsh_baseline import ByHand
 
 COUNTS = (1, 4)
-# Guests that Drydock moves off one node at a time by default.
+# Drydock's default limit of concurrent migrations from one node.
 AT_ONCE = 2
 # KubeVirt v1.9 on a machine like this: seconds of a drain, and requests of its components.
 KUBEVIRT_WALL = {1: 10.2, 4: 15.3}
 KUBEVIRT_REQUESTS = {1: 76, 4: 330}
 REQUESTS_PER_GUEST = 25
-# A drain takes at most this many times the ideal, and this many seconds more.
+# Budget: a drain takes at most TIMES × ideal + MORE seconds.
 TIMES, MORE = 1.1, 1.0
-# The command as people type it, which evicts the controller's replica too.
+# The usual command, which also evicts the controller's replica.
 PLAIN = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=180s")
 DRAIN = (*PLAIN, "--pod-selector=kubevirt.io=virt-launcher")
 
 
 @dataclass
 class Drains:
-    """All drains of one number of guests, in seconds."""
+    """All drains with one number of guests; times in seconds."""
 
     walls: list[float] = field(default_factory=list)
     ideals: list[float] = field(default_factory=list)
@@ -58,7 +57,7 @@ class Drains:
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
-    """Drains of one guest, then of four; then of one guest and the replica of the controller that leads."""
+    """Measure drains of one guest, then of four, then of one guest and the controller's leading replica."""
     with instances(api) as watch:
         walls = {}
         for count in COUNTS:
@@ -71,12 +70,12 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
 
 
 def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress: Progress) -> list[float]:
-    """Seconds of plain drains of the node that has a guest and the controller's leading replica."""
+    """Return the durations, in seconds, of usual drains of a node with a guest and the controller's leading replica."""
     here, there = (node.name for node in made.nodes)
     (guest,) = _started(made, api, watch, ["leader"])
     walls = []
     try:
-        # The first brings the images.
+        # The first drain causes the nodes to pull the images; it is not counted.
         for turn in range(samples + 1):
             replicas.lead_on(made, here)
             begun = time.monotonic()
@@ -93,7 +92,7 @@ def _leaders_node(made: Cluster, api: Api, watch: Watch, samples: int, progress:
 
 
 def _started(made: Cluster, api: Api, watch: Watch, names: list[str]) -> list[Guest]:
-    """Guests that run on the first node."""
+    """Create guests on the first node, and wait until they have booted."""
     _, there = (node.name for node in made.nodes)
     made.kubectl("cordon", there)
     guests = []
@@ -109,7 +108,7 @@ def _started(made: Cluster, api: Api, watch: Watch, names: list[str]) -> list[Gu
 
 
 def manifest(name: str) -> Kind:
-    """A guest that is to be moved off its node, small and quiet as those of a first try are."""
+    """Return a small guest with little output, as in a first trial of Drydock."""
     return Kind(name, 128, 16, counts="1s")
 
 
@@ -123,7 +122,7 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
         for guest in guests:
             source = guest.pod()
             domain = in_pod(made, source["metadata"]["name"], f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
-            # The first brings the images, and lends its target's pod.
+            # The first migration causes the other node to pull the images, and its target pod is the template for virsh's pods.
             moved = move(made, api, guest.name)
             pods.append(moved.pod)
             hand = ByHand(made, api, guest.name, moved)
@@ -160,7 +159,7 @@ def _drains(made: Cluster, api: Api, watch: Watch, count: int, samples: int, pro
 
 
 def _by_hand(guests: list[ByHand]) -> float:
-    """Seconds from the first migration's begin to the last one's end, into pods that are there already."""
+    """Migrate the guests by virsh into existing pods; return the seconds from the first start to the last end."""
     for guest in guests:
         guest.go_on()
         guest.prepare()

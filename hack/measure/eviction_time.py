@@ -1,8 +1,8 @@
-"""How long the webhook takes to respond to an eviction to which it has responded before, and its requests for that.
+"""Response time of the webhook to repeated evictions of one pod, and the controller's requests that they cause.
 
-The webhook is called as the API server calls it, two hundred times a second, over connections that are kept. Time that
-is not its own work is measured with requests for a path without a handler, over the same connections at the same rate.
-(They have no body: the server would not read it and would close the connection.)
+The webhook is called as the API server calls it, 200 times a second, over persistent connections. The baseline are requests
+for a path without a handler, at the same rate: they take the time that is not the webhook's own work. (They have no body: the
+server would not read it and would close the connection.)
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from .pods import wait_until
 PER_SECOND = 200
 CLIENTS = 4
 SECONDS = 2
-# An event that is repeated is counted on its object once a minute: that of earlier drains is no response to an eviction.
+# Seconds to wait at first. The count of a repeated event is written once a minute; the writes for events of earlier drains must
+# not count as requests of this measurement.
 SERIES = 65
 P99 = 0.005
 PORT = 8443
@@ -48,7 +49,7 @@ Expected = Callable[[int, bytes], bool]
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Of a guest that has nowhere to go, so that its evictions are refused all the time."""
+    """Measure the evictions of a guest that fits on no other node, so that each eviction is refused."""
     here, there = (node.name for node in made.nodes)
     made.kubectl("cordon", there)
     try:
@@ -65,7 +66,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
 
 
 def refused(api: Api, pod: str) -> None:
-    """The first eviction, which marks the guest."""
+    """Request the first eviction, which marks the guest; fail unless it is refused with 429."""
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": NAMESPACE}}
     try:
         api.request("POST", f"{PODS}/{pod}/eviction", eviction)
@@ -73,13 +74,13 @@ def refused(api: Api, pod: str) -> None:
         if ": 429" in str(failure):
             return
         raise
-    raise Failure(f"{pod} may be evicted")
+    raise Failure(f"the eviction of {pod} was not refused")
 
 
 def _measurements(made: Cluster, api: Api, pod: str, progress: Progress) -> Iterator[Measurement]:
     webhook = Webhook(api)
     responded, bare = [], []
-    with progress.step("repeated events of earlier drains are counted"):
+    with progress.step("waiting until repeated events of earlier drains are written"):
         wait_until(time.monotonic() + SERIES)
     since = datetime.now(timezone.utc)
     for _ in range(SAMPLES):
@@ -87,7 +88,7 @@ def _measurements(made: Cluster, api: Api, pod: str, progress: Progress) -> Iter
         responded.append(percentile(webhook.send_request(PATH, json.dumps(review(pod)).encode(), is_refused)))
     wait_until(time.monotonic() + 1)
     requests = list(requested(made, since))
-    progress.note(f"requests meanwhile: {split(requests)}")
+    progress.note(f"requests during the measurement: {split(requests)}")
     middle = sorted(responded)[SAMPLES // 2] * 1000
     reference = sorted(bare)[SAMPLES // 2] * 1000
     yield Measurement(f"eviction.p99 at {PER_SECOND}/s", middle, "ms", reference, P99 * 1000, least=min(responded) * 1000)
@@ -95,7 +96,7 @@ def _measurements(made: Cluster, api: Api, pod: str, progress: Progress) -> Iter
 
 
 def review(pod: str) -> dict[str, Any]:
-    """What the API server sends of an eviction: one that is only tried, which is never held."""
+    """Return the review that the API server sends for a dry-run eviction, which the webhook never holds."""
     eviction = {"group": "policy", "version": "v1", "kind": "Eviction"}
     pods = {"group": "", "version": "v1", "resource": "pods"}
     metadata = {"name": pod, "namespace": NAMESPACE}
@@ -125,7 +126,7 @@ def review(pod: str) -> dict[str, Any]:
 
 
 def is_refused(status: int, body: bytes) -> bool:
-    """Return whether a response of the webhook refuses the eviction for now (429)."""
+    """Return whether the webhook's response refuses the eviction temporarily (429)."""
     if status != 200:
         return False
     response = json.loads(body)["response"]
@@ -133,12 +134,12 @@ def is_refused(status: int, body: bytes) -> bool:
 
 
 def percentile(samples: list[float], wanted: float = 0.99) -> float:
-    """The smallest sample that is not less than this part of all."""
+    """Return a percentile by the nearest-rank method; `wanted` is between 0 and 1."""
     return sorted(samples)[math.ceil(len(samples) * wanted) - 1]
 
 
 class Webhook:
-    """One controller's webhook server."""
+    """The webhook server of one of the controller's replicas."""
 
     def __init__(self, api: Api) -> None:
         bundle = api.get(WEBHOOKS)["webhooks"][0]["clientConfig"]["caBundle"]
@@ -149,7 +150,7 @@ class Webhook:
         self._address = (running[0]["status"]["podIP"], PORT)
 
     def send_request(self, path: str, body: bytes, expected: Expected) -> list[float]:
-        """Return the seconds from each of many requests to its response, which must be as expected."""
+        """Send requests at the fixed rate; return the response time of each in seconds. Fail at an unexpected response."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             rounds = pool.map(lambda client: self._client(client, path, body, expected), range(CLIENTS))
             return [took for of_client in rounds for took in of_client]
@@ -157,7 +158,7 @@ class Webhook:
     def _client(self, number: int, path: str, body: bytes, expected: Expected) -> list[float]:
         connection = http.client.HTTPConnection(SERVICE)
         plain = socket.create_connection(self._address)
-        # As the API server does: what is sent after the headers waits for nothing.
+        # Like the API server, send the body without delay after the headers.
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sock = self._context.wrap_socket(plain, server_hostname=SERVICE)
         pause = CLIENTS / PER_SECOND

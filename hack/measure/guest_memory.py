@@ -1,4 +1,4 @@
-"""What virtual machines take beside their guests' memory, and what they add to the agent's."""
+"""Memory overhead of virtual machines: of the processes beside QEMU in their pods, and of the agent for each of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW = 60
 KUBEVIRT_PSS = 57.0
 KUBEVIRT_ANONYMOUS = 39.5
 
-# All that runs beside QEMU in a guest's pod, but for the container runtime's own.
+# Prints the memory of all processes beside QEMU in guests' pods, except those of the container runtime.
 PROCESSES = """
 for p in /proc/[0-9]*; do
   read -r name < $p/comm || continue
@@ -40,17 +40,17 @@ true
 
 @dataclass
 class Beside:
-    """Memory of processes, in MiB, by their names."""
+    """Memory of the processes beside QEMU, in MiB, by process name."""
 
     pss: Counter[str]
     anonymous: Counter[str]
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Four guests on the first node, once they have booted and stood still for half a minute."""
+    """Measure four guests on the first node, half a minute after they have booted."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
-    progress.note(f"agent without guests for {WINDOW} s")
+    progress.note(f"agent without guests: samples during {WINDOW} s")
     before = median(list(_agent(made, node, agent)))
     with instances(api) as watch:
         guests = [Guest(api, watch, instance(f"memory-{number}", node)) for number in range(GUESTS)]
@@ -58,7 +58,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
             guest.ready()
             guest.line("drydock-guest ready")
         pods = [guest.pod()["metadata"]["uid"] for guest in guests]
-        progress.note(f"{GUESTS} guests have booted; {SETTLE} s, then a window of {WINDOW} s")
+        progress.note(f"{GUESTS} guests have booted; waiting for {SETTLE} s, then samples during {WINDOW} s")
         wait_until(time.monotonic() + SETTLE)
         samples, after = [], []
         for anonymous in _agent(made, node, agent):
@@ -69,7 +69,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
     last = samples[-1]
     for name in sorted(last.pss):
         progress.note(
-            f"  {name}: {last.pss[name] / GUESTS:.1f} MiB of PSS, {last.anonymous[name] / GUESTS:.1f} MiB of RssAnon a guest"
+            f"  {name}: {last.pss[name] / GUESTS:.1f} MiB of PSS, {last.anonymous[name] / GUESTS:.1f} MiB of RssAnon per guest"
         )
     pss = median([sample.pss.total() / GUESTS for sample in samples])
     anonymous = median([sample.anonymous.total() / GUESTS for sample in samples])
@@ -79,7 +79,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
 
 
 def _agent(made: Cluster, node: str, agent: int) -> Iterator[float]:
-    """RssAnon of the agent, in MiB, several times in one window."""
+    """Yield the agent's RssAnon in MiB, several times in one window."""
     begun = time.monotonic()
     for sample in range(SAMPLES):
         wait_until(begun + WINDOW * (sample + 1) / SAMPLES)
@@ -87,19 +87,19 @@ def _agent(made: Cluster, node: str, agent: int) -> Iterator[float]:
 
 
 def _beside(made: Cluster, node: str, pods: list[str]) -> Beside:
-    """Of all processes beside QEMU in these pods together."""
-    # Control groups are named after the pods' UIDs, in some set-ups with other separators.
+    """Return the total memory of all processes beside QEMU in these pods."""
+    # The names of control groups contain the pods' UIDs, in some setups with underscores instead of hyphens.
     pattern = "\\|".join(uid.replace("-", "[-_]") for uid in pods)
     return parse(made.in_node(node, ["sh", "-c", f"pattern='{pattern}'\n{PROCESSES}"]))
 
 
 def parse(text: str) -> Beside:
-    """Add up what the script printed."""
+    """Add up the values that the script `PROCESSES` printed."""
     beside = Beside(Counter(), Counter())
     for part in text.split("process ")[1:]:
         name = part.split("\n", 1)[0]
         kib = {key: int(value) for key, value in re.findall(r"^(\w+):\s+(\d+) kB$", part, re.MULTILINE)}
-        # A process that has ended in between has no values any more.
+        # A process that has just exited has no values.
         beside.pss[name] += kib.get("Pss", 0) / 1024
         beside.anonymous[name] += kib.get("RssAnon", 0) / 1024
     return beside

@@ -1,7 +1,7 @@
-"""How soon a new virtual machine runs, against starting the same domain by hand in the same image.
+"""Start time of a new virtual machine, compared with virsh starting the same domain in a pod with the same image.
 
-The guest's kernel is quiet, so its first line comes when it has booted: most of the time is QEMU's, on both sides.
-What is measured is the difference.
+The guest's kernel is quiet, so that its first line of output appears when it has booted. QEMU takes most of the time in
+both cases; the figure is the difference.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from .api import Api
 from .measurement import SAMPLES, Measurement, median
 from .guests import HURRIED, PODS, Guest, file_in_pod, in_pod, instance, instances, ready_disk
 
-# KubeVirt v1.9, on the same kind of machine: 3.1 to 3.5.
+# KubeVirt v1.9, on the same kind of machine: 3.1 to 3.5 s.
 KUBEVIRT_RUNNING = 3.3
-# Above what starting the domain by hand takes: admission, scheduling, sandbox, container, libvirtd, disk.
+# Budget in seconds over the start by virsh: admission, scheduling, sandbox, container, libvirtd, disk.
 OVERHEAD = 1.5
 
 RAW_POD = "raw-guest"
 
-# Reaps the processes that others leave behind, as libvirt expects of process 1.
+# Reaps orphaned processes, as libvirt expects of process 1.
 IDLE = 'trap "exit 0" TERM; while :; do sleep 3600 & wait $!; done'
 
 VIRSH = "virsh --quiet --connect 'qemu+unix:///session?socket=/run/drydock/libvirt/libvirt-sock'"
 
-# Takes what the guest prints, and makes a file when it listens, and another one when the first line with something
-# on it was whole. The image's perl has no fine clock; the file system has.
+# Accepts the guest's console and reads its output. Creates FILES.listens once it listens, and FILES.line once the first line
+# with a letter or digit is complete. The modification time of the file is the timestamp, because the image's perl has no
+# high-resolution clock.
 LISTENER = """
 use IO::Socket::UNIX;
 my ($path, $files) = @ARGV;
@@ -47,7 +48,7 @@ while (sysread($client, my $piece, 65536)) {
 """
 
 # $1: libvirtd.conf, $2: qemu.conf, $3: the listener, $4: the domain, $5: overlay, $6: its format,
-# $7: image, $8: the image's format. Prints when the guest was started and, on the next line, when it printed.
+# $7: image, $8: the image's format. Prints the time of the guest's start and, on the next line, that of its first output.
 RAW = (
     r"""
 set -eu
@@ -82,10 +83,10 @@ wait $daemon || true
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """On the first node, with the images there, in turns with the start by hand."""
+    """Measure starts by Drydock and by virsh alternately, on the first node, which already has the images."""
     node = made.nodes[0].name
     with instances(api) as watch:
-        # The first one brings the images, and lends its pod, its domain and its libvirt's settings.
+        # The first guest causes the node to pull the images. Its pod, domain and libvirt settings are copied.
         first = Guest(api, watch, instance("start-first", node, HURRIED))
         first.running()
         first.line()
@@ -103,30 +104,30 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
                 to_running.append(guest.running())
                 to_line.append((guest.line() - guest.created).total_seconds())
                 progress.note(
-                    f"start {turn + 1} of {SAMPLES}: first line after {to_line[-1]:.2f} s, by hand {raw[-1]:.2f} s; "
+                    f"start {turn + 1} of {SAMPLES}: first line after {to_line[-1]:.2f} s, with virsh {raw[-1]:.2f} s; "
                     f"Running after {to_running[-1]:.2f} s"
                 )
                 guest.delete()
         finally:
             api.request("DELETE", f"{PODS}/{RAW_POD}?gracePeriodSeconds=0")
     by_hand = median(raw)
-    progress.note(f"first line after {median(to_line):.2f} s, by hand {by_hand:.2f} s")
+    progress.note(f"first line after {median(to_line):.2f} s, with virsh {by_hand:.2f} s")
     yield Measurement("vm.start.overhead vs domain by hand", median(to_line) - by_hand, "s", by_hand, OVERHEAD)
     yield Measurement("vm.created-to-Running vs kubevirt", median(to_running), "s", KUBEVIRT_RUNNING, KUBEVIRT_RUNNING)
 
 
 def _by_hand(made: Cluster, pod: str) -> list[str]:
-    """The arguments of [`RAW`], from a pod with a running guest."""
+    """Return the arguments of `RAW`, read from a pod with a running guest."""
     disk = ready_disk(made, pod)
     settings = [file_in_pod(made, pod, f"/run/drydock/config/libvirt/{name}.conf") for name in ("libvirtd", "qemu")]
-    # As it was defined, not as it runs: libvirt is to do the same work again.
+    # The inactive definition has no runtime state, so libvirt has to do the same work again.
     domain = in_pod(made, pod, f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
     below = disk["backing"]
     return [*settings, LISTENER, domain, disk["path"], disk["format"], below["path"], below["format"]]
 
 
 def raw_pod(pod: dict[str, Any]) -> dict[str, Any]:
-    """A pod like that of a guest in all but what runs in it, on the same node."""
+    """Return the manifest of a pod on the same node that equals a guest's pod except for its command and metadata."""
     spec = {
         key: pod["spec"][key]
         for key in ("securityContext", "volumes", "automountServiceAccountToken", "enableServiceLinks")

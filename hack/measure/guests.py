@@ -1,4 +1,4 @@
-"""Virtual machines to measure: made, followed and taken away by way of the API."""
+"""Virtual machines for measurements: created, observed and deleted through the API."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ NAMESPACE = "default"
 INSTANCES = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstances"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 IMAGE = "localhost/drydock/guest:dev"
-# The volume, which the disk's files in the pod are named after.
+# Name of the volume, which the names of the disk's files in the pod contain.
 DISK = "root"
-# A guest that boots does not listen to its power button yet.
+# Grace periods in seconds. A guest that is still booting does not react to its power button.
 HURRIED = 2
 PATIENT = 30
 OUTPUT_TIMEOUT = 90
 
 
 def instance(name: str, node: str, grace: int = PATIENT) -> dict[str, Any]:
-    """A guest of 96 MiB that is reached on one port, on one node."""
+    """Return the manifest of a guest with 96 MiB and one open port, on one node."""
     return {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -50,7 +50,7 @@ def instance(name: str, node: str, grace: int = PATIENT) -> dict[str, Any]:
 
 
 class Guest:
-    """One of them, from its creation on."""
+    """A virtual machine, which the constructor creates."""
 
     def __init__(self, api: Api, watch: Watch, manifest: dict[str, Any]) -> None:
         self.api = api
@@ -62,25 +62,28 @@ class Guest:
         self._uid: str = api.request("POST", INSTANCES, manifest)["metadata"]["uid"]
 
     def running(self) -> float:
-        """Seconds from its creation until its phase was seen to be Running."""
+        """Wait until the watch has the phase Running; return the seconds since the creation."""
         at, _ = self._watch.until(
             lambda kind, found: self._is(found) and found.get("status", {}).get("phase") == "Running", self._mark
         )
         return at - self._begun
 
     def ready(self) -> None:
-        """Wait until Services may send it something."""
+        """Wait until the instance is Ready, so that Services route traffic to it."""
         self._watch.until(lambda kind, found: self._is(found) and _condition(found, "Ready") == "True", self._mark)
 
     def pod(self) -> dict[str, Any]:
-        """Its pod."""
+        """Return the guest's pod; fail unless there is exactly one."""
         found = self.api.get(f"{PODS}?labelSelector=kubevirt.io%2Fcreated-by%3D{self._uid}")["items"]
         if len(found) != 1:
             raise Failure(f"{self.name} has {len(found)} pods")
         return found[0]
 
     def line(self, words: str = "") -> datetime:
-        """When the node's container runtime took the first line of its console that has `words`, if any were given."""
+        """Wait for the first line of the console that contains `words` and a letter or digit; return its time in the pod's log.
+
+        Fail if the guest prints nothing for `OUTPUT_TIMEOUT` seconds.
+        """
         connection = self.api.connect(timeout=OUTPUT_TIMEOUT)
         path = f"{PODS}/{self.pod()['metadata']['name']}/log?timestamps=true&follow=true"
         try:
@@ -90,11 +93,11 @@ class Guest:
                 raise Failure(f"GET {path}: {response.status}", response.read().decode(errors="replace")[:500])
             for raw in response:
                 found = printed(raw.decode(errors="replace"))
-                # The firmware's empty lines are not the guest's words.
+                # Skip the firmware's empty lines.
                 if found and words in found[1] and any(letter.isalnum() for letter in found[1]):
                     return found[0]
         except TimeoutError as error:
-            raise Failure(f"{self.name} printed nothing for {OUTPUT_TIMEOUT} s, and {words!r} not before") from error
+            raise Failure(f"{self.name} has not printed {words!r}, and nothing at all for {OUTPUT_TIMEOUT} s") from error
         finally:
             connection.close()
         raise Failure(f"{self.name} ended without having printed {words!r}")
@@ -115,7 +118,7 @@ class Guest:
 
 @contextmanager
 def instances(api: Api) -> Iterator[Watch]:
-    """Watch all instances of the namespace; what is left of them at the end is deleted."""
+    """Watch all instances of the namespace, and delete the remaining ones at the end."""
     with api.watching(INSTANCES) as watch:
         try:
             yield watch
@@ -125,16 +128,17 @@ def instances(api: Api) -> Iterator[Watch]:
 
 
 def run_folder(made: Cluster, pod: dict[str, Any]) -> Path:
-    """The folder that launcher and agent share, as this machine sees it."""
+    """Return the folder that launcher and agent share, as a path in this machine's root file system."""
     nodes: Any = made.description["nodes"]
     (root,) = (f"/proc/{node['pid']}/root" for node in nodes if node["name"] == pod["spec"]["nodeName"])
     return Path(f"{root}/var/lib/kubelet/pods/{pod['metadata']['uid']}/volumes/kubernetes.io~empty-dir/run")
 
 
 def printed(line: str) -> tuple[datetime, str] | None:
-    """Return the guest's output in a line of a pod's log, with its time; None for what others wrote.
+    """Return the guest's output in a line of a pod's log, with its time; None for a line of another origin.
 
-    Those are the launcher, and the kubelet, whose errors have no time: it ends the log of a removed container by one.
+    Other lines are from the launcher or from the kubelet. The kubelet's errors have no timestamp; one of them ends the log of
+    a removed container.
     """
     at, _, text = line.rstrip("\n").partition(" ")
     if not text.startswith("guest: "):
@@ -143,13 +147,13 @@ def printed(line: str) -> tuple[datetime, str] | None:
 
 
 def in_pod(made: Cluster, pod: str, script: str, *arguments: str, timeout: float = 120, check: bool = True) -> str:
-    """What a shell script printed in the container of a guest's pod."""
+    """Run a shell script in the container of a guest's pod, and return its output."""
     command = ("-n", NAMESPACE, "exec", "-i", pod, "--", "sh", "-s", *arguments)
     return made.kubectl(*command, input=script, timeout=timeout, check=check)
 
 
 def file_in_pod(made: Cluster, pod: str, path: str) -> str:
-    """The content of a file there."""
+    """Return the content of a file in the container of a guest's pod."""
     return made.kubectl("-n", NAMESPACE, "exec", pod, "--", "cat", path)
 
 
@@ -159,5 +163,5 @@ def _condition(found: dict[str, Any], kind: str) -> str | None:
 
 
 def ready_disk(made: Cluster, pod: str) -> dict[str, Any]:
-    """What the launcher made of the guest's disk."""
+    """Return the launcher's description of the disk that it prepared for the guest."""
     return json.loads(file_in_pod(made, pod, "/run/drydock/ready.json"))["disks"][0]

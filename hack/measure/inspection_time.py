@@ -1,4 +1,4 @@
-"""How long an inspection takes, against starting libvirtd and querying the same by virsh."""
+"""Duration of an inspection, compared with starting libvirtd and querying the same data with virsh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pods import pod_of
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Both in the agent's container on the first node, in turns."""
+    """Measure both alternately in the agent's container on the first node."""
     node = made.nodes[0].name
     pod = pod_of(made, "drydock-agent", node)
     raw_script = (REPOSITORY / "tests" / "oracle" / "query_virsh.sh").read_text()

@@ -1,4 +1,4 @@
-"""How soon labels are right after something changed, and how many there are."""
+"""Latency of node labels after a change, number of labels, and size of the Node object."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNED = (".node.kubevirt.io/", "cpu-minimum.node.drydock.dev/", "node-labeller.k
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Reactions on the first node, seen by a watch."""
+    """Measure the reactions on the first node with a watch."""
     node = made.nodes[0].name
     path = f"/api/v1/nodes/{node}"
     labels = api.get(path)["metadata"]["labels"]
@@ -61,7 +61,7 @@ def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement
 
 
 def watch_after(watch: Watch, mark: int, key: str) -> int:
-    """The number of the event after the one that lacks `key`."""
+    """Return the number of the event after the first one, from `mark` on, in which the label `key` is missing."""
     seen = [mark]
 
     def lacks(kind: str, found: dict[str, Any]) -> bool:
@@ -107,7 +107,7 @@ def _size(api: Api, path: str) -> Iterator[Measurement]:
 
 
 def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress) -> Iterator[Measurement]:
-    """From a new agent pod to a node with all labels, which it had none of."""
+    """Measure the time from the creation of an agent's pod until the node, initially without labels, has all of them."""
     wanted = {key for key in api.get(path)["metadata"]["labels"] if any(part in key for part in OWNED)}
     node = made.nodes[0].name
     pods = (
@@ -135,7 +135,7 @@ def _start(made: Cluster, api: Api, watch: Watch, path: str, progress: Progress)
 
 
 def _run_agents(api: Api, wanted: bool) -> None:
-    """Let the DaemonSet run on all nodes, or on none."""
+    """Have the agent's DaemonSet run on all nodes, or on none."""
     selector = {"example.com/no-agent": None if wanted else "here"}
     patch = {"spec": {"template": {"spec": {"nodeSelector": selector}}}}
     api.merge("/apis/apps/v1/namespaces/drydock/daemonsets/drydock-agent", patch)

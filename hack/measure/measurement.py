@@ -1,4 +1,4 @@
-"""One measured figure, as one line of JSON."""
+"""A measured figure, printed as one line of JSON."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Even, so that as many moves go from either node. The memory that the one frees is the next one's, and a hypervisor that
-# takes free memory back returns some of it much more slowly than other: on a machine with virtio-balloon's page reporting,
-# the kernel cleared 900 MiB in 0.9 to 2.2 s, and a guest of 1 GiB moved in 4.2 s from one node and in 3.6 s from the other.
+# An even number, so that equally many moves start from each of the two nodes. A move uses the memory that the previous one
+# freed, and a hypervisor that reclaims free memory returns some of it much more slowly than the rest: on a machine with
+# virtio-balloon's page reporting, the kernel cleared 900 MiB in 0.9 to 2.2 s, and a guest of 1 GiB moved in 4.2 s from one node
+# and in 3.6 s from the other.
 SAMPLES = 8
 
 
 @dataclass
 class Measurement:
-    """A value, what it is compared with, and whether it keeps its budget.
+    """A value with its reference and its budget.
 
-    `budget` is the most that `value` may be, or, if `relative`, the most that `value / reference` may be; without one the
-    figure is reported and not judged. `least` is the smallest sample, which a busy machine disturbs less than the median,
-    and `load` how many processes of the machine wanted to run when it was measured.
+    `budget` is the maximum of `value` or, if `relative`, of `value / reference`. A figure without a budget is only reported.
+    `least` is the smallest sample, which a busy machine disturbs less than the median. `load` is the machine's load average
+    over the last minute.
     """
 
     name: str
@@ -34,12 +35,12 @@ class Measurement:
 
     @property
     def ratio(self) -> float | None:
-        """Value by reference."""
+        """Return `value / reference`; None without a reference."""
         return self.value / self.reference if self.reference else None
 
     @property
     def ok(self) -> bool:
-        """Within the budget, if there is one."""
+        """Return whether the figure is within its budget; true without a budget."""
         if self.budget is None:
             return True
         if not self.relative:
@@ -47,7 +48,7 @@ class Measurement:
         return self.ratio is not None and self.ratio <= self.budget
 
     def line(self) -> str:
-        """One line of JSON."""
+        """Return the figure as one line of JSON."""
         ratio = self.ratio
         return json.dumps(
             {
@@ -65,7 +66,7 @@ class Measurement:
 
 
 def median(samples: Sequence[float], wanted: int = SAMPLES) -> float:
-    """The median of enough samples."""
+    """Return the median; assert that there are at least `wanted` samples."""
     assert len(samples) >= wanted, f"{len(samples)} samples; at least {wanted} are needed"
     return statistics.median(samples)
 

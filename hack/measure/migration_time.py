@@ -1,10 +1,10 @@
-"""How long a migration takes beside libvirt's own work, and its requests to the API server; the same by virsh.
+"""Duration of a migration beyond libvirt's own job, and its requests to the API server, compared with virsh.
 
     created ─▶ pod of the target starts ─▶ job of libvirt ─▶ Succeeded
                └ Kubernetes               └ libvirt, QEMU      the rest is Drydock's
 
-All run on one machine and take turns, so that what else happens there disturbs them alike. virsh's bytes are relayed as they
-are, and a second time by socat with TLS.
+All migrations run alternately on one machine, so that other load disturbs them equally. virsh's data is relayed both without
+encryption and, in further migrations, through socat with TLS.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KINDS = (
     Kind("256Mi-dirtying", 256, 96, dirties=True),
 )
 
-# KubeVirt v1.9's components, by the audit log of the same kind of cluster.
+# Requests of KubeVirt v1.9's components, from the audit log of the same kind of cluster.
 KUBEVIRT_REQUESTS = 61
 REQUESTS = 20
 CONTROL_PLANE = 0.3
@@ -43,13 +43,13 @@ WALL = 1.05
 DOWNTIME = 0.03
 MEMORY = 12
 
-# What is written late comes within this.
+# Seconds within which delayed writes occur.
 SETTLE = 3
 
 
 @dataclass
 class Series:
-    """All migrations of one guest and of one like it, in seconds."""
+    """All migrations of one guest by Drydock and of an equal guest by virsh; times in seconds."""
 
     moved: list[Moved] = field(default_factory=list)
     requested: list[list[Request]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Series:
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
-    """Guests of each kind, one after the other."""
+    """Measure migrations of a guest of each kind, one kind after the other."""
     with instances(api) as watch:
         for kind in KINDS:
             series = _series(made, api, watch, kind, samples, progress)
@@ -78,9 +78,9 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
     guest.ready()
     guest.line("drydock-guest ready")
     source = guest.pod()
-    # As it was defined, not as it runs: libvirt is to do the same work again.
+    # The inactive definition has no runtime state, so libvirt has to do the same work again.
     domain = in_pod(made, source["metadata"]["name"], f"{VIRSH} dumpxml --inactive $({VIRSH} list --name)")
-    # The first brings the images, and lends its target's pod.
+    # The first migration causes the other node to pull the images, and its target pod is the template for virsh's pods.
     by_hand = ByHand(made, api, kind.name.lower(), move(made, api, guest.name))
     series = Series()
     try:
@@ -94,22 +94,23 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
             series.requested.append(list(requested(made, since)))
             series.moved.append(moved)
             series.gaps.append(longest_gap(moved.ticks))
-            # In turns, so that each goes from either node to the other: the two have different shares of the processors.
+            # Alternate the order, so that both kinds of migrations start from each node: the nodes have different CPU shares.
             ways = (False, True) if turn % 2 == 0 else (True, False)
             moves = {way: by_hand.move(encrypted=way) for way in ways}
             virsh, encrypted = moves[False], moves[True].job
             job = virsh.job
             if min(moved.job.processed, job.processed, encrypted.processed) < kind.filled:
-                raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job} and by hand as {job} and {encrypted}")
+                raise Failure(f"a guest with {kind.filled} MiB in memory moved as {moved.job}, by virsh as {job} and {encrypted}")
             series.by_hand.append(job.elapsed)
             series.by_hand_encrypted.append(encrypted.elapsed)
             series.by_hand_outside.append(virsh.ended - virsh.began - job.elapsed)
             series.by_hand_gaps.append(longest_gap(virsh.ticks))
             progress.note(
                 f"{kind.name} {turn + 1} of {samples}: {moved.total:.2f} s = pod {moved.pod:.2f} + job {moved.job.elapsed:.2f} "
-                f"+ {moved.outside:.2f}; stood still {series.gaps[-1] * 1000:.0f} ms (libvirt: {moved.job.downtime * 1000:.0f}); "
-                f"virsh: job {job.elapsed:.2f} s of {virsh.ended - virsh.began:.2f}, stood still {series.by_hand_gaps[-1] * 1000:.0f} ms "
-                f"(libvirt: {job.downtime * 1000:.0f}); encrypted: job {encrypted.elapsed:.2f} s"
+                f"+ {moved.outside:.2f}; downtime {series.gaps[-1] * 1000:.0f} ms (libvirt: {moved.job.downtime * 1000:.0f}); "
+                f"virsh: job {job.elapsed:.2f} s of {virsh.ended - virsh.began:.2f}, "
+                f"downtime {series.by_hand_gaps[-1] * 1000:.0f} ms (libvirt: {job.downtime * 1000:.0f}); "
+                f"encrypted: job {encrypted.elapsed:.2f} s"
             )
     finally:
         by_hand.end()
@@ -118,7 +119,7 @@ def _series(made: Cluster, api: Api, watch: Watch, kind: Kind, samples: int, pro
 
 
 def requested(made: Cluster, since: datetime) -> Iterator[Request]:
-    """Yield Drydock's requests to the API server for a migration: all but leases and the renewal of watches."""
+    """Yield Drydock's requests to the API server since an instant, without those for Leases and without watches."""
     for request in requests(made, since, datetime.now(timezone.utc)):
         if request.resource != "leases" and request.verb != "watch":
             yield request
@@ -129,12 +130,12 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Measure
         return Measurement(f"migration.{name}", median(values, samples), unit, reference, budget, least=min(values))
 
     progress.note(f"requests of the last migration: {split(series.requested[-1])}")
-    progress.note(f"seconds from its creation, in the middle: {milestones([moved.stages for moved in series.moved])}")
+    progress.note(f"median seconds from its creation: {milestones([moved.stages for moved in series.moved])}")
     yield figure("created-to-Succeeded", [moved.total for moved in series.moved], "s", None, None)
     yield figure("target-pod-start", [moved.pod for moved in series.moved], "s", None, None)
     outside = [moved.outside for moved in series.moved]
     yield figure("outside the job", outside, "s", None, None)
-    # virsh's call is longer than the job, too: the target begins before it is counted, and the source ends after.
+    # virsh's call is longer than its job, too: the target starts before the job is timed, and the source ends after it.
     raw = median(series.by_hand_outside, samples)
     over = median(outside, samples) - raw
     least = min(outside) - min(series.by_hand_outside)
@@ -144,15 +145,18 @@ def _times(series: Series, samples: int, progress: Progress) -> Iterator[Measure
 
 
 def milestones(found: list[dict[str, float]]) -> str:
-    """For people: when each stage was reached that all went through, in order."""
+    """Return a text with the median time of each stage that all migrations reached, in order of time."""
     names = [name for name in found[0] if all(name in each for each in found)]
     middle = {name: statistics.median(each[name] for each in found) for name in names}
     return ", ".join(f"{name} {at:.2f}" for name, at in sorted(middle.items(), key=lambda item: item[1]))
 
 
 def to_and_fro(values: list[float]) -> list[float]:
-    """The means of two moves in turn, one from each node: a move from one takes much longer than from the other, so that a median
-    of all would be between the slowest of the fast ones and the fastest of the slow ones."""
+    """Return the mean of each two consecutive moves, one from each node; a single move is returned as it is.
+
+    Moves from one node take much longer than from the other. A median of all moves would be between the slowest of the fast ones
+    and the fastest of the slow ones.
+    """
     return [statistics.mean(pair) for pair in zip(values[::2], values[1::2], strict=False)] or values
 
 
@@ -163,7 +167,7 @@ def _against_virsh(kind: Kind, series: Series, samples: int) -> Iterator[Measure
     jobs = [moved.job.elapsed for moved in series.moved]
     least = min(to_and_fro(jobs))
     yield Measurement(f"migration.{kind.name}.job vs virsh", middle(jobs), "s", middle(series.by_hand), WALL, True, least)
-    # The tunnel encrypts, and virsh's plain relay does not: the figures of both carriers show what that saves.
+    # The tunnel encrypts, and virsh's plain relay does not: this figure compares with an encrypted relay.
     encrypted = middle(series.by_hand_encrypted)
     yield Measurement(f"migration.{kind.name}.job vs virsh by TLS", middle(jobs), "s", encrypted, WALL, True, least)
     still, raw_still = middle(series.gaps), middle(series.by_hand_gaps)

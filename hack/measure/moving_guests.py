@@ -1,4 +1,4 @@
-"""Guests that move: what is in them, and what Drydock makes of a migration."""
+"""Guests for migrations: their workloads, and a migration by Drydock with its statistics."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .downtime import Tick, ticks
 
 MIGRATIONS = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstancemigrations"
 FINAL = ("Succeeded", "Failed")
-# Ticks around a migration show how regular they are without one.
+# Seconds of ticks before a migration, which show how regular they are without one.
 AROUND = 1.0
 OUTPUT_TIMEOUT = 30
 
 MEBIBYTES = {"": 1 / (1 << 20), "Ki": 1 / 1024, "Mi": 1.0, "Gi": 1024.0}
 PIECE = 16
 
-# What a guest has in memory are pieces of random bytes: pages of zeros move at no cost.
+# Fills the guest's memory with random bytes: pages of zeros would be migrated almost without cost.
 FILL = """
 mount -o remount,size=95% /tmp
 dd if=/dev/urandom of=/tmp/piece bs=1M count={piece} 2> /dev/null
@@ -37,17 +37,17 @@ DIRTY = "(while :; do dd if=/tmp/piece of=/tmp/dirty bs=1M conv=notrunc; sleep 0
 
 @dataclass(frozen=True)
 class Kind:
-    """What a guest is like."""
+    """A kind of guest: its memory in MiB, how much of it is filled, and whether it keeps dirtying memory."""
 
     name: str
     memory: int
     filled: int
     dirties: bool = False
-    # How often it prints a numbered line. Each is carried by its launcher, containerd and the kubelet.
+    # Interval between numbered lines. Launcher, containerd and kubelet have to process each of them.
     counts: str = "20ms"
 
     def manifest(self) -> dict[str, Any]:
-        """A guest that prints numbered lines."""
+        """Return the manifest of a guest that prints numbered lines."""
         made = instance(f"mover-{self.name.lower()}", "", HURRIED)
         del made["spec"]["nodeSelector"]
         made["spec"]["domain"]["resources"]["requests"]["memory"] = f"{self.memory}Mi"
@@ -61,7 +61,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Job:
-    """libvirt's own record of a migration, in seconds and MiB."""
+    """libvirt's statistics of a migration, in seconds and MiB."""
 
     elapsed: float
     downtime: float
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Moved:
-    """What one migration by Drydock took, in seconds."""
+    """A migration by Drydock, with its durations in seconds."""
 
     total: float
     pod: float
@@ -81,12 +81,12 @@ class Moved:
 
     @property
     def outside(self) -> float:
-        """What neither the start of the pod took nor the job, as libvirt's own record counts it."""
+        """Return the seconds that belong neither to the start of the pod nor to libvirt's job."""
         return self.total - self.pod - self.job.elapsed
 
 
 def move(made: Cluster, api: Api, name: str) -> Moved:
-    """Have Drydock migrate an instance, and wait until it has."""
+    """Have Drydock migrate an instance, and wait until the migration has succeeded; fail if it fails."""
     with api.watching(MIGRATIONS) as migrations, api.watching(PODS) as pods:
         begun = time.monotonic()
         requested = {
@@ -112,7 +112,7 @@ def move(made: Cluster, api: Api, name: str) -> Moved:
 
 
 def stages(states: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:
-    """When a migration was first seen in each phase, and each side of it in each state."""
+    """Return when a migration was first seen in each phase, and each side of it in each state."""
     found: dict[str, float] = {}
     for at, migration in states:
         status = migration.get("status", {})
@@ -124,13 +124,13 @@ def stages(states: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:
 
 
 def job_of(made: Cluster, pod: str) -> Job:
-    """What libvirt recorded of the migration by which the guest of a pod came."""
+    """Return libvirt's statistics of the migration that moved the guest into a pod."""
     text = in_pod(made, pod, f"{VIRSH} domjobinfo $({VIRSH} list --name) --completed --keep-completed")
     return parse_job(text)
 
 
 def parse_job(text: str) -> Job:
-    """Read virsh's table."""
+    """Parse the output of `virsh domjobinfo`."""
     milliseconds = {name: int(value) for name, value in re.findall(r"^([^:]+):\s+(\d+)\s+ms\s*$", text, re.MULTILINE)}
     found = re.findall(r"^([^:]+):\s+([\d.]+) ([KMG]i)?B\s*$", text, re.MULTILINE)
     sizes = {name: float(value) * MEBIBYTES[unit] for name, value, unit in found}
@@ -141,7 +141,10 @@ def parse_job(text: str) -> Job:
 
 
 def around(api: Api, source: str, target: str, lasted: float) -> list[Tick]:
-    """The ticks of a guest while it moved, which began `lasted` seconds ago."""
+    """Return the ticks of a guest from shortly before its migration, which started `lasted` seconds ago, until now.
+
+    Waits until the guest has printed a tick in the target pod.
+    """
     begun = time.monotonic() - lasted - AROUND
     until = time.monotonic() + OUTPUT_TIMEOUT
     while True:
@@ -155,7 +158,7 @@ def around(api: Api, source: str, target: str, lasted: float) -> list[Tick]:
 
 
 def log_of(api: Api, pod: str, seconds: int | None = None) -> list[str]:
-    """The lines of a pod's log with their times, all of them or those of the last seconds."""
+    """Return the lines of a pod's log with their timestamps: all of them, or those of the last `seconds`."""
     path = f"{PODS}/{pod}/log?timestamps=true" + (f"&sinceSeconds={seconds}" if seconds else "")
     connection = api.connect()
     try:

@@ -1,7 +1,7 @@
-"""What an agent's memory has of virtual machines on other nodes: nothing, however many there are.
+"""Growth of an agent's memory with virtual machines on other nodes: expected to be none, whatever their number.
 
-The objects belong to a node that does not exist. The controller would make pods for them, so it is sent away; and as its
-webhooks, without which none can be made, do not respond then, they are configured to exclude this namespace.
+The objects belong to a node that does not exist. The controller would create pods for them, so it is scaled to zero. Its
+webhooks, without which no instance can be created, then do not respond, so they are configured to exclude the namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTANCES = f"/apis/kubevirt.io/v1/namespaces/{NAMESPACE}/virtualmachineinstance
 TAKING_AWAY = 600
 SETTLE = 30
 WINDOW = 60
-# MiB. One object of them takes some KiB as the API server sends it.
+# Budget in MiB. The API server sends some KiB for each object.
 GROWTH = 1
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -42,23 +42,23 @@ DEPLOYMENT = "deployment/drydock-controller"
 
 
 def measure(made: Cluster, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """RssAnon of the first node's agent before and after."""
+    """Measure RssAnon of the first node's agent before and after the creation of the objects."""
     node = made.nodes[0].name
     agent = the_process(made, node, "drydock-agent", "run")
-    progress.note(f"agent without instances of other nodes: {SETTLE} s, then a window of {WINDOW} s")
+    progress.note(f"agent without instances on other nodes: waiting for {SETTLE} s, then samples during {WINDOW} s")
     before = _anonymous(made, node, agent)
     with _without_controller(made, api):
         made.kubectl("create", "namespace", NAMESPACE)
         try:
-            with progress.step(f"{OBJECTS} instances of another node"), ThreadPoolExecutor(CLIENTS) as pool:
+            with progress.step(f"creating {OBJECTS} instances on another node"), ThreadPoolExecutor(CLIENTS) as pool:
                 list(pool.map(lambda first: _create(api, range(first, OBJECTS, CLIENTS)), range(CLIENTS)))
             after = _anonymous(made, node, agent)
         finally:
-            with progress.step("taking them away"):
+            with progress.step("deleting the instances"):
                 made.kubectl("delete", "--raw", INSTANCES, timeout=TAKING_AWAY)
-    # Kubernetes finishes no namespace while an aggregated API is unavailable, and the controllers serve two.
+    # Kubernetes cannot finish deleting a namespace while an aggregated API is unavailable; the controller serves two of them.
     made.kubectl("delete", "namespace", NAMESPACE, "--wait=true", timeout=TAKING_AWAY)
-    progress.note(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances of another node")
+    progress.note(f"agent: {before:.2f} MiB of RssAnon before, {after:.2f} MiB with {OBJECTS} instances on another node")
     yield Measurement("agent.RssAnon-growth-by-5000-vmis-elsewhere", max(0.0, after - before), "MiB", None, GROWTH)
 
 
@@ -72,7 +72,7 @@ def _anonymous(made: Cluster, node: str, agent: int) -> float:
 
 
 def _create(api: Api, numbers: range) -> None:
-    """Make instances that run on a node that is not there, over one connection."""
+    """Create instances that run on a node that does not exist, over one connection."""
     connection = api.connect()
     status = {"status": {"phase": "Running", "nodeName": NODE}}
     with contextlib.closing(connection):
@@ -108,7 +108,7 @@ def selectors(configuration: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def selectors_patch(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sets that, and leaves all else as it is."""
+    """Return the JSON patch that sets the namespace selector of each webhook of a configuration."""
     return [
         {"op": "add", "path": f"/webhooks/{number}/namespaceSelector", "value": selector}
         for number, selector in enumerate(wanted)

@@ -1,11 +1,12 @@
-"""What `kubectl drydock plan` foretells against what maintenance then does, in random clusters that share a control plane.
+"""Predictions of `kubectl drydock plan` compared with the following maintenance, in random clusters.
 
     random nodes and guests ──▶ plan of a node ──▶ its maintenance, three clusters at once ──▶ where each guest is
                                     └── fates, end ─────────── compared ──────────────────────────┘
 
-A cluster is a zone that all of its guests require. Scheduler, controller manager and Drydock's controller are real; nodes
-and guests are played (see tests/scale), and a guest moves for a fixed time and one that depends on its memory. The plans of
-the first clusters have no end: only from their migrations it is known how long guests move.
+The clusters share a control plane: each is a zone that all of its guests require. Scheduler, controller manager and Drydock's
+controller are real; nodes and guests are simulated (see tests/scale). The move of a guest takes a fixed time plus a time that
+depends on its memory. The plans of the first clusters predict no end, because the duration of moves is only known from past
+migrations.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from .simulation import Simulation, Size
 from .slots import Limits
 
 CLUSTERS = 30
-# How many are drained at once: one machine plays all nodes and runs the control plane. With six, it was the machine that
-# decided: guests of 2 GiB took 9 to 13 s, and migrations began 1 to 3 s after their maintenance.
+# Number of clusters that are drained at once: one machine simulates all nodes and runs the control plane. With six, the machine
+# was the limit: guests of 2 GiB took 9 to 13 s, and migrations started 1 to 3 s after their maintenance.
 AT_ONCE = 3
 NODES = 5
 ZONE = "topology.kubernetes.io/zone"
 INSTANCES = "/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances"
 PLUGIN = "kubectl-drydock"
 BUILD_SECONDS = 1800
-# Seconds: of a drain, without any guest that leaves, and until a guest that is to stay counts as stayed.
+# PATIENCE: maximum seconds of a drain. QUIET: seconds without a change after which guests on the node are assumed to stay.
 PATIENCE, QUIET = 600, 20
-# Limits of migrations: those of the cluster never matter.
+# Limits of concurrent migrations; that of the cluster is never reached.
 LIMITS = Limits(cluster=100, source=2, target=2)
 SIZE = Size(nodes=CLUSTERS * NODES, machines=0, seconds=2, rate=256)
-# A drain ends at most this much earlier or later than planned, as a share of the planned duration.
+# Budget for the difference between the planned and the actual end of a drain, as a share of the planned duration.
 WITHIN = 0.25
 GIB = 1 << 30
 FINAL = ("Succeeded", "Failed")
@@ -56,33 +57,33 @@ FINAL = ("Succeeded", "Failed")
 
 @dataclass
 class Played:
-    """A random cluster, the node of it that is drained, and the content of its plan."""
+    """A random cluster, its node that is drained, and the node's plan."""
 
     number: int
     nodes: list[str]
     drained: str = ""
     fates: dict[str, str] = field(default_factory=dict)
-    # The plan of each guest.
+    # The entry of each guest in the plan.
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     planned: float | None = None
     begun: float = 0.0
 
     @property
     def zone(self) -> str:
-        """Its zone."""
+        """Return the zone of the cluster's nodes."""
         return f"z{self.number}"
 
 
 def measure(made: Cluster, api: Api, progress: Progress, seed: int | None = None) -> Iterator[Measurement]:
-    """The share of guests with another fate than planned, and by how much the ends differ."""
+    """Measure the number of guests whose fate differs from the plan, and by how much the ends of drains differ from it."""
     seed = random.randrange(1 << 32) if seed is None else seed
-    progress.note(f"random clusters of seed {seed}")
+    progress.note(f"random clusters with seed {seed}")
     program = _plugin(progress)
     generator = random.Random(seed)
     with Simulation(made, SIZE, LIMITS, progress) as simulation:
         names = simulation.names(SIZE.nodes)
         clusters = [Played(number, names[number * NODES : (number + 1) * NODES]) for number in range(CLUSTERS)]
-        with progress.step(f"{CLUSTERS} random clusters"):
+        with progress.step(f"creating {CLUSTERS} random clusters"):
             with contextlib.closing(api.connect()) as connection:
                 for cluster in clusters:
                     _make(connection, cluster, generator)
@@ -128,7 +129,7 @@ def _plugin(progress: Progress) -> str:
 
 
 def _make(connection: HTTPConnection, cluster: Played, generator: random.Random) -> None:
-    """Give the nodes of a cluster random room, labels and taints, and make its guests."""
+    """Give the nodes of a cluster random capacity, labels and taints, and create its guests."""
     total = 0
     for name in cluster.nodes:
         memory = generator.choice((4, 6, 8, 12))
@@ -138,7 +139,8 @@ def _make(connection: HTTPConnection, cluster: Played, generator: random.Random)
         send(connection, "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"labels": labels}, "spec": {"taints": taints}}, MERGE_PATCH)
         room = {"cpu": str(generator.choice((4, 8, 16))), "memory": f"{memory}Gi", "pods": str(generator.choice((5, 8, 110, 110)))}
         send(connection, "PATCH", f"/api/v1/nodes/{name}/status", {"status": {"capacity": room, "allocatable": room}}, MERGE_PATCH)
-    # From much room to hardly any; every other cluster has guests that can all move, so that its plan has an end.
+    # The guests take from a small share to most of the memory. In every other cluster all guests can move, so that its plan has
+    # an end.
     free = cluster.number % 2 == 1
     wanted, number = total * GIB * (generator.uniform(0.2, 0.4) if free else generator.uniform(0.4, 0.75)), 0
     while wanted > 0 and number < 16:
@@ -149,7 +151,7 @@ def _make(connection: HTTPConnection, cluster: Played, generator: random.Random)
 
 
 def _guest(cluster: Played, number: int, memory: int, free: bool, generator: random.Random) -> dict[str, Any]:
-    """A random guest: where it may be, what it keeps away from, and what evicting it does; if `free`, anywhere."""
+    """Return a guest with random node selectors, anti-affinity and eviction strategy; with `free`, it can run on any node."""
     group = generator.choice("abc")
     spec: dict[str, Any] = {
         "evictionStrategy": generator.choice(["LiveMigrate"] * 6 + ["LiveMigrateIfPossible", "None"]),
@@ -188,7 +190,7 @@ def _manifest(cluster: Played, number: int, group: str, spec: dict[str, Any]) ->
 
 
 def _instances(api: Api) -> dict[str, dict[str, Any]]:
-    """Instances that have not ended, by name."""
+    """Return the instances that are not in a final phase, by name."""
     found = api.get(INSTANCES)["items"]
     return {one["metadata"]["name"]: one for one in found if one.get("status", {}).get("phase") not in FINAL}
 
@@ -198,7 +200,7 @@ def _node(instance: dict[str, Any]) -> str:
 
 
 def _settle(api: Api) -> None:
-    """Wait until all guests run that can, and delete the others: what they wait for would change with the drains."""
+    """Wait until all guests that can run do so, and delete the others, which could start during the drains."""
     running, since = -1, time.monotonic()
     while True:
         found = _instances(api)
@@ -214,9 +216,9 @@ def _settle(api: Api) -> None:
     end = time.monotonic() + PATIENCE
     while any(one.get("status", {}).get("phase") != "Running" for one in _instances(api).values()):
         if time.monotonic() > end:
-            raise Failure("guests that never ran are not gone")
+            raise Failure("guests that never ran still exist")
         time.sleep(1)
-    # What an agent reports first, such as whether a guest can move, follows its start.
+    # Agents report some facts, such as whether a guest can move, only after the guest's start.
     time.sleep(QUIET)
 
 
@@ -225,7 +227,7 @@ def _plan(made: Cluster, api: Api, program: str, cluster: Played) -> None:
     here = Counter(_node(one) for one in _instances(api).values())
     cluster.drained = max(cluster.nodes, key=lambda name: here[name])
     argv = [program, "plan", cluster.drained, "-o", "json", "--kubeconfig", str(made.kubeconfig)]
-    # The exit code only repeats the result that is in the plan.
+    # The exit code contains nothing that is not in the plan.
     result = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
     try:
         plan = json.loads(result.stdout)
@@ -252,7 +254,7 @@ def _maintain(api: Api, clusters: Sequence[Played]) -> None:
 
 
 def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> dict[str, float]:
-    """Wait until no guest has left for a while; returns when the last of those that move was seen to leave each node."""
+    """Wait until no guest has left for a while; return when the last guest that was planned to move left each node."""
     last: dict[str, float] = {}
     remaining: dict[str, frozenset[str]] = {}
     moving: dict[str, int] = {}
@@ -261,7 +263,7 @@ def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> 
         found = _instances(api)
         for cluster in clusters:
             here = frozenset(name for name, one in found.items() if _node(one) == cluster.drained)
-            # The end of a plan is that of its moves: when a guest that is shut down has ended depends on the guest.
+            # The end of a plan is the end of its moves: how long a guest takes to shut down depends on the guest.
             left = sum(cluster.fates.get(name) == "moves" for name in here)
             if moving.get(cluster.drained, left) != left:
                 last[cluster.drained] = time.time()
@@ -274,17 +276,17 @@ def _until_settled(api: Api, clusters: Sequence[Played], progress: Progress) -> 
             for cluster in clusters
             for here in (remaining[cluster.drained],)
         )
-        # Migrations that do not come to an end are tried again, so what is not expected gets more time.
+        # Migrations that do not complete are retried, so wait longer if the remaining guests are not the expected ones.
         if time.monotonic() - changed > (QUIET if expected else 6 * QUIET):
             return last
         if time.monotonic() > end:
-            progress.note("guests still leave")
+            progress.note(f"guests were still leaving after {PATIENCE} s")
             return last
         time.sleep(0.5)
 
 
 def _compare(api: Api, clusters: Sequence[Played]) -> list[str]:
-    """A line for each guest with another fate than planned."""
+    """Return a line for each guest whose fate differs from the plan."""
     wrong = []
     found = _instances(api)
     for cluster in clusters:
@@ -295,12 +297,14 @@ def _compare(api: Api, clusters: Sequence[Played]) -> list[str]:
             else:
                 actual = "blocks" if _node(instance) == cluster.drained else "moves"
             if actual != planned:
-                wrong.append(f"{name} on {cluster.drained}: planned {planned}, and it {actual}: {json.dumps(cluster.entries[name])}")
+                wrong.append(
+                    f"{name} on {cluster.drained}: planned {planned}, actual {actual}: {json.dumps(cluster.entries[name])}"
+                )
     return wrong
 
 
 def _ends(clusters: Sequence[Played], finished: dict[str, float]) -> list[float]:
-    """By which share of the planned time each drain took longer; less than 0: shorter."""
+    """Return by which share of the planned time each drain took longer; negative if it took less time."""
     return [
         (finished[cluster.drained] - cluster.begun - cluster.planned) / cluster.planned
         for cluster in clusters

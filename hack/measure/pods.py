@@ -1,4 +1,4 @@
-"""Drydock's pods, and their processes as /proc shows them."""
+"""Drydock's pods and their processes: pids, memory and CPU time from the nodes' /proc."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from embedded.errors import Failure
 
 @dataclass
 class Memory:
-    """Of one process, in MiB."""
+    """Memory of one process, in MiB."""
 
     resident: float
     anonymous: float
 
 
 def pod_of(made: Cluster, application: str, node: str) -> str:
-    """The name of the one pod of an application on a node that is not on its way out."""
+    """Return the name of the running pod of an application on a node; fail unless there is exactly one.
+
+    Pods that are being deleted do not count.
+    """
     selector = ["-l", f"app.kubernetes.io/name={application}", "--field-selector", f"spec.nodeName={node}"]
     pods = json.loads(made.kubectl("-n", "drydock", "get", "pods", *selector, "-o", "json"))["items"]
     names = [
@@ -35,8 +38,8 @@ def pod_of(made: Cluster, application: str, node: str) -> str:
 
 
 def processes(made: Cluster, node: str, command: str, task: str | None = None) -> list[int]:
-    """Pids, as the node sees them, of the processes with this command name, and this first argument if one is given."""
-    # The kernel keeps fifteen characters of a command's name.
+    """Return the pids, in the node's pid namespace, of processes with this command name and, if given, this first argument."""
+    # The kernel truncates command names to fifteen characters.
     script = f'''
 for p in /proc/[0-9]*; do
   [ "$(cat $p/comm 2>/dev/null)" = {command[:15]} ] || continue
@@ -48,7 +51,7 @@ true'''
 
 
 def the_process(made: Cluster, node: str, command: str, task: str) -> int:
-    """Pid of the one process that does a task."""
+    """Return the pid of the process with this command name and first argument; fail unless there is exactly one."""
     found = processes(made, node, command, task)
     if len(found) != 1:
         raise Failure(f"{len(found)} processes of {command} {task} on {node}")
@@ -56,19 +59,22 @@ def the_process(made: Cluster, node: str, command: str, task: str) -> int:
 
 
 def memory(made: Cluster, node: str, pid: int) -> Memory:
-    """What a process has in memory."""
+    """Return the memory of a process."""
     status = made.in_node(node, ["cat", f"/proc/{pid}/status"])
     kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", status, re.MULTILINE)}
     return Memory(resident=kib["VmRSS"] / 1024, anonymous=kib["RssAnon"] / 1024)
 
 
 def resident_together(made: Cluster, node: str, pids: list[int]) -> float:
-    """What processes of one program have in memory together, in MiB: pages of a file that several map are there once."""
+    """Return the resident memory of several processes in MiB; pages of a file that several of them map count once."""
     return resident([made.in_node(node, ["cat", f"/proc/{pid}/smaps"]) for pid in pids])
 
 
 def resident(smaps: list[str]) -> float:
-    """The same of the kernel's lists of their mappings. Of a file, the process counts that has most of it."""
+    """Return the resident memory, in MiB, of processes with these texts of `/proc/PID/smaps`.
+
+    The pages of a file count once, with the largest amount that one process has resident.
+    """
     anonymous = 0
     files: dict[str, int] = {}
     for text in smaps:
@@ -86,13 +92,13 @@ def resident(smaps: list[str]) -> float:
 
 
 def processor_seconds(made: Cluster, node: str, pid: int) -> float:
-    """CPU time of a process so far, all its threads together, to the nanosecond."""
+    """Return the CPU time of a process so far, in seconds, summed over all its threads."""
     threads = made.in_node(node, ["sh", "-c", f"cat /proc/{pid}/task/*/schedstat"])
     return sum(int(line.split()[0]) for line in threads.splitlines()) / 1e9
 
 
 def wait_until(instant: float) -> None:
-    """Sleep until an instant of the monotonic clock: the windows of measurements are times, after all."""
+    """Sleep until an instant of the monotonic clock."""
     left = instant - time.monotonic()
     if left > 0:
         time.sleep(left)

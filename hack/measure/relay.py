@@ -4,8 +4,8 @@
     FROM/migration/memory.sock  ──▶ TO/migration/memory.sock
     FROM/migration/disks.sock   ──▶ TO/migration/disks.sock
 
-It carries what comes to the named sockets, all of them or some. It prints `listening` once it does, and ends with its standard
-input. Both pods are on this machine: nothing is encrypted, and no network is between them.
+It forwards the connections of the sockets that are named as arguments. It prints `listening` when it is ready, and exits at the
+end of its standard input. Both pods are on this machine: there is no encryption and no network between them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUFFER = 256 * 1024
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket at a path of any length, owned like the folder that it is in."""
+    """Return a listening socket at a path of any length, with the owner of its folder."""
     path.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_PATH)
     try:
@@ -41,7 +41,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def connect(path: Path) -> socket.socket:
-    """A connection to a socket at a path of any length."""
+    """Connect to a socket at a path of any length."""
     found = os.open(path, os.O_PATH)
     try:
         client = socket.socket(socket.AF_UNIX)
@@ -56,7 +56,7 @@ def connect(path: Path) -> socket.socket:
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:
-    """Pass on what comes, then that it has ended."""
+    """Copy data until the end of the source, then shut down the target for writing."""
     buffer = memoryview(bytearray(BUFFER))
     with contextlib.suppress(OSError):
         while length := source.recv_into(buffer):
@@ -66,7 +66,7 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def carry(near: socket.socket, far: socket.socket) -> None:
-    """Carry a connection both ways until both have ended."""
+    """Forward a connection in both directions until both have ended."""
     with near, far:
         other = threading.Thread(target=copy, args=(far, near), daemon=True)
         other.start()
@@ -75,7 +75,7 @@ def carry(near: socket.socket, far: socket.socket) -> None:
 
 
 def serve(server: socket.socket, target: Path) -> None:
-    """Carry each connection, until the socket is closed."""
+    """Forward each connection to `target`, until the server socket is closed."""
     while True:
         try:
             near, _ = server.accept()

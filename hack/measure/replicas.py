@@ -1,4 +1,4 @@
-"""The controller's replicas: which one leads, and where they are."""
+"""The controller's replicas: their nodes, and which one leads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from embedded.errors import Failure
 
 NAMESPACE = "drydock"
 LEASE = "drydock-controller"
-# A replica that was evicted comes back beside the other one, and moves once a node is free for a while.
+# Maximum seconds until the replicas are on different nodes: the replacement of an evicted replica may start on the other one's
+# node, and is moved only when another node can take it and both have been ready for a while.
 APART_SECONDS = 180.0
 
 
 def nodes(made: Cluster) -> dict[str, str]:
-    """The node of each replica that is ready and not being deleted, by the pod's name."""
+    """Return the node of each replica that is ready and not being deleted, by the pod's name."""
     selector = "app.kubernetes.io/name=drydock-controller"
     pods = json.loads(made.kubectl("-n", NAMESPACE, "get", "pods", "-l", selector, "-o", "json"))["items"]
     return {
@@ -31,20 +32,20 @@ def _is_ready(pod: dict) -> bool:
 
 
 def leader(made: Cluster) -> str:
-    """The name of the leading replica's pod."""
+    """Return the name of the leading replica's pod."""
     holder = "jsonpath={.spec.holderIdentity}"
     return made.kubectl("-n", NAMESPACE, "get", "lease", LEASE, "-o", holder).rpartition("_")[0]
 
 
 def lead_on(made: Cluster, node: str) -> None:
-    """Wait until the replicas are on different nodes; have the one on this node lead."""
+    """Wait until the replicas are on different nodes, and make the one on this node the leader."""
     leading = _apart(made)
     if nodes(made).get(leading) == node:
         return
     made.kubectl("-n", NAMESPACE, "delete", "pod", leading)
     leading = _apart(made)
     if nodes(made).get(leading) != node:
-        raise Failure(f"{leading} leads, which is not on {node}")
+        raise Failure(f"the leader {leading} is not on {node}")
 
 
 def _apart(made: Cluster) -> str:

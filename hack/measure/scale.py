@@ -1,7 +1,7 @@
-"""Drains of a large simulated cluster: how well slots are used, what the controller needs, and one stuck node among many.
+"""Drains in a large simulated cluster: use of the slots, resources of the controller, and one stuck node among many.
 
-A measurement on one machine beside etcd, API server, scheduler and the simulator shows what Drydock's controller lets
-happen when they share its processors; the figures' `load` shows how busy these were.
+All components run on one machine: etcd, API server, scheduler and the simulator share its processors with Drydock's
+controller. The `load` of each figure shows how busy the processors were.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from .measurement import Measurement
 from .simulation import Simulation, Size
 from .slots import Limits
 
-# parallelMigrationsPerCluster, and the defaults of a source and a target: fifty nodes use all slots.
+# parallelMigrationsPerCluster, and the default limits of a source and a target: fifty sources use all slots of the cluster.
 LIMITS = Limits(cluster=100, source=2, target=2)
 TAINT = {"key": "kubevirt.io/drain", "value": "draining", "effect": "NoSchedule"}
 MAINTENANCES = "/apis/nodemaintenance.medik8s.io/v1beta1/nodemaintenances"
 SETTLE = 15
-# A controller that has nothing left to do sends fewer requests in a second than this. Once all machines run there is
-# still to be written where each could move to, and what its image is.
+# The controller counts as idle below this number of requests per second. When all machines run, it still has to write the
+# possible targets and the image of each. PATIENCE: how long to wait, in seconds.
 QUIET, PATIENCE = 1.0, 1800
 CLIENTS = 8
-# What the controller may have in memory with these numbers of nodes and machines.
+# Budget of the controller's memory with these numbers of nodes and machines.
 LARGE, MOST_MIB = (5_000, 100_000), 1024
 UTILISATION, REACTION, STUCK, CORDONED = 0.95, 0.2, 1.2, 1.0
 
 
 def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = None) -> Iterator[Measurement]:
-    """All of it, on a cluster without nodes."""
+    """Run all measurements on a cluster without real nodes."""
     size = size or Size()
     with Simulation(made, size, LIMITS, progress) as simulation:
         yield from fill(simulation, progress)
@@ -49,15 +49,15 @@ def measure(made: Cluster, api: Api, progress: Progress, size: Size | None = Non
 
 
 def fill(simulation: Simulation, progress: Progress) -> Iterator[Measurement]:
-    """Machines come, and the controller's memory with them."""
+    """Start all machines; measure the rate of starts, and the controller's CPU time and memory."""
     size = simulation.size
     time.sleep(SETTLE)
     empty = simulation.memory()
     begun, spent = time.monotonic(), simulation.processor_seconds()
-    with progress.step(f"{size.machines} machines"):
+    with progress.step(f"starting {size.machines} machines"):
         simulation.order("machines", "running", 3600)
     yield Measurement("scale.start.machines", size.machines / (time.monotonic() - begun), "1/s", None, None)
-    with progress.step("the controller comes to rest"):
+    with progress.step("waiting until the controller is idle"):
         _settle(simulation)
     yield Measurement(
         "scale.start.controller-cpu", (simulation.processor_seconds() - spent) * 1000 / size.machines, "ms/VM", None, None
@@ -81,7 +81,7 @@ def fill(simulation: Simulation, progress: Progress) -> Iterator[Measurement]:
 
 
 def _settle(simulation: Simulation) -> None:
-    """Wait until the controller has done what is left to do."""
+    """Wait until the controller is idle."""
     patience = time.monotonic() + PATIENCE
     while True:
         requested = simulation.requested()
@@ -89,11 +89,11 @@ def _settle(simulation: Simulation) -> None:
         if simulation.requested() - requested < QUIET * SETTLE:
             return
         if time.monotonic() > patience:
-            raise Failure(f"the controller still sends more than {QUIET} requests in a second after {PATIENCE} s")
+            raise Failure(f"the controller still sends more than {QUIET} requests per second after {PATIENCE} s")
 
 
 def drain(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Many nodes at once by the taint."""
+    """Drain many nodes at once with the taint."""
     nodes = simulation.names(simulation.size.drained)
     machines = _machines(api)
     expected = len(simulation.moved) + sum(machines[node] for node in nodes)
@@ -128,10 +128,10 @@ def _slots(
     took = max(slot.freed for slot in held) - begun
     by_slots = slots.lower_bound([(slot.source, slot.target, slot.seconds) for slot in held], limits)
     by_moves = slots.lower_bound([(move["source"], move["target"], move["ended"] - move["began"]) for move in moves], limits)
-    # At least 95 % of the bound: at most 1 / 0.95 times as long.
+    # Utilisation of at least 95 %: the drain takes at most 1 / 0.95 times the bound.
     yield Measurement("scale.drain.time vs bound-by-slots", took, "s", by_slots, 1 / UTILISATION, relative=True)
     yield Measurement("scale.drain.time vs bound-by-moves", took, "s", by_moves, 1 / UTILISATION, relative=True)
-    # The shortest time without knowing beforehand how long each will take.
+    # The time of a schedule without delays that does not know the durations in advance.
     at_once = slots.without_delay([(slot.source, slot.target, slot.seconds) for slot in held], limits)
     yield Measurement("scale.drain.time vs same-order-without-delay", took, "s", at_once, 1 / UTILISATION, relative=True)
     yield Measurement("scale.drain.utilisation", 100 * by_slots / took, "%", None, None)
@@ -147,16 +147,16 @@ def _slots(
         ("moving", began, REACTION),
     ):
         waits = slots.until_next(held, starts, limits)
-        # On few nodes with few machines no guest waits.
+        # With few nodes and machines, no guest has to wait for a slot.
         if waits:
             yield Measurement(f"scale.drain.slot-freed-to-next-{what}.p50", slots.percentile(waits, 0.5), "s", None, None)
             yield Measurement(f"scale.drain.slot-freed-to-next-{what}.p99", slots.percentile(waits, 0.99), "s", None, budget)
 
 
 def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Measurement]:
-    """Maintenances of many nodes, one of which has a machine that fits on no other, against one alone.
+    """Measure maintenances of many nodes, one of which is blocked by a pinned machine, against that of a single node.
 
-    That one has as many machines as the fullest of them: each machine more is a turn of its slots more.
+    The single node has at least as many machines as any of the others, because the time grows with the number of machines.
     """
     count = simulation.size.drained
     never_emptied = simulation.names(simulation.size.nodes - count, count)
@@ -169,7 +169,7 @@ def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Meas
     others = [node for node in never_emptied if node != alone and machines[node] <= most]
     nodes = sorted(others, key=lambda node: -machines[node])[:count]
     if len(nodes) < count:
-        raise Failure(f"only {len(nodes)} nodes have no more machines than the {most} of the one that was emptied alone")
+        raise Failure(f"only {len(nodes)} nodes have at most {most} machines, the number of the node that was drained alone")
     _pin(simulation, api, nodes[0])
     with progress.step(f"maintenance of {count} nodes, one of them stuck"):
         took, cordoned = _maintain(api, nodes, nodes[1:])
@@ -179,10 +179,10 @@ def stuck(simulation: Simulation, api: Api, progress: Progress) -> Iterator[Meas
 
 
 def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[float, tuple[float, float]]:
-    """Put nodes into maintenance, and give them back once those that are awaited are empty.
+    """Put nodes into maintenance, wait until the `awaited` ones are empty, and end the maintenances.
 
-    Returns the seconds until they were, and when the last node was cordoned: since the first maintenance was requested,
-    and, of all nodes the longest, since its own was there.
+    Return the seconds until the awaited nodes were empty; the seconds from the first request until the last node was cordoned;
+    and the maximum, over all nodes, of the seconds from the creation of a node's maintenance until the node was cordoned.
     """
     names = set(nodes)
     created: dict[str, float] = {}
@@ -210,7 +210,7 @@ def _maintain(api: Api, nodes: Sequence[str], awaited: Sequence[str]) -> tuple[f
 def _when(
     watch: Watch, names: set[str], name: Callable[[dict[str, Any]], str], holds: Callable[[dict[str, Any]], object]
 ) -> dict[str, float]:
-    """When each of these was first seen to be so; waits until all were."""
+    """Wait until `holds` has been true for each of these names; return when each was first seen so."""
     missing = set(names)
 
     def all_there(kind: str, found: dict[str, Any]) -> bool:
@@ -227,7 +227,7 @@ def _when(
 
 
 def _pin(simulation: Simulation, api: Api, node: str) -> None:
-    """A machine that no other node may have."""
+    """Create a machine that only this node can run, and wait until it runs."""
     manifest = {
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
@@ -245,13 +245,13 @@ def _pin(simulation: Simulation, api: Api, node: str) -> None:
 
 
 def _machines(api: Api) -> Counter[str]:
-    """How many machines are on each node, by their labels."""
+    """Return the number of machines on each node, from the machines' labels."""
     found = api.get("/apis/kubevirt.io/v1/virtualmachineinstances")["items"]
     return Counter(machine["metadata"].get("labels", {}).get("kubevirt.io/nodeName", "") for machine in found)
 
 
 def _until_drained(api: Api, nodes: Sequence[str]) -> None:
-    """Wait until the conditions of these nodes report that nothing is to leave them any more."""
+    """Wait until each of these nodes has the condition Drained."""
     for node in nodes:
         path = f"/api/v1/nodes?fieldSelector=metadata.name%3D{node}"
         with api.watching(path) as watch:
@@ -266,13 +266,13 @@ def _is_drained(node: dict[str, Any]) -> bool:
 
 
 class Client:
-    """One connection."""
+    """A connection to the API server for requests without results."""
 
     def __init__(self, api: Api) -> None:
         self._connection = api.connect()
 
     def send_request(self, method: str, path: str, body: Any = None) -> None:
-        """One request, of which nothing but a refusal is of interest."""
+        """Send a request and discard the response; raise an exception if it is an error."""
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         data = None if body is None else json.dumps(body)
         self._connection.request(method, path, data, {"Content-Type": kind, "Accept": "application/json"})
@@ -282,12 +282,12 @@ class Client:
             raise http.client.HTTPException(f"{method} {path}: {response.status} {text[:300]!r}")
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self._connection.close()
 
 
 def _each(api: Api, nodes: Sequence[str], do: Any) -> None:
-    """The same for each node, over a few connections at a time."""
+    """Call `do` for each node, with several connections in parallel."""
 
     def some(first: int) -> None:
         client = Client(api)

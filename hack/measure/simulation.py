@@ -1,10 +1,10 @@
-"""A large cluster on one machine: a real control plane and Drydock's controller, and one process that plays the nodes.
+"""A large cluster on one machine: a real control plane, Drydock's controller, and one process that simulates the nodes.
 
-    etcd, kube-apiserver, scheduler, controller manager ◀──▶ drydock-controller   (as its service account, so it is audited)
+    etcd, kube-apiserver, scheduler, controller manager ◀──▶ drydock-controller   (audited as its service account)
                           ▲                                   its webhooks: an EndpointSlice that names this machine
                           └──▶ drydock-scale: kubelets, agents and guests of all nodes (see tests/scale)
 
-Controller and simulator are ordinary processes of this machine, in no pod: nothing limits their processor or memory.
+Controller and simulator are ordinary processes of this machine, outside of pods: nothing limits their CPU or memory.
 """
 
 from __future__ import annotations
@@ -33,38 +33,39 @@ from .pods import Memory
 from .slots import Limits
 
 WEBHOOKS, ADMIN = 8443, 8080
-# What would run on nodes, of which there are none that could.
+# Kinds that need real nodes, which this cluster does not have.
 ON_NODES = ("DaemonSet", "Deployment")
 STARTS = 60
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the cluster is."""
+    """The size of the simulated cluster, and how long its guests take to move."""
 
     nodes: int = 500
     machines: int = 5000
     drained: int = 50
-    # How long a guest moves, and how many MiB of its memory move in a second beside that; None: its size does not matter.
+    # Seconds that each guest takes to move, and the rate, in MiB per second, at which its memory takes additional time.
+    # None: the duration does not depend on the memory.
     seconds: float = 10.0
     rate: int | None = None
 
 
 def requests_in(metrics: str) -> int:
-    """How many requests to the API server are counted, those for Leases and the watches not."""
+    """Return the number of requests to the API server in the controller's metrics, without watches and requests for Leases."""
     counted = (line for line in metrics.splitlines() if line.startswith("drydock_api_requests_total{"))
     of_interest = (line for line in counted if 'resource="leases"' not in line and 'verb="watch"' not in line)
     return sum(int(float(line.rpartition(" ")[2])) for line in of_interest)
 
 
 class Simulation:
-    """Nodes that are played, and a controller that does not know it."""
+    """A simulator of nodes, and a real controller that manages them."""
 
     def __init__(self, made: Cluster, size: Size, limits: Limits, progress: Progress) -> None:
         self.made, self.size, self.limits, self.progress = made, size, limits, progress
         self.audit_log = Path(str(made.description["audit_log"]))
         self.moved: list[dict[str, Any]] = []
-        # The controller's memory without nodes and machines.
+        # The controller's memory before there are nodes and machines.
         self.alone = Memory(0.0, 0.0)
         self._folder = Path(made.kubeconfig).parent / "scale"
         self._responses: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -74,14 +75,14 @@ class Simulation:
     def __enter__(self) -> Simulation:
         self._folder.mkdir(exist_ok=True)
         programs = _build(self.progress)
-        with self.progress.step("objects of deploy, but for what runs on nodes"):
+        with self.progress.step("applying the objects of deploy, except those that run on nodes"):
             self._install()
         try:
-            with self.progress.step("controller"):
+            with self.progress.step("starting the controller"):
                 self._controller = self._start_controller(programs / "drydock-controller")
                 self._until_it_leads()
             self.alone = self.memory()
-            with self.progress.step(f"{self.size.nodes} nodes"):
+            with self.progress.step(f"creating {self.size.nodes} nodes"):
                 self._nodes = self._start_nodes(programs / "drydock-scale")
                 self.response("nodes", 600)
         except BaseException:
@@ -95,11 +96,11 @@ class Simulation:
         self._end()
 
     def names(self, count: int, first: int = 0) -> list[str]:
-        """Names of nodes."""
+        """Return the names of `count` nodes, starting with number `first`."""
         return [f"sim-{number:04}" for number in range(first, first + count)]
 
     def order(self, word: str, response: str, patience: float) -> dict[str, Any]:
-        """Have the simulator do something, and wait until it has."""
+        """Send a command to the simulator, and return its response of the kind `response`."""
         nodes = self._nodes
         assert nodes is not None and nodes.stdin is not None
         nodes.stdin.write(f"{word}\n")
@@ -107,7 +108,7 @@ class Simulation:
         return self.response(response, patience)
 
     def response(self, kind: str, patience: float) -> dict[str, Any]:
-        """Return the simulator's next response of this kind."""
+        """Return the simulator's next response of this kind; fail after `patience` seconds."""
         end = time.monotonic() + patience
         while True:
             try:
@@ -120,7 +121,7 @@ class Simulation:
                 return line
 
     def until_moved(self, count: int, patience: float) -> None:
-        """Wait until this number of guests has moved in all."""
+        """Wait until `count` guests have moved in total; fail after `patience` seconds."""
         end = time.monotonic() + patience
         while len(self.moved) < count:
             left = end - time.monotonic()
@@ -129,23 +130,23 @@ class Simulation:
             self.response("moved", left)
 
     def requests(self) -> int:
-        """Requests of agents so far, the renewals of Leases and the watches not counted."""
+        """Return the number of agents' requests so far, without watches and renewals of Leases."""
         return int(self.order("count", "requests", 30)["counts"].get("agents", 0))
 
     def requested(self) -> int:
-        """Requests of the controller so far, those for Leases and the watches not counted."""
+        """Return the number of the controller's requests so far, without watches and requests for Leases."""
         url = f"http://{self.made.layout.address}:{ADMIN}/metrics"
         with urllib.request.urlopen(url, timeout=30) as response:
             return requests_in(response.read().decode())
 
     def memory(self) -> Memory:
-        """What the controller has in memory."""
+        """Return the controller's memory."""
         text = Path(f"/proc/{self._pid()}/status").read_text()
         kib = {name: int(value) for name, value in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
         return Memory(resident=kib["VmRSS"] / 1024, anonymous=kib["RssAnon"] / 1024)
 
     def processor_seconds(self) -> float:
-        """CPU time of the controller so far."""
+        """Return the controller's CPU time so far, in seconds."""
         threads = Path(f"/proc/{self._pid()}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
@@ -235,7 +236,7 @@ class Simulation:
             )  # fmt: skip
 
     def _until_it_leads(self) -> None:
-        """Until a VirtualMachineInstance passes admission, which it does only once the controller's bundle is known."""
+        """Wait until a VirtualMachineInstance passes admission, for which the API server needs the controller's CA bundle."""
         manifest = {
             "apiVersion": "kubevirt.io/v1",
             "kind": "VirtualMachineInstance",

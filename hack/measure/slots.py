@@ -1,17 +1,17 @@
-"""Slots of migrations: who held one when, by the API server's audit log, and how well they were used.
+"""Migration slots: which migration held one and when, from the API server's audit log, and how well they were used.
 
-A migration holds a slot from the instant at which the controller's write of `PreparingTarget`, which names both
-sides, is received, until the response to its write of a final phase. That is longer than the controller itself counts,
-so a limit that is kept by these intervals is kept.
+A migration holds a slot from the instant at which the API server receives the controller's write of `PreparingTarget`,
+which names both sides, until its response to the write of a final phase. These intervals are longer than those that the
+controller counts. A limit that holds for them therefore holds for the controller, too.
 
-The lower bound of the time in which migrations of known durations can be carried out is the largest of
+The lower bound of the total time of migrations with known durations is the maximum of
 
     sum of all durations / slots of the cluster
-    for each source: sum of its durations / slots of a source, and its longest
+    for each source: sum of its durations / slots of a source, and its longest duration
     for each target: sum of its durations / slots of a target
 
-No schedule is shorter: each slot carries one migration at a time, and each migration takes one of its source, one of its
-target and one of the cluster. It counts no pod that starts, no request and no hand-over.
+No schedule is shorter: each slot serves one migration at a time, and each migration takes one slot of its source, one of
+its target and one of the cluster. The bound adds nothing for the start of pods, requests and hand-overs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .moving_guests import FINAL
 
 @dataclass(frozen=True)
 class Limits:
-    """How many slots there are."""
+    """Numbers of slots: of the cluster, of each source and of each target."""
 
     cluster: int
     source: int
@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Held:
-    """A slot that a migration held; times in seconds since the epoch."""
+    """The interval in which a migration held a slot, in seconds since the epoch."""
 
     migration: str
     source: str
@@ -49,12 +49,12 @@ class Held:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """Return the length of the interval in seconds."""
         return self.freed - self.taken
 
 
 def held(lines: Iterable[str]) -> list[Held]:
-    """The slots that were taken and freed, in the order in which they were taken, by the lines of an audit log."""
+    """Return the slots that were taken and freed according to the lines of an audit log, in the order they were taken."""
     open_slots: dict[str, tuple[str, str, float]] = {}
     over: list[Held] = []
     for event in _writes(lines):
@@ -72,7 +72,7 @@ def held(lines: Iterable[str]) -> list[Held]:
 
 def _writes(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        # Most lines are about something else.
+        # Skip most lines without parsing their JSON.
         if "virtualmachineinstancemigrations" not in line:
             continue
         event = json.loads(line)
@@ -88,19 +88,19 @@ def _writes(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def instant(text: str) -> float:
-    """Seconds since the epoch."""
+    """Return a timestamp of the log in seconds since the epoch."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def read(log: Path, since: float) -> list[Held]:
-    """The slots that were taken after an instant."""
+    """Return the slots that were taken at or after an instant and freed."""
     with log.open() as lines:
         return [slot for slot in held(lines) if slot.taken >= since]
 
 
 def most_at_once(slots: Sequence[Held], of: Callable[[Held], str]) -> int:
-    """Return the most slots that were held at one instant by migrations for which `of` returns the same."""
-    # Where one is freed at the very instant at which another is taken, both count.
+    """Return the maximum number of slots held at the same time by migrations for which `of` returns the same value."""
+    # If a slot is freed at the same instant at which another one is taken, both count.
     changes = sorted([(slot.taken, 0, slot) for slot in slots] + [(slot.freed, 1, slot) for slot in slots], key=lambda c: c[:2])
     now: dict[str, int] = defaultdict(int)
     most = 0
@@ -111,7 +111,7 @@ def most_at_once(slots: Sequence[Held], of: Callable[[Held], str]) -> int:
 
 
 def lower_bound(moves: Sequence[tuple[str, str, float]], limits: Limits) -> float:
-    """Seconds that migrations (source, target, seconds) take at least; see above."""
+    """Return the minimum time, in seconds, of migrations given as (source, target, seconds); see the module's docstring."""
     sources: dict[str, list[float]] = defaultdict(list)
     targets: dict[str, list[float]] = defaultdict(list)
     for source, target, seconds in moves:
@@ -124,10 +124,10 @@ def lower_bound(moves: Sequence[tuple[str, str, float]], limits: Limits) -> floa
 
 
 def without_delay(moves: Sequence[tuple[str, str, float]], limits: Limits) -> float:
-    """Seconds that migrations (source, target, seconds) take if each slot, once free, carries the next that may have it.
+    """Return the time, in seconds, of migrations (source, target, seconds) if each free slot is reassigned without delay.
 
-    In their order, and at once. Lower bounds know how long each will take and share them out accordingly; a scheduler that has to
-    begin them does not.
+    A free slot goes to the first waiting migration that is within all limits. Unlike the lower bound, this schedule does not
+    use the durations in advance, which a real scheduler does not know.
     """
     waiting = list(moves)
     moving: list[tuple[float, str, str]] = []
@@ -152,10 +152,10 @@ def without_delay(moves: Sequence[tuple[str, str, float]], limits: Limits) -> fl
 
 
 def until_next(slots: Sequence[Held], began: dict[str, float], limits: Limits) -> list[float]:
-    """Seconds from each instant at which a slot of a source was freed until the next guest of that source moved.
+    """Return the seconds from each release of a source's slot until the next guest of that source started to move.
 
-    `began` holds the time at which the guest of each migration began to move. A source's n-th slot to be freed is for the
-    migration that begins n + slots of a source: as many begin before any is freed.
+    `began` maps each migration to the time at which its guest started to move. The n-th release of a source's slot is paired
+    with start number n + `limits.source`, because `limits.source` migrations start before the first release.
     """
     by_source: dict[str, list[Held]] = defaultdict(list)
     for slot in slots:
@@ -169,6 +169,6 @@ def until_next(slots: Sequence[Held], began: dict[str, float], limits: Limits) -
 
 
 def percentile(samples: Sequence[float], part: float) -> float:
-    """The least sample that so large a part of all is not above (nearest rank)."""
+    """Return a percentile by the nearest-rank method; `part` is between 0 and 1."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]

@@ -1,4 +1,4 @@
-"""socat between two sockets of this machine, with TLS or without: the raw tool for what the tunnel does.
+"""socat between two Unix sockets of this machine, with or without TLS: the baseline for the tunnel.
 
     entrance ─unix─▶ socat ─TCP on the loopback─▶ socat ─unix─▶ exit
 """
@@ -17,13 +17,13 @@ from embedded.errors import Failure
 
 from .api import PATIENCE
 
-# As much at a time as the tunnel. What is still to come after one side has ended may take a while.
+# -b: the same buffer size as the tunnel. -t: how long to wait for the rest of the data after one side has ended.
 PROGRAM = ("socat", "-b", "65536", "-t", str(PATIENCE))
 
 
 @dataclass(frozen=True)
 class Transport:
-    """socat's addresses of both ends, without the port."""
+    """socat's addresses of both ends, with a placeholder for the port."""
 
     listens: str
     dials: str
@@ -33,7 +33,7 @@ TCP = Transport("TCP-LISTEN:%d,bind=127.0.0.1,nodelay", "TCP:127.0.0.1:%d,nodela
 
 
 def tls(folder: Path) -> Transport:
-    """TLS 1.3, in which both ends prove who they are by a certificate that is made in `folder`."""
+    """Return TLS 1.3 with mutual authentication; creates the certificate, which both ends use, in `folder`."""
     certificate, public = folder / "certificate.pem", folder / "public.pem"
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"]
     made += ["-subj", "/CN=bench", "-keyout", str(certificate), "-out", str(public)]
@@ -46,9 +46,9 @@ def tls(folder: Path) -> Transport:
 
 @contextlib.contextmanager
 def carrying(entrance: Path, leads_to: Path, transport: Transport, many: bool = False) -> Iterator[tuple[int, int]]:
-    """Two processes that carry what comes to one socket to the other: one connection, or with `many` all that come.
+    """Run two processes that forward connections from one socket to the other: a single connection, or all with `many`.
 
-    The socket `entrance` belongs to the owner of its folder. Both paths have to be short enough for a socket's address.
+    Yields the two pids. The socket `entrance` gets the owner of its folder. Both paths must fit into a socket address.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -74,6 +74,6 @@ def carrying(entrance: Path, leads_to: Path, transport: Transport, many: bool = 
 
 
 def _listens(port: int) -> bool:
-    """Whether a process listens at a port of the loopback; to connect would be taken for the one connection."""
+    """Return whether a process listens on a loopback port. A test connection would use up the single connection."""
     table = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return any(row.split()[1].endswith(f":{port:04X}") and row.split()[3] == "0A" for row in table)

@@ -1,9 +1,9 @@
-"""What streams through the API cost, against socat on the same sockets of the guest's pod.
+"""Cost of streams through the API, compared with socat on the same sockets of the guest's pod.
 
     this process ─TLS─▶ API server ─TLS─▶ controller ─TLS─▶ agent ─unix─▶ console or display
     this process ─pipe─▶ socat ─unix──────────────────────────────────▶ console or display
 
-The two take turns. The guest is emulated, so its echo takes a while; what is measured is the difference.
+The two alternate. The guest is emulated, so its echo is slow; the figure is the difference.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .websocket import Stream
 
 NAME = "streams"
 CONSOLE, DISPLAY = "console-client.sock", "vnc.sock"
-# Echoes and updates of one sample.
+# Numbers of echoes and of display updates in one sample.
 ECHOES = 40
 UPDATES = 20
-# Bytes of a pixel, as QEMU has them unless a client chooses others.
+# Bytes per pixel: QEMU's default, which a client could change.
 PIXEL = 4
-# Open at the same time; fewer than the limit for each user on a node.
+# Number of streams that are open at the same time; below the limit per user and node.
 STREAMS = 20
-# Seconds until a process has what an opened stream takes, and has given back what opening it took.
+# Seconds until a process has allocated the memory of an open stream and freed the memory that only opening it needed.
 SETTLE = 5
 
-# The budgets: an echo takes 5 ms more at most, and the display has 0.8 of the throughput.
+# Budgets: an echo takes at most 5 ms longer, and the display has at least 0.8 of the throughput.
 MORE = 5
 SLOWER = 1 / 0.8
 
@@ -51,20 +51,20 @@ class Carrier(Protocol):
         """Send bytes."""
 
     def receive(self) -> bytes:
-        """Some bytes that have arrived."""
+        """Return at least one received byte; wait until there is one."""
 
     def exactly(self, count: int) -> bytes:
-        """This many bytes."""
+        """Receive and return exactly `count` bytes."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 class Socat:
-    """The raw tool."""
+    """A connection through a socat process: the baseline."""
 
     def __init__(self, path: Path) -> None:
-        # The path may be too long for a socket; that of the folder's descriptor is not.
+        # The path may be too long for a socket address; one through the folder's file descriptor is not.
         self._folder = os.open(path.parent, os.O_PATH)
         target = f"UNIX-CONNECT:/proc/{os.getpid()}/fd/{self._folder}/{path.name}"
         self._process = subprocess.Popen(["socat", "-b", "65536", "-", target], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -76,7 +76,7 @@ class Socat:
         self._process.stdin.flush()
 
     def receive(self) -> bytes:
-        """Some bytes that have arrived."""
+        """Return at least one received byte; wait until there is one."""
         assert self._process.stdout is not None
         data = os.read(self._process.stdout.fileno(), 65536)
         if not data:
@@ -84,7 +84,7 @@ class Socat:
         return data
 
     def exactly(self, count: int) -> bytes:
-        """This many bytes."""
+        """Receive and return exactly `count` bytes."""
         parts, left = [], count
         while left:
             assert self._process.stdout is not None
@@ -96,14 +96,14 @@ class Socat:
         return b"".join(parts)
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
         os.close(self._folder)
 
 
 def manifest(node: str) -> dict[str, Any]:
-    """A guest with a display, which serves HTTP."""
+    """Return the manifest of a guest that has a display and serves HTTP."""
     made = instance(NAME, node)
     made["spec"]["domain"]["devices"]["autoattachGraphicsDevice"] = True
     data = "#cloud-config\npassword: fedora\nchpasswd: { expire: False }\ndrydock: { http: 80 }\n"
@@ -112,7 +112,7 @@ def manifest(node: str) -> dict[str, Any]:
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
-    """Echoes of a console, updates of a display, and the memory of port-forwards."""
+    """Measure the echo time of a console, the update time of a display, and the memory of port-forwards."""
     node = made.nodes[0].name
     with instances(api) as watch:
         guest = Guest(api, watch, manifest(node))
@@ -154,7 +154,7 @@ def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[M
         for name, carrier in carriers.items():
             with carrier() as console:
                 taken[name].append(median([_echo(console, index) for index in range(ECHOES)], ECHOES))
-                # What was typed is taken back: Ctrl-U.
+                # Ctrl-U deletes the typed line.
                 console.send(b"\x15")
         progress.note(f"echo {turn + 1} of {samples}: " + ", ".join(f"{name} {ms[-1]:.2f} ms" for name, ms in taken.items()))
     through, raw = median(taken["api"], samples), median(taken["socat"], samples)
@@ -163,7 +163,7 @@ def _console(carriers: Carriers, samples: int, progress: Progress) -> Iterator[M
 
 
 def _echo(console: Carrier, index: int) -> float:
-    """Milliseconds until the guest's terminal echoes a letter."""
+    """Return the milliseconds until the guest's terminal echoes a letter."""
     letter = bytes([ord("a") + index % 26])
     begun = time.monotonic()
     console.send(letter)
@@ -192,14 +192,14 @@ def _display(carriers: Carriers, samples: int, progress: Progress) -> Iterator[M
 
 
 def _greet(display: Carrier) -> tuple[int, int]:
-    """The handshake of RFB 3.8 (RFC 6143), without a password; width and height."""
+    """Perform the handshake of RFB 3.8 (RFC 6143) without a password; return the display's width and height."""
     version = display.exactly(12)
     display.send(version)
     (count,) = display.exactly(1)
     display.exactly(count)
     display.send(b"\x01")
     if display.exactly(4) != bytes(4):
-        raise Failure("the display wants a password")
+        raise Failure("the display requires a password")
     display.send(b"\x01")
     start = display.exactly(24)
     display.exactly(struct.unpack(">I", start[20:])[0])
@@ -208,7 +208,7 @@ def _greet(display: Carrier) -> tuple[int, int]:
 
 
 def _update(display: Carrier, width: int, height: int) -> None:
-    """Request the whole screen and read it."""
+    """Request an update of the whole screen and read it."""
     display.send(struct.pack(">BBHHHH", 3, 0, 0, 0, width, height))
     left = width * height
     while left > 0:
@@ -224,7 +224,7 @@ def _update(display: Carrier, width: int, height: int) -> None:
 
 
 def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -> Iterator[Measurement]:
-    """What each open stream takes, in the agent and in whichever controllers have it."""
+    """Measure the memory of each open stream, in the agent and summed over all controllers."""
     agent = the_process(made, node, "drydock-agent", "run")
     controllers = [(other.name, pid) for other in made.nodes for pid in processes(made, other.name, "drydock-controller")]
 
@@ -233,7 +233,7 @@ def _memory(made: Cluster, api: Api, path: str, node: str, progress: Progress) -
         return memory(made, node, agent).anonymous, sum(one.anonymous for one in of_controllers)
 
     with contextlib.ExitStack() as opened:
-        # The first has what all of them share.
+        # The first stream allocates the memory that all of them share.
         opened.enter_context(contextlib.closing(Stream(api, path)))
         time.sleep(SETTLE)
         before = anonymous()

@@ -1,8 +1,8 @@
-"""How long a change of a node blocks the controller's only thread: it has every unfinished instance reconciled.
+"""Time for which a change of a node, which triggers the reconciliation of all unfinished instances, blocks the controller.
 
-The controller's own code runs in a test program, on caches of 500 nodes and 100,000 running guests and on an API server that
-refuses each write. Processor time counts, that of the longest part of the work between two moments at which other tasks of
-the thread may run. The longest delay of a task that is due each millisecond is beside it: it has the pauses of a busy machine.
+The controller has a single thread. Its own code runs in a test program, with caches of 500 nodes and 100,000 running guests and
+an API server that refuses each write. The figure is the longest processor time between two points at which other tasks of the
+thread can run. The longest delay of a task that is due each millisecond is reported, too; it includes pauses by a busy machine.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from verify.runner import run
 from .measurement import Measurement
 
 TEST = "instance_task::sweep_tests::change_of_a_node_with_100_000_instances"
-# Optimized as the released program is, but for what takes minutes and changes little.
+# Optimized like the released program, except for options that take minutes and have little effect.
 PROFILE = {"CARGO_PROFILE_RELEASE_LTO": "off", "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16"}
 MOST_SECONDS = 3600
-# Seconds for which nothing else of the controller may run: the same thread renews Leases and responds to webhooks.
+# Budget in seconds for blocking the thread, which also renews Leases and responds to webhooks.
 BLOCKED = 0.05
 
 
 def measure(progress: Progress) -> Iterator[Measurement]:
-    """The longest time for which nothing else ran, beside the whole sweep and the time to read all instances once."""
+    """Report the longest time for which the thread was blocked, the whole sweep, and the time to read all instances once."""
     package = ["cargo", "test", "--locked", "--release", "-p", "drydock-controller", "--bin", "drydock-controller"]
     with progress.step("cargo test --release of the controller", announce=True):
         output, code = run([*package, "--no-run"], PROFILE, quiet=True, most_seconds=MOST_SECONDS)

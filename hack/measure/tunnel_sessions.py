@@ -1,4 +1,4 @@
-"""Two tunnels on this machine with a session between them, as agents make one; see agent/src/tunnel/local.rs."""
+"""Two tunnels on this machine with a session between them, set up as agents do; see agent/src/tunnel/local.rs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 from embedded.errors import Failure
 
-# The launcher's user, to whom the sockets in a pod's folder belong.
+# UID of the launcher, which owns the sockets in a pod's folder.
 LAUNCHER = 107
 
 
 class Tunnel:
-    """One process of `drydock-agent tunnel`, and the folder of one pod on its node."""
+    """A process of `drydock-agent tunnel`, and the folder of one pod on its node."""
 
     def __init__(self, program: Path, folder: Path) -> None:
         self.owner, self.pod = str(uuid.uuid4()), str(uuid.uuid4())
@@ -36,7 +36,7 @@ class Tunnel:
         self._connection: socket.socket | None = None
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Send it a call, and return the result."""
+        """Send a call to the tunnel, and return its result; fail if the tunnel refuses the call."""
         if self._connection is None:
             self._connection = self._connect()
         self._connection.sendall(json.dumps({"id": 1, "call": call}).encode() + b"\n")
@@ -50,7 +50,7 @@ class Tunnel:
         raise Failure("the tunnel has ended", self._printed())
 
     def end(self) -> None:
-        """End the process."""
+        """Close the connection and kill the process."""
         if self._connection is not None:
             self._lines.close()
             self._connection.close()
@@ -67,7 +67,7 @@ class Tunnel:
                 self._lines = connection.makefile("r")
                 return connection
             connection.close()
-            # It has not begun to listen. Whether it ever does shows in the loop's condition.
+            # The tunnel does not listen yet. The loop ends if its process exits.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(0.02)
         raise Failure("a tunnel did not start", self._printed())
@@ -79,7 +79,7 @@ class Tunnel:
 
 @contextlib.contextmanager
 def session(program: Path, folder: Path) -> Iterator[tuple[Tunnel, Tunnel]]:
-    """Source and target of a migration."""
+    """Run the source's and the target's tunnel with the session of a migration between them."""
     migration = str(uuid.uuid4())
     made: list[Tunnel] = []
     try:
@@ -90,7 +90,7 @@ def session(program: Path, folder: Path) -> Iterator[tuple[Tunnel, Tunnel]]:
             tunnel.call({"prepare": {"migration": migration, "role": role, "podUid": tunnel.pod, "domain": "default_vm"}})
             for role, tunnel in zip(("source", "target"), made)
         ]
-        # The target first: a source dials once it knows whom.
+        # Pair the target first, because the source connects as soon as it knows its peer.
         for tunnel, other in zip(reversed(made), prepared):
             tunnel.call({"pair": {"migration": migration, "peer": other["prepared"]}})
         yield made[0], made[1]

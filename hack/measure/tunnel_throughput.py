@@ -1,8 +1,8 @@
-"""What the tunnel carries, and what that costs, against socat with TLS and without it.
+"""Throughput, CPU time and memory of the tunnel, compared with socat with and without TLS.
 
     this process ─unix─▶ tunnel or socat ─TCP on the loopback─▶ tunnel or socat ─unix─▶ this process
 
-On one machine the processors are the limit, not a network: encryption shows as it is.
+On a single machine the processors limit the throughput, not a network, so that the full cost of encryption is visible.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ GIB = 1 << 30
 SIZE = GIB
 PIECE = 1 << 20
 STREAMS = 4
-# A tenth slower than the other tool at most.
+# Budget: 0.9 of socat's throughput.
 SLOWER = 1.11
-# Of each side: idle, and two buffers of 64 KiB each way for every stream, with as much again in TLS.
+# Budget of each side in MiB: the idle process, and for each stream two buffers of 64 KiB per direction and the same in TLS.
 MEMORY = 8
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """Two processes that carry whatever comes to one socket to another one."""
+    """Two processes that forward connections from one socket to another."""
 
     entrance: Path
     exit: socket.socket
@@ -52,7 +52,7 @@ Carriers = Callable[[Path], contextlib.AbstractContextManager[Carrier]]
 
 
 def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES) -> Iterator[Measurement]:
-    """The three take turns."""
+    """Measure the tunnel, socat with TLS and socat without it, alternately."""
     program = target_folder(REPOSITORY) / "release" / "drydock-agent"
     if not program.exists():
         raise Failure(f"there is no {program}; hack/images builds it")
@@ -70,7 +70,7 @@ def measure(made: Cluster, api: Api, progress: Progress, samples: int = SAMPLES)
                 seconds[name].append(push(carrying, 1, SIZE) * GIB / SIZE)
                 spent[name].append((sum(map(_processor_seconds, carrying.pids)) - before) * GIB / SIZE)
         progress.note(
-            f"throughput {turn + 1} of {samples}, seconds of a GiB (of processors): "
+            f"throughput {turn + 1} of {samples}, seconds per GiB (processor seconds): "
             + ", ".join(f"{name} {seconds[name][-1]:.2f} ({spent[name][-1]:.2f})" for name in carriers)
         )
     for other, budget in (("socat TLS", SLOWER), ("socat TCP", None)):
@@ -88,14 +88,14 @@ def _memory(program: Path, samples: int, progress: Progress) -> Iterator[Measure
             seen: list[float] = []
             push(carrying, STREAMS, SIZE // STREAMS, lambda: seen.append(max(map(_anonymous, carrying.pids))))
             busy.append(max(seen))
-    progress.note(f"RssAnon of a tunnel with a session: {median(idle, samples):.1f} MiB before it carries anything")
+    progress.note(f"RssAnon of a tunnel with an idle session: {median(idle, samples):.1f} MiB")
     yield Measurement(f"tunnel.RssAnon-with-{STREAMS}-streams", median(busy, samples), "MiB", None, MEMORY, least=min(busy))
 
 
 def push(carrying: Carrier, streams: int, size: int, inspect: Callable[[], None] | None = None) -> float:
-    """Send a number of bytes through each of several streams; seconds until the last byte has come.
+    """Send `size` bytes through each of several streams; return the seconds until the last byte has arrived.
 
-    `inspect` is called when all streams stand still because nothing reads at their ends, and then while they flow.
+    `inspect` is called several times while all streams are stalled because their ends are not read, and then while data flows.
     """
     readable = threading.Event()
     ended = threading.Barrier(streams + 1, timeout=PATIENCE)
@@ -145,7 +145,7 @@ def push(carrying: Carrier, streams: int, size: int, inspect: Callable[[], None]
         for sender in senders:
             sender.join()
     if counts != [size] * streams:
-        raise Failure(f"of {streams} × {size} bytes came {counts}")
+        raise Failure(f"of {streams} × {size} bytes, {counts} arrived")
     return lasted
 
 

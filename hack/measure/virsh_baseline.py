@@ -1,12 +1,14 @@
-"""The same migration by hand: `virsh migrate --live --p2p` between pods that only their launchers supervise.
+"""Baseline for migrations: `virsh migrate --live --p2p` between pods that Drydock does not manage.
 
     pod like a guest's ── virsh migrate ─▶ libvirt ─▶ migration/*.sock ─▶ relay ─▶ pod like a migration's target
 
-The relay is a process that copies bytes, or for what QEMU sends socat with TLS, since Drydock's tunnel encrypts too.
+The relay is a process that copies bytes. QEMU's connections can go through socat with TLS instead, because Drydock's
+tunnel encrypts them, too.
 
-The pods are copies of those that Drydock made for a guest and for its migration, without what Drydock knows them by. The
-domain, its disks and what is in its memory are the same. On the target virsh lets the guest go on at once, as people do
-by hand: a reply that is lost then leaves two guests, which Drydock rules out, at the price of one message.
+The pods are copies of those that Drydock created for a guest and for its migration, without the metadata by which Drydock
+identifies its pods. The domain, its disks and the content of its memory are the same. virsh resumes the guest on the target
+immediately, as in a usual manual migration: if a reply is lost, two guests can run. Drydock rules this out at the cost of
+one message.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ printf %s "$1" > {FOLDER}/tmp/domain.xml
 {VIRSH} start "$2" > /dev/null
 """
 
-# A libvirt that has just begun queries its QEMU's capabilities, which takes as long as a small migration. Drydock's agent
-# has it do so before, when it checks whether the guest fits.
+# After its start, libvirt queries the capabilities of QEMU, which takes as long as a small migration. Drydock's agent
+# triggers this query before a migration, when it checks whether the guest fits.
 ACQUAINT = f"{VIRSH} domcapabilities > /dev/null"
 
-# $1: the domain, $2: the disks to copy, if any, $3: how. Prints when it began and when it was over.
+# $1: the domain, $2: the disks to copy, if any, $3: virsh's option for copying them. Prints the times of start and end.
 MIGRATE = f"""
 set -eu
 disks=
@@ -67,7 +69,7 @@ date +%s.%N
 
 @dataclass(frozen=True)
 class Times:
-    """When virsh began and ended, in seconds."""
+    """Start and end of a run of virsh, in seconds since the epoch."""
 
     began: float
     ended: float
@@ -75,17 +77,17 @@ class Times:
 
 @dataclass(frozen=True)
 class ByVirsh(Times):
-    """With libvirt's record, and the guest's ticks."""
+    """Times of a migration, with libvirt's job statistics and the guest's ticks."""
 
     job: Job
     ticks: list[Tick]
 
 
 class ByHand:
-    """A guest that is migrated by hand, over and over."""
+    """A guest that virsh migrates repeatedly, without Drydock."""
 
     def __init__(self, made: Cluster, api: Api, name: str, moved: Moved) -> None:
-        """It is to be moved as `moved` was."""
+        """Copy the target pod and the disk settings of the migration `moved`."""
         self._made, self._api, self._name = made, api, name
         status = moved.migration["status"]
         self._target = api.get(f"{PODS}/{status['target']['pod']}")
@@ -97,7 +99,7 @@ class ByHand:
         self._pods: list[dict[str, Any]] = []
 
     def start(self, source: dict[str, Any], domain: str) -> None:
-        """Start it as in the pod `source`, from the definition `domain`."""
+        """Start the guest in a copy of the pod `source`, from the definition `domain`."""
         in_pod(self._made, self._create(source)["metadata"]["name"], START, domain, self._domain)
 
     def wait_for(self, words: str) -> None:
@@ -113,23 +115,23 @@ class ByHand:
         self._virsh("suspend")
 
     def go_on(self) -> None:
-        """Have it run again."""
+        """Resume the guest."""
         self._virsh("resume")
 
     def _virsh(self, command: str) -> None:
         in_pod(self._made, self._pods[-1]["metadata"]["name"], f'{VIRSH} {command} "$1" > /dev/null', self._domain)
 
     def move(self, encrypted: bool = False) -> ByVirsh:
-        """To a new pod on the other node."""
+        """Migrate the guest to a new pod on the other node."""
         self.prepare()
         return self.go(encrypted)
 
     def prepare(self) -> None:
-        """Make the pod to go to."""
+        """Create the target pod of the next migration."""
         in_pod(self._made, self._create(self._target)["metadata"]["name"], ACQUAINT)
 
     def go(self, encrypted: bool = False) -> ByVirsh:
-        """Move to the pod that was prepared."""
+        """Migrate the guest to the pod that `prepare` created, and delete the source pod."""
         names = [pod["metadata"]["name"] for pod in self._pods[-2:]]
         when, lasted = self._migrate(encrypted)
         job = job_of(self._made, names[1])
@@ -138,11 +140,14 @@ class ByHand:
         return ByVirsh(when.began, when.ended, job, found)
 
     def hurry(self) -> Times:
-        """Do the same without inspecting anything: the next may begin at once. The pod that it came from stays."""
+        """Migrate like `go`, but collect no statistics, so that the next migration can start at once.
+
+        The source pod remains; `leave` deletes it.
+        """
         return self._migrate()[0]
 
     def leave(self) -> None:
-        """Take the pod away that the guest came from."""
+        """Delete the source pod of the last migration."""
         self._delete(self._pods[-2])
 
     def _migrate(self, encrypted: bool = False) -> tuple[Times, float]:
@@ -154,7 +159,7 @@ class ByHand:
         return Times(*times(output, now)), lasted
 
     def end(self) -> None:
-        """Take what is left of its pods away, and the guest with them."""
+        """Delete the remaining pods, and the guest with them."""
         for pod in list(self._pods):
             self._delete(pod)
 
@@ -179,16 +184,16 @@ class ByHand:
         self._api.request("DELETE", f"{PODS}/{pod['metadata']['name']}?gracePeriodSeconds=0")
 
     def _group_of_tunnel(self, pod: dict[str, Any]) -> Path:
-        """The control group of the tunnel on a pod's node: what stands in for it is to get no other share of processors."""
+        """Return the control group of the tunnel on a pod's node, so that the relay gets the same share of the processors."""
         node = pod["spec"]["nodeName"]
         pid = the_process(self._made, node, "drydock-agent", "tunnel")
         return processors_group(self._made.in_node(node, ["cat", f"/proc/{pid}/cgroup"]))
 
 
 def times(output: str, now: float) -> tuple[float, float]:
-    """When virsh began and when it was over, by what the script printed until now.
+    """Return the start and end of virsh from the output of `MIGRATE`; `now` replaces an end that was not printed.
 
-    The launcher ends with its guest, and the script with the launcher: it may not get to print when it was over.
+    The launcher exits with its guest and takes the script down with it, possibly before the script prints the end.
     """
     lines = output.splitlines()
     numbers = [float(line) for line in lines if re.fullmatch(r"\d+\.\d+", line)]
@@ -199,7 +204,7 @@ def times(output: str, now: float) -> tuple[float, float]:
 
 
 def lone_pod(like: dict[str, Any], name: str, node: str, identity: str) -> dict[str, Any]:
-    """A pod in which the same launcher prepares the same guest, on a node, unknown to Drydock."""
+    """Return the manifest of a pod on a node with the same launcher and guest as `like`, which Drydock does not manage."""
     made = raw_pod(like)
     made["metadata"]["name"] = name
     spec = made["spec"]
@@ -208,14 +213,14 @@ def lone_pod(like: dict[str, Any], name: str, node: str, identity: str) -> dict[
         spec["hostname"] = like["spec"]["hostname"]
     (container,) = spec["containers"]
     del container["command"]
-    # Two libvirts of one identity refuse to migrate to each other.
+    # libvirt refuses to migrate to a libvirt with the same host UUID.
     guest = {**json.loads(variable(like)), "hostUuid": identity}
     container["env"] = [{"name": VARIABLE, "value": json.dumps(guest)}]
     return made
 
 
 def processors_group(text: str, root: Path = GROUPS) -> Path:
-    """Return the control group that shares processors out, in cgroup v1 or v2, by the kernel's list of a process."""
+    """Return the control group that limits a process's CPU, in cgroup v1 or v2, from the text of `/proc/PID/cgroup`."""
     groups = [line.split(":", 2) for line in text.splitlines()]
     for _, controllers, path in groups:
         if "cpu" in controllers.split(","):
@@ -225,16 +230,17 @@ def processors_group(text: str, root: Path = GROUPS) -> Path:
 
 
 def variable(pod: dict[str, Any]) -> str:
-    """Return the description of its guest that a launcher received."""
+    """Return the description of the guest that a launcher receives in its environment."""
     (value,) = (entry["value"] for entry in pod["spec"]["containers"][0]["env"] if entry["name"] == VARIABLE)
     return value
 
 
 @contextlib.contextmanager
 def relay(source: Path, target: Path, group: Path | None = None, encrypted: bool = False) -> Iterator[None]:
-    """Processes, of a control group, that carry what the source pod's libvirt and QEMU send to the target pod.
+    """Run processes that forward the connections of the source pod's libvirt and QEMU to the target pod.
 
-    What QEMU sends can be encrypted on its way, as Drydock's tunnel does.
+    The processes are moved into the control group, if one is given. With `encrypted`, QEMU's connections use TLS, as in
+    Drydock's tunnel.
     """
     plain = [name for name in ROUTES if not encrypted or name not in OF_QEMU]
     argv = [sys.executable, "-m", "measure.relay", str(source), str(target), *plain]
@@ -254,9 +260,9 @@ def relay(source: Path, target: Path, group: Path | None = None, encrypted: bool
 
 @contextlib.contextmanager
 def _encrypted(source: Path, target: Path) -> Iterator[list[int]]:
-    """Processes of socat that carry what QEMU sends by TLS; their pids."""
+    """Run socat processes that forward QEMU's connections over TLS, and yield their pids."""
     with tempfile.TemporaryDirectory(prefix="drydock-bench-") as folder, contextlib.ExitStack() as stack:
-        # Paths of pods' folders are too long for a socket's address.
+        # The paths of pods' volumes are too long for a socket address.
         near, far = Path(folder) / "near", Path(folder) / "far"
         near.symlink_to(source)
         far.symlink_to(target)

@@ -1,4 +1,4 @@
-"""A stream of KubeVirt's subresources API: bytes in binary messages of a WebSocket (RFC 6455), through the API server."""
+"""Client of the streams of KubeVirt's subresources API: bytes in binary messages of a WebSocket (RFC 6455)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from embedded.errors import Failure
 from .api import Api
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
-# The upper bit of the first byte and of the second one; the second has a length in its other bits.
+# The highest bits of the first and of the second byte. The other bits of the second byte contain the length.
 FINAL = MASKED = 0x80
-# Lengths that are in the second byte themselves; two more bytes, and eight more, follow these.
+# The maximum length that fits into the second byte, and the values that announce a length in two and in eight more bytes.
 SHORT, IN_TWO, IN_EIGHT = 125, 126, 127
 
 
 class Frames:
-    """Data in the messages of a WebSocket that is open, by a socket and what reads it."""
+    """The messages of an open WebSocket, from a function that sends bytes and a reader of the received bytes."""
 
     def __init__(self, send: Callable[[bytes], None], reader: BinaryIO) -> None:
         self._send, self._reader = send, reader
@@ -31,7 +31,7 @@ class Frames:
         self._frame(BINARY, data)
 
     def receive(self) -> bytes:
-        """Some bytes that have arrived."""
+        """Return at least one received byte; wait until there is one. Fail if the peer closes the stream."""
         if self._rest:
             found, self._rest = self._rest, b""
             return found
@@ -52,7 +52,7 @@ class Frames:
                 return content
 
     def exactly(self, count: int) -> bytes:
-        """This many bytes."""
+        """Receive and return exactly `count` bytes."""
         parts, left = [], count
         while left:
             piece = self.receive()
@@ -69,12 +69,12 @@ class Frames:
             head = struct.pack(">BBH", FINAL | kind, MASKED | IN_TWO, size)
         else:
             head = struct.pack(">BBQ", FINAL | kind, MASKED | IN_EIGHT, size)
-        # Masked with zeros, which leave the data as it is.
+        # A mask of zeros leaves the data unchanged.
         self._send(head + bytes(4) + data)
 
 
 class Stream(Frames):
-    """An open stream."""
+    """An open stream through the API server."""
 
     def __init__(self, api: Api, path: str) -> None:
         connection = api.connect(timeout=60)
@@ -95,6 +95,6 @@ class Stream(Frames):
             raise Failure(f"{path}: {status}")
 
     def close(self) -> None:
-        """Close it as virtctl does: without a close frame."""
+        """Close the stream like virtctl, without a close frame."""
         self._reader.close()
         self._socket.close()

@@ -1,8 +1,8 @@
-"""hack/images: builds Drydock's images without a container engine, and pushes them.
+"""Build Drydock's images without a container engine, and push them.
 
-What did not change is not built again. Images land as OCI archives in
-<cache>/images/NAME.oci.tar; images.json beside them maps every name to its
-digest. The cache is /var/cache/drydock unless DRYDOCK_CACHE names another.
+Reuses the layers that did not change. Writes each image as an OCI archive to
+<cache>/images/NAME.oci.tar; images.json in the same folder maps every image name
+to its digest. The cache is DRYDOCK_CACHE, by default /var/cache/drydock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Images:
         self.built: dict[str, Built] = {}
 
     def by_reference(self, reference: str) -> Built | None:
-        """Return the image that a FROM names, building it first if need be."""
+        """Return the image that a FROM instruction references; build it if necessary, or return None if no recipe does."""
         for entry in self.entries.values():
             if reference in entry.references and entry.recipe:
                 return self.build(entry.name)
@@ -74,12 +74,12 @@ class Images:
         return made
 
     def _locate(self, source: str) -> Path:
-        """Return a source of COPY; cargo's folder may lie elsewhere."""
+        """Return the path of a COPY source; `target` stands for cargo's target folder, which may be outside the repository."""
         first, _, rest = source.partition("/")
         return binaries.target_folder(REPOSITORY) / rest if first == "target" else REPOSITORY / source
 
     def summary(self) -> None:
-        """Note the digest of every name for others."""
+        """Add the digest of every name of the built images to images.json."""
         path = self.folder / "images.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         for name, made in self.built.items():
@@ -87,7 +87,7 @@ class Images:
         path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
     def sweep(self) -> None:
-        """Remove layers that no build has used for some days."""
+        """Remove layers that no build has used for UNUSED_DAYS days."""
         oldest = time.time() - UNUSED_DAYS * 86400
         for folder in (self.folder / "layers").glob("*"):
             if folder.stat().st_mtime < oldest:
@@ -95,7 +95,7 @@ class Images:
 
 
 def registry_of(cluster: str) -> str:
-    """Return the address of the registry of an embedded cluster."""
+    """Return the address of an embedded cluster's registry."""
     state = Path(os.environ.get("DRYDOCK_STATE", "/var/lib/drydock-embedded")) / cluster / "cluster.json"
     try:
         return str(json.loads(state.read_text())["registry"])
@@ -106,7 +106,7 @@ def registry_of(cluster: str) -> str:
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="hack/images", description=(__doc__ or "").partition("\n")[0])
     known = catalog.entries(REPOSITORY)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; default: all")
@@ -120,20 +120,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         dest="profile",
         const="dev",
         default="release",
-        help="with unoptimized programs that check themselves, which build fastest",
+        help="use unoptimized programs with debug assertions and overflow checks, which build fastest",
     )
     profiles.add_argument(
         "--fast",
         action="store_const",
         dest="profile",
         const="fast",
-        help="with programs for demonstrations: unoptimized, as users get them otherwise",
+        help="use programs for demonstrations: unoptimized, without debug assertions and overflow checks",
     )
     parser.add_argument(
-        "--skip-build", action="store_true", help="take the programs as they are, without cargo"
+        "--skip-build", action="store_true", help="use the existing programs without running cargo"
     )
     parser.add_argument(
-        "--fresh", action="store_true", help="forget all layers: take Debian's packages of today"
+        "--fresh", action="store_true", help="delete the cached layers and guest disk, to use Debian's current packages"
     )
     options = parser.parse_args(arguments)
     unknown = [name for name in options.names if name not in known]
@@ -175,7 +175,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def push(images: Images, names: list[str], registry: Registry) -> None:
-    """Push images under all their names."""
+    """Push each image under all its names."""
     for name in names:
         before = registry.sent
         image = images.built[name].image
@@ -197,7 +197,7 @@ def main() -> None:
         sys.exit(f"hack/images: {failure}")
     except KeyboardInterrupt:
         sys.exit("hack/images: interrupted")
-    note(f"{time.monotonic() - begin:6.1f}s in all: {', '.join(options.names)}")
+    note(f"{time.monotonic() - begin:6.1f}s in total: {', '.join(options.names)}")
 
 
 if __name__ == "__main__":

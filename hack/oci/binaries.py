@@ -12,29 +12,29 @@ from oci.containerfile import parse
 from oci.progress import Failure, run, step
 
 BINARY = re.compile(r"\btarget/\S+/(kubectl-drydock|drydock-[a-z-]+)")
-# The folders of cargo's profiles, where they are not called like these.
+# Cargo profiles whose folder has a different name.
 _FOLDERS = {"dev": "debug"}
-# Programs that have another name than their package.
+# Programs whose package has a different name.
 PACKAGES = {"kubectl-drydock": "drydock-cli"}
 
 
 def target_folder(repository: Path) -> Path:
-    """Return where cargo puts what it builds."""
+    """Return the path of cargo's target folder."""
     return Path(os.environ.get("CARGO_TARGET_DIR") or repository / "target").absolute()
 
 
 def folder_of(profile: str) -> str:
-    """Return the name of the folder in which cargo puts the programs of a profile."""
+    """Return the name of the folder for programs that cargo builds with a profile."""
     return _FOLDERS.get(profile, profile)
 
 
 def program(repository: Path, name: str, profile: str) -> Path:
-    """Return where cargo puts a program that it builds with this profile."""
+    """Return the path of a program that cargo builds with this profile."""
     return target_folder(repository) / folder_of(profile) / name
 
 
 def named_by(recipes: Iterable[Path]) -> list[str]:
-    """Return the programs that these Containerfiles copy."""
+    """Return the names of the programs that these Containerfiles copy, sorted."""
     found = {
         match
         for recipe in recipes
@@ -49,13 +49,13 @@ def build_command(names: Iterable[str], profile: str) -> list[str]:
     """Return the command that builds these programs with a profile of Cargo.toml."""
     command = ["cargo", "build", "--locked", "--profile", profile]
     if profile == "dev":
-        # As the tests are built, or else nearly all that both need would be built a second time.
+        # The targets that the tests build. Otherwise cargo would build nearly all common code a second time.
         return [*command, "--workspace", "--all-targets"]
     return [*command, *(word for name in names for word in ("-p", PACKAGES.get(name, name)))]
 
 
 def build(repository: Path, names: list[str], profile: str, log: Path) -> None:
-    """Let cargo build the programs; it knows itself what has not changed."""
+    """Build the programs with cargo, which skips what has not changed."""
     if not names:
         return
     try:

@@ -1,8 +1,8 @@
-"""Builds an image from a Containerfile, layer by layer, reusing what did not change.
+"""Builds an image from a Containerfile layer by layer, and reuses unchanged layers.
 
-A layer's key is made of everything it depends on: the layer below, the
-instruction with its variables, the environment, and the content of what is
-copied. So nothing is built twice, and a change rebuilds only what follows it.
+A layer's key is a hash of everything it depends on: the layer below, the
+instruction with its variables, the environment, and the content of copied
+files. A change therefore rebuilds only the layers that follow it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from oci.layer import Layer
 from oci.layout import Image
 from oci.progress import step
 
-# To be raised when the same instructions come to mean something else.
+# Must be increased when the meaning of the same instructions changes.
 FORMAT = 1
 SHOWN = 60
 
 
 def key_of(*parts: object) -> str:
-    """Return the key of whatever depends on exactly these parts."""
+    """Return the cache key of a result that depends on exactly these parts."""
     return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
 def content_key(path: Path) -> str:
-    """Return a key of a file or folder: names, modes and bytes, not times or owners."""
+    """Return a key of a file or folder that covers names, file modes and content, but no times or owners."""
     if path.is_symlink():
         return key_of("link", os.readlink(path))
     if path.is_dir():
@@ -45,17 +45,17 @@ def content_key(path: Path) -> str:
 
 @dataclass
 class LayerCache:
-    """Finished layers: the changed files for building on, and the blob for pushing."""
+    """A cache of finished layers: the changed files, on which builds continue, and the blob to push."""
 
     folder: Path
     compression: str = layers.COMPRESSION
 
     def path(self, key: str) -> Path:
-        """Return where the layer of this key is or would be."""
+        """Return the path of the layer with this key, whether it exists or not."""
         return self.folder / "layers" / f"{key}-{self.compression}"
 
     def find(self, key: str) -> Layer | None:
-        """Return a finished layer, and note that it is still of use."""
+        """Return a finished layer and record that it was used, or return None if it does not exist."""
         description = self.path(key) / "layer.json"
         if not description.exists():
             return None
@@ -63,7 +63,7 @@ class LayerCache:
         return Layer.load(description)
 
     def make(self, key: str, title: str, fill: Callable[[Path], Path]) -> Layer:
-        """Return the layer of this key; if there is none, let `fill` make its folder."""
+        """Return the layer with this key; if there is none, pack it from the folder that `fill` creates."""
         found = self.find(key)
         if found:
             return found
@@ -87,7 +87,7 @@ class LayerCache:
 
 @dataclass
 class Built:
-    """An image and what a later FROM or instruction needs to know of it."""
+    """An image, with the state that later instructions or a FROM of this image need."""
 
     image: Image
     key: str
@@ -99,7 +99,7 @@ class Built:
 
 
 class Builder:
-    """Carries out the instructions of one Containerfile."""
+    """An interpreter of one Containerfile's instructions."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Builder:
         return self.built
 
     def do_arg(self, item: Instruction) -> None:
-        """Declare a variable of the build."""
+        """Declare a build argument."""
         name, equals, default = item.text.partition("=")
         value = self.given.get(name, item.expand(default.strip("\"'"), self.variables) if equals else None)
         if value is None:
@@ -141,7 +141,7 @@ class Builder:
         self.variables[name] = self.arguments[name] = value
 
     def do_from(self, item: Instruction) -> None:
-        """Start from nothing, from Debian's packages or from another of our images."""
+        """Start from scratch, from a slim Debian root or from another image of deploy/images."""
         reference = item.expand(item.text, self.variables)
         if reference.startswith("debian:") and reference.endswith("-slim"):
             suite = reference.removeprefix("debian:").removesuffix("-slim")
@@ -159,7 +159,7 @@ class Builder:
             )
         else:
             self.built = Built(Image([]), key_of("scratch"), [])
-        # ARG before FROM is in force for FROM alone, as with a container engine.
+        # An ARG before FROM applies only to FROM, as with a container engine.
         self.arguments = {}
         self.variables = dict(self.built.environment)
 
@@ -178,7 +178,7 @@ class Builder:
         self._layer(item, key, description, f"RUN {item.text}")
 
     def do_copy(self, item: Instruction) -> None:
-        """Copy files of the context into the image."""
+        """Copy files from the build context into the image."""
         words = item.exec_form() or item.words()
         words = [item.expand(word, self.variables) for word in words]
         if len(words) < 2:
@@ -208,7 +208,7 @@ class Builder:
         )
 
     def do_workdir(self, item: Instruction) -> None:
-        """Make a folder and let what follows happen in it."""
+        """Create a folder, and make it the working directory of later instructions and of the container."""
         self.built.workdir = os.path.join(self.built.workdir, item.expand(item.text, self.variables))
         self.built.image.settings["WorkingDir"] = self.built.workdir
         description = {"kind": "workdir", "workdir": self.built.workdir}
@@ -216,24 +216,24 @@ class Builder:
         self._layer(item, key, description, f"WORKDIR {item.text}")
 
     def do_env(self, item: Instruction) -> None:
-        """Set variables of the image."""
+        """Set environment variables of the image."""
         pairs = item.pairs(self.variables)
         self.built.environment |= pairs
         self.variables |= pairs
         self._setting(item, "Env", [f"{name}={value}" for name, value in self.built.environment.items()])
 
     def do_label(self, item: Instruction) -> None:
-        """Note something about the image."""
+        """Add labels to the image."""
         labels = self.built.image.settings.get("Labels", {}) | item.pairs(self.variables)
         self._setting(item, "Labels", labels)
 
     def do_user(self, item: Instruction) -> None:
-        """Set who runs the following commands and the container."""
+        """Set the user of later RUN instructions and of the container."""
         self.built.user = item.expand(item.text, self.variables)
         self._setting(item, "User", self.built.user)
 
     def do_entrypoint(self, item: Instruction) -> None:
-        """Set what a container starts."""
+        """Set the command that a container starts, and reset CMD."""
         self.built.image.settings.pop("Cmd", None)
         self._setting(item, "Entrypoint", item.exec_form() or ["/bin/sh", "-c", item.text])
 
@@ -246,7 +246,7 @@ class Builder:
         self.built.image.history.append({"created_by": f"{item.keyword} {item.text}", "empty_layer": True})
 
     def _debian(self, suite: str, reference: str) -> Built:
-        """Make the first layer from Debian's packages."""
+        """Create the first layer from Debian's packages."""
         title = f"FROM {reference}"
 
         def fill(scratch: Path) -> Path:

@@ -1,4 +1,4 @@
-"""The busybox image for ordinary test pods, from Debian's static build."""
+"""Builds the busybox image for ordinary test pods from Debian's static busybox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def static_busybox(suite: str, scratch: Path) -> Path:
 
 
 def install_applets(busybox: Path, folder: Path) -> None:
-    """Put busybox into a folder with a link for each of its applets."""
+    """Create a folder with busybox and a symbolic link for each of its applets."""
     folder.mkdir(parents=True)
     program = folder / "busybox"
     program.write_bytes(busybox.read_bytes())
@@ -38,7 +38,7 @@ def install_applets(busybox: Path, folder: Path) -> None:
 
 
 def build(cache: LayerCache, suite: str) -> Built:
-    """Build the image: a shell and the usual tools in /bin, nothing else."""
+    """Build the image: busybox and its applets in /bin, accounts in /etc, and a few empty folders."""
 
     def fill(scratch: Path) -> Path:
         with step("busybox: Debian's static build"):

@@ -1,4 +1,4 @@
-"""Which images there are, and under which names a cluster finds them."""
+"""Lists the images and the names under which a cluster pulls them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWN = "localhost/drydock"
-# The base is also what launcher pods start from while they have no recipe of their own.
+# Additional names of images.
 ALIASES = {"base": ("launcher-base",)}
-# The disks that KubeVirt's documentation and examples use. All of them are the
-# one small guest; a mirror of any registry serves them by repository path.
+# The disks that KubeVirt's documentation and examples use. All of these names stand for
+# the same small guest; a mirror of any registry serves them by repository path.
 DEMO_DISKS = (
     "kubevirt/alpine-container-disk-demo",
     "kubevirt/alpine-with-test-tooling-container-disk",
@@ -25,7 +25,7 @@ GUEST_DISKS = (*DEMO_DISKS, "containerdisks/fedora", "containerdisks/ubuntu", "c
 
 @dataclass(frozen=True)
 class Entry:
-    """One image: how it is made and what it is called."""
+    """An image: its short name, its full names, and its Containerfile if it has one."""
 
     name: str
     references: tuple[str, ...]
@@ -33,7 +33,7 @@ class Entry:
 
 
 def entries(repository: Path) -> dict[str, Entry]:
-    """Return all images: one for each Containerfile, and the three made for tests."""
+    """Return all images by short name: one for each Containerfile, and three for tests."""
     result = {}
     for recipe in sorted((repository / "deploy" / "images").glob("*/Containerfile")):
         name = recipe.parent.name

@@ -1,4 +1,4 @@
-"""Packs a disk as KubeVirt's containerDisk: an image that holds one file in /disk."""
+"""Packs a disk as a KubeVirt containerDisk: an image with a single file in /disk."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from oci.builder import Built, LayerCache, content_key, key_of
 from oci.layout import Image
 
-# The uid of launcher pods, which alone need to read the disk.
+# The UID of launcher pods. Only they need to read the disk.
 OWNER = 107
 
 
 def build(cache: LayerCache, disk: Path) -> Built:
-    """Build the image of a disk."""
+    """Build the containerDisk image of a disk."""
 
     def fill(scratch: Path) -> Path:
         folder = scratch / "root" / "disk"

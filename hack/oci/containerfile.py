@@ -1,7 +1,7 @@
-"""Reads the subset of the Containerfile language that the builder carries out.
+"""Parses the subset of the Containerfile language that the builder supports.
 
-Anything outside the subset is refused with file and line: a recipe that is
-built differently here than by a container engine would be worse than none.
+Anything outside the subset is rejected with file and line: an error is better
+than an image that differs from the one that a container engine would build.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAME = re.compile(r"[A-Za-z_]\w*\Z")
 
 
 class Refused(Failure):
-    """The recipe uses something that the subset does not have."""
+    """A recipe that uses a feature outside the subset."""
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction as written, before variables are replaced."""
+    """One instruction as written, before variables are expanded."""
 
     source: str
     line: int
@@ -38,11 +38,11 @@ class Instruction:
     flags: Mapping[str, str] = field(default_factory=dict)
 
     def refuse(self, reason: str) -> Refused:
-        """Return the error that names the place of this instruction."""
+        """Return an error with the file and line of this instruction."""
         return Refused(f"{self.source}:{self.line}: {reason}")
 
     def expand(self, text: str, variables: Mapping[str, str]) -> str:
-        """Replace $NAME and ${NAME}; an unknown name is an error, not an empty string."""
+        """Expand $NAME and ${NAME}; an unknown name is an error, not an empty string."""
 
         def replace(found: re.Match[str]) -> str:
             if found["escaped"]:
@@ -57,14 +57,14 @@ class Instruction:
         return VARIABLE.sub(replace, text)
 
     def words(self) -> list[str]:
-        """Split the text as a shell would, without replacing anything."""
+        """Split the text as a shell would, without expanding variables."""
         try:
             return shlex.split(self.text)
         except ValueError as error:
             raise self.refuse(f"cannot split {self.text!r}: {error}") from error
 
     def exec_form(self) -> list[str] | None:
-        """Return the words of the JSON form, None for the shell form."""
+        """Return the words of the JSON form, or None for the shell form."""
         if not self.text.startswith("["):
             return None
         try:
@@ -87,12 +87,12 @@ class Instruction:
 
 
 def parse(path: Path, source: str | None = None) -> list[Instruction]:
-    """Read a Containerfile."""
+    """Parse a Containerfile; `source` is its name in errors, by default its path."""
     return parse_text(path.read_text(encoding="utf-8"), source or str(path))
 
 
 def parse_text(text: str, source: str) -> list[Instruction]:
-    """Read the text of a Containerfile; `source` is its name in errors."""
+    """Parse the text of a Containerfile; `source` is its name in errors."""
     instructions = [_instruction(source, line, joined) for line, joined in _logical_lines(text)]
     froms = [item for item in instructions if item.keyword == "FROM"]
     if not froms:
@@ -108,7 +108,7 @@ def parse_text(text: str, source: str) -> list[Instruction]:
 
 
 def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Join continued lines; a comment line inside a continuation is left out."""
+    """Return the joined lines, each with its first line number; skip empty lines and comments, even inside a continuation."""
     result: list[tuple[int, str]] = []
     parts: list[str] = []
     begin = 0

@@ -1,6 +1,6 @@
-"""Debian packages and roots, from whatever mirror this machine itself uses.
+"""Downloads Debian packages and creates Debian roots from the mirror that this machine uses.
 
-Nothing here names a host. The mirror, its keys and the way to reach it are
+No host name is hard-coded. The mirror, its keys and its connection settings are
 those of this machine's apt, with the release replaced by the requested one.
 """
 
@@ -16,15 +16,15 @@ from oci.progress import Failure, run
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-# Settings that define how to reach a mirror; everything else of this machine's
-# apt (hooks, recommends, languages) is no business of an image.
+# Settings that define how to reach a mirror. The other settings of this machine's
+# apt (hooks, recommends, languages) must not affect an image.
 REACHING = re.compile(
     r'^(Acquire::(?:https?::(?:[^"\s]*::)?(?:Proxy|Verify-Peer|Verify-Host|CaInfo|Timeout|Pipeline-Depth)'
     r'|Check-Valid-Until|Check-Date|Retries|ForceIPv4|ForceIPv6)) "(.*)";$'
 )
 SIGNED_BY = re.compile(r"signed-by\s*[:=]\s*(/[^\s\]]+)", re.IGNORECASE)
 
-# What Debian's own slim images leave out, and stay without when more is installed.
+# The dpkg options of Debian's own slim images. They also apply to packages that are installed later.
 EXCLUDES = (
     "path-exclude=/usr/share/man/*",
     "path-exclude=/usr/share/info/*",
@@ -32,7 +32,7 @@ EXCLUDES = (
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
 )
-# Runs on the finished root, the first argument: no trace of this machine, of its mirror, or of the hour.
+# Runs on the finished root, its first argument: removes all traces of this machine, its mirror and the build time.
 CLEAN = r"""
 set -e
 rm -f "$1"/etc/apt/sources.list "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap
@@ -50,7 +50,7 @@ chmod 0755 "$1/usr/sbin/policy-rc.d"
 
 @dataclass(frozen=True)
 class Mirror:
-    """This machine's Debian mirror, seen as a mirror of another release."""
+    """This machine's Debian mirror, configured for another release."""
 
     suite: str
     sources: str
@@ -59,7 +59,7 @@ class Mirror:
 
     @classmethod
     def of_this_machine(cls, suite: str) -> Mirror:
-        """Read the machine's apt configuration and replace the release."""
+        """Read this machine's apt configuration, and replace its release by `suite`."""
         found = _debian_targets()
         host = _host_suite()
         kinds: dict[tuple[str, str], None] = {}
@@ -94,13 +94,13 @@ class Mirror:
         self.write_keyrings(folder / "trusted.gpg.d")
 
     def write_keyrings(self, folder: Path) -> None:
-        """Copy the keys that may sign the mirror into a folder of keyrings."""
+        """Copy the keyrings that verify the mirror's signatures into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
         for keyring in self.keyrings:
             shutil.copy(keyring, folder / keyring.name)
 
     def make_slim_root(self, target: Path, scratch: Path) -> None:
-        """Make a minimal Debian root in the folder `target`."""
+        """Create a minimal Debian root in the folder `target`."""
         settings, keyrings = scratch / "apt.conf", scratch / "keyrings"
         settings.write_text(self.settings)
         self.write_keyrings(keyrings)
@@ -118,7 +118,7 @@ class Mirror:
         run(clean, log=scratch / "clean.log", what=f"cleaning the Debian {self.suite} root")
 
     def download(self, packages: list[str], target: Path, scratch: Path) -> list[Path]:
-        """Download packages, each with the one it merely points to; install nothing."""
+        """Download packages without their dependencies into `target`; return the paths of all packages there."""
         apt = scratch / "apt"
         for folder in ("state/lists/partial", "cache/archives/partial", "etc"):
             (apt / folder).mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class Mirror:
         return sorted(target.glob("*.deb"))
 
     def latest_kernel(self, package: str, scratch: Path) -> str:
-        """Return the versioned package that a kernel metapackage depends on."""
+        """Return the name of the versioned package that a kernel metapackage depends on."""
         target = scratch / "metapackage"
         (archive,) = self.download([package], target, scratch)
         depends = subprocess.run(
@@ -162,7 +162,7 @@ def _host_suite() -> str:
 
 
 def _debian_targets() -> list[tuple[str, str]]:
-    """Return address and release of each source of Debian's main component."""
+    """Return the address and the release of each apt source with Debian's main component."""
     listing = subprocess.run(
         [
             "apt-get",
@@ -176,7 +176,8 @@ def _debian_targets() -> list[tuple[str, str]]:
         check=False,
     ).stdout
     rows = [line.split("|") for line in listing.splitlines() if line.count("|") == 3]
-    # The origin is known only once lists were fetched; a foreign repository may use the same release name.
+    # apt knows origins only after it has fetched package lists. If it does, use Debian's sources alone: another
+    # vendor's repository may have the same release name.
     known = any(origin == "Debian" for origin, *_ in rows)
     return [
         (address, release)
@@ -192,7 +193,7 @@ def _settings() -> str:
 
 
 def _signed_by(addresses: set[str]) -> list[Path]:
-    """Return the key files that the machine's entries for these addresses name."""
+    """Return the existing keyrings that this machine's apt sources for these addresses name in signed-by."""
     result: dict[Path, None] = {}
     etc = Path("/etc/apt")
     for path in (etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))):

@@ -1,8 +1,8 @@
-"""The inner side of a build step: runs in namespaces of its own.
+"""Executes one build step inside its namespaces.
 
-Started by oci.sandbox in fresh mount and pid namespaces with a description of
-the step as JSON. It puts the layers together, makes the machine's means of
-building available, does the step and ends; the mounts end with it.
+oci.sandbox starts this module in new mount and PID namespaces, with a description
+of the step as JSON. The module mounts the layers, gives a RUN step /dev, /proc,
+name resolution and apt's mirror, and executes the step. The mounts end with the process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 
 def mount(*arguments: str | Path) -> None:
-    """Mount, or end with the error message of mount(8)."""
+    """Run mount(8); raise CalledProcessError if it fails."""
     subprocess.run(["mount", *map(str, arguments)], check=True)
 
 
 def assemble(step: dict[str, Any]) -> Path:
-    """Mount the layers below, the layer being made on top, and return the root."""
+    """Mount an overlay of the layers below and the new layer on top, and return its root."""
     root = Path(step["mountpoint"])
-    # Later layers first. Renames and changed modes must appear as whole files,
-    # or the upper folder would not be a layer that others understand.
+    # The topmost layer comes first. Renamed files and files with a changed mode must be
+    # complete in the upper folder, or it would not be a valid OCI layer.
     options = f"lowerdir={':'.join(step['lowers'])},upperdir={step['upper']},workdir={step['work']}"
     try:
         mount("-t", "overlay", "overlay", "-o", options + ",redirect_dir=off,metacopy=off,index=off", root)
@@ -38,7 +38,7 @@ def assemble(step: dict[str, Any]) -> Path:
 
 
 def furnish(root: Path, apt: Path | None) -> None:
-    """Give the root /proc, /dev, name resolution and the machine's mirror."""
+    """Provide /proc, /dev, /tmp, /run, name resolution and the machine's mirror in the root."""
     if (root / "proc").is_dir():
         try:
             mount("-t", "proc", "-o", "nosuid,nodev,noexec", "proc", root / "proc")
@@ -61,7 +61,7 @@ def furnish(root: Path, apt: Path | None) -> None:
             mount("--bind", "-o", "ro", Path("/etc", name).resolve(), place)
     etc_apt = root / "etc" / "apt"
     if apt is not None and etc_apt.is_dir():
-        # The image's own settings stay in force, the mirror's are added.
+        # Keep the image's own settings, and add those of the mirror.
         for kept in etc_apt.glob("apt.conf.d/*"):
             if not (apt / "apt.conf.d" / kept.name).exists():
                 shutil.copy(kept, apt / "apt.conf.d" / kept.name)
@@ -69,7 +69,7 @@ def furnish(root: Path, apt: Path | None) -> None:
 
 
 def identity(user: str) -> tuple[int, int]:
-    """Return uid and gid of USER or --chown, names looked up in the image."""
+    """Return the UID and GID of a USER or --chown value; names are resolved in the image."""
     name, colon, group = user.partition(":")
     uid, primary = _find("/etc/passwd", name, 2, 3)
     return uid, _find("/etc/group", group, 2, 2)[0] if colon else primary
@@ -90,7 +90,7 @@ def _find(path: str, name: str, number: int, other: int) -> tuple[int, int]:
 
 
 def run_command(step: dict[str, Any], root: Path) -> None:
-    """Become the command of a RUN instruction."""
+    """Replace this process by the command of a RUN instruction."""
     os.chroot(root)
     os.chdir("/")
     uid, gid = identity(step["user"] or "0:0")
@@ -104,11 +104,11 @@ def run_command(step: dict[str, Any], root: Path) -> None:
 
 
 def copy(step: dict[str, Any], root: Path) -> None:
-    """Carry out a COPY instruction.
+    """Execute a COPY instruction.
 
-    The context is reached through the working directory, which stays outside
-    when the root changes: so absolute links inside the image resolve as they
-    would in a container, and sources are still in reach.
+    The working directory is the build context and remains outside the new root.
+    Absolute links inside the image therefore resolve as in a container, and the
+    relative paths of the sources are still valid.
     """
     os.chdir(step["context"])
     os.chroot(root)
@@ -143,13 +143,13 @@ def _copy_tree(source: str, target: str, owner: tuple[int, int], mode: int | Non
 
 
 def make_folder(step: dict[str, Any], root: Path) -> None:
-    """Carry out a WORKDIR instruction."""
+    """Execute a WORKDIR instruction."""
     os.chroot(root)
     os.makedirs(step["workdir"], exist_ok=True)
 
 
 def main() -> None:
-    """Do the step that the first argument describes."""
+    """Execute the step that the first argument describes."""
     step = json.loads(sys.argv[1])
     os.umask(0o022)
     root = assemble(step)

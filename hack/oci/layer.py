@@ -1,7 +1,7 @@
-"""Turns a folder of changes into an OCI layer, the same bytes each time.
+"""Packs a folder of changes as a reproducible OCI layer.
 
-Entries are sorted and no time is later than SOURCE_DATE_EPOCH, so equal
-folders give equal digests and a registry that has a layer is not sent it again.
+Entries are sorted and no timestamp is later than SOURCE_DATE_EPOCH. Equal folders
+therefore have equal digests, and a layer is not uploaded to a registry that has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Protocol
 
 from oci.progress import Failure
 
-# 2026-01-01: files newer than this get this time.
+# 2026-01-01. Later modification times are replaced by this one.
 DEFAULT_EPOCH = 1767225600
 TAR = "application/vnd.oci.image.layer.v1.tar"
 COMPRESSED = {"none": TAR, "gzip": TAR + "+gzip", "zstd": TAR + "+zstd"}
@@ -30,13 +30,13 @@ XATTR = "SCHILY.xattr."
 
 
 def epoch() -> int:
-    """Return the latest time that an image may contain."""
+    """Return the latest timestamp that an image may contain, in seconds since the Unix epoch."""
     return int(os.environ.get("SOURCE_DATE_EPOCH", DEFAULT_EPOCH))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A finished layer: its entries in a manifest and a configuration, and its bytes."""
+    """A finished layer: its blob, and the fields that a manifest and a configuration need."""
 
     media_type: str
     digest: str
@@ -46,7 +46,7 @@ class Layer:
     created_by: str = ""
 
     def save(self, path: Path) -> None:
-        """Write the description beside the blob."""
+        """Write the description of the layer as JSON; `path` must be in the folder of the blob."""
         path.write_text(json.dumps(asdict(self) | {"blob": self.blob.name}, indent=1))
 
     @classmethod
@@ -61,7 +61,7 @@ class _Sink(Protocol):
 
 
 class _Hashing:
-    """Passes bytes on and keeps their digest and number."""
+    """A writer that forwards bytes and tracks their SHA-256 digest and their number."""
 
     def __init__(self, target: _Sink) -> None:
         self.target = target
@@ -80,7 +80,7 @@ class _Hashing:
 
 
 def pack(folder: Path, blob: Path, created_by: str, compression: str = COMPRESSION) -> Layer:
-    """Write the changes in an overlay's upper folder as a layer blob."""
+    """Pack an overlay's upper folder into a layer blob, and return the layer."""
     with blob.open("wb") as output:
         compressor = COMPRESSORS.get(compression)
         if compressor is None:
@@ -102,7 +102,7 @@ def pack(folder: Path, blob: Path, created_by: str, compression: str = COMPRESSI
 
 
 def digest_of(path: Path) -> tuple[str, int]:
-    """Return digest and size of a file."""
+    """Return the digest and the size in bytes of a file."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256")
         return "sha256:" + found.hexdigest(), file.tell()
@@ -111,7 +111,7 @@ def digest_of(path: Path) -> tuple[str, int]:
 def _write_tar(folder: Path, sink: _Hashing) -> None:
     latest = epoch()
     hardlinks: dict[tuple[int, int], str] = {}
-    # A large buffer spares a system call for each block of 10 KiB.
+    # A large buffer avoids a system call for each block of 10 KiB.
     with tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK) as archive:  # type: ignore[call-overload]
         for path, name in _walk(folder, ""):
             found = path.lstat()
@@ -120,7 +120,7 @@ def _write_tar(folder: Path, sink: _Hashing) -> None:
             info.mode = stat.S_IMODE(found.st_mode)
             info.mtime = min(int(found.st_mtime), latest)
             if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
-                # How an overlay notes a removed file; OCI has a name for it instead.
+                # An overlay marks a removed file with such a device, an OCI layer with a `.wh.` file.
                 parent, _, base = name.rpartition("/")
                 whiteout = tarfile.TarInfo(f"{parent}/.wh.{base}".lstrip("/"))
                 whiteout.mtime = latest
@@ -149,7 +149,7 @@ def _walk(folder: Path, prefix: str) -> Iterator[tuple[Path, str]]:
 def _describe(
     path: Path, found: os.stat_result, info: tarfile.TarInfo, hardlinks: dict[tuple[int, int], str]
 ) -> IO[bytes] | None:
-    """Fill in the kind of an entry, and return its content if it has one."""
+    """Set the type of a tar entry and the fields that depend on it; return its open content, or None if it has none."""
     mode = found.st_mode
     if stat.S_ISDIR(mode):
         info.type = tarfile.DIRTYPE

@@ -1,4 +1,4 @@
-"""An image as its parts, and archives in the OCI image layout."""
+"""Assembles images from layers and settings, and writes them as archives in the OCI image layout."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 
 
 def encode(document: object) -> bytes:
-    """Return a document as the bytes that its digest is made of."""
+    """Encode a document as the JSON bytes from which its digest is computed."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
-    """Return how a manifest refers to a document."""
+    """Return the descriptor by which a manifest or an index references a document."""
     return {
         "mediaType": media_type,
         "digest": "sha256:" + hashlib.sha256(data).hexdigest(),
@@ -35,7 +35,7 @@ def descriptor(media_type: str, data: bytes) -> dict[str, Any]:
 
 @dataclass
 class Image:
-    """Layers and settings that become one manifest."""
+    """The layers, settings and history of one image."""
 
     layers: list[Layer]
     settings: dict[str, Any] = field(default_factory=dict)
@@ -76,12 +76,12 @@ class Image:
 
     @property
     def size(self) -> int:
-        """Return how many bytes the layers have as they are stored."""
+        """Return the total size of the layers' blobs in bytes."""
         return sum(layer.size for layer in self.layers)
 
 
 def write_archive(image: Image, references: Sequence[str], path: Path) -> None:
-    """Write an OCI layout archive that `ctr images import` and others read."""
+    """Write an OCI layout archive that `ctr images import` and other tools can read."""
     manifest, config = image.manifest(), image.config()
     index = encode(
         {

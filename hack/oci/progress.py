@@ -1,4 +1,4 @@
-"""What is being done, how long it took, and why it failed."""
+"""Reports build steps and their durations, and runs commands with their output in log files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TAIL_LINES = 25
 
 
 class Failure(Exception):
-    """A part of the work failed for a reason that a person can act on."""
+    """An error with a cause that the user can act on."""
 
 
 def note(text: str) -> None:
-    """Print one line at once, also when the output is a pipe."""
+    """Print a line and flush it, so that it appears immediately even in a pipe."""
     print(text, flush=True)
 
 
 @contextlib.contextmanager
 def step(text: str, long: bool = False) -> Iterator[None]:
-    """Announce a part of the work, and report how long it took when it is done.
+    """Announce a part of the work, and report its duration when it ends.
 
-    Into a log the announcement goes only for what may take minutes.
+    If the output is not a terminal, announce it only if it is `long`: it may take minutes.
     """
     terminal = sys.stdout.isatty()
     if terminal:
@@ -44,7 +44,7 @@ def step(text: str, long: bool = False) -> Iterator[None]:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log, indented for a message."""
+    """Return the last lines of a log file, indented for a message."""
     with contextlib.suppress(OSError):
         text = log.read_text(errors="replace").rstrip()
         return "\n".join("    " + line for line in text.splitlines()[-lines:])
@@ -60,7 +60,7 @@ def run(
     cwd: Path | None = None,
     stdin: str | None = None,
 ) -> None:
-    """Run a command with its output in a log; fail with the end of that output."""
+    """Run a command with its output in `log`; if it fails, raise Failure with the last lines of the log."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         try:
@@ -81,7 +81,7 @@ def run(
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
+    """Format a number of bytes in KiB or MiB."""
     if count < 1 << 20:
         return f"{count / (1 << 10):.0f} KiB"
     return f"{count / (1 << 20):.1f} MiB"

@@ -1,4 +1,4 @@
-"""Pushes images to a registry by the OCI distribution API."""
+"""Pushes images to a registry through the OCI distribution API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 120
 
 
 class Registry:
-    """One registry that serves plain HTTP, as a cluster's own does."""
+    """A client of a registry that serves plain HTTP, as an embedded cluster's registry does."""
 
     def __init__(self, address: str) -> None:
         self.base = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
@@ -30,7 +30,7 @@ class Registry:
         self._holder: dict[str, str] = {}
 
     def push(self, image: Image, reference: str) -> bool:
-        """Make the registry serve the image under this name; False if it did already."""
+        """Push the image under this name; return False if the registry already serves it under this name."""
         repository, tag = split(reference)
         manifest, config = image.manifest(), image.config()
         if self._serves(repository, tag, image.digest):
@@ -54,7 +54,7 @@ class Registry:
         return status == 200 and headers.get("docker-content-digest") == digest
 
     def _blob(self, repository: str, digest: str, size: int, content: bytes | Path) -> None:
-        """Send a blob unless the registry has it, here or under another name."""
+        """Upload a blob if the repository lacks it, or mount it from another repository that is known to have it."""
         status, _, _ = self._request("HEAD", f"/v2/{repository}/blobs/{digest}")
         if status != 200:
             holder = self._holder.get(digest)
@@ -107,7 +107,7 @@ class Registry:
 
 
 def split(reference: str) -> tuple[str, str]:
-    """Return repository path and tag of a name, as a mirror of its registry serves it."""
+    """Split an image name into the repository path and the tag under which a mirror of its registry serves it."""
     name, colon, tag = reference.rpartition(":")
     if not colon or "/" in tag:
         name, tag = reference, "latest"

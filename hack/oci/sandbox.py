@@ -1,4 +1,4 @@
-"""Runs one build step on top of finished layers, and keeps what it changed."""
+"""Runs one build step on top of finished layers, and collects the files that it changes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ PACKAGE_FOLDER = Path(__file__).resolve().parent.parent
 def change(
     lowers: Sequence[Path], scratch: Path, step: dict[str, Any], mirror: Mirror | None, log: Path, what: str
 ) -> Path:
-    """Do a step in namespaces of its own and return the folder with the changes.
+    """Execute a step in new namespaces, and return the folder with the changes.
 
-    `lowers` are the layers below, the lowest first. The step's process sees a
-    root that is put together from them; mounts and left-over processes vanish
-    with its namespaces.
+    `lowers` are the layers below, the lowest first. The root of the step is an
+    overlay of them. Its mounts and remaining processes end with the namespaces.
     """
     upper = scratch / "root"
     for folder in (upper, scratch / "work", scratch / "mount", scratch / "empty"):
@@ -34,7 +33,7 @@ def change(
     if step["kind"] == "run" and mirror is not None:
         apt = scratch / "apt"
         mirror.write_apt(apt)
-        # A process of another user (apt's own) reads it: the folder must be open.
+        # apt reads this folder as its own user, so others need access to it.
         apt.chmod(0o755)
     description = step | {
         "lowers": [str(lower) for lower in reversed(lowers)] or [str(scratch / "empty")],
@@ -53,6 +52,6 @@ def change(
 
 
 def build_environment(declared: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a RUN step: the image's, and how to reach the network."""
+    """Return the environment of a RUN step: defaults, this machine's proxy settings, and the declared variables."""
     default = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
     return default | {name: os.environ[name] for name in PROXIES if name in os.environ} | declared

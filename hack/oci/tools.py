@@ -1,4 +1,4 @@
-"""The programs that building images needs, and the packages that bring them."""
+"""Installs the programs that image builds need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from oci.progress import Failure, run, step
 
-# Program or file to look for, and Debian's package that has it.
+# Each required program or file, and the Debian package that contains it.
 NEEDED = {
     "mcopy": "mtools",
     "mmdebstrap": "mmdebstrap",
@@ -20,7 +20,7 @@ NEEDED = {
 
 
 def missing() -> list[str]:
-    """Return the packages that this machine lacks."""
+    """Return the packages of the programs and files that this machine lacks."""
     search = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     return [
         package
@@ -30,13 +30,13 @@ def missing() -> list[str]:
 
 
 def ensure(logs: Path) -> None:
-    """Install what is missing."""
+    """Install the missing packages."""
     packages = missing()
     if not packages:
         return
     env = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
     with step(f"apt-get install {' '.join(packages)}"):
-        # An installation by another process is waited for, not failed on.
+        # Wait for another process that holds the dpkg lock instead of failing.
         apt = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3"]
         run([*apt, "update"], log=logs / "apt-update.log", what="apt-get update", env=env)
         command = [*apt, "install", "--yes", "--no-install-recommends", *packages]

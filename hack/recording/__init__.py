@@ -1,1 +1,1 @@
-"""Records the responses of real libvirts, as test data."""
+"""Records the responses of real libvirts as test data."""

@@ -1,9 +1,8 @@
 """hack/record-domcapabilities FOLDER: records what real libvirts report about this machine.
 
-For the libvirt and QEMU of several Debian releases, each in a root of its own:
-domain capabilities and CPU baselines of the machine types that nodes use, and
-the host's capabilities, as virsh prints them. A request that libvirt refuses
-(a baseline on an architecture without host-model) leaves no file.
+The libvirt and QEMU of several Debian releases are installed, each in its own root file system. The recordings
+are virsh's output: domain capabilities and CPU baselines of the machine types that nodes use, and the host's
+capabilities. A request that libvirt refuses (a baseline on an architecture without host-model) creates no file.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from recording.session import record
 def main() -> int:
     """Record all releases."""
     parser = argparse.ArgumentParser(prog="hack/record-domcapabilities", description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("folder", type=Path, help="folder for the recordings, one below it for each release")
+    parser.add_argument("folder", type=Path, help="folder for the recordings, with a subfolder for each release")
     options = parser.parse_args()
     cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")).absolute() / "recording"
     try:
         if os.geteuid() != 0:
-            raise Failure("making a Debian root needs root")
+            raise Failure("creating a Debian root file system requires root privileges")
         tools.ensure(cache / "logs")
         for release in RELEASES:
             root = root_of(release, cache)

@@ -1,4 +1,4 @@
-"""Debian roots with libvirt and QEMU, made once and kept."""
+"""Debian root file systems with libvirt and QEMU, created once and cached."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from oci.debian import EXCLUDES, Mirror
 from oci.progress import run, step
 
-# Without its recommendations QEMU has no firmware, which domain capabilities do not need.
+# Recommended packages are not installed. QEMU then has no firmware, which domain capabilities do not need.
 COMMON = ("libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients", "qemu-system-x86")
 
 
@@ -21,7 +21,7 @@ class Release:
     suite: str
     # Packages with emulators for foreign architectures.
     emulators: tuple[str, ...]
-    # Architecture, machine type and virt type to query.
+    # Combinations of architecture, machine type and virt type to query.
     machines: tuple[tuple[str, str, str], ...]
 
 
@@ -38,7 +38,7 @@ RELEASES = (
 
 
 def root_of(release: Release, cache: Path) -> Path:
-    """Return the root of a release, made if it is missing or was made of other packages."""
+    """Return the root file system of a release; create it if there is none with the current list of packages."""
     packages = [*COMMON, *release.emulators]
     key = hashlib.sha256(" ".join([release.suite, *packages]).encode()).hexdigest()[:16]
     root = cache / f"{release.suite}-{key}"
@@ -59,7 +59,7 @@ def root_of(release: Release, cache: Path) -> Path:
         run(
             command,
             log=logs / f"{release.suite}.log",
-            what=f"making a Debian {release.suite} root",
+            what=f"creating a Debian {release.suite} root file system",
             stdin=mirror.sources,
         )
         partial.rename(root)

@@ -1,4 +1,4 @@
-"""Queries the libvirt of a root, run as guests' libvirts run: unprivileged, in session mode."""
+"""Queries the libvirt of a root file system, which runs like that of guests: unprivileged, in session mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from oci.progress import Failure, run, step, tail
 from recording.roots import Release
 
 USER = 65534
-# Device nodes of the root's own: the machine's /dev/kvm may be root's alone.
+# Device nodes to create in the root file system, because the machine's /dev/kvm may be accessible only to root.
 NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "kvm": (10, 232)}
 WAIT_SECONDS = 30
 
-# Runs in a mount namespace of its own. $1: the root; the rest: the command in it.
+# Runs in a separate mount namespace. $1: the root file system; the other arguments: the command to run in it.
 ENTER = r"""
 set -e
 root=$1
@@ -31,7 +31,7 @@ mount -t tmpfs -o mode=755 tmpfs "$root/dev"
 exec chroot "$root" setpriv --reuid={user} --regid={user} --clear-groups env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C "$@"
 """
 
-# Runs inside. $1: a folder of its own. A request that is refused leaves its reason in a .error file.
+# Runs in the root file system. $1: a new folder. If libvirt refuses a request, its message is in a .error file.
 REQUEST = r"""
 set -eu
 home=$1
@@ -61,7 +61,7 @@ query() {{
 
 
 def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
-    """Write the responses of the root's libvirt into the folder `target`; return its refusals."""
+    """Write the responses of the libvirt in `root` to the folder `target`; return its error messages."""
     log = logs / f"{release.suite}-session.log"
     with _folder_in(root) as home, step(f"querying the libvirt of Debian {release.suite}"):
         inside = f"/{home.relative_to(root)}"
@@ -90,12 +90,12 @@ def record(release: Release, root: Path, target: Path, logs: Path) -> list[str]:
 
 
 def _queries(release: Release) -> Iterator[list[str]]:
-    """Yield the file for each response with the arguments of virsh."""
+    """Yield, for each query, the name of the output file and the arguments of virsh."""
     for architecture, machine, virt_type in release.machines:
         name = f"{architecture}-{virt_type}"
         about = ["--arch", architecture, "--machine", machine, "--virttype", virt_type]
         yield [f"{name}.domain-capabilities.xml", "domcapabilities", *about]
-        # Its input is the response before it.
+        # Its input is the output of the previous query.
         baseline = ["hypervisor-cpu-baseline", "--features", *about, f"{name}.domain-capabilities.xml"]
         yield [f"{name}.baseline.xml", *baseline]
     yield ["capabilities.xml", "capabilities"]
@@ -104,7 +104,7 @@ def _queries(release: Release) -> Iterator[list[str]]:
 
 @contextmanager
 def _folder_in(root: Path) -> Iterator[Path]:
-    """Make a folder inside of the root for the unprivileged user."""
+    """Create a temporary folder in the root file system, owned by the unprivileged user."""
     folder = Path(tempfile.mkdtemp(prefix="r", dir=root / "tmp"))
     try:
         shutil.chown(folder, USER, USER)

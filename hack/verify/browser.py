@@ -1,7 +1,7 @@
-"""Tests of the web console in a real browser, against a cluster on which Drydock is installed.
+"""Runs the tests of the web console in a real browser, on a cluster with Drydock installed.
 
-The tests are in tests/console. What they need is no part of the product: Debian's Chromium and TypeScript, and packages of
-tests/console/requirements.txt in a virtual environment that the cache keeps.
+The tests are in tests/console. They need software that is not part of the product: Chromium and TypeScript from Debian, and
+the packages in tests/console/requirements.txt, which are installed in a virtual environment in the cache.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .runner import run as command
 TESTS = REPOSITORY / "tests" / "console"
 REQUIREMENTS = TESTS / "requirements.txt"
 PROGRAM = "kubectl-drydock"
-# Chromium without what shows windows: a third of the processor time of `chromium --headless`.
+# Chromium without a user interface. It needs a third of the CPU time of `chromium --headless`.
 CHROMIUM = "chromium-headless-shell"
-# That of the tests, with which it was built.
+# The cargo profile of the tests, with which the console was built.
 PROFILE = "dev"
 
-# Three times what the tests take on a busy machine.
+# Timeout: three times the duration of the tests on a busy machine.
 MOST_SECONDS = 1200
 INSTALL_SECONDS = 600
 
 
 def prepare(progress: Progress) -> Path:
-    """Install what the tests need, and build the console; returns the Python that has Playwright."""
+    """Install the tests' requirements and build the console; return the path of the Python interpreter that has Playwright."""
     prerequisites.ensure(("browser",), progress)
     with progress.step(f"cargo build {PROGRAM}"):
         _, code = command(binaries.build_command([PROGRAM], PROFILE), quiet=True)
@@ -52,7 +52,7 @@ def prepare(progress: Progress) -> Path:
     if (folder / "complete").exists():
         return python
     shutil.rmtree(folder, ignore_errors=True)
-    with progress.step("packages of the browser tests"):
+    with progress.step("install packages for the browser tests"):
         for argv in (
             [sys.executable, "-m", "venv", str(folder)],
             [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(REQUIREMENTS)],
@@ -65,13 +65,13 @@ def prepare(progress: Progress) -> Path:
 
 
 def is_wanted(word: str) -> bool:
-    """Whether a word selects one of them, by its name or by that of its file."""
+    """Return whether a word selects any browser test, by the name of the test or of its file."""
     found = ((file.stem, file.read_text()) for file in TESTS.glob("test_*.py"))
     return any(word in f"{stem}.{test}" for stem, text in found for test in re.findall(r"\bdef (test_\w+)", text))
 
 
 def run(name: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """All of them on one cluster."""
+    """Run the selected browser tests on one cluster."""
     python = prepare(progress)
     made = clusters.load(name)
     chromium = shutil.which(CHROMIUM)

@@ -1,4 +1,4 @@
-"""End-to-end tests on embedded clusters of their own."""
+"""Runs the end-to-end tests on dedicated embedded clusters."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .runner import REPOSITORY
 from .runner import run as command
 from .rust import ClusterTests, cluster_tests
 
-# With three, all tests take as long as with two: what is idle beside two is taken by what three contend for.
+# Three clusters are not faster than two: their contention uses up the time that two clusters leave idle.
 NAMES = ("verify", "verify-2")
 SELFTEST = "selftest"
 
-# The tests in a browser, as if they were a file of the others.
+# The browser tests, which are scheduled like one file of the other tests.
 BROWSER = "browser"
 
-# Files that take minutes. They start in the first half, so that the clusters end at about the same time.
+# Test files that take minutes. They start in the first half, so that all clusters finish at about the same time.
 LONGEST = (
     "drain",
     "guest_faults",
@@ -45,23 +45,23 @@ LONGEST = (
     BROWSER,
 )
 
-# Seeds are short enough to be typed again.
+# The number of seeds: low enough that a seed is easy to retype.
 SEEDS = 100_000
 
-# Inspects the API servers' records of all that the others did.
+# The test file that runs last: it inspects the API servers' audit logs, which cover all other tests.
 LAST = "verbs_used"
 
-# Kinds that are listed with a failure: most failures are something that is still there, or not there.
+# Kinds that are listed after a failure. Most failures are about an object that still exists, or that does not exist.
 SHOWN = "nodes,vm,vmirs,vmi,vmim,pods,pdb"
 
-# Two to three times what the longest file takes: one that hangs is to be reported as such.
+# Timeout of a test file: two to three times the duration of the longest one, so that a hang is reported as such.
 MOST_SECONDS = 1500
 
 
 def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Try the embedded cluster itself out, and see that nothing stays behind."""
+    """Test the embedded cluster itself, including that it leaves nothing behind."""
     build.ensure(progress)
-    # The cluster tests need these too, and they are built while other tests wait.
+    # The cluster tests need these as well. They are built here, while other tests wait.
     build.virtctl(progress)
     build.descheduler(progress)
     browser.prepare(progress)
@@ -85,7 +85,7 @@ def selftest(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 class Turns:
-    """The files of tests that no cluster has taken yet, in the order of a seed."""
+    """The queue of the test files that no cluster has started yet, in the order drawn from a seed."""
 
     def __init__(self, files: Iterable[str], seed: int) -> None:
         self._left = ordered(files, seed)
@@ -102,15 +102,17 @@ class Turns:
             return self._left.pop(0)
 
     def is_spare(self, cluster: str) -> bool:
-        """Whether this cluster is the first to which no file was left."""
+        """Return whether this cluster was the first for which no test file was left."""
         with self._lock:
             self._spare = self._spare or cluster
             return self._spare == cluster
 
 
 def ordered(files: Iterable[str], seed: int) -> list[str]:
-    """Files in the order in which they start, drawn from a seed: a test that depends on what ran before it fails
-    under some orders, and the same seed draws the same order again."""
+    """Return the test files in the order in which they start, which is drawn from a seed.
+
+    A test that depends on earlier tests fails under some orders. The same seed reproduces the order.
+    """
     draw = random.Random(seed)
     names = sorted(files)
     draw.shuffle(names)
@@ -123,18 +125,18 @@ def ordered(files: Iterable[str], seed: int) -> list[str]:
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Bring clusters up, install Drydock, share the tests out among them, take the clusters away."""
+    """Bring up clusters, install Drydock, distribute the tests among the clusters, and remove the clusters."""
     outcome = Outcome()
     tests = cluster_tests(progress)
     if not is_known(tests, arguments.only):
-        # A cluster would take minutes to come up, and the summary would show neither a test nor a reason.
+        # Otherwise a cluster would take minutes to come up, and the summary would show neither a test nor a reason.
         return Outcome(failed=[f"no test has {arguments.only!r} in its name, and no file of tests begins with it"])
     os.environ["DRYDOCK_TEST_VIRTCTL"] = build.virtctl(progress)
     os.environ["DRYDOCK_TEST_DESCHEDULER"] = build.descheduler(progress)
     seed = random.randrange(SEEDS) if arguments.seed is None else arguments.seed
     files = wanted(tests, arguments.only)
     turns = Turns(files, seed)
-    # For a few tests, fewer clusters come up sooner. Drydock's removal takes one.
+    # A few test files need fewer clusters, which come up sooner. The removal test needs one too.
     ran: dict[str, list[str]] = {name: [] for name in NAMES[: max(1, len(files) + removal.is_wanted(arguments.only))]}
     os.environ["DRYDOCK_TEST_CLUSTERS"] = ",".join(ran)
     progress.note(f"the order of the cluster tests is drawn from seed {seed}: hack/test cluster --seed {seed} repeats it")
@@ -156,12 +158,12 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def is_known(tests: ClusterTests, word: str) -> bool:
-    """Whether a word selects any test."""
+    """Return whether a word selects any test."""
     return bool(wanted(tests, word)) or removal.is_wanted(word) or bool(selected(LAST, tests.tests.get(LAST, ()), word))
 
 
 def wanted(tests: ClusterTests, word: str) -> list[str]:
-    """The files with tests that a word selects, but the last."""
+    """Return the files, except the last one, with tests that a word selects."""
     files = [file for file, names in tests.tests.items() if file != LAST and selected(file, names, word)]
     return [*files, BROWSER] if browser.is_wanted(word) else files
 
@@ -174,9 +176,9 @@ def _lane(
     arguments: argparse.Namespace,
     progress: Progress,
 ) -> Outcome:
-    """Run tests on one cluster while there are any; `ran` gets their files in order.
+    """Run test files on one cluster until none is left, and append them to `ran` in order.
 
-    The first cluster that gets no more is the one from which Drydock is removed, while others still test.
+    The removal test runs on the first cluster for which no file is left, while the others still run tests.
     """
     outcome = Outcome()
     try:
@@ -198,8 +200,8 @@ def _lane(
 
 
 def selected(file: str, names: Iterable[str], word: str) -> list[str]:
-    """Which tests of a file run: all if its name begins with the word, otherwise those with the word in their name; but
-    none of those that run on demand."""
+    """Return the tests of a file that run: all if the file's name begins with the word, otherwise those with the word in
+    their name. Tests that run only on demand are excluded."""
     return [
         name
         for name in names
@@ -208,7 +210,7 @@ def selected(file: str, names: Iterable[str], word: str) -> list[str]:
 
 
 def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """The tests of one file, in a process of their own."""
+    """Run the selected tests of one file in a separate process."""
     chosen = selected(file, tests.tests[file], arguments.only)
     if not chosen:
         return Outcome()
@@ -217,7 +219,7 @@ def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namesp
         "RUST_BACKTRACE": "0",
     }
     with progress.step(f"cluster tests of {file} on {name}", announce=True):
-        # Stamped, so that the tests that take long can be found in the output of any run.
+        # Each line has the elapsed time, so that slow tests can be found in the output of any run.
         output, code = command(
             tests.argv(file, chosen),
             environment,
@@ -235,7 +237,7 @@ def _tests(file: str, name: str, tests: ClusterTests, arguments: argparse.Namesp
 def _of_python(
     run: Callable[[str, argparse.Namespace, Progress], Outcome], name: str, arguments: argparse.Namespace, progress: Progress
 ) -> Outcome:
-    """Tests that are no file of Rust."""
+    """Run tests that are written in Python."""
     try:
         outcome = run(name, arguments, progress)
     except Failure as failure:
@@ -246,8 +248,8 @@ def _of_python(
 
 
 def _show(name: str, progress: Progress) -> None:
-    """What is on a cluster on which tests have failed."""
-    progress.note(f"{name} as it is now")
+    """Print the objects on a cluster on which tests have failed."""
+    progress.note(f"current state of {name}")
     try:
         shown = clusters.load(name).kubectl(
             "get", SHOWN, "--all-namespaces", "-o", "wide", "--request-timeout=20s", check=False

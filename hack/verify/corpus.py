@@ -1,7 +1,7 @@
-"""hack/corpus FOLDER: which manifests of a folder a cluster with Drydock admits, by server-side dry run.
+"""Report which manifests in a folder a cluster with Drydock admits, by a server-side dry run.
 
-Reads all .yaml, .yml and .json files. Prints each refusal, counts them by field, and ends with the share of KubeVirt's
-objects that are admitted. Nothing is created but namespaces that manifests name.
+Reads all .yaml, .yml and .json files. Prints each refusal, then the number of refusals for each field, then the percentage of
+KubeVirt objects that are admitted. Creates no objects except the namespaces that manifests name.
 
 `drydock-controller admit FOLDER` does nearly the same without a cluster.
 """
@@ -33,7 +33,7 @@ KINDS = (
     "VirtualMachineInstanceMigration",
 )
 ADMITTED = re.compile(rf"^(?:{'|'.join(kind.lower() for kind in KINDS)})\.kubevirt\.io/\S+ created")
-# kubectl names an object only where the API server itself has refused it.
+# kubectl prints the kind and name of an object only if the API server itself has refused it.
 REFUSED = re.compile(rf'^The (?:request|(?:{"|".join(KINDS)}) "[^"]*") is invalid:\s*(.*)$')
 CAUSE = re.compile(r"^(?:\* )?((?:spec|metadata)\b[^\s:]*): ")
 INDEX = re.compile(r"\[\d+\]")
@@ -42,14 +42,14 @@ NO_NAMESPACE = re.compile(r'namespaces "([^"]+)" not found')
 
 @dataclass
 class Report:
-    """What became of all objects."""
+    """The numbers of admitted and refused objects."""
 
     admitted: int = 0
     refused: int = 0
     by_field: Counter[str] = field(default_factory=Counter)
 
     def add(self, output: str, errors: str) -> None:
-        """Count what kubectl has printed about one file."""
+        """Count the results in kubectl's output for one file."""
         self.admitted += sum(1 for line in output.splitlines() if ADMITTED.match(line))
         fields: set[str] | None = None
         for line in errors.splitlines():
@@ -67,7 +67,7 @@ class Report:
         self.by_field.update(fields or ())
 
     def lines(self) -> list[str]:
-        """The summary."""
+        """Return the lines of the summary."""
         counted = sorted(self.by_field.items(), key=lambda one: (-one[1], one[0]))
         lines = [f"{count:6}  {name}" for name, count in counted]
         considered = self.admitted + self.refused
@@ -77,7 +77,7 @@ class Report:
 
 
 def files(folder: Path) -> list[Path]:
-    """The manifests of a folder and its folders, or a single one."""
+    """Return the manifests in a folder and its subfolders, or `folder` itself if it is a file."""
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
@@ -86,13 +86,13 @@ def files(folder: Path) -> list[Path]:
 
 
 def dry_run(made: Cluster, path: Path) -> subprocess.CompletedProcess[str]:
-    """Create the objects of a file in a dry run."""
+    """Create the objects of a file in a server-side dry run."""
     argv = [made.description["kubectl"], "create", "--dry-run=server", "-f", str(path)]
     return subprocess.run(argv, env=made.environment(), capture_output=True, text=True, timeout=120)
 
 
 def judge(made: Cluster, paths: list[Path], progress: Progress) -> Report:
-    """Try all files, with the namespaces that they name."""
+    """Dry-run each file, create the namespaces that it lacks, and return the report."""
     report = Report()
     for path in paths:
         done = dry_run(made, path)
@@ -108,12 +108,12 @@ def judge(made: Cluster, paths: list[Path], progress: Progress) -> Report:
 
 
 def main(argv: list[str]) -> int:
-    """Judge a folder on a cluster of its own, or on one that is there."""
+    """Check a folder on a temporary cluster or on an existing one."""
     parser = argparse.ArgumentParser(
         prog="hack/corpus", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--name", help="a cluster that `hack/up --install` has made; one of its own if not given")
+    parser.add_argument("--name", help="use a cluster created by `hack/up --install` (default: a temporary cluster)")
     arguments = parser.parse_args(argv)
     interruption.heed_termination()
     progress = Progress()

@@ -1,6 +1,6 @@
-"""Each crate built alone, and what the dependencies are allowed to be.
+"""Checks that each crate compiles alone, and that the dependencies are allowed.
 
-The cluster tests run beside these checks, which therefore get the time that no other process wants.
+The cluster tests run at the same time, so these checks get only CPU time that no other process needs.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ DENY_VERSION = "0.20.2"
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
     """Check the dependencies, then each crate.
 
-    In this order, since the cluster suite begins with builds into the same folder, which only one cargo may write to.
+    The order matters: the cluster suite begins with builds in the same target folder, which cargo locks.
     """
     outcome = Outcome()
     with progress.step("cargo fetch"):
-        # Building fetches what this platform needs; what is checked is all that any platform does.
+        # A build fetches only the dependencies for this platform; cargo deny checks those for all platforms.
         _check(outcome, "cargo fetch", ["cargo", "fetch", "--locked"])
     deny = _deny(progress)
     with progress.step("cargo deny"):
         _check(outcome, "cargo deny", [str(deny), "--offline", "--locked", "check", "bans", "licenses", "sources"])
     for crate in CRATES:
         with progress.step(f"{crate} alone"):
-            # A crate that leans on what another one switched on in a shared dependency fails here.
+            # Fails if the crate needs a feature of a shared dependency that only another crate enables.
             _check(outcome, f"{crate} alone", ["cargo", "check", "--locked", "-p", crate])
     return outcome
 
@@ -56,7 +56,7 @@ def _check(outcome: Outcome, name: str, argv: list[str]) -> None:
 
 
 def _deny(progress: Progress) -> Path:
-    """cargo-deny, from cargo's own folder or built once into the cache."""
+    """Return the path of cargo-deny in the cache; build it there if it does not exist."""
     cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock"))
     root = cache / f"cargo-deny-{DENY_VERSION}"
     program = root / "bin" / "cargo-deny"
@@ -65,7 +65,7 @@ def _deny(progress: Progress) -> Path:
             version = ("--version", DENY_VERSION, "cargo-deny")
             command(
                 [*IDLE, "cargo", "install", "--debug", "--locked", "--root", str(root), *version],
-                # Speed of the build matters here, not that of the program.
+                # The speed of the build matters here, not that of the program.
                 {"CARGO_PROFILE_DEV_DEBUG": "0"},
                 quiet=True,
             )

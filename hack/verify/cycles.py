@@ -1,8 +1,8 @@
-"""Import cycles between Rust files of a crate.
+"""Finds import cycles between the Rust files of a crate.
 
     use declarations, paths ──▶ file ──▶ files that it imports ──▶ groups of files that import each other
 
-A module may use what the modules above it declare: it is a part of them. So imports of an ancestor do not count.
+A module is part of its ancestors and may use their items, so imports of an ancestor do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 Module = tuple[str, ...]
 
-# Comments and texts contain no imports; nor do tests in the file itself.
+# Comments, string literals and inline tests are ignored.
 _SKIPPED = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 _INLINE_TESTS = "\n#[cfg(test)]\nmod tests {"
 _USE = re.compile(r"\buse\s+([^;]+);")
@@ -20,13 +20,13 @@ _PATH = re.compile(r"(?<![:\w.])((?:crate|super|self|[a-z_]\w*)(?:::\w+)+)")
 
 
 def module_of(path: str, source: str) -> Module:
-    """The module that a file is, by its path and the folder of its crate's sources."""
+    """Return the module of a file; `source` is the folder with the sources of its crate."""
     parts = path.removeprefix(source + "/").removesuffix(".rs").split("/")
     return () if parts in (["main"], ["lib"]) else tuple(part for part in parts if part != "mod")
 
 
 def _leaves(tree: str, before: Module = ()) -> Iterator[Module]:
-    """The paths of a tree of a use declaration."""
+    """Yield the full paths in the tree of a use declaration."""
     tree = tree.strip()
     opened = tree.find("{")
     if opened < 0:
@@ -44,7 +44,7 @@ def _leaves(tree: str, before: Module = ()) -> Iterator[Module]:
 
 
 def imported(text: str, own: Module, modules: Iterable[Module]) -> set[Module]:
-    """The modules of its own crate that a file uses, without itself and those above it."""
+    """Return the modules of its own crate that a file imports, except itself and its ancestors."""
     known = set(modules)
     code = _SKIPPED.sub("", text.split(_INLINE_TESTS)[0])
     paths = [leaf for found in _USE.findall(code) for leaf in _leaves(re.sub(r"\s+", " ", found))]
@@ -65,7 +65,7 @@ def imported(text: str, own: Module, modules: Iterable[Module]) -> set[Module]:
 
 
 def cycles(imports: Mapping[Module, set[Module]]) -> list[list[Module]]:
-    """The groups of modules of which each reaches the others."""
+    """Return the groups of modules that import each other, directly or indirectly."""
     reached: dict[Module, set[Module]] = {}
     for start in imports:
         seen: set[Module] = set()
@@ -81,7 +81,7 @@ def cycles(imports: Mapping[Module, set[Module]]) -> list[list[Module]]:
 
 
 def crate_cycles(files: Mapping[str, str], source: str) -> list[list[str]]:
-    """The cycles of a crate, of whose files below `source` the texts are given, by their paths."""
+    """Return the import cycles of a crate as lists of paths; `files` maps the paths of files below `source` to their texts."""
     paths = {module_of(path, source): path for path in files}
     imports = {module: imported(files[path], module, paths) for module, path in paths.items()}
     return [[paths[module] for module in group] for group in cycles(imports)]

@@ -1,4 +1,4 @@
-"""Dependencies in crates' manifests that no source of theirs needs."""
+"""Finds dependencies in crates' manifests that the crates' sources do not use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
-# Tables of a manifest with dependencies of the program itself; those of its tests are in `dev-dependencies`.
+# The tables of a manifest with dependencies of the program itself. Those of its tests are in `dev-dependencies`.
 TABLES = ("dependencies", "build-dependencies")
 
 _LINE_COMMENT = re.compile(r"^\s*//.*$", re.MULTILINE)
-# Tests inside a module end with it: rustfmt closes it at the start of a line.
+# An inline test module. rustfmt places its closing brace at the start of a line.
 _TESTS = re.compile(r"^#\[cfg\(test\)\]\n(?:#\[[^\n]*\]\n)*mod \w+ \{\n.*?^\}$", re.MULTILINE | re.DOTALL)
 
 
 def declared(manifest: str) -> dict[str, bool]:
-    """The dependencies that a manifest declares for the program, those of some targets among them; whether each is optional."""
+    """Return the dependencies of the program in a manifest, including target-specific ones, and whether each is optional."""
     read = tomllib.loads(manifest)
     tables = [table.get(key, {}) for table in (read, *read.get("target", {}).values()) for key in TABLES]
     return {
@@ -27,7 +27,10 @@ def declared(manifest: str) -> dict[str, bool]:
 
 
 def unused(manifest: str, sources: Mapping[str, str], is_test: Callable[[str], bool]) -> list[str]:
-    """The dependencies that no source of a crate mentions outside its tests. An optional one may be for tests of other crates."""
+    """Return the dependencies that no source of a crate mentions outside its tests.
+
+    For an optional one, test sources count too, since it may be for tests of other crates.
+    """
     program = _names(text for path, text in sources.items() if not is_test(path))
     everything = _names(sources.values())
     return [
@@ -42,7 +45,7 @@ def _names(texts: Iterable[str]) -> set[str]:
 
 
 def unused_in_workspace(manifest: str, members: Iterable[str]) -> list[str]:
-    """The dependencies that the workspace's manifest has for crates of which none has them."""
+    """Return the dependencies in the workspace's manifest that no member declares."""
     tables = ("dependencies", "dev-dependencies", "build-dependencies")
     named: set[str] = set()
     for member in members:
@@ -53,7 +56,7 @@ def unused_in_workspace(manifest: str, members: Iterable[str]) -> list[str]:
 
 
 def of_crates(sources: Mapping[str, str], is_test: Callable[[str], bool]) -> list[str]:
-    """What is unused, by the paths and texts of all manifests and Rust sources."""
+    """Return all unused dependencies; `sources` maps the paths of all manifests and Rust sources to their texts."""
     manifests = {str(PurePosixPath(path).parent): text for path, text in sources.items() if path.endswith("/Cargo.toml")}
     found = [f"Cargo.toml: {name}" for name in unused_in_workspace(sources["Cargo.toml"], manifests.values())]
     for folder, manifest in manifests.items():
@@ -63,6 +66,6 @@ def of_crates(sources: Mapping[str, str], is_test: Callable[[str], bool]) -> lis
             for path, text in sources.items()
             if path.endswith(".rs") and path.startswith(f"{folder}/") and not path.startswith(inner)
         }
-        # The crate of the tests has them as its program.
+        # In the crate `tests`, the tests are the program.
         found += [f"{folder}/Cargo.toml: {name}" for name in unused(manifest, own, is_test if folder != "tests" else lambda _: False)]
     return found

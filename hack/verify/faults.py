@@ -1,10 +1,10 @@
-"""The whole matrix of faults while guests move: `hack/test --all-faults`.
+"""Runs the full matrix of faults during live migrations: `hack/test --all-faults`.
 
     tests/tests/migration_faults.rs ──▶ target/faults.jsonl ──▶ tests/faults.md
      tries each case that has not passed   a line for each case     a row for each case
 
-It takes an hour and more, so it can be interrupted: what has passed is not tried again. `--again`
-forgets what has passed.
+A run takes more than an hour and can be interrupted: cases that have passed are not run again.
+`--again` deletes the previous results.
 """
 
 from __future__ import annotations
@@ -44,15 +44,14 @@ nine of a part in which each pair of kind, part, side and phase comes at least o
 
 
 def results_file() -> Path:
-    """Where results are kept: in the build folder."""
+    """Return the path of the results in cargo's target folder, which is created if necessary."""
     folder = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder / "faults.jsonl"
 
 
 def read(text: str) -> tuple[list[str], dict[str, dict[str, object]]]:
-    """All cases in their order, and the newest result of each that was tried. A line that was not
-    written to its end counts for nothing."""
+    """Return all cases in order, and the newest result of each case that was run. Incomplete lines are ignored."""
     cases: list[str] = []
     newest: dict[str, dict[str, object]] = {}
     for line in text.splitlines():
@@ -70,7 +69,7 @@ def read(text: str) -> tuple[list[str], dict[str, dict[str, object]]]:
 
 
 def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
-    """The table for people."""
+    """Return the Markdown page with the results of all cases."""
     passed = sum(1 for reported in newest.values() if reported.get("passed"))
     failed = len(newest) - passed
     lines = [HEAD, f"Of {len(cases)} cases {passed} passed, {failed} failed, {len(cases) - len(newest)} were not run.", ""]
@@ -88,13 +87,13 @@ def table(cases: list[str], newest: dict[str, dict[str, object]]) -> str:
 
 
 def _short(text: str) -> str:
-    """A cell of a table."""
+    """Return a text as the cell of a table, shortened to 200 characters."""
     words = " ".join(text.replace("|", "/").split())
     return words if len(words) <= 200 else words[:199] + "…"
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Try what has not passed, on a cluster of its own, and write the table whatever comes of it."""
+    """Run the cases that have not passed on a dedicated cluster, and write the table even if the run fails."""
     results = results_file()
     if arguments.again:
         results.unlink(missing_ok=True)
@@ -118,7 +117,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def outcome(added: str, code: int) -> Outcome:
-    """What this run has tried, as lines that it added."""
+    """Return the outcome of this run from its exit code and the lines that it added to the results."""
     _, newest = read(added)
     found = Outcome()
     for case, reported in newest.items():

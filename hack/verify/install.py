@@ -1,4 +1,4 @@
-"""Installs Drydock on an embedded cluster, as a user would: images, then `kubectl apply -k deploy`."""
+"""Installs Drydock on an embedded cluster as a user would: builds the images, then runs `kubectl apply -k deploy`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import pages
 from .runner import REPOSITORY
 from .runner import run as command
 
-# Guests of an embedded cluster run by emulation: the machine it runs on need not have KVM.
+# Guests of an embedded cluster run under emulation, so the machine does not need KVM.
 EMULATION = """
 apiVersion: v1
 kind: ConfigMap
@@ -27,35 +27,35 @@ data:
 
 
 def images(made: Cluster, progress: Progress, names: tuple[str, ...] = (), kind: str = "") -> None:
-    """Build the images and push them to the cluster's registry; `kind` is `--debug`, `--fast` or, as users get them, empty."""
+    """Build the images and push them to the cluster's registry; `kind` is `--debug`, `--fast` or, for release images, empty."""
     options = ["--cluster", made.name, *([kind] if kind else [])]
     with progress.step("images", announce=True):
-        # An interruption has to end the compilers too.
+        # `command` also stops the compilers on an interruption.
         _, code = command([str(REPOSITORY / "hack" / "images"), *names, *options])
     if code != 0:
         raise Failure("the images could not be built or pushed; see above")
 
 
 def overlay(made: Cluster) -> Path:
-    """`deploy` with the digests of the images that were built last."""
+    """Create a kustomization of `deploy` with the digests of the most recently built images, and return its folder."""
     folder = Path(made.kubeconfig).parent / "deploy"
     return _overlay(folder, "deploy", ("agent", "controller", "launcher"), fields="image-fields.yaml")
 
 
 def uninstall_overlay(made: Cluster) -> Path:
-    """`deploy/uninstall` with the digests of the images that were built last."""
+    """Create a kustomization of `deploy/uninstall` with the digests of the most recently built images, and return its folder."""
     return _overlay(Path(made.kubeconfig).parent / "uninstall", "deploy/uninstall", ("agent", "controller"))
 
 
 def console_overlay(made: Cluster) -> Path:
-    """`deploy/console` with the digest of the image that was built last."""
+    """Create a kustomization of `deploy/console` with the digest of the most recently built image, and return its folder."""
     return _overlay(Path(made.kubeconfig).parent / "console", "deploy/console", ("console",))
 
 
 def _overlay(folder: Path, manifests: str, names: tuple[str, ...], fields: str = "") -> Path:
-    """A folder for `kubectl apply -k` with digests in place of tags.
+    """Create a folder for `kubectl apply -k` with digests in place of tags, and return its path.
 
-    Their tag is the same for every build, and a node that has an image by that tag would not fetch the new one.
+    The tag is the same for every build, so a node that has an image with that tag would not pull the new one.
     """
     cache = Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock"))
     digests = json.loads((cache / "images" / "images.json").read_text())
@@ -71,23 +71,23 @@ def _overlay(folder: Path, manifests: str, names: tuple[str, ...], fields: str =
     if fields:
         (folder / fields).write_text((REPOSITORY / manifests / fields).read_text())
         kustomization["configurations"] = [fields]
-    # JSON is YAML too.
+    # JSON is valid YAML.
     (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
     return folder
 
 
 def install(made: Cluster, progress: Progress, kind: str = "") -> None:
-    """Images of this kind, manifests, and wait until the agent is ready on all nodes and the controller runs.
+    """Build images of this kind, apply the manifests, and wait until the agents on all nodes and the controller are ready.
 
-    Programs for debugging (`--debug`) are built in a minute, where those that users get take ten, and they fail where
-    a number overflows or a debug assertion does not hold.
+    Debug builds (`--debug`) take a minute, release builds ten. Debug builds also fail on integer overflow and on failed
+    debug assertions.
     """
     images(made, progress, kind=kind)
     apply(made, progress)
 
 
 def apply(made: Cluster, progress: Progress) -> None:
-    """Manifests with the images that were built last, and wait as `install` does."""
+    """Apply the manifests with the most recently built images, and wait as `install` does."""
     with progress.step("kubectl apply -k deploy"):
         made.kubectl(*pages.arguments("deploy/README.md", "kubectl apply -k deploy", {"deploy": str(overlay(made))}))
         made.kubectl("apply", "-f", "-", input=EMULATION)

@@ -1,4 +1,4 @@
-"""What came of a suite, and how to read it off the output of a test runner."""
+"""Results of a test suite, parsed from the output of a test runner."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass, field
 
 
-# Enough to see what was waited for, and little enough that the last lines of a run hold all failures.
+# Maximum length of a failure's reason in characters: it shows what the test waited for, and all failures fit into the last lines
+# of a run.
 LONGEST_REASON = 600
 
 
 @dataclass
 class Outcome:
-    """Counted passes, named failures and skips."""
+    """The result of a suite: the number of passed tests, and the names of failed and skipped tests."""
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
@@ -35,19 +36,19 @@ class Outcome:
             self.failed.append(name)
 
     def add(self, other: Outcome) -> None:
-        """Count another's results as ours."""
+        """Add the results of another outcome."""
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
         self.reasons |= other.reasons
 
     def failures(self) -> list[str]:
-        """Return a line for each failure: what failed, and why as far as the test reported it."""
+        """Return a line for each failure: the name of the test, and the reason if the test reported one."""
         return [f"{name}: {self.reasons[name]}" if name in self.reasons else name for name in self.failed]
 
 
 def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outcome:
-    """What Rust's test runner printed. A run that ended badly without naming a test is a failure."""
+    """Parse the output of Rust's test runner. A nonzero exit code without a failed test counts as a failure."""
     outcome = Outcome()
     for line in output.splitlines():
         found = re.match(r"test (.+) \.\.\. (ok|FAILED|ignored)", line.strip())
@@ -68,7 +69,7 @@ def of_libtest(output: str, code: int, ignored_is_skipped: bool = False) -> Outc
 
 
 def of_unittest(output: str, code: int) -> Outcome:
-    """What Python's unittest printed, in its verbose form."""
+    """Parse the verbose output of Python's unittest. A nonzero exit code without a failed test counts as a failure."""
     outcome = Outcome()
     for line in output.splitlines():
         found = re.search(r"^(\S+) \(([^)]+)\).*?\.\.\. (ok|FAIL|ERROR|skipped(?: .*)?)$", line)
@@ -90,19 +91,19 @@ def of_unittest(output: str, code: int) -> Outcome:
 
 
 def _reasons(output: str) -> dict[str, str]:
-    """The first words of what each failed Rust test printed, by its name."""
+    """Return the reason of each failed Rust test by name: its output from the panic or error on, shortened."""
     reasons: dict[str, str] = {}
     for found in re.finditer(r"^---- (\S+) stdout ----$\n(.*?)(?=^---- |^failures:|\Z)", output, re.MULTILINE | re.DOTALL):
         name, text = found.groups()
         reported = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("note: ")]
-        # What is printed before is the test's own account, which is above.
+        # Lines before the panic or error are the test's own log, which is shown above.
         first = next((at for at, line in enumerate(reported) if "panicked at" in line or line.startswith("Error:")), 0)
         reasons[name] = _shortened(" ".join(reported[first:]))
     return reasons
 
 
 def _shortened(words: str) -> str:
-    """Both ends of a reason: what was waited for stands first, what came instead last."""
+    """Return both ends of a reason: the beginning shows what the test waited for, the end what happened instead."""
     if len(words) <= LONGEST_REASON:
         return words
     return f"{words[: LONGEST_REASON // 3]} … {words[-LONGEST_REASON * 2 // 3 :]}"

@@ -1,7 +1,7 @@
-"""Whether each command in the documents is executed: by a test, by hack/demo, or not, and then why.
+"""Checks that each command in the documents is executed by a test or by hack/demo, or has a reason not to be.
 
-A command is executed where a test reads it from its page (`pages.py`, `Cluster::documented` of the Rust tests), or where its
-words are those of a call of kubectl or of the plugin. Others have a reason in `EXEMPT`.
+A command counts as executed if a test reads it from its page (`pages.py`, `Cluster::documented` of the Rust tests), or if its
+words match a call of kubectl or of the plugin. All other commands need a reason in `EXEMPT`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .runner import run as command
 
 PAGES = ("README.md", "*/README.md", "deploy/docs/*.md", "tests/*.md", "tests/*/README.md", "controller/*/README.md", "hack/*/README.md")
 
-# Sources whose calls a cluster executes, and the tests that execute commands without one.
+# Sources whose calls are executed on a cluster, and tests that execute commands without a cluster.
 SOURCES = ("tests/tests/*.rs", "tests/src/*.rs", "tests/console/*.py", "hack/demonstration/*.py", "hack/verify/*.py", "hack/verify/tests/*.py")
 
-# Names that stand for others in the documents.
+# Example names in the documents, for which tests use other names.
 PLACEHOLDERS = re.compile(
     r"\b(worker-\d(-disk)?|web|NAME|NAMESPACE|NODE|(shop/)?kubevirt-evacuation-\w+|tls\.(crt|key)|deploy/console)\b"
 )
 
-_BUILD = "hack/images builds these packages, with a profile that takes minutes less; test_pages.py looks for them"
-_ENGINE = "podman is on no test machine: hack/images builds the same Containerfiles, and test_pages.py looks for them"
-_WATCH = "it has no end; the tests run it without -w"
+_BUILD = "hack/images builds these packages with a profile that builds faster; test_pages.py checks that they exist"
+_ENGINE = "no test machine has podman: hack/images builds the same Containerfiles, and test_pages.py checks that they exist"
+_WATCH = "it does not end; the tests run it without -w"
 
-# Commands that nothing executes as they are: the page, how each begins, and why.
+# Commands that nothing executes as written: the page, the beginning of the command, and the reason.
 EXEMPT = (
     ("README.md", "kubectl drydock console", "each test in tests/console starts it, with options: a test machine has no browser window"),
     ("deploy/README.md", "cargo build", _BUILD),
@@ -38,14 +38,14 @@ EXEMPT = (
     ("deploy/docs/console.md", "kubectl drydock console", "as in README.md"),
     ("deploy/docs/console.md", "cargo build", _BUILD),
     ("deploy/docs/console.md", "podman build", _ENGINE),
-    ("deploy/docs/console.md", "kubectl -n drydock port-forward", "tests/console/test_incluster.py forwards to a port that is free"),
+    ("deploy/docs/console.md", "kubectl -n drydock port-forward", "tests/console/test_incluster.py forwards a free port instead"),
     ("deploy/docs/console.md", "kubectl -n drydock get secret", "tests/console/test_incluster.py reads and trusts this field by other means"),
     ("deploy/docs/console.md", "SSL_CERT_DIR", "it needs an identity provider; a test adds a user's token as this proxy does"),
-    ("deploy/docs/drain.md", "kubectl delete vmim", "the name is made up by the controller; a test in tests/tests/drain.rs deletes all"),
+    ("deploy/docs/drain.md", "kubectl delete vmim", "the controller generates the name; a test in tests/tests/drain.rs deletes all"),
     ("deploy/docs/kubectl-drydock.md", "cargo build", _BUILD),
-    ("deploy/docs/kubectl-drydock.md", "install", "it copies the program; tests run it from where it was built"),
+    ("deploy/docs/kubectl-drydock.md", "install", "it copies the program; tests run the program from the build folder"),
     ("deploy/docs/kubectl-drydock.md", "kubectl drydock drain worker-1 worker-2", "tests/tests/cli.rs follows drains without a terminal"),
-    ("deploy/docs/kubectl-drydock.md", "kubectl drydock check", "tests/tests/cli_check.rs runs it by a function of its own"),
+    ("deploy/docs/kubectl-drydock.md", "kubectl drydock check", "tests/tests/cli_check.rs runs it with its own function"),
     ("deploy/docs/labels.md", "drydock-agent inspect", "hack/demo explains another model, by emulation: a machine may lack KVM"),
     ("deploy/docs/maintenance.md", "kubectl get nm -w", _WATCH),
     ("deploy/docs/migration.md", "kubectl get vmim", _WATCH),
@@ -58,12 +58,12 @@ EXEMPT = (
 
 @dataclass(frozen=True)
 class Call:
-    """A call in a source. Of each argument, the text that is known; `ANY` stands for the rest."""
+    """A call in a source file: the known text of each argument, with `ANY` for the unknown parts."""
 
     arguments: tuple[str, ...]
 
     def executes(self, words: Sequence[str]) -> bool:
-        """Whether its first arguments are a command's words."""
+        """Return whether the first arguments match the words of a command."""
         return len(words) <= len(self.arguments) and all(map(_fits, self.arguments, words))
 
 
@@ -71,7 +71,7 @@ ANY = "\0"
 
 
 def _fits(argument: str, word: str) -> bool:
-    """Whether an argument is the word of a page, but for names: a test has others in their places."""
+    """Return whether an argument matches the word of a page. Example names in the word match any name."""
     if argument.startswith("-") != word.startswith("-"):
         return False
     named = PLACEHOLDERS.sub(ANY, word)
@@ -80,14 +80,14 @@ def _fits(argument: str, word: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, named.split(ANY))), argument, re.DOTALL) is not None or argument == ANY
 
 
-# Functions that execute what they are called with, and the words before their arguments.
+# Functions that execute their arguments as a command, and the words of the command before these arguments.
 PROGRAMS = {
     "kubectl": ("kubectl",),
     "kubectl_begun": ("kubectl",),
     "kubectl_with": ("kubectl",),
     "plugin": ("kubectl", "drydock"),
 }
-# Functions that read a command from its page. What they return is executed.
+# Functions that read a command from its page. The caller executes the result.
 READERS = ("script", "arguments", "manifest")
 
 _RUST_CALL = re.compile(r'\b(kubectl|kubectl_begun|kubectl_with|run|start)\(\s*(?:&?\w+,\s*)?&\[((?:"(?:[^"\\]|\\.)*"|[^"\[\]])*)\]')
@@ -96,14 +96,14 @@ _RUST_READ = re.compile(r'\bdocumented\(\s*"([^"]+)",\s*"((?:[^"\\]|\\.)*)"')
 
 
 def rust_calls(text: str) -> Iterator[Call]:
-    """The calls in a Rust source."""
+    """Yield the calls in a Rust source file."""
     for name, listed in _RUST_CALL.findall(text):
         arguments = [ANY if one["text"] is None else one["text"].replace('\\"', '"') for one in _RUST_ARGUMENT.finditer(listed)]
         yield Call((*PROGRAMS.get(name, PROGRAMS["plugin"]), *arguments))
 
 
 def rust_reads(text: str) -> set[tuple[str, str]]:
-    """The commands that a Rust source reads from a page: the page, and how each begins."""
+    """Return the commands that a Rust source file reads from pages: the page, and the beginning of the command."""
     return {(page, beginning.replace('\\"', '"')) for page, beginning in _RUST_READ.findall(text)}
 
 
@@ -136,13 +136,13 @@ def _python_calls(text: str, names: Container[str]) -> Iterator[tuple[str, tuple
 
 
 def python_calls(text: str) -> Iterator[Call]:
-    """The calls in a Python source."""
+    """Yield the calls in a Python source file."""
     for name, arguments in _python_calls(text, PROGRAMS):
         yield Call((*PROGRAMS[name], *arguments))
 
 
 def python_reads(text: str) -> set[tuple[str, str]]:
-    """The commands that a Python source reads from a page: the page, and how each begins."""
+    """Return the commands that a Python source file reads from pages: the page, and the beginning of the command."""
     found = _python_calls(text, READERS)
     return {(arguments[0], arguments[1]) for _, arguments in found if len(arguments) > 1 and arguments[0].endswith(".md")}
 
@@ -153,7 +153,7 @@ def unexecuted(
     reads: Iterable[tuple[str, str]],
     exempt: Sequence[tuple[str, str, str]] = EXEMPT,
 ) -> list[str]:
-    """What is wrong: commands that nothing executes, reasons that no command needs, and tests of commands that do not exist."""
+    """Return the problems: commands that nothing executes, reasons that no command needs, and reads without a unique command."""
     wrong, read = [], []
     for page, beginning in sorted(reads):
         these = [one for one in found if one.page == page and one.text.startswith(beginning)]
@@ -174,7 +174,7 @@ def unexecuted(
 
 
 def check() -> dict[str, list[str]]:
-    """The check of all pages, for the style suite."""
+    """Check all pages for the style suite; return the problems by the name of the check."""
     tracked, _ = command(["git", "ls-files", "--", *(f":(glob){page}" for page in PAGES)], quiet=True)
     found = [one for page in tracked.split() for one in pages.commands(page, (REPOSITORY / page).read_text())]
     sources, _ = command(["git", "ls-files", "--", *(f":(glob){source}" for source in SOURCES)], quiet=True)

@@ -1,4 +1,4 @@
-"""Commands of the documents, for tests that execute them: a page and its test cannot differ.
+"""Reads the commands in the documents for tests that execute them, so that a page and its test cannot differ.
 
     page ──commands──▶ each command of its blocks ──script, arguments──▶ a test or the demonstration
                                  │
@@ -17,7 +17,8 @@ from embedded.errors import Failure
 
 from .runner import REPOSITORY
 
-# Languages of blocks that consist of commands. In others, lines that begin with `$ ` are commands.
+# Languages of code blocks that consist of commands. In a block that has lines that begin with `$ `, and in a block without a
+# language, only these lines are commands.
 LANGUAGES = ("sh", "bash", "console")
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -26,7 +27,7 @@ _INPUT = re.compile(r"<<-?'?(\w+)'?[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTA
 
 @dataclass(frozen=True)
 class Command:
-    """One command, with the lines that belong to it: a loop, or what it reads, is part of it."""
+    """A command with all its lines, such as those of a loop or a here-document."""
 
     page: str
     line: int
@@ -34,13 +35,13 @@ class Command:
 
     @property
     def input(self) -> str:
-        """What it reads; empty without a here-document."""
+        """The content of the here-document; empty without one."""
         found = _INPUT.search(self.text)
         return found[2] if found else ""
 
     @property
     def words(self) -> list[str]:
-        """Its words, operators of the shell among them, without comments and what it reads."""
+        """The words, including shell operators, without comments and the here-document."""
         line = re.sub(r"<<-?'?\w+'?", "", _INPUT.sub("", self.text)) if self.input else self.text
         lexer = shlex.shlex(re.sub(r"\\\n\s*", "", line), posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -48,12 +49,12 @@ class Command:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one program with arguments alone."""
+        """Whether the command is a single program with arguments, without a here-document or shell operators."""
         return not self.input and not any(re.fullmatch(r"[();<>|&]+", word) for word in self.words)
 
 
 def commands(page: str, text: str) -> Iterator[Command]:
-    """The commands in a page's blocks, in their order."""
+    """Yield the commands in the code blocks of a page, in order."""
     for block in _BLOCK.finditer(text):
         indentation, language, lines = len(block[1]), block[2], block[3].splitlines()
         first = text.count("\n", 0, block.start()) + 2
@@ -81,13 +82,13 @@ def _commands(page: str, first: int, lines: list[str]) -> Iterator[Command]:
 def _is_complete(text: str) -> bool:
     if text.endswith("\\"):
         return False
-    # It warns of a here-document without an end.
+    # For a here-document without an end, bash only prints a warning.
     done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True)
     return done.returncode == 0 and not done.stderr
 
 
 def command(page: str, beginning: str) -> Command:
-    """The one command of a page that begins like this."""
+    """Return the only command of a page that begins with `beginning`; fail if there is not exactly one."""
     found = [one for one in commands(page, (REPOSITORY / page).read_text()) if one.text.startswith(beginning)]
     if len(found) != 1:
         raise Failure(f"{page}: {len(found)} commands begin with {beginning!r}, instead of one")
@@ -95,18 +96,18 @@ def command(page: str, beginning: str) -> Command:
 
 
 def script(page: str, beginning: str, replaced: Mapping[str, str] | None = None) -> str:
-    """The text of that command for a shell, with the page's names replaced by those of a test."""
+    """Return the text of that command for a shell, with names of the page replaced by those of a test."""
     return _replaced(command(page, beginning).text, replaced or {}, page)
 
 
 def arguments(page: str, beginning: str, replaced: Mapping[str, str] | None = None) -> list[str]:
-    """The arguments of that command, which is a plain one or reads a here-document."""
+    """Return the arguments of that command, which must be plain or read a here-document."""
     words = command(page, beginning).words[1:]
     return _replaced("\0".join(words), replaced or {}, page).split("\0")
 
 
 def manifest(page: str, beginning: str, replaced: Mapping[str, str] | None = None) -> str:
-    """What that command reads."""
+    """Return the content of the here-document of that command."""
     return _replaced(command(page, beginning).input, replaced or {}, page)
 
 

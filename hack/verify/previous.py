@@ -1,11 +1,11 @@
-"""Parts of this version together with parts of the previous release: `hack/test --previous-release`.
+"""Tests parts of this version together with parts of the previous release: `hack/test --previous-release`.
 
     git archive COMMIT ──▶ <cache>/previous/COMMIT/source ──its own hack/images──▶ the cluster's registry
                                       │ its DaemonSet and Deployment, with these images
                                       ▼
                       tests/tests/migration_rollout.rs, `mixed_versions_…`
 
-The first run builds the previous release, which takes minutes, so it is none of the suites that always run.
+The first run builds the previous release, which takes minutes. Therefore this is not one of the suites that always run.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .runner import REPOSITORY
 from .runner import run as command
 from .rust import cluster_tests
 
-# The commit of the previous release. A part of a cluster may be of that version while it is updated.
+# The commit of the previous release. During an update, parts of a cluster may be of that version.
 COMMIT = "a233b0678bd80e9e12902927295ed5a363fa40a2"
 NAME = "previous"
 FILE = "migration_rollout"
-# What the names of these tests begin with.
+# The prefix of the names of these tests.
 TESTS = "mixed_versions_"
 RESULT = REPOSITORY / "tests" / "previous-release.md"
 
-# A cold build of all of the previous release, and then some.
+# Timeout of a command: more than a cold build of the whole previous release takes.
 MOST_SECONDS = 3600
 
-# Days after which the build of another release is no longer worth its gigabytes.
+# Unused builds of other releases are deleted after this number of days, since each takes gigabytes.
 UNUSED_DAYS = 7
 
 HEAD = """# Parts of two versions together
@@ -52,15 +52,15 @@ release: the agent of one node, then of both, and the controllers.
 
 
 def folder_of(commit: str) -> Path:
-    """Where everything of a release is kept."""
+    """Return the folder that holds all files of a release."""
     return Path(os.environ.get("DRYDOCK_CACHE", "/var/cache/drydock")) / "previous" / commit
 
 
 def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Path:
-    """The files of a release, taken from the history once."""
+    """Return the folder with the source of a release; extract it from the git history on first use."""
     tree = folder_of(commit) / "source"
     if tree.exists():
-        # Shows when it was used last.
+        # Record the time of the last use.
         os.utime(tree.parent)
         return tree
     _, code = command(["git", "cat-file", "-e", f"{commit}^{{commit}}"], quiet=True, folder=repository)
@@ -81,7 +81,7 @@ def source(commit: str, progress: Progress, repository: Path = REPOSITORY) -> Pa
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the other releases that nothing has used for some days: each has its own build of everything."""
+    """Remove other releases that have not been used for `UNUSED_DAYS`: each has its own build of everything."""
     oldest = time.time() - UNUSED_DAYS * 86400
     for other in folder.parent.glob("*"):
         if other != folder and other.stat().st_mtime < oldest:
@@ -89,7 +89,7 @@ def _sweep(folder: Path) -> None:
 
 
 def images(tree: Path, made: Cluster, progress: Progress) -> dict[str, str]:
-    """Build the images of a release by its own scripts, push them, and return their digests by name."""
+    """Build the images of a release with its own scripts, push them, and return their digests by name."""
     folder = tree.parent
     environment = {"DRYDOCK_CACHE": str(folder / "cache"), "CARGO_TARGET_DIR": str(folder / "target")}
     names = ("agent", "controller")
@@ -103,7 +103,7 @@ def images(tree: Path, made: Cluster, progress: Progress) -> dict[str, str]:
 
 
 def workload(folder: Path, manifest: Path, digests: dict[str, str], strategy: dict[str, object] | None = None) -> Path:
-    """A folder for `kubectl apply -k` with one workload of a release."""
+    """Write a folder for `kubectl apply -k` with one workload of a release, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "workload.yaml").write_text(manifest.read_text())
     fields = REPOSITORY / "deploy" / "image-fields.yaml"
@@ -118,17 +118,17 @@ def workload(folder: Path, manifest: Path, digests: dict[str, str], strategy: di
     if strategy is not None:
         change = [{"op": "replace", "path": "/spec/updateStrategy", "value": strategy}]
         kustomization["patches"] = [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(change)}]
-    # JSON is YAML too.
+    # JSON is valid YAML.
     (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
     return folder
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Move guests with parts of both versions, on a cluster of its own."""
+    """Migrate guests on a separate cluster that runs parts of both versions."""
     tree = source(COMMIT, progress)
     with clusters.brought_up(NAME, progress, keep=arguments.keep) as made:
         earlier = images(tree, made, progress)
-        # After those of the previous release, so that names without a digest are of this one.
+        # Push these images after those of the previous release, so that names without a digest refer to this version.
         install(made, progress, kind="--debug")
         this = overlay(made)
         images_of_this = json.loads((this / "kustomization.yaml").read_text())["images"]
@@ -137,7 +137,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
             this.with_name("previous-agents"),
             tree / "deploy" / "agent" / "daemonset.yaml",
             {"agent": earlier["agent"]},
-            # One node at a time, as the test wants it.
+            # The test updates one node at a time.
             {"type": "OnDelete"},
         )
         controllers = workload(
@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def table(output: str) -> str:
-    """Return the table for people, with the result of each test from libtest's output."""
+    """Return the Markdown table with the result of each test in libtest's output."""
     lines = [f"The previous release is commit {COMMIT[:7]}.", "", "| test | result |", "|---|---|"]
     for line in output.splitlines():
         words = line.split()

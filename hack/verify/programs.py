@@ -1,4 +1,4 @@
-"""Builds programs from Go modules while other work leaves a processor idle."""
+"""Builds programs from Go modules in the background."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .runner import REPOSITORY, interrupt, run
 
 @contextmanager
 def built_meanwhile(*what: str) -> Iterator[Future[tuple[str, int]]]:
-    """Build what `embedded.build` knows by these names, until this is left; the value is as that of `run`.
+    """Build the programs that `embedded.build` knows by these names in the background; yield a future of the result of `run`.
 
-    A second user of a program waits for this build of it, by a lock. An error inside ends the build.
+    The end of the context waits for the build; an error in the context terminates it. A lock makes other users of a program wait
+    for this build of it.
     """
     argv = [sys.executable, "-m", "embedded.build", *what]
     environment = {"PYTHONPATH": str(REPOSITORY / "hack"), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""The tests of the scripts under hack/."""
+"""Runs the tests of the scripts under hack/."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .outcome import Outcome, of_unittest
 from .runner import REPOSITORY
 from .runner import run as command
 
-# Several times what the tests of any package take.
+# Timeout of the tests of a package: several times what those of any package take.
 MOST_SECONDS = 600
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """`unittest` in each package that has a `tests` folder."""
+    """Run `unittest` in each package that has a `tests` folder."""
     outcome = Outcome()
     hack = REPOSITORY / "hack"
     for folder in sorted(hack.glob("*/tests")):

@@ -1,4 +1,4 @@
-"""Drydock is removed as deploy/docs/uninstall.md describes it, and installed again.
+"""Tests that Drydock can be removed as deploy/docs/uninstall.md describes, and installed again.
 
     a machine runs ──▶ kubectl delete -k deploy: refused ──▶ the Job: refused ──▶ kubectl apply -k deploy
         │ machine deleted
@@ -10,7 +10,7 @@
 
 The commands are read from the pages.
 
-It takes a cluster away from all other tests, so it runs on the first one that has no more of them.
+No other test can use the cluster meanwhile, so these steps run on the first cluster that has no other tests left.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from .runner import REPOSITORY
 PAGE = "deploy/docs/uninstall.md"
 START = "README.md"
 RENAMED = "deploy/docs/renamed.md"
-# Kinds of the parts that no user may delete meanwhile.
+# Kinds of Drydock's parts that no user may delete while the removal is refused.
 PROTECTED = (
     "namespaces,customresourcedefinitions,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings,services,"
     "deployments,daemonsets"
 )
-# Kinds of the parts that are deleted all the same: no webhook is called for them.
+# Kinds of Drydock's parts that are deleted nevertheless: the API server calls no webhook for them.
 POLICIES = (
     "validatingadmissionpolicies,validatingadmissionpolicybindings,mutatingwebhookconfigurations,"
     "validatingwebhookconfigurations"
@@ -50,7 +50,7 @@ POLICIES = (
 PARTS = "app.kubernetes.io/part-of=drydock"
 FOLDERS = ("/var/lib/drydock", "/var/lib/kubelet/seccomp/drydock", "/var/lib/kubelet/device-plugins/drydock-kvm.sock")
 CONDITIONS = {"DrainInProgress", "Drained", "MaintenanceInProgress", "MaintenancePlanned"}
-# What the guest of README.md's image prints when it has booted. Before, it does not obey its power button.
+# The guest of README.md's image prints this once it has booted. Until then, it ignores its power button.
 BOOTED = "drydock-guest ready"
 
 MACHINE = """
@@ -70,7 +70,7 @@ spec:
           containerDisk: {image: "localhost/drydock/bare-guest:dev", imagePullPolicy: IfNotPresent}
 """
 
-# A policy of an earlier version, which an update leaves in place. This one is for no object.
+# A policy of an earlier version, which an update does not delete. This one applies to no object.
 LEFT_BY_UPDATE = """
 apiVersion: admissionregistration.k8s.io/v1
 kind: ValidatingAdmissionPolicy
@@ -90,8 +90,10 @@ Test = Callable[[Cluster, Progress], None]
 
 
 def left_on(node: dict[str, Any]) -> list[str]:
-    """What a node still has of Drydock: a line for each label, annotation, taint, condition and resource. A device resource
-    of which nothing can be allocated is the kubelet's memory of it: its capacity stays for five minutes."""
+    """Return what Drydock left on a node: a line for each label, annotation, taint, condition and resource.
+
+    A device resource of which nothing is allocatable does not count: the kubelet keeps its capacity for five minutes.
+    """
     metadata, spec, status = node["metadata"], node.get("spec", {}), node.get("status", {})
 
     def is_ours(key: str) -> bool:
@@ -108,24 +110,24 @@ def left_on(node: dict[str, Any]) -> list[str]:
 
 
 def leaving(items: Iterable[dict[str, Any]]) -> list[str]:
-    """Objects that are being deleted."""
+    """Return the kind and name of each object that is being deleted."""
     return [
         f"{item['kind']} {item['metadata']['name']}" for item in items if item["metadata"].get("deletionTimestamp") is not None
     ]
 
 
 def names(items: Iterable[dict[str, Any]]) -> set[str]:
-    """Objects by kind, namespace and name."""
+    """Return each object as `kind/namespace/name`."""
     return {"/".join((item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"])) for item in items}
 
 
 def is_wanted(word: str) -> bool:
-    """Whether a word selects one of the steps."""
+    """Return whether a word is part of the name of a step."""
     return any(word in name for name, _ in TESTS)
 
 
 def run(cluster: str, arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """All steps in their order on a cluster with Drydock. After one that fails, the others are not run."""
+    """Run the steps in order on a cluster with Drydock, up to the last selected one. After a failure, run no further steps."""
     outcome = Outcome()
     wanted = [name for name, _ in TESTS if arguments.only in name]
     if not wanted:
@@ -143,7 +145,7 @@ def run(cluster: str, arguments: argparse.Namespace, progress: Progress) -> Outc
             outcome.failed.append(name)
             outcome.reasons[name] = str(failure)
         else:
-            # Each step needs those before it, also if only this one is requested.
+            # Each step needs the earlier ones: these run even if they are not selected, but do not count.
             outcome.passed += name in wanted
         if name == wanted[-1]:
             break
@@ -170,14 +172,14 @@ def _start(made: Cluster, name: str) -> None:
 
 
 def _shell(made: Cluster, script: str, timeout: float = 90) -> str:
-    """Run a page's command in a shell, as its reader does, and return what it printed."""
+    """Run a command of a page in a shell, as its reader does, and return its output."""
     folder = os.path.dirname(str(made.description["kubectl"]))
     environment = {**made.environment(), "PATH": f"{folder}:{os.environ['PATH']}"}
     return commands.run("bash", "-ec", script, environment=environment, timeout=timeout)
 
 
 def _delete_users(made: Cluster) -> None:
-    """Delete the objects that the page lists to be deleted first."""
+    """Delete the objects that, according to the page, must be deleted first."""
     _shell(made, pages.script(PAGE, "kubectl delete vm,vmirs"), timeout=180)
     _shell(made, pages.script(PAGE, "kubectl delete nodemaintenances"))
 
@@ -188,7 +190,7 @@ def _begin_job(made: Cluster) -> None:
 
 
 def _job_fails(made: Cluster) -> str:
-    """Run the Job until it has failed; return its log."""
+    """Run the Job, wait until it has failed, and return its log."""
     _begin_job(made)
     job = ("-n", "drydock-uninstall", "job/drydock-uninstall")
     try:
@@ -199,7 +201,7 @@ def _job_fails(made: Cluster) -> str:
 
 
 def _job_completes(made: Cluster) -> None:
-    """Run the Job, follow its log and wait for it, as the page does."""
+    """Run the Job, follow its log and wait until it is complete, with the commands of the page."""
     _begin_job(made)
     printed = _shell(made, pages.script(PAGE, "kubectl -n drydock-uninstall logs"), timeout=240)
     complete = "--for=condition=Complete"
@@ -210,12 +212,12 @@ def _job_completes(made: Cluster) -> None:
 
 
 def _refused(made: Cluster, progress: Progress) -> None:
-    # Other tests may have left some.
+    # Other tests may have left such objects.
     _delete_users(made)
     _start(made, "left")
     before, policies = _parts(made, PROTECTED), _parts(made, POLICIES)
     instance = made.kubectl("get", "vmi", "left", "-o", "jsonpath={.metadata.uid}")
-    # The first attempt deletes the webhook configurations of the manifests: the second must not succeed because of that.
+    # The first attempt deletes the webhook configurations in the manifests. The second attempt must be refused nevertheless.
     for attempt in ("first", "second"):
         printed = made.kubectl("delete", "-k", str(overlay(made)), "--wait=false", check=False)
         for words in ("1 VirtualMachine (default/left)", "1 VirtualMachineInstance (default/left)", "deploy/docs/uninstall.md"):
@@ -256,7 +258,7 @@ def _removed(made: Cluster, progress: Progress) -> None:
     _shell(made, pages.script(PAGE, "kubectl delete -k deploy --ignore-not-found", {"deploy": str(overlay(made))}), timeout=120)
     for node in made.nodes:
         _shell(made, pages.script(PAGE, "kubectl patch node NODE", {"NODE": node.name}))
-    # Kubernetes' garbage collector deletes what belonged to a deleted object.
+    # Kubernetes' garbage collector deletes the dependents of deleted objects.
     waiting.until(lambda: not _parts(made, f"{PROTECTED},{POLICIES}"), "Drydock's parts to be gone", patience=30)
     everything = names(_items(made, f"{PROTECTED},{POLICIES}", "--all-namespaces"))
     left = {name for name in everything if name in parts or name.rpartition("/")[2].startswith("drydock")}
@@ -286,7 +288,7 @@ def _installed_again(made: Cluster, progress: Progress) -> None:
 
 
 def _follow(made: Cluster, arguments: list[str], text: str, patience: float = 120) -> None:
-    """Run kubectl, which follows a log, until it has printed a text."""
+    """Follow a log with kubectl until it prints `text`; fail after `patience` seconds."""
     argv = [str(made.description["kubectl"]), *arguments]
     with subprocess.Popen(argv, env=made.environment(), stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
@@ -311,7 +313,7 @@ def _released(made: Cluster, progress: Progress) -> None:
     _shell(made, pages.script(PAGE, "kubectl delete pods"), timeout=120)
     _shell(made, pages.script(PAGE, "kubectl -n default patch vm web"))
     _shell(made, pages.script(PAGE, "kubectl -n default patch vmi web"))
-    # What is deleted meanwhile cannot be patched.
+    # Wait until the instance is deleted: the next command cannot patch an object that is deleted while it runs.
     made.kubectl("delete", "vmi", "web", "--ignore-not-found", "--timeout=30s")
     _shell(made, pages.script(PAGE, "for kind in vm vmirs"))
     made.kubectl("delete", "vmi", "other", "--ignore-not-found", "--timeout=30s")

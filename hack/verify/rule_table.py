@@ -1,4 +1,4 @@
-"""Whether the table of rules in controller/core/README.md names files, definitions and tests that exist."""
+"""Checks that the table of rules in controller/core/README.md names only files, definitions and tests that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .runner import REPOSITORY
 from .runner import run as command
 
 PAGE = "controller/core/README.md"
-# The columns of such a table; a table with others is skipped.
+# The header of the table; tables with other headers are skipped.
 HEADER = "| question | rule | module | constant or function | test |"
 
 _DEFINITION = r"\b(?:fn|const|static|struct|enum|trait|type|class|def) {name}\b"
@@ -19,7 +19,7 @@ _PYTHON_TEST = re.compile(r"^ *def (\w+)", re.MULTILINE)
 
 
 def rows(text: str) -> Iterator[list[str]]:
-    """The cells of each row below the header."""
+    """Yield the cells of each row below the header."""
     inside = False
     for line in text.splitlines():
         inside = line == HEADER or (inside and line.startswith("|"))
@@ -28,7 +28,10 @@ def rows(text: str) -> Iterator[list[str]]:
 
 
 def wrong(text: str, read: Callable[[str], str], tests: set[str]) -> Iterator[str]:
-    """What the rows name that does not exist; `read` returns a file's text, empty without the file."""
+    """Yield a line for each empty column and for each name in the rows that does not exist.
+
+    `read` returns the text of a file, or an empty string if the file does not exist.
+    """
     for question, *cells in rows(text):
         _, modules, names, named_tests = (re.findall(r"`([^`]+)`", cell) for cell in cells)
         sources = {module: read(module) for module in modules}
@@ -44,7 +47,7 @@ def wrong(text: str, read: Callable[[str], str], tests: set[str]) -> Iterator[st
 
 
 def check() -> dict[str, list[str]]:
-    """The check of the page, for the style suite."""
+    """Check the page for the style suite; return the problems by the name of the check."""
     tracked, _ = command(["git", "ls-files", "*.rs", "hack/*.py"], quiet=True)
     tests: set[str] = set()
     for source in (*tracked.split(), *map(str, browser.TESTS.glob("test_*.py"))):

@@ -1,4 +1,4 @@
-"""Runs a command, shows its output as it comes, and keeps it."""
+"""Runs a command, shows its output line by line, and returns it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embedded.progress import show
 
-# Linux's scheduling policy for what may wait for everything else (util-linux).
+# Command prefix for Linux's idle scheduling policy: the command may wait for all other work. `chrt` is part of util-linux.
 IDLE = ("chrt", "--idle", "0")
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -30,11 +30,11 @@ def run(
     stamped: bool = False,
     folder: Path = REPOSITORY,
 ) -> tuple[str, int]:
-    """Run `argv` in a folder of the repository; return its output, both streams in one, and its exit code.
+    """Run `argv` in a folder of the repository; return its output, with stdout and stderr merged, and its exit code.
 
-    A command that runs longer than `most_seconds` is ended, with all that it began; the last line of output reports that.
-    `prefix` distinguishes the lines of commands that run side by side. A line that is stamped begins with the seconds since
-    the command began. After an interruption no other thread can start a command.
+    After `most_seconds`, the command and its child processes are killed; the last line of the output reports that.
+    `prefix` distinguishes the lines of commands that run in parallel. With `stamped`, each shown line begins with the seconds
+    since the start of the command. After an interruption no thread can start a command: KeyboardInterrupt is raised.
     """
     if _interrupted.is_set():
         raise KeyboardInterrupt
@@ -63,7 +63,7 @@ def run(
     lines: list[str] = []
     _running.add(process)
     if _interrupted.is_set():
-        # It began between the check above and the signal to all that run.
+        # The process started after the check above, so `interrupt` may not have signalled it.
         _signal(process, signal.SIGTERM)
     assert process.stdout is not None
     try:
@@ -91,14 +91,14 @@ def run(
 
 
 def interrupt() -> None:
-    """End what other threads run, and let them start nothing more: only the main one receives an interruption."""
+    """Terminate the commands of all threads and prevent new ones: only the main thread receives an interruption."""
     _interrupted.set()
     for process in list(_running):
         _signal(process, signal.SIGTERM)
 
 
 def _signal(process: subprocess.Popen[str], number: int) -> None:
-    """To the command and what it began, if any of it is left."""
+    """Send a signal to the process group of a command, if it still exists."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:

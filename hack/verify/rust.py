@@ -1,4 +1,4 @@
-"""Unit, property and expected-output tests of all crates."""
+"""Runs the unit, property and expected-output tests of all crates."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from .outcome import Outcome, of_libtest
 from .runner import IDLE, REPOSITORY
 from .runner import run as command
 
-# Several times what they take: one that hangs is to be reported as such.
+# Timeout of a test program, several times its usual duration, so that a test that hangs is reported as such.
 MOST_SECONDS = 1500
 
-# Many tests wait for guests, so that three programs side by side keep two processors busy.
+# Programs that run in parallel. Many tests wait for guests, so three programs keep two processors busy.
 AT_ONCE = 3
 
-# Programs that take longest start first. By their targets' names.
+# Programs that take longest, by the names of their targets. They start first.
 LONGEST = ("hand_over", "drydock-controller", "drydock-agent")
 
-# The search of all that can happen to a migration, which takes a minute and is no part of `cargo test`.
+# The search of everything that can happen to a migration. It takes a minute and is not part of `cargo test`.
 SEARCH = "migration_search"
 
-# Programs that wait for nothing: they get the time that clusters and guests leave, and may end while the cluster tests run.
+# Programs that never wait. They use the CPU time that clusters and guests leave, and may end while the cluster tests run.
 COMPUTE = ("drydock_core", "start_search", SEARCH)
 
-# An expected output that differs is a failure, and nothing is written beside it.
+# If an output differs from the expected one, the test fails, and no new file is written.
 ENVIRONMENT = {"INSTA_UPDATE": "no", "RUST_BACKTRACE": "0"}
 
 BUILD = ("cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics")
 
 
-# Declares the files of tests that need a cluster.
+# This source file declares the files of the tests that need a cluster.
 CLUSTER_TESTS = REPOSITORY / "tests" / "tests" / "main.rs"
 
 
 @dataclass(frozen=True)
 class Program:
-    """The built tests of one target."""
+    """The test program of one target."""
 
     target: str
     path: Path
-    # The target's source, and the folder of its package, in which cargo runs it.
+    # The source file of the target, and the folder of its package, which is the working directory under cargo.
     source: Path
     folder: Path
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """All tests but those that need a cluster; without the search if it has to be quick."""
+    """Run all tests that need no cluster; skip the search if `arguments.quick` is set."""
     with progress.step("building the tests", announce=True):
         found = sorted(_build(BUILD), key=_turn)
         found += [] if arguments.quick else _build((*BUILD, "--test", SEARCH))
@@ -97,20 +97,21 @@ def _build(argv: Sequence[str]) -> list[Program]:
 
 @dataclass(frozen=True)
 class ClusterTests:
-    """The program of the tests that need a cluster, and their names by file."""
+    """The test program for all tests that need a cluster, and the names of these tests by file."""
 
     path: Path
     tests: Mapping[str, tuple[str, ...]]
 
     def argv(self, file: str, names: Iterable[str]) -> list[str]:
-        """The command that runs tests of a file one after the other."""
+        """Return the command that runs tests of a file one after another."""
         return [str(self.path), "--ignored", "--test-threads=1", "--exact", *(f"{file}::{name}" for name in names)]
 
 
 def cluster_tests(progress: Progress) -> ClusterTests:
-    """The tests that need a cluster; built with all others, as a build of these alone would build what they share again.
+    """Build the tests that need a cluster, and list them.
 
-    Fails if they do not compile.
+    They are built together with all other tests: a separate build would build shared dependencies again. Raises Failure if they
+    do not compile or cannot be listed.
     """
     with progress.step("building the cluster tests", announce=True):
         found = _build(BUILD)
@@ -122,7 +123,7 @@ def cluster_tests(progress: Progress) -> ClusterTests:
 
 
 def tests_by_file(listed: str) -> dict[str, tuple[str, ...]]:
-    """The tests that libtest lists, without the file in their names, by file."""
+    """Return the tests that libtest lists, by file and without the file in their names."""
     files: dict[str, list[str]] = {}
     for line in listed.splitlines():
         test, found, _ = line.rpartition(": test")
@@ -133,7 +134,7 @@ def tests_by_file(listed: str) -> dict[str, tuple[str, ...]]:
 
 
 def programs(messages: str) -> list[Program]:
-    """Return the programs of tests that cargo reports as built."""
+    """Return the test programs in the messages of a cargo build."""
     found = []
     for line in messages.splitlines():
         if not line.startswith("{"):

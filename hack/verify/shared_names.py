@@ -1,4 +1,4 @@
-"""Types and modules that have the same name in several places: a search for one of them finds the others too."""
+"""Finds types and modules that share a name: a search for one of them would also find the others."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
-# Every program has these.
+# Module names that every program may have.
 EVERYWHERE = frozenset({"main", "lib", "args", "metrics"})
 
-# Of one concern, the API's fields, core's rules, what the controller or the agent does, and what users see of it may be in
-# modules of one name each. More are parts of something, and are named so.
+# The maximum number of modules with the same name. For one concern, the fields of the API, the rules of core, the work of the
+# controller or the agent, and the user interface may be in modules of the same name. Further modules cover a part of something,
+# and their names have to state which part.
 MODULES = 2
 
 _TYPE = re.compile(r"^ *(?:pub(?:\([a-z: ]+\))? )?(?:struct|enum|union|trait|type) ([A-Z]\w*)", re.MULTILINE)
@@ -20,12 +21,12 @@ _TESTS = re.compile(r"^#\[cfg\(test\)\]\nmod \w+ \{.*?^\}", re.MULTILINE | re.DO
 
 
 def types(text: str) -> list[str]:
-    """The types and traits that a file declares outside its tests, but no associated types."""
+    """Return the types and traits that a file declares outside its tests, except associated types."""
     return _TYPE.findall(_ASSOCIATED.sub("", _TESTS.sub("", text)))
 
 
 def shared_types(sources: Mapping[str, str]) -> list[str]:
-    """Names of types that more than one file declares, each with its files."""
+    """Return the names of types that more than one file declares, each with its files."""
     places = defaultdict(list)
     for file, text in sorted(sources.items()):
         for name in types(text):
@@ -34,7 +35,7 @@ def shared_types(sources: Mapping[str, str]) -> list[str]:
 
 
 def shared_modules(files: Iterable[str]) -> list[str]:
-    """Names that more than [`MODULES`] modules have, each with its files."""
+    """Return the names that more than `MODULES` modules have, each with its files."""
     places = defaultdict(list)
     for file in sorted(files):
         places[PurePosixPath(file).stem].append(file)

@@ -1,4 +1,4 @@
-"""Static checks of sources and documents."""
+"""Runs static checks of sources and documents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHECKS = {
 
 
 def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
-    """Formatting, lints, and what documents and names have to keep to."""
+    """Check the formatting, the lints, and the conventions for documents and code."""
     outcome = Outcome()
     for name, argv in CHECKS.items():
         with progress.step(name):
@@ -40,13 +40,13 @@ def run(arguments: argparse.Namespace, progress: Progress) -> Outcome:
 
 
 def missing_tests(text: str, known: set[str]) -> list[str]:
-    """Tests that a table of a document names and that do not exist: by their whole name, or by its beginning and `_…`."""
+    """Return the tests that a table in a document names and that do not exist. The prefix of a name ends with `_…`."""
     missing = []
     for line in text.splitlines():
         if not line.startswith("|"):
             continue
         for name, cut in re.findall(r"`([a-z0-9]+(?:_[a-z0-9]+)+)(_…)?`", line):
-            # What has fewer words is a field or a folder.
+            # A name with fewer words is a field or a folder.
             if cut and not any(one.startswith(f"{name}_") for one in known):
                 missing.append(name)
             elif not cut and name.count("_") > 3 and name not in known:
@@ -55,7 +55,7 @@ def missing_tests(text: str, known: set[str]) -> list[str]:
 
 
 def _missing_tests() -> dict[str, list[str]]:
-    # Metrics have names as long as those of tests.
+    # Names of metrics are as long as those of tests.
     known = {name for name, _ in removal.TESTS} | reference.metric_names()
     tracked, _ = command(["git", "ls-files", "*.rs"], quiet=True)
     for source in tracked.split():
@@ -70,7 +70,7 @@ def _missing_tests() -> dict[str, list[str]]:
 
 
 def missing_paths(text: str, exists: Callable[[str], bool]) -> list[str]:
-    """Files and folders of the repository that a document names in `...` and that do not exist."""
+    """Return the files and folders of the repository that a document names in backticks and that do not exist."""
     named = re.findall(r"`((?:agent|controller|deploy|hack|tests)/[A-Za-z0-9_./-]+)`", text)
     return [name for name in named if not exists(name)]
 
@@ -84,32 +84,32 @@ def _missing_paths() -> dict[str, list[str]]:
     return {"files that documents name exist": found}
 
 
-# A name that states subject, condition and result, and still fits into a line of output.
+# The maximum length of a test's name: it can state subject, condition and result, and fits into a line of output.
 TEST_NAME = 60
 
 _TESTS = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:async\s+)?fn (\w+)|\bdef test_(\w+)")
 
 
 def long_test_names(text: str) -> list[str]:
-    """Names of tests, in Rust or Python, that are too long."""
+    """Return the names of tests, in Rust or Python, that are too long."""
     names = (found[1] or found[2] for found in _TESTS.finditer(text))
     return [name for name in names if len(name) > TEST_NAME]
 
 
-# Words for which a reader has to find the noun. "One" is a number as well.
+# Pronouns, for which a reader has to find the noun. "One" is missing because it is also a number.
 PRONOUNS = frozenset(
     "it its itself what who whom whose whoever whatever they them their themselves nobody somebody anybody everybody ours".split()
 )
 
 
 def pronouns_in_test_names(text: str) -> list[str]:
-    """Names of tests, in Rust or Python, that have a pronoun in place of a subject."""
+    """Return the names of tests, in Rust or Python, that contain a pronoun instead of a subject."""
     names = (found[1] or found[2] for found in _TESTS.finditer(text))
     return [name for name in names if PRONOUNS & set(name.split("_"))]
 
 
-# Verbs of speech as names for state and I/O: they do not show what is sent, read, reported or polled, and a search
-# for one of them finds everything.
+# Verbs of speech, which are no names for state and I/O: they do not show what is sent, read, reported or polled, and a search
+# for one of them has too many results.
 SPEECH = frozenset(
     """
     say says said saying unsaid tell tells told telling ask asks asked asking asker askers unasked
@@ -118,7 +118,7 @@ SPEECH = frozenset(
     """.split()
 )
 
-# Names that stay, in files whose path begins like this, and why.
+# Exceptions: the beginning of the path of files, the names that are allowed in them, and the reason.
 SPEECH_ALLOWED = (
     ("agent/", {"word", "words", "take_word"}, "32-bit words of libvirt's XDR messages and of disk images' headers"),
     ("controller/", {"last_answer"}, "the field `lastAnswer` in a NodeMaintenance's status"),
@@ -134,7 +134,7 @@ SPEECH_ALLOWED = (
     ("hack/verify/style.py", {"_SPEECH_WORD"}, "what this check searches for"),
 )
 
-# Comments, raw strings, characters and lifetimes are skipped; what is left is a text or a name.
+# Matches comments, raw strings, characters and lifetimes in order to skip them; the named groups are strings and names.
 _RUST = re.compile(
     r"""//[^\n]*|/\*.*?\*/|b?r(\#*)".*?"\1|[bc]?"(?P<text>(?:\\.|[^"\\])*)"|b?'(?:\\[^\n]+?|[^\\'\n])'|'\w+|(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
@@ -142,18 +142,18 @@ _RUST = re.compile(
 
 
 def rust_names(text: str) -> list[str]:
-    """The names in Rust code."""
+    """Return the names in Rust code."""
     return [name for found in _RUST.finditer(text) if (name := found["name"])]
 
 
 def python_names(text: str) -> list[str]:
-    """The names in Python code, without those in formatted strings."""
+    """Return the names in Python code, without those in formatted strings."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return [token.string for token in tokens if token.type == tokenize.NAME]
 
 
 def speech_names(all_names: Iterable[str]) -> list[str]:
-    """The names that have a verb of speech as a part, each once, in their order."""
+    """Return the names that contain a verb of speech, without duplicates, in the original order."""
     names = dict.fromkeys(all_names)
     parts = {name: re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name) for name in names}
     return [name for name in names if SPEECH & {part.lower() for part in parts[name]}]
@@ -164,28 +164,28 @@ _SPEECH_WORD = re.compile(r"[A-Za-z]+")
 
 
 def speech_texts(text: str) -> list[str]:
-    """Messages, and the names of tests' cases, in Rust code that have a verb of speech: texts of several words."""
+    """Return the messages and names of test cases in Rust code, i.e. strings of several words, that contain a verb of speech."""
     code = _LINT_REASON.sub("", text)
     texts = [re.sub(r"\\\n\s*", "", found["text"]) for found in _RUST.finditer(code) if found["text"]]
     return [one for one in texts if " " in one and (SPEECH - {"word", "words"}) & {word.lower() for word in _SPEECH_WORD.findall(one)}]
 
 
-# Words with other meanings in comments: a word of memory or of a command line, and to look something up.
+# Words with other meanings in comments: a word of memory or of a command line, and looking something up.
 _OTHER_MEANINGS = frozenset("word words look looks looked looking".split())
 
 _COMMENT = re.compile(r"^\s*//[/!]?(.*)$", re.MULTILINE)
 
-# Files whose comments show a wire format that has such a word, and which.
+# Files whose comments show a wire format that contains such a word, and the allowed words.
 COMMENTS_ALLOWED = {"agent/src/tunnel/local.rs": {"answer"}}
 
 
 def rust_comments(text: str) -> list[str]:
-    """The lines of comments in Rust code."""
+    """Return the lines of comments in Rust code."""
     return [found[1].strip() for found in _COMMENT.finditer(text)]
 
 
 def python_comments(text: str) -> list[str]:
-    """The lines of comments and docstrings in Python code."""
+    """Return the lines of comments and docstrings in Python code."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     lines = [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
     for node in ast.walk(ast.parse(text)):
@@ -195,16 +195,16 @@ def python_comments(text: str) -> list[str]:
 
 
 def speech_comments(lines: Iterable[str]) -> list[str]:
-    """The lines that have a verb of speech."""
+    """Return the lines that contain a verb of speech."""
     return [line for line in lines if (SPEECH - _OTHER_MEANINGS) & {word.lower() for word in _SPEECH_WORD.findall(line)}]
 
 
-# Persons for components and users, and amounts that only what follows explains: a reader has to guess what is meant.
+# Pronouns for components and users, and amounts without a reference: a reader has to guess what they mean.
 _VAGUE = re.compile(r"\b(nobody|somebody|anybody|whoever|so many|so much)\b", re.IGNORECASE)
 
 
 def vague_comments(lines: Iterable[str]) -> list[str]:
-    """The lines that do not name what they are about."""
+    """Return the lines that contain a vague word instead of naming their subject."""
     return [line for line in lines if _VAGUE.search(line)]
 
 
@@ -224,14 +224,15 @@ def _speech(path: str, text: str) -> list[str]:
     return [f"{path}: {name}" for name in speech_names(names) if name not in allowed]
 
 
-# A function that fits on two screens: steps with a meaning of their own are functions, and so are tables of cases.
+# The maximum length of a function, which fits on two screens. Longer functions are split: steps with a meaning of their own and
+# tables of cases become functions.
 FUNCTION_LINES = 80
 
 _FUNCTION = re.compile(r'( *)(?:pub(?:\([^)]*\))? )?(?:(?:default|const|async|unsafe|extern(?: "[^"]*")?) )*fn (\w+)')
 
 
 def long_functions(text: str) -> list[tuple[str, int]]:
-    """Names and lengths of functions that are too long in Rust code as rustfmt formats it, from `fn` to the closing brace."""
+    """Return the names and lengths of too long functions in Rust code formatted by rustfmt, from `fn` to the closing brace."""
     lines = text.splitlines()
     found = []
     for first, line in enumerate(lines):
@@ -250,15 +251,15 @@ def _long_functions(path: str, text: str) -> list[str]:
     return [f"{path}: {name}: {length} lines" for name, length in long_functions(text)]
 
 
-# What a README can hold for somebody who reads it for the first time.
+# The maximum size of README.md: as much as a new reader can take in.
 README_BYTES = 6 * 1024
 
-# The one crate that holds `unsafe` denies it where the others forbid it.
+# The only crate with `unsafe` code denies this lint; all others forbid it.
 OWN_LINTS = {"agent/host/Cargo.toml": {("rust", "unsafe_code")}}
 
 
 def lint_differences(common: dict, manifest: dict, own: set[tuple[str, str]]) -> list[str]:
-    """Lints by which a crate's manifest differs from the workspace's table, but for those that are its own."""
+    """Return the lints in which a crate's manifest differs from the workspace's table, except those in `own`."""
     lints = manifest.get("lints", {})
     if lints.get("workspace") is True:
         return []
@@ -271,15 +272,15 @@ def lint_differences(common: dict, manifest: dict, own: set[tuple[str, str]]) ->
     )
 
 
-# A module of unit tests is declared by the module that it tests, and imports that.
+# Modules of unit tests: the module under test declares them, and they import it.
 _UNIT_TESTS = re.compile(r"/(examples|\w*tests)(/|\.rs)")
 
-# Files for tests, which may have types and dependencies of their own.
+# Files that serve tests. They may have types and dependencies of their own.
 _TEST_FILES = re.compile(r"(^|/)(tests|examples|fake|\w+_tests|\w*tests|fixture|simulation)(/|\.rs)")
 
 
 def _conventions() -> dict[str, list[str]]:
-    """Conventions of the code base that no lint knows."""
+    """Check conventions of the code base that no lint checks; return the problems by the name of the check."""
     tracked, _ = command(["git", "ls-files", "*Cargo.toml", "*.rs"], quiet=True)
     manifests = [name for name in tracked.split() if name.endswith("Cargo.toml") and name != "Cargo.toml"]
     common = tomllib.loads((REPOSITORY / "Cargo.toml").read_text())["workspace"]["lints"]
@@ -288,7 +289,7 @@ def _conventions() -> dict[str, list[str]]:
         for name in manifests
         for lint in lint_differences(common, tomllib.loads((REPOSITORY / name).read_text()), OWN_LINTS.get(name, set()))
     ]
-    # Errors of a program are types; only tests and their helpers need no more than a message.
+    # Programs use types for errors; only tests and their helpers may use plain messages.
     untyped = [
         name
         for name in tracked.split()
@@ -368,7 +369,7 @@ def _conventions() -> dict[str, list[str]]:
 
 
 def _strangers() -> dict[str, list[str]]:
-    """Things that do not belong into the repository, by what is wrong with them."""
+    """Find files and lines that do not belong in the repository; return them by the name of the check."""
     tracked, _ = command(["git", "ls-files"], quiet=True)
     files = [REPOSITORY / name for name in tracked.split() if (REPOSITORY / name).is_file()]
     vague = re.compile(r"(^|/)(util|utils|common|helpers|misc)(\.rs|\.py|/)")

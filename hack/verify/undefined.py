@@ -1,4 +1,4 @@
-"""Names in Python files that nothing defines: they fail only when their line runs.
+"""Finds undefined names in Python files, which fail only when their line is executed.
 
     file ──▶ tables of symbols ──▶ global names that are read ──▶ those that neither the module nor Python defines
 """
@@ -9,12 +9,12 @@ import builtins
 import symtable
 from collections.abc import Iterator
 
-# What Python defines in each module.
+# Names that Python defines in each module.
 _OF_MODULES = {"__doc__", "__file__", "__name__", "__package__", "__spec__"}
 
 
 def names(text: str) -> list[str]:
-    """The names that a module reads and that are defined nowhere, in order."""
+    """Return the names that a module reads but that are defined nowhere, sorted."""
     top = symtable.symtable(text, "module", "exec")
     defined = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
     defined |= {table.get_name() for table in top.get_children()} | set(dir(builtins)) | _OF_MODULES

@@ -1,6 +1,6 @@
-"""hack/up: makes an embedded Kubernetes cluster, or mends one, and installs Drydock on it if that is wanted.
+"""hack/up: creates or repairs an embedded Kubernetes cluster, and optionally installs Drydock on it.
 
-`hack/up --install` is the way to try a change: a second run brings the changed programs to the cluster.
+Use `hack/up --install` to try a change: a second run installs the changed programs on the cluster.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .install import install
 
 
 def main(argv: list[str]) -> int:
-    """Bring it up; a failure is one message and exit code 1."""
+    """Bring the cluster up and return the exit code. A failure prints one message and returns 1."""
     parser = argparse.ArgumentParser(
         prog="hack/up", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="print more")
     parser.add_argument("--name", default=DEFAULT_NAME, help="the cluster (default %(default)s)")
-    parser.add_argument("--nodes", type=int, help="how many worker nodes (default 2; 0: a control plane alone)")
+    parser.add_argument("--nodes", type=int, help="number of worker nodes (default 2; 0: only a control plane)")
     parser.add_argument(
-        "--kvm", action=argparse.BooleanOptionalAction, help="let the nodes see /dev/kvm (default: hidden)"
+        "--kvm", action=argparse.BooleanOptionalAction, help="make /dev/kvm visible to the nodes (default: hidden)"
     )
-    parser.add_argument("--install", action="store_true", help="build Drydock for debugging and install it")
-    parser.add_argument("--release", action="store_true", help="with --install: build it as users get it, which takes minutes")
+    parser.add_argument("--install", action="store_true", help="build Drydock in debug mode and install it")
+    parser.add_argument("--release", action="store_true", help="with --install: build the version for users, which takes minutes")
     arguments = parser.parse_args(argv)
-    # Folders are shared with pods that run as any user, whatever the caller's umask is.
+    # Pods that run as any user share these folders, so the umask of the caller must not apply.
     os.umask(0o022)
     interruption.heed_termination()
     progress = Progress(arguments.verbose)

@@ -1,4 +1,4 @@
-"""A console as a user starts it, a browser, and a connection to the API server that can be cut."""
+"""Helpers for the tests: a console as a user starts it, a browser, and a connection to the API server that can be cut."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-# For whatever the cluster does meanwhile: a guest moves within seconds, but the machine may be busy.
+# Timeout of all waiting for the cluster: a guest migrates within seconds, but the machine may be busy.
 PATIENCE_SECONDS = 120
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 NAMESPACE = "console-tests"
 IMAGE = "kubevirt/fedora-cloud-container-disk-demo:latest"
-# A guest without an operating system, which starts at once.
+# A guest without an operating system, which starts immediately.
 BARE_IMAGE = "localhost/drydock/bare-guest:dev"
 
 
 def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> str:
-    """What kubectl prints as the administrator."""
+    """Run kubectl as the administrator and return its output. With `check`, a failure raises AssertionError."""
     done = subprocess.run(
         [os.environ["DRYDOCK_TEST_KUBECTL"], *arguments],
         input=stdin,
@@ -44,17 +44,17 @@ def kubectl(*arguments: str, stdin: str | None = None, check: bool = True) -> st
 
 
 def got(*arguments: str) -> Any:
-    """The same as JSON."""
+    """Run `kubectl get` and return the parsed JSON."""
     return json.loads(kubectl("get", *arguments, "-o", "json"))
 
 
 def wait(*arguments: str) -> None:
-    """Wait for something of virtual machine instances, by a watch."""
+    """Wait for a condition of virtual machine instances with `kubectl wait`, which uses a watch."""
     kubectl("wait", "-n", NAMESPACE, f"--timeout={PATIENCE_SECONDS}s", *arguments)
 
 
 def until(what: str, holds: Callable[[], Any]) -> Any:
-    """The first true result; the value is polled, because it may be on any object."""
+    """Poll `holds`, which may depend on any object, and return its first true result. A timeout raises AssertionError."""
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         if result := holds():
@@ -66,7 +66,7 @@ def until(what: str, holds: Callable[[], Any]) -> Any:
 def machine(
     name: str, strategy: str = "LiveMigrate", node: str | None = None, image: str = BARE_IMAGE
 ) -> dict[str, Any]:
-    """The manifest of a small virtual machine, for one node if that is named."""
+    """Return the manifest of a small virtual machine; with `node`, it can run only on that node."""
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 10,
         "evictionStrategy": strategy,
@@ -87,12 +87,12 @@ def machine(
 
 
 def apply(*objects: dict[str, Any]) -> None:
-    """Create objects, or change them."""
+    """Create or update objects."""
     kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)}))
 
 
 class Console:
-    """The process of `kubectl drydock console`, ended by Ctrl-C."""
+    """The process of `kubectl drydock console`. Ctrl-C ends it."""
 
     def __init__(self, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -106,7 +106,7 @@ class Console:
         self.address = self.link.partition("/#")[0]
 
     def close(self) -> None:
-        """Ctrl-C."""
+        """End the process with SIGINT, as Ctrl-C does."""
         self._process.send_signal(signal.SIGINT)
         self._process.communicate(timeout=30)
 
@@ -118,7 +118,7 @@ class Console:
 
 
 class Connection:
-    """Passes bytes on to the API server, until it is cut."""
+    """A TCP proxy to the API server whose connections can be cut."""
 
     def __init__(self) -> None:
         self._config = json.loads(kubectl("config", "view", "--raw", "-o", "json"))
@@ -138,11 +138,11 @@ class Connection:
 
     @property
     def kubeconfig(self) -> str:
-        """A kubeconfig that goes through it."""
+        """The path of a kubeconfig that uses this proxy."""
         return self._file.name
 
     def cut(self) -> None:
-        """Nothing comes through any more."""
+        """Close all connections, and reject new ones."""
         with self._lock:
             self._is_cut = True
             for end in self._open:
@@ -151,12 +151,12 @@ class Connection:
             self._open.clear()
 
     def mend(self) -> None:
-        """New connections come through again."""
+        """Forward new connections again."""
         with self._lock:
             self._is_cut = False
 
     def close(self) -> None:
-        """For good."""
+        """Close the proxy permanently."""
         self.cut()
         self._listener.close()
         self._file.close()
@@ -194,18 +194,18 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 class Case(unittest.TestCase):
-    """A test with a browser; its virtual machines and maintenances are gone before the next."""
+    """A test with a browser. Its virtual machines and maintenances are deleted before the next test."""
 
     browser: Browser
     nodes: list[str]
-    # A virtual machine that the tests of a class share, since each takes a quarter of a minute to start and to end.
+    # The name of a virtual machine that the tests of a class share, since each takes a quarter of a minute to start and to stop.
     shared = ""
 
     @classmethod
     def setUpClass(cls) -> None:
         playwright = sync_playwright().start()
         cls.addClassCleanup(playwright.stop)
-        # The tests run as root in a container, where Chromium has no sandbox of its own.
+        # The tests run as root in a container, where Chromium's own sandbox does not work.
         cls.browser = playwright.chromium.launch(
             executable_path=os.environ["DRYDOCK_TEST_CHROMIUM"], args=["--no-sandbox", "--disable-dev-shm-usage"]
         )
@@ -221,17 +221,17 @@ class Case(unittest.TestCase):
     def _clean(self) -> None:
         kubectl("delete", "nodemaintenances.nodemaintenance.medik8s.io", "--all", "--timeout=60s")
         delete_machines(but=self.shared)
-        # A node in maintenance may have had all replicas of Drydock's controller.
+        # All replicas of Drydock's controller may have been on a node in maintenance: wait until requests are admitted again.
         until("admission", lambda: kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(machine("admitted")), check=False))
 
     def console(self, *arguments: str) -> Console:
-        """A console that ends with the test."""
+        """Start a console that ends with the test."""
         console = Console(*arguments)
         self.addCleanup(console.close)
         return console
 
     def context(self, **options: Any) -> BrowserContext:
-        """A browser that shares nothing with others, and ends with the test."""
+        """Create an isolated browser context that is closed at the end of the test."""
         options = {"viewport": {"width": 1280, "height": 800}, **options}
         context = self.browser.new_context(**options)
         context.set_default_timeout(PATIENCE_SECONDS * 1000)
@@ -239,7 +239,7 @@ class Case(unittest.TestCase):
         return context
 
     def page(self, console: Console, path: str = "/nodes", context: BrowserContext | None = None, **options: Any) -> Page:
-        """A tab that shows a path of the console. An error of its script fails the test."""
+        """Open a tab that shows a path of the console. An error in the page's script fails the test."""
         page = (context or self.context(**options)).new_page()
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("dialog", lambda dialog: self.errors.append(f"a dialog of the browser: {dialog.message}"))
@@ -265,7 +265,7 @@ class Case(unittest.TestCase):
         return any(test is self for test, _ in [*result.failures, *result.errors])
 
     def running(self, *manifests: dict[str, Any]) -> None:
-        """Start virtual machines, and wait until it is known whether each can move."""
+        """Start virtual machines, and wait until each is running and live migratable."""
         apply(*manifests)
         for manifest in manifests:
             instance = f"vmi/{manifest['metadata']['name']}"
@@ -274,15 +274,17 @@ class Case(unittest.TestCase):
 
 
 def controllers_apart() -> bool:
-    """Whether each ready replica of Drydock's controller is on a node of its own. If not, the leader will move one, and streams
-    that it serves will end."""
+    """Return whether Drydock's controller has two replicas that are ready and on different nodes.
+
+    If not, the leader will move one of them, and the streams that this replica serves will end.
+    """
     pods = got("pods", "-n", "drydock", "-l", "app.kubernetes.io/name=drydock-controller")["items"]
     ready = [pod for pod in pods if any(one["type"] == "Ready" and one["status"] == "True" for one in pod["status"]["conditions"])]
     return len(pods) == len(ready) == len({pod["spec"]["nodeName"] for pod in ready}) == 2
 
 
 def delete_machines(but: str = "") -> None:
-    """Delete all virtual machines, or all but one, and wait until their guests have ended."""
+    """Delete all virtual machines except `but`, and wait until their instances are deleted."""
 
     def left(kind: str) -> list[str]:
         names = (one["metadata"]["name"] for one in got(kind, "-n", NAMESPACE)["items"])
@@ -295,13 +297,13 @@ def delete_machines(but: str = "") -> None:
 
 
 def node_of(name: str) -> str:
-    """The node that a virtual machine runs on."""
+    """Return the node on which a virtual machine runs."""
     return str(got("vmi", name, "-n", NAMESPACE)["status"]["nodeName"])
 
 
 @contextlib.contextmanager
 def granted(name: str, subject: dict[str, Any], *rules: dict[str, Any]) -> Iterator[str]:
-    """A subject with these rights in the cluster and no others, by a role of this name."""
+    """Grant a subject these rights in the cluster and no others, with a ClusterRole of this name, during the context."""
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name}, "rules": list(rules)}
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -318,11 +320,11 @@ def granted(name: str, subject: dict[str, Any], *rules: dict[str, Any]) -> Itera
 
 
 def user(name: str, *rules: dict[str, Any]) -> contextlib.AbstractContextManager[str]:
-    """A user with these rights in the cluster and no others."""
+    """Grant a user these rights in the cluster and no others, until the end of the context."""
     return granted(name, {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": name}, *rules)
 
 
-# All that the console shows.
+# Read access to everything that the console shows.
 READ = {
     "apiGroups": ["", "policy", "kubevirt.io", "drydock.dev", "hco.kubevirt.io", "nodemaintenance.medik8s.io", "nodemaintenance.kubevirt.io"],
     "resources": ["*"],

@@ -1,4 +1,4 @@
-"""Consoles and displays of guests in the browser: what is typed reaches the guest, what it shows the page, and who else has them."""
+"""Tests consoles and displays of guests in the browser: input, output, and takeover by another client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 NAME = "guest"
 GUEST = f"/virtual-machines/{NAMESPACE}/{NAME}"
 CONSOLE, DISPLAY = f"{GUEST}/console", f"{GUEST}/display"
-# The number of colours of a canvas: one if it is blank.
+# Returns the number of colours of a canvas: 1 if it is blank.
 COLOURS = """canvas => {
   const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   return new Set(new Uint32Array(data.buffer)).size;
@@ -21,18 +21,18 @@ COLOURS = """canvas => {
 
 
 def with_devices(name: str, **devices: bool) -> dict[str, Any]:
-    """A virtual machine with these settings of its devices."""
+    """Return the manifest of a virtual machine with these settings of its devices."""
     manifest = machine(name)
     manifest["spec"]["template"]["spec"]["domain"]["devices"].update(devices)
     return manifest
 
 
 def log_in(page: Page) -> None:
-    """Log in on the console that a page shows, if no test before has."""
+    """Log in on the console that a page shows, unless an earlier test has done so."""
     screen = page.locator("#terminal")
     expect(page.locator("#state")).to_contain_text("Connected")
     screen.focus()
-    # A getty that has not begun yet drops what is typed before.
+    # A getty drops input that was typed before it started.
     for _ in range(60):
         page.keyboard.press("Enter")
         page.wait_for_timeout(1000)
@@ -64,7 +64,7 @@ class Guests(Case):
         page.keyboard.press("Tab")
         expect(screen).to_contain_text("hostname")
         page.keyboard.press("Control+c")
-        # What was copied presses Enter at the end of lines.
+        # In pasted text, the end of a line acts as Enter.
         page.evaluate("""() => {
           const data = new DataTransfer();
           data.setData("text/plain", "echo $((6 * 8))-pasted\\n");
@@ -121,15 +121,15 @@ class Guests(Case):
             page.wait_for_timeout(1000)
             return bool(pressed.search(serial.locator("#terminal").inner_text()))
 
-        # The first may come before the guest reads events.
+        # The first key presses may arrive before the guest reads events.
         until("Ctrl, Alt and Delete in the guest", is_pressed)
         serial.locator("#terminal").focus()
         serial.keyboard.press("Control+c")
-        # A page that closes drops what it has not sent yet, and the next test needs a prompt.
+        # When a page is closed, it drops unsent input, and the next test needs a prompt.
         expect(serial.locator("#terminal")).to_contain_text("~#")
 
     def link(self, page: Page) -> str:
-        """The key of a further link."""
+        """Create another link and return its key."""
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         page.get_by_role("button", name="Link for another browser").click()
         notice = page.locator("#notices").get_by_text("#key=")
@@ -143,7 +143,7 @@ class Guests(Case):
         second = self.page(self.console(), CONSOLE)
         expect(first.locator("#state")).to_contain_text("Another client has taken the console")
         expect(second.locator("#state")).to_contain_text("Connected")
-        # What it showed stays.
+        # The earlier output stays on the page.
         expect(first.locator("#terminal")).to_contain_text("~#")
         first.get_by_role("link", name="Connect again").click()
         expect(first.locator("#state")).to_contain_text("Connected")
@@ -169,7 +169,7 @@ class Guests(Case):
         until("the display", lambda: second.reload() and self.is_connected(second))
 
     def is_connected(self, page: Page) -> bool:
-        """Whether a page shows a guest, once it is known."""
+        """Wait until a page no longer shows `Connecting`, and return whether it is connected to the guest."""
         expect(page.locator("#state")).not_to_contain_text("Connecting")
         return "Connected" in page.locator("#state").inner_text()
 

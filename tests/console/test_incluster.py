@@ -1,4 +1,4 @@
-"""The console in the cluster: real pods, tokens, users that differ, a proxy that adds tokens, and a pod that is lost."""
+"""Tests the console in the cluster: real pods, tokens, different users, a proxy that adds tokens, and the loss of a pod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from playwright.sync_api import Page, Route, expect
 DRYDOCK = "drydock"
 SELECTOR = "app.kubernetes.io/name=drydock-console"
 SECRET = "drydock-console-certificate"
-# What starting and stopping maintenance needs beside all that is shown.
+# Rights that are needed to start and stop maintenance, in addition to read access.
 MAINTAIN = {
     "apiGroups": ["nodemaintenance.medik8s.io", ""],
     "resources": ["nodemaintenances", "nodes"],
@@ -35,7 +35,7 @@ MAINTAIN = {
 
 
 class Forward:
-    """`kubectl port-forward` to the Service or to a pod, at a port of this machine."""
+    """A `kubectl port-forward` from a local port to the Service or to a pod."""
 
     def __init__(self, target: str) -> None:
         self._process = subprocess.Popen(
@@ -51,14 +51,14 @@ class Forward:
         self.address = f"https://localhost:{self.port}"
 
     def close(self) -> None:
-        """End it."""
+        """Stop the port forwarding."""
         self._process.send_signal(signal.SIGTERM)
         self._process.communicate(timeout=30)
 
 
 @contextlib.contextmanager
 def account(name: str, *rules: dict[str, Any]) -> Iterator[str]:
-    """A ServiceAccount with these rights in the cluster."""
+    """Create a ServiceAccount with these rights in the cluster, and delete it at the end of the context."""
     apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": NAMESPACE}})
     try:
         with granted(name, {"kind": "ServiceAccount", "name": name, "namespace": NAMESPACE}, *rules):
@@ -68,12 +68,12 @@ def account(name: str, *rules: dict[str, Any]) -> Iterator[str]:
 
 
 def token(name: str) -> str:
-    """A token of a ServiceAccount."""
+    """Create and return a token of a ServiceAccount."""
     return kubectl("create", "token", name, "-n", NAMESPACE).strip()
 
 
 def ready_pods() -> list[str]:
-    """The console's pods that serve."""
+    """Return the pods of the console that are ready and not being deleted."""
     pods = got("pods", "-n", DRYDOCK, "-l", SELECTOR)["items"]
     return [
         pod["metadata"]["name"]
@@ -96,13 +96,13 @@ class InCluster(Case):
         cls.begun_on = {pod["spec"]["nodeName"] for pod in got("pods", "-n", DRYDOCK, "-l", SELECTOR)["items"]}
 
     def forward(self, target: str = "svc/drydock-console") -> Forward:
-        """A forwarded port that ends with the test."""
+        """Forward a port until the end of the test."""
         forward = Forward(target)
         self.addCleanup(forward.close)
         return forward
 
     def open(self, address: str, path: str = "/nodes", **options: Any) -> Page:
-        """A tab without a signed-in user. Chromium does not know the authority; another test verifies the certificate."""
+        """Open a tab without a signed-in user. Chromium does not know the authority; another test verifies the certificate."""
         page = self.context(ignore_https_errors=True, **options).new_page()
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.goto(address + path)
@@ -110,7 +110,7 @@ class InCluster(Case):
         return page
 
     def sign_in(self, page: Page, secret: str) -> None:
-        """Paste a token."""
+        """Enter a token and sign in."""
         page.get_by_label("Token").fill(secret)
         page.get_by_role("button", name="Sign in").click()
 
@@ -137,7 +137,7 @@ class InCluster(Case):
                 self.assertIn(tls.version(), ("TLSv1.2", "TLSv1.3"))
         with socket.create_connection(("127.0.0.1", forward.port)) as plain, self.assertRaises(ssl.SSLCertVerificationError):
             trusts.wrap_socket(plain, server_hostname="drydock-webhooks.drydock.svc")
-        # That of the webhooks is another one.
+        # The webhooks have another certificate authority.
         webhooks = base64.b64decode(got("secret", "drydock-webhook-certificates", "-n", DRYDOCK)["data"]["ca.crt"])
         self.assertNotEqual(webhooks.decode(), authority)
 
@@ -145,7 +145,7 @@ class InCluster(Case):
         self.running(machine("mover"))
         node = node_of("mover")
         with account("console-editor", READ, MAINTAIN) as name:
-            # The other pod leaves its node with the virtual machine.
+            # The other pod is evicted together with the virtual machine.
             stays = next(pod for pod in ready_pods() if got("pod", pod, "-n", DRYDOCK)["spec"]["nodeName"] != node)
             page = self.open(self.forward(f"pod/{stays}").address)
             expect(page.get_by_role("heading", name="Sign in")).to_be_visible()
@@ -165,7 +165,7 @@ class InCluster(Case):
             window.get_by_role("button", name="Start Maintenance").click()
             expect(page.get_by_text(f"Maintenance of {node} started.")).to_be_visible()
             expect(row).to_contain_text("safe to switch off")
-            # The session is that of the tab.
+            # The session belongs to the tab.
             page.reload()
             page.get_by_label(f"Options menu for {node}").click()
             page.locator(f"[id='menu/{node}']").get_by_role("button", name="Stop Maintenance").click()
@@ -230,7 +230,7 @@ class InCluster(Case):
             expect(page.locator("#nodes")).to_contain_text(self.nodes[0])
             expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
             self.assertIsNone(page.evaluate("sessionStorage.getItem('drydock-session')"))
-        # What another site can make the browser send, with the token that the proxy would add.
+        # Requests that another site can make the browser send, with the token that the proxy would add.
         own = {"Authorization": f"Bearer {secret}", "X-Drydock-Session": "token"}
         for headers, expected in (
             ({"Authorization": f"Bearer {secret}"}, 403),
@@ -244,7 +244,7 @@ class InCluster(Case):
         self.assertEqual(self.status(forward.port, "/api/start", own, "OPTIONS"), 405)
 
     def status(self, port: int, path: str, headers: dict[str, str], method: str = "GET") -> int:
-        """The status of a request, of which the certificate is verified."""
+        """Send a request, verify the certificate, and return the HTTP status."""
         authority = base64.b64decode(got("secret", SECRET, "-n", DRYDOCK)["data"]["ca.crt"]).decode()
         connection = http.client.HTTPSConnection("localhost", port, timeout=30, context=ssl.create_default_context(cadata=authority))
         with contextlib.closing(connection):
@@ -262,7 +262,7 @@ class InCluster(Case):
                 expect(page.locator("#nodes")).to_contain_text(self.nodes[0])
                 pages.append(page)
             kubectl("delete", "pod", lost, "-n", DRYDOCK, "--wait=false")
-            # The forwarded port ends with its pod; a Service would lead to the other one.
+            # The forwarded port ends with its pod; a Service would route to the other pod.
             expect(pages[0].locator("#connection")).to_contain_text("No connection to the console")
             expect(pages[1].locator("#connection")).to_be_hidden()
             page = self.open(self.forward().address)

@@ -1,4 +1,4 @@
-"""Maintenance in the browser: the documented procedure, and plans against what comes of them."""
+"""Tests maintenance in the browser: the documented procedure, and a comparison of plans with their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Maintenance(Case):
         # "Click the Options menu at the end of the node and select Start Maintenance."
         page.get_by_label(f"Options menu for {node}").click()
         page.locator(f"[id='menu/{node}']").get_by_role("button", name="Start Maintenance").click()
-        # "Click Start Maintenance in the confirmation window", which shows before that what will happen.
+        # "Click Start Maintenance in the confirmation window", which first shows what will happen.
         window = page.get_by_role("dialog", name=f"Start Maintenance on {node}")
         expect(window).to_contain_text("1 virtual machine moves")
         window.get_by_text("1 virtual machine moves").click()
@@ -73,7 +73,7 @@ class Maintenance(Case):
         expect(page.locator("#head")).to_contain_text("Blocked")
         row = page.locator(f"tr[id='guest/{NAMESPACE}/stuck']")
         expect(row).to_contain_text("no other node can take it")
-        # What the window has shown.
+        # Run the remedy that the window showed.
         kubectl(*remedy.split()[1:])
         expect(page.locator("#head")).to_contain_text("safe to switch off")
 
@@ -92,7 +92,7 @@ class Maintenance(Case):
         one.locator(f"[id='menu/{node}']").get_by_role("button", name="Start Maintenance").click()
         one.get_by_role("dialog").get_by_role("button", name="Start Maintenance").click()
         expect(other.locator(row)).to_contain_text("Empty")
-        # A dialog that is open shows that another browser was faster.
+        # An open dialog shows that another browser was faster.
         for page in (one, other):
             page.get_by_label(f"Options menu for {node}").click()
             page.locator(f"[id='menu/{node}']").get_by_role("button", name="Stop Maintenance").click()
@@ -109,7 +109,7 @@ class Maintenance(Case):
         nodes = sorted(self.nodes[:2])
         for node in nodes:
             page.get_by_label(f"Select {node}").check()
-        # A row that changes stays ticked.
+        # A row stays selected when it changes.
         kubectl("cordon", nodes[0])
         self.addCleanup(kubectl, "uncordon", nodes[0])
         expect(page.locator(f"tr[id='node/{nodes[0]}']")).to_contain_text("Closed")
@@ -133,7 +133,7 @@ class Maintenance(Case):
         page.locator(f"[id='menu/{node}']").get_by_role("button", name="Start Maintenance").click()
         window = page.get_by_role("dialog")
         window.get_by_label("Reason").fill("kept")
-        # The form lets it through, the API server does not: it would end before it begins.
+        # The form accepts this value, but the API server does not: the maintenance would end before it begins.
         window.get_by_label("Give up and reopen the node after").fill("0s")
         window.get_by_role("button", name="Start Maintenance").click()
         expect(window.locator(".error")).to_contain_text("must be longer than nothing")

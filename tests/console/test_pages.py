@@ -1,4 +1,4 @@
-"""Each page for everybody: by keyboard, on a narrow screen, light and dark, and by axe-core; and the script's types."""
+"""Tests each page by keyboard, on a narrow screen, in light and dark mode, and with axe-core; and the types of the script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LINES = 300
 
 class Pages(Case):
     def paths(self) -> list[str]:
-        """All pages, of a cluster in which a node is in maintenance and a guest blocks."""
+        """Put a node into maintenance that a guest blocks, and return the paths of all pages."""
         node = self.nodes[0]
         self.running(machine("stuck", node=node))
         apply({
@@ -51,7 +51,7 @@ class Pages(Case):
                 self.check(page, f"dialog {scheme} {width}")
 
     def check(self, page: Page, what: str) -> None:
-        """No finding, and nothing beside the screen."""
+        """Assert that axe-core finds nothing and that the page does not scroll sideways."""
         found = Axe().run(page)
         self.assertEqual(found.violations_count, 0, f"{what}: {found.generate_report()}")
         beside = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")

@@ -1,4 +1,4 @@
-"""Links, sessions, rights, names that are markup, and an API server that is gone."""
+"""Tests links, sessions, rights, markup in names, and an unreachable API server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Safety(Case):
         other.goto(console.address + "/nodes")
         expect(other.locator("main")).to_contain_text("Open the link from the terminal")
         self.assertNotIn(self.nodes[0], other.content())
-        # The tab with the session goes on.
+        # The tab with the session keeps working.
         page.reload()
         expect(page.locator("#nodes")).to_contain_text(self.nodes[0])
 
@@ -67,7 +67,7 @@ class Safety(Case):
             expect(start).to_be_enabled()
             kubectl("patch", "clusterrole", name, "--type=json", "-p", '[{"op": "remove", "path": "/rules/1"}]')
             start.click()
-            # The page may have found out before the request did: then the button has become disabled instead.
+            # The page may notice the missing right before the request is sent: then the button is disabled instead.
             refused = page.get_by_role("dialog").locator(".error, .banner").filter(has_text="create")
             expect(refused.first).to_be_visible()
             self.assertEqual(got("nodemaintenances.nodemaintenance.medik8s.io")["items"], [])
@@ -115,7 +115,7 @@ class Safety(Case):
         try:
             connection.mend()
             expect(page.locator("#stale")).to_have_count(0)
-            # With no virtual machine on it, it is drained a moment after it was closed.
+            # A node without virtual machines is drained shortly after it is cordoned.
             expect(page.locator(f"tr[id='node/{node}']")).to_contain_text(re.compile("Closed|Empty"))
             expect(start).to_be_enabled()
         finally:

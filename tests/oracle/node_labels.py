@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Computes a node's CPU labels from virsh's own output, on its own.
+"""Computes a node's CPU labels from virsh's output, independently of Drydock.
 
-Nothing here is shared with Drydock: another language, another XML parser, and the rules written
-down once more from their documentation. Cluster tests compare the result with what the agent wrote.
+It shares nothing with Drydock: it uses another language and another XML parser, and implements the
+rules again from their documentation. Cluster tests compare its result with the agent's labels.
 
     node_labels.py DOMCAPABILITIES BASELINE CAPABILITIES [--obsolete A,B] [--minimum FILE] [--mask A,B]
                    [--cpu-map FOLDER] [--realtime]
 
-The first three are files with the output of `virsh domcapabilities`, of
+The first three arguments are files with the output of `virsh domcapabilities`, of
 `virsh domcapabilities | virsh hypervisor-cpu-baseline --features /dev/stdin` and of
-`virsh capabilities`. The labels are printed as one JSON object.
+`virsh capabilities`. Prints the labels as one JSON object.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-# The documented list, KubeVirt's later additions, and the "-v1" names of all of them.
+# The documented list and KubeVirt's later additions. `labels` adds the "-v1" names of all of them.
 OBSOLETE = (
     "486 Conroe athlon core2duo coreduo kvm32 kvm64 n270 pentium pentium2 pentium3 pentiumpro phenom qemu32 qemu64 "
     "Opteron_G1 Opteron_G2"
@@ -33,9 +33,9 @@ KEY = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 
 def cpu_map_features(folder: Path, model: str) -> set[str]:
-    """The features of a model of libvirt's CPU map, those of its ancestors included.
+    """Return the features of a model in libvirt's CPU map, including those of its ancestors.
 
-    Those that QEMU gave the model later are no part of it: libvirt keeps them apart.
+    Features that QEMU added to the model later are excluded, because libvirt keeps them separate.
     """
     for file in sorted(folder.glob("*.xml")):
         for element in ElementTree.parse(file).getroot().iter("model"):
@@ -56,7 +56,7 @@ def cpu_map_features(folder: Path, model: str) -> set[str]:
 
 
 def labels(arguments: argparse.Namespace) -> dict[str, str]:
-    """All labels of the node."""
+    """Return all labels of the node."""
     domain = ElementTree.parse(arguments.domcapabilities).getroot()
     baseline = ElementTree.parse(arguments.baseline).getroot()
     host = ElementTree.parse(arguments.capabilities).getroot()
@@ -76,7 +76,7 @@ def labels(arguments: argparse.Namespace) -> dict[str, str]:
     if minimum <= supported:
         put("cpu-minimum.node.drydock.dev", minimum_name)
 
-    # name -> versioned name, for every model that states whether it is usable
+    # Maps the name of each model that has the attribute `usable` to its versioned name.
     version: dict[str, str] = {}
     usable: set[str] = set()
     for element in domain.find("cpu").iter("model"):

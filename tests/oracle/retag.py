@@ -1,7 +1,8 @@
-"""Has a registry serve something else under a name.
+"""Makes a registry serve another image under a tag.
 
-    retag.py REGISTRY REPOSITORY like FROM TO     what FROM names, TO names too
-    retag.py REGISTRY REPOSITORY garbage TO       TO names a containerDisk, like those of tests' guests, with every bit set
+    retag.py REGISTRY REPOSITORY like FROM TO     serves the image with the tag FROM under the tag TO too
+    retag.py REGISTRY REPOSITORY garbage TO       serves a containerDisk like those of the tests' guests, but with every
+                                                  bit of the disk set, under the tag TO
 """
 
 import subprocess
@@ -15,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hack"))
 from embedded.registry import PackedFile, TinyImage  # noqa: E402
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-# The disk of the tests' guests.
+# Path in the image and size in bytes of the disk of the tests' guests.
 PATH, SIZE = "disk/disk.qcow2", 64 << 20
 
 
 def like(base: str, name: str, other: str) -> None:
-    """One more name for the same."""
+    """Serve the image with the tag `name` under the tag `other` too."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     requested = urllib.request.Request(f"{base}/manifests/{name}", headers={"Accept": MANIFEST})
     with opener.open(requested, timeout=60) as response:
@@ -32,7 +33,7 @@ def like(base: str, name: str, other: str) -> None:
 
 
 def garbage() -> bytes:
-    """A qcow2 that is full."""
+    """Return a qcow2 image in which every bit of the disk is set."""
     with tempfile.TemporaryDirectory() as folder:
         raw, packed = Path(folder) / "raw", Path(folder) / "packed"
         raw.write_bytes(b"\xff" * SIZE)
@@ -41,7 +42,7 @@ def garbage() -> bytes:
 
 
 def main() -> None:
-    """Do what the command line requests."""
+    """Run the command that the command line specifies."""
     registry, repository, what, *names = sys.argv[1:]
     if what == "like":
         like(f"http://{registry}/v2/{repository}", *names)

@@ -1,4 +1,4 @@
-"""Which clusters the demonstration takes away."""
+"""Tests of the deletion of clusters by the demonstration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The narration for a node that is being emptied."""
+"""Tests of the progress line for a drain."""
 
 import unittest
 

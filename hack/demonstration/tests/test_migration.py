@@ -1,4 +1,4 @@
-"""The narration for a guest that moves."""
+"""Tests of the progress line for a migration."""
 
 import unittest
 

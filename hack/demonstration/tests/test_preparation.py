@@ -1,4 +1,4 @@
-"""What the demonstration builds, and when."""
+"""Tests of what the demonstration builds, and in which order."""
 
 from __future__ import annotations
 

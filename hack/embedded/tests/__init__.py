@@ -1,1 +1,1 @@
-"""Tests of what can be tested without a cluster: `python3 -m unittest discover -s hack -t hack`."""
+"""Unit tests, which need no cluster: `python3 -m unittest discover -s hack -t hack`."""

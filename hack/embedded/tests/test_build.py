@@ -1,4 +1,4 @@
-"""Which modules are built."""
+"""Tests which modules are built, and in which versions."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Kubernetes(unittest.TestCase):
 
 class Descheduler(unittest.TestCase):
     def test_replacements_are_the_versions_of_kubernetes(self) -> None:
-        """With other versions it builds as well, but compiles again what Kubernetes has compiled."""
+        """Other versions work, too, but then packages that were compiled for Kubernetes are compiled again."""
         of_kubernetes, replaced = required("kubernetes") | replacements("kubernetes"), replacements("descheduler")
         self.assertIn("k8s.io/client-go", replaced)
         self.assertEqual(replaced, {name: of_kubernetes.get(name) for name in replaced})
@@ -41,12 +41,12 @@ class Kustomize(unittest.TestCase):
 
 
 def required(module: str) -> dict[str, str]:
-    """The version of each dependency that a module requires."""
+    """Return the version of each dependency that a module requires."""
     return dict(re.findall(r"^\t(\S+) (v\S+)", go_mod(module), re.MULTILINE))
 
 
 def replacements(module: str) -> dict[str, str]:
-    """The version of each dependency that takes the place of the required one."""
+    """Return the version of each dependency that replaces the required one."""
     return dict(re.findall(r"^\t(\S+) => \S+ (v\S+)", go_mod(module), re.MULTILINE))
 
 

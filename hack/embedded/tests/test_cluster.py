@@ -1,4 +1,4 @@
-"""Clusters that go at the end of what they are brought up for."""
+"""Tests that clusters are removed after use."""
 
 from __future__ import annotations
 

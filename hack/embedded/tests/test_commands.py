@@ -1,4 +1,4 @@
-"""The commands' way with clusters that cannot be removed."""
+"""Tests the commands with clusters that cannot be removed."""
 
 from __future__ import annotations
 

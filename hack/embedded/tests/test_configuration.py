@@ -1,4 +1,4 @@
-"""What the programs are given to read."""
+"""Tests the configuration of the programs."""
 
 from __future__ import annotations
 

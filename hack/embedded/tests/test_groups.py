@@ -1,4 +1,4 @@
-"""cgroups and sysctls, on folders that look like them."""
+"""Tests cgroups and sysctls on folders that imitate them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Version1(WithFolder):
             (self.root / controller).mkdir()
             (self.root / controller / "cgroup.procs").write_text("1\n")
         (self.root / "cpuset" / "cpuset.cpus").write_text("0-1\n")
-        # A link to a controller is not another one.
+        # A link to a controller is not another controller.
         (self.root / "cpu,cpuset").symlink_to("cpuset")
 
     def test_hierarchies_are_the_real_folders(self) -> None:

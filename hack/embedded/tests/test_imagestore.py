@@ -1,4 +1,4 @@
-"""The store of images, and when it is swept."""
+"""Tests when the image store is cleaned up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sweep(unittest.TestCase):
         blob.write_bytes(b"x" * 100)
 
     def run_command(self, *argv: str, timeout: float) -> str:
-        """Keep the configuration of a collection."""
+        """Record the configuration of a garbage collection."""
         self.assertEqual(argv[:3], ("docker-registry", "garbage-collect", "--delete-untagged"))
         self.configurations.append(json.loads(Path(argv[3]).read_text()))
         return ""
@@ -67,7 +67,7 @@ class LastCluster(unittest.TestCase):
         for left, swept in ((["other"], False), ([], True)):
             (Path(folder) / "state").mkdir(exist_ok=True)
             with mock.patch.object(teardown.registered, "names", lambda: left):
-                # No cluster can be brought up meanwhile.
+                # While this lock is held, no cluster can be brought up.
                 sweep.side_effect = lambda *_: self.assertTrue((locks.state_root() / ".lock").exists())
                 teardown._leave_if_last(mock.create_autospec(Progress))
             self.assertEqual(sweep.called, swept)

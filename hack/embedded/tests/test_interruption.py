@@ -1,4 +1,4 @@
-"""Clean-up of a command that is terminated, or loses its terminal."""
+"""Tests the clean-up of a command that is terminated or loses its terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from embedded import __main__ as embedded
 from embedded import interruption
 from embedded.progress import Progress, show
 
-# Each line that it reads during its clean-up is one that it prints.
+# During its clean-up, the program prints the line that it reads.
 PROGRAM = """
 import signal, sys
 from embedded import interruption
@@ -34,10 +34,10 @@ finally:
 
 class Interruption(unittest.TestCase):
     def start(self, *wrapper: str) -> subprocess.Popen[str]:
-        """The program, once it waits for a signal."""
+        """Start the program and wait until it is ready for a signal."""
         argv = [*wrapper, sys.executable, "-c", PROGRAM]
         pipe = subprocess.PIPE
-        # The tests themselves may run under nohup.
+        # Reset SIGHUP, because the tests themselves may run under nohup.
         child = self.enterContext(
             subprocess.Popen(
                 argv,
@@ -48,13 +48,13 @@ class Interruption(unittest.TestCase):
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         )
-        # A child that ignores a signal is not waited for.
+        # Do not wait for a child that ignores a signal.
         self.addCleanup(child.kill)
         self.assertEqual(self.line(child), "ready\n")
         return child
 
     def line(self, child: subprocess.Popen[str]) -> str:
-        """The next line of its output."""
+        """Return the next line of the child's output."""
         assert child.stdout is not None
         return child.stdout.readline()
 
@@ -75,7 +75,7 @@ class Interruption(unittest.TestCase):
         self.assertEqual(child.communicate("cleaned up", timeout=60)[0], "cleaned up\n")
 
     def test_command_under_nohup_runs_on_after_a_hang_up(self) -> None:
-        # A wrapper, as nohup itself appends to a file if it has a terminal.
+        # Use a wrapper, because nohup itself appends to a file if it has a terminal.
         child = self.start("sh", "-c", "trap '' HUP; exec \"$@\"", "sh")
         child.send_signal(signal.SIGHUP)
         child.send_signal(signal.SIGTERM)
@@ -92,7 +92,7 @@ class Interruption(unittest.TestCase):
 
 
 class Broken(io.StringIO):
-    """A stream of which nothing is read any more, or that cannot be written for another reason."""
+    """A stream on which each write fails with the given error number."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Names, paths and address ranges."""
+"""Tests names, paths and address ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster's life: what a killed one leaves, and that no command is left behind."""
+"""Tests that the life cycle test finds leftovers of a killed run and leaves no command behind."""
 
 from __future__ import annotations
 

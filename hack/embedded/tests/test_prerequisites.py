@@ -1,4 +1,4 @@
-"""Installation of packages: what it leaves behind, also after an interruption."""
+"""Tests what the installation of packages leaves behind, including after an interruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from embedded.progress import Progress
 
 
 class Quiet(Progress):
-    """Keeps its lines."""
+    """A progress that records its lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Quiet(Progress):
 
 
 class Machine(unittest.TestCase):
-    """A machine of which only files in a folder and the list of packages are changed."""
+    """A simulated machine: only files in a temporary folder and the list of packages change."""
 
     def setUp(self) -> None:
         folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
@@ -50,7 +50,7 @@ class Machine(unittest.TestCase):
         self.enterContext(mock.patch.object(prerequisites.time, "sleep", lambda seconds: None))
 
     def run_to_end(self, argv: Sequence[str], progress: Progress, environment: object = None) -> tuple[int, str]:
-        """Note a command and do what it would."""
+        """Record a command and simulate its effect."""
         self.commands.append(list(argv))
         self.policies.append(self.policy.exists())
         code = self.codes.get(argv[0], 0)
@@ -59,11 +59,11 @@ class Machine(unittest.TestCase):
         return code, "printed"
 
     def ensure(self, *groups: str) -> None:
-        """Install these groups."""
+        """Install the packages of these groups."""
         prerequisites.ensure(groups, self.progress, toolchains=())
 
     def names(self) -> list[str]:
-        """The commands with the word that distinguishes them."""
+        """Return the recorded commands, each with the word that distinguishes it."""
         words = ("update", "install")
         return [" ".join([argv[0], *(word for word in words if word in argv)]) for argv in self.commands]
 

@@ -1,4 +1,4 @@
-"""Pid files, marks, and the end of processes."""
+"""Tests pid files, marks, and the end of processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Daemons(unittest.TestCase):
         process = self.process(wrapper=["unshare", "--fork"])
         process.start()
         deadline = time.monotonic() + 5
-        # The wrapper's child has the wrapper's name until it becomes the program.
+        # The wrapper's child has the wrapper's name until it executes the program.
         while processes.command_name(process.pid() or 0) != "sleep" and time.monotonic() < deadline:
             time.sleep(0.01)
         self.assertNotEqual(process.pid(), process.tracked_pid())

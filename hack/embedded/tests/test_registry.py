@@ -1,4 +1,4 @@
-"""Tiny images."""
+"""Tests tiny images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Toolchains that are there, missing or too old."""
+"""Tests toolchains that are present, missing or too old."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Versions(unittest.TestCase):
         self.enterContext(mock.patch.dict(os.environ, {"PATH": str(self.folder)}))
 
     def program(self, name: str, script: str) -> None:
-        """A program on the PATH that does this."""
+        """Create a program on the PATH that runs this script."""
         (self.folder / name).write_text(f"#!/bin/sh\n{script}\n")
         (self.folder / name).chmod(0o755)
 

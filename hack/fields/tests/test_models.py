@@ -1,4 +1,4 @@
-"""The fields of generated types are found, by their names in the API."""
+"""Tests reading the fields of generated types with their names in the API."""
 
 import io
 import json
@@ -35,7 +35,7 @@ export function V1SpecFromJSONTyped(json: any, _ignoreDiscriminator: boolean): V
 
 
 def package(files: dict[str, str], folder: str) -> Path:
-    """Pack files as the registry's client does."""
+    """Pack files in the same way as the client of the package registry."""
     path = Path(folder) / "package.tgz"
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():
@@ -46,10 +46,10 @@ def package(files: dict[str, str], folder: str) -> Path:
 
 
 class ModelsTest(unittest.TestCase):
-    """Types are walked down to the types of Kubernetes."""
+    """Tests the paths of fields and the errors of broken packages."""
 
     def test_paths_name_lists_and_stop_at_kubernetes_own_types(self) -> None:
-        """Names are those of the API, not TypeScript's."""
+        """Paths have the names of the API, not those of TypeScript."""
         files = {
             "package.json": json.dumps({"version": "1.2.3"}),
             "kubevirt/models/V1Spec.ts": SPEC,
@@ -76,7 +76,7 @@ class ModelsTest(unittest.TestCase):
             list(models.paths("V1Other", "spec"))
 
     def test_a_file_that_is_no_package_is_refused(self) -> None:
-        """The reason names the file."""
+        """The error message contains the file name."""
         with tempfile.TemporaryDirectory() as folder:
             other = Path(folder) / "other.tgz"
             other.write_text("not an archive")

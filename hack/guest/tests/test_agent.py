@@ -1,4 +1,4 @@
-"""What belongs to the guest agent."""
+"""Tests the packed files of the guest agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from guest import agent
 from oci.progress import Failure
 
-# A program of Debian's that is linked to one library and no more.
+# A Debian program that is linked to only one library.
 PROGRAM = Path("/bin/true")
 LIBRARIES = Path("/lib/x86_64-linux-gnu")
 

@@ -1,6 +1,6 @@
-"""Boots the guest's disk under emulation and checks the output of its console.
+"""Boots the guest's disk under emulation and checks its console output.
 
-Needs what hack/images needs, and QEMU; the disk is built if it is not there.
+Needs the packages that hack/images needs, and QEMU. Builds the disk if it is missing.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ config:
 @unittest.skipUnless(shutil.which("qemu-system-x86_64"), "needs QEMU")
 @unittest.skipUnless(shutil.which("genisoimage"), "needs genisoimage")
 class Boot(unittest.TestCase):
-    """One boot for each bus, each with other data."""
+    """Boots from each bus, each time with different data."""
 
     disk: Path
     bare: Path
 
     @classmethod
     def setUpClass(cls) -> None:
-        # Before the first test, as what a build prints would stand in the line of a test's result.
+        # Build before the first test: otherwise a build's output would appear in the line with a test's result.
         cls.disk = disk.build(CACHE, "trixie")
         cls.bare = bare.build(CACHE.parent / "bare-guest")
 
@@ -83,7 +83,7 @@ class Boot(unittest.TestCase):
         self.addCleanup(receiver.close)
         receiver.bind(("127.0.0.1", 0))
         receiver.settimeout(30)
-        # 10.0.2.2 is this machine, as QEMU's own network shows it to a guest.
+        # 10.0.2.2 is the guest's address for this machine in QEMU's user network.
         user_data = USER_DATA.replace("UDP", f"10.0.2.2:{receiver.getsockname()[1]}")
         seed.write_iso(iso, {"user-data": user_data, "meta-data": META}, self.scratch)
         arguments = drive(self.disk, "virtio") + drive(iso, "cdrom", read_only=True)

@@ -1,4 +1,4 @@
-"""The guest's reader of YAML and JSON, run by the awk that the guest has."""
+"""Tests the guest's parser of YAML and JSON with the guest's awk."""
 
 from __future__ import annotations
 

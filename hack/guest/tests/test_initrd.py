@@ -1,4 +1,4 @@
-"""What goes into the guest's initrd."""
+"""Tests the modules in the guest's initrd."""
 
 import unittest
 

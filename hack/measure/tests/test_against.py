@@ -1,4 +1,4 @@
-"""Comparison with the figures of an earlier commit."""
+"""Tests of the comparison with the figures of an earlier commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from embedded.errors import Failure
 from measure.against import compared
 from measure.measurement import Measurement
 
-# Stands for `hack/bench`, and runs the benchmark of an earlier commit.
+# In place of `hack/bench`: runs the benchmark of an earlier commit.
 PROGRAM = """
 import os, sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from measure.against import output_of
 interruption.heed_termination()
 output_of([sys.executable, "-c", sys.argv[1]], Path.cwd(), dict(os.environ))
 """
-# Stands for that benchmark.
+# In place of the earlier commit's benchmark.
 BENCHMARK = """
 import signal, sys
 from embedded import interruption

@@ -1,4 +1,4 @@
-"""How evictions are requested and how the responses are evaluated."""
+"""Tests of the eviction benchmark: requests, evaluation of responses, percentiles."""
 
 import json
 import unittest
@@ -7,7 +7,7 @@ from measure.eviction_time import is_refused, percentile, review
 
 
 def response(allowed: bool, code: int) -> bytes:
-    """As a webhook gives it."""
+    """Return the body of a webhook's response."""
     return json.dumps({"response": {"allowed": allowed, "status": {"code": code}}}).encode()
 
 

@@ -1,4 +1,4 @@
-"""What is read of guests' logs, of processes, and of the audit log."""
+"""Tests of parsing guests' logs, processes' memory and the audit log, and of the pod for starts by virsh."""
 
 import unittest
 from datetime import datetime, timedelta, timezone
@@ -14,7 +14,7 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=timezone.utc)
 
 
 def event(**changed: Any) -> dict[str, Any]:
-    """An event of an audit log."""
+    """Return an event of an audit log, with these fields replaced."""
     return {
         "requestReceivedTimestamp": "2026-05-01T12:00:00.500000Z",
         "stage": "ResponseComplete",
@@ -88,7 +88,7 @@ class Memory(unittest.TestCase):
             rows += [("7f30-7f40 rw-p 00000000 00:00 0 [heap]", heap, heap), ("7f50-7f60 r--p 00000000 fe:00 78 /library", library, 0)]
             return "".join(f"{head}\nRss: {rss:14} kB\nPss: 1 kB\nAnonymous: {own:8} kB\n" for head, rss, own in rows)
 
-        # 2 MiB of the program, 0.5 of the library, and what either has alone: 1 and 0.5 MiB of heap, 8 KiB of data.
+        # 2 MiB of the program, 0.5 MiB of the library, and the private memory: 1 and 0.5 MiB of heap, 8 KiB of data each.
         both = resident([smaps(2048, 1024, 256), smaps(1024, 512, 512)])
         self.assertEqual(both, (2048 + 512 + 1024 + 512 + 8 + 8) / 1024)
         self.assertEqual(resident([smaps(2048, 1024, 256)]), (2048 + 256 + 1024 + 8) / 1024)
@@ -120,7 +120,7 @@ class Pods(unittest.TestCase):
             self.assertEqual(made["spec"][key], spec[key])
         self.assertEqual(made["spec"]["nodeSelector"], {"kubernetes.io/hostname": "node1"})
         self.assertEqual(made["spec"]["containers"][0]["image"], "launcher@sha256:1")
-        # It would wait for an agent, be taken for a guest's, and start one.
+        # With these, the pod would wait for an agent, be treated as a guest's pod, and start a guest.
         self.assertNotIn("readinessGates", made["spec"])
         self.assertNotIn("labels", made["metadata"])
         self.assertNotIn("env", made["spec"]["containers"][0])

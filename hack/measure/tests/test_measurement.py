@@ -1,4 +1,4 @@
-"""Measurements and their budgets."""
+"""Tests of figures and their budgets."""
 
 import json
 import unittest

@@ -1,4 +1,4 @@
-"""What is read of guests that move, what a pod for a move by hand is like, and what carries it."""
+"""Tests of the migration benchmark: parsing of ticks and statistics, the pods for migrations by virsh, and the relay."""
 
 import json
 import socket
@@ -16,12 +16,12 @@ from measure.downtime import longest_gap, ticks
 
 
 def line(second: float, printed: str) -> str:
-    """A line of a pod's log."""
+    """Return a line of a pod's log."""
     return f"2026-05-01T12:00:{second:09.6f}Z {printed}"
 
 
 def tick(second: float, number: int, boot: str = "aa") -> str:
-    """A tick in it."""
+    """Return a line of a pod's log with a tick."""
     return line(second, f"guest: tick {number} boot={boot} wall=1.000 up=1.000 late=0ms")
 
 

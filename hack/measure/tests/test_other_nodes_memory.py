@@ -1,4 +1,4 @@
-"""How webhooks are configured to exclude a namespace, and to have their former selectors again."""
+"""Tests of the patches that exclude a namespace from webhooks and restore their selectors."""
 
 import unittest
 

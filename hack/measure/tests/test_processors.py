@@ -1,4 +1,4 @@
-"""Processor time as the kernel reports it."""
+"""Tests of reading processor time from /proc."""
 
 import os
 import unittest

@@ -1,4 +1,4 @@
-"""What is counted of a controller that runs outside of a cluster."""
+"""Tests of counting requests in the controller's metrics."""
 
 import unittest
 

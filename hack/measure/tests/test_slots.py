@@ -1,4 +1,4 @@
-"""Slots as read from an audit log."""
+"""Tests of reading slots from an audit log, and of the bounds and statistics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Slots(unittest.TestCase):
         moves = [("a", "x", 4.0), ("a", "y", 4.0), ("a", "z", 10.0), ("b", "x", 1.0)]
         for limits, seconds in (
             (Limits(9, 9, 9), 10.0),
-            # The long one comes last, though it could have been the first.
+            # The longest move starts last, although it could have been the first.
             (Limits(2, 9, 9), 14.0),
             (Limits(9, 1, 9), 18.0),
             (Limits(9, 9, 1), 10.0),

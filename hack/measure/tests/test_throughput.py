@@ -1,4 +1,4 @@
-"""How what is carried is timed: over a relay that the test itself is."""
+"""Tests of the throughput measurement, with a relay in the test's own process."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from measure.tunnel_throughput import PIECE, Carrier, push
 
 @contextlib.contextmanager
 def carrier(folder: Path) -> Iterator[Carrier]:
-    """Carries from one socket to another."""
+    """Run a relay from one socket to another."""
     with listen(folder / "exit") as exit_, listen(folder / "entrance") as entrance:
         threading.Thread(target=serve, args=(entrance, folder / "exit"), daemon=True).start()
         yield Carrier(folder / "entrance", exit_, (os.getpid(), os.getpid()))

@@ -1,4 +1,4 @@
-"""Watches that the API server ends."""
+"""Tests of watches that the API server ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from measure.api import Watch
 
 
 class Loopback:
-    """The part of an API that a watch requires."""
+    """The part of `Api` that a watch requires, for a server on the loopback."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -32,7 +32,7 @@ class Loopback:
 
 @contextmanager
 def server(responses: dict[str, list[dict[str, Any]]]) -> Iterator[Loopback]:
-    """Respond to a watch from a version with these events, and end it."""
+    """Run a server that responds to a watch from a resource version with these events, then ends it."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

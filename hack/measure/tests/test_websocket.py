@@ -1,4 +1,4 @@
-"""Frames of websockets."""
+"""Tests of WebSocket frames."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from measure.websocket import Frames
 
 
 class TestFrames(unittest.TestCase):
-    """Both directions, in each of the lengths."""
+    """Frames in both directions, with each encoding of the length."""
 
     def setUp(self) -> None:
         self.sent = b""
 
     def frames(self, arrived: bytes) -> Frames:
-        """What has arrived; what is sent is kept."""
+        """Return frames that read `arrived` and append sent bytes to `self.sent`."""
 
         def send(data: bytes) -> None:
             self.sent += data

@@ -1,4 +1,4 @@
-"""Which programs are built how."""
+"""Tests which programs cargo builds, with which profile, and into which folder."""
 
 from __future__ import annotations
 

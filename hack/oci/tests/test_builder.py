@@ -1,4 +1,4 @@
-"""Building from scratch with real mounts: what ends up in layers, and what is reused."""
+"""Tests builds of `FROM scratch` images with real mounts: the content of layers, and their reuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The subset of the Containerfile language: what is read, and what is refused where."""
+"""Tests the parser of Containerfiles: results for valid input, and errors with file and line for other input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def refusal(text: str) -> str:
-    """Return why a text is refused."""
+    """Return the error message with which a text is rejected."""
     try:
         parse_text(text, "Containerfile")
     except Refused as error:

@@ -1,4 +1,4 @@
-"""Layers and archives: the same bytes each time, and digests that hold."""
+"""Tests that layers are reproducible, and that the digests in layers and archives are correct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oci.layout import Image, write_archive
 
 
 class Scratch(unittest.TestCase):
-    """Gives each test a folder that goes away."""
+    """A base class that gives each test a temporary folder."""
 
     def setUp(self) -> None:
         scratch = tempfile.TemporaryDirectory(prefix="drydock-layers-")

@@ -1,4 +1,4 @@
-"""Pushing to a registry that responds as the distribution API specifies."""
+"""Tests pushes to an in-memory registry that follows the distribution API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from oci.registry import Registry, split
 
 
 class Responding(http.server.BaseHTTPRequestHandler):
-    """A registry in memory, which insists on right digests."""
+    """The request handler of an in-memory registry that rejects wrong digests."""
 
     protocol_version = "HTTP/1.1"
     server: Memory

@@ -1,14 +1,14 @@
-"""Reference pages of `deploy/docs` that are made from the source.
+"""Generates the reference pages of `deploy/docs` from the source.
 
     registrations, collectors ──▶ metrics.md       enum variants, constants ──▶ reasons.md
     struct fields of clap ──────▶ flags.md         events, table of meanings ─▶ events.md
                                                    constants of keys ─────────▶ names.md
 
-Each page has a module. Meanings are the doc comments of the source; where the source has only a string, a table in the
-module has its meaning, and the tests compare that table with the source in both directions.
+Each page has a module. Meanings are the doc comments in the source. Where the source has only a string, a table in the module
+has its meaning, and the tests compare that table with the source in both directions.
 
-`python3 -m verify.reference` in `hack` writes the pages; the tests of this package fail if a page is not as it would be
-written, or if the source has a reason, an event or a key that no page has.
+`python3 -m verify.reference` in `hack` writes the pages. The tests of this package fail if a page differs from the generated
+text, or if the source has a reason, an event or a key that is missing from the pages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .source import DOCS, WRITE
 
 
 def metric_names() -> set[str]:
-    """The names of all metrics."""
+    """Return the names of all metrics."""
     return {metric.name for _, found in metrics.sections() for metric in found}
 
 
 def pages() -> dict[Path, str]:
-    """Each page as it has to be."""
+    """Return the generated text of each page by path."""
     return {
         DOCS / "metrics.md": metrics.page(metrics.sections()),
         DOCS / "flags.md": flags.page(flags.programs()),
@@ -37,7 +37,7 @@ def pages() -> dict[Path, str]:
 
 
 def stale() -> list[str]:
-    """Pages that are not as they have to be."""
+    """Return a line for each page that is missing or differs from its generated text."""
     return [
         f"{path.relative_to(REPOSITORY)}: write it anew by {WRITE}"
         for path, text in pages().items()

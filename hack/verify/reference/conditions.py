@@ -1,4 +1,4 @@
-"""Which conditions and other fields with reasons there are, and where the source has the reasons of each."""
+"""Lists the conditions and other fields that have reasons, and the places in the source that define these reasons."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ AGENT, HOST, LAUNCHER = "agent/src", "agent/host/src", "agent/launcher/src"
 
 @dataclass(frozen=True)
 class Variants:
-    """Reasons that a function of an enum returns; without a function the variants' names are the reasons."""
+    """Reasons that a function of an enum returns. Without a function, the names of the variants are the reasons."""
 
     file: str
     enum: str
     function: str = "reason"
-    # Where the enum is, if not in `file`, and the type whose method the function is, if not the enum; "-" for none.
+    # The file that declares the enum, if it is not `file`.
     declared: str = ""
+    # The type whose method returns the reasons, if it is not the enum; "-" for a free function.
     owner: str = ""
-    # Variants that are never written, or that pass on the reason of another enum.
+    # Omitted variants: they are never written, or pass on the reason of another enum.
     but: tuple[str, ...] = ()
 
 
@@ -32,7 +33,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Written:
-    """Reasons that a file has as strings, with their meanings."""
+    """Reasons that are string literals in a file, with their meanings."""
 
     file: str
     meanings: dict[str, str]
@@ -43,12 +44,12 @@ Source = Variants | Constants | Written
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition type, as a constant, or another field that has a reason, with its meaning."""
+    """A condition type or another field that has a reason, with the sources of its reasons."""
 
     # `file::NAME` of a constant, or the name of a field.
     name: str
     sources: tuple[Source, ...]
-    # Follows the doc comment of the constant.
+    # Text that follows the doc comment of the constant.
     note: str = ""
 
 
@@ -526,7 +527,7 @@ KINDS = (
     ),
 )
 
-# Functions of reasons that are on no condition, and where their reasons are seen instead.
+# Functions whose reasons are in no condition, and the place where these reasons appear instead.
 INTERNAL = {
     f"{CORE}/certificates.rs": {"RenewalCause::reason": "label of the metric drydock_webhook_certificates_made_total, and logs"},
     f"{CONTROLLER}/certificates/read.rs": {"Unusable::reason": "logs of the controller"},
@@ -540,7 +541,7 @@ INTERNAL = {
     f"{HOST}/problem.rs": {"HostProblem::reason": "those of ProblemReason"},
 }
 
-# Strings in the files of conditions that look like reasons and are none.
+# Strings in the files of conditions that look like reasons but are not.
 NO_REASONS = frozenset(
     """
     True False Warning Running Succeeded Failed Aborting NoSchedule NoExecute Unix KiB In NotIn Exists DoesNotExist
@@ -548,13 +549,13 @@ NO_REASONS = frozenset(
     VirtualMachineInstanceMigration DaemonSet ReadWriteMany Drain Maintain
     """.split()
 )
-# Those of Kubernetes' components, which Drydock reads.
+# Reasons that Kubernetes' components set and Drydock reads.
 READ = frozenset(
     """
     ContainerCreating PodInitializing FailedScheduling PodReadyToStartContainers DeletionByPodGC DisruptionTarget
     ErrImageNeverPull FailedDataVolumeImport FailedPvcNotFound ImageInspectError InvalidImageName RegistryUnavailable
     """.split()
 )
-# Reasons that no object has: a migration that waits has a reason of its own; the outcome of a launcher whose guest has
-# migrated does not end the instance; the migration reports these deadlines as DeadlineExceeded, with their message.
+# Reasons that no object has: a waiting migration has a reason of its own; the outcome of a launcher whose guest has migrated
+# does not end the instance; the migration reports the two timeouts as DeadlineExceeded, with their messages.
 UNSEEN = frozenset({"Queued", "GuestMigrated", "PreparationTimedOut", "StartTimedOut"})

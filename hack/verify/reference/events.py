@@ -1,4 +1,4 @@
-"""The page of the events that Drydock records, and the comparison of its table with the source."""
+"""Generates the page of the events that Drydock records, and compares its table with the source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NODE, VM, VMI, REPLICA_SET, MIGRATION, MAINTENANCE = (
     "NodeMaintenance",
 )
 
-# The object on which a file records events.
+# The kind of object for which a file records events.
 OBJECTS = {
     f"{CORE}/node.rs": NODE,
     f"{CORE}/machine.rs": VM,
@@ -46,10 +46,10 @@ OBJECTS = {
     f"{AGENT}/migrations/target_task.rs": VMI,
     f"{AGENT}/node_task.rs": NODE,
 }
-# Reasons that a file records on another object.
+# Reasons of events that a file records for an object of another kind.
 ELSEWHERE = {(f"{CORE}/maintenance.rs", "UncordonNode"): NODE}
 
-# Kind, type and reason of each event, with its meaning.
+# The meaning of each event, by kind, type and reason.
 MEANINGS = {
     (NODE, "Normal", "CPULabelsChanged"): "CPU labels of the node have changed; the message has the numbers.",
     (NODE, "Normal", "NodeDrained"): "Nothing is left on the node that a drain would move: it is safe to power off.",
@@ -130,7 +130,7 @@ _CONSTANT = re.compile(r"(?:\w+::)*[A-Z][A-Z0-9_]+")
 
 
 def recorded(source: str) -> Iterator[tuple[str, str]]:
-    """The events that a file records: type, and either the reason in quotes or the expression that has it."""
+    """Yield the events that a file records: the type, and either the quoted reason or the expression that evaluates to it."""
     for pattern in _RECORDED:
         for found in pattern.finditer(source):
             reason = f'"{found["text"]}"' if found["text"] else found["name"].removesuffix(".into()")
@@ -147,7 +147,7 @@ def _actions() -> set[str]:
 
 
 def expressions() -> dict[tuple[str, str], set[str]]:
-    """The reasons of events that are neither strings nor constants, by file and expression."""
+    """Return the reasons of events that are neither strings nor constants, by file and expression."""
     return {
         (f"{AGENT}/guests/commands.rs", "reason"): _commands(),
         (f"{AGENT}/migrations/source_task/monitor.rs", "action.reason"): _actions(),
@@ -157,7 +157,7 @@ def expressions() -> dict[tuple[str, str], set[str]]:
 
 
 def reasons(file: str, expression: str) -> set[str]:
-    """The reasons that an expression of a file has."""
+    """Return the reasons to which an expression in a file can evaluate."""
     if expression.startswith('"'):
         return {expression.strip('"')}
     if _CONSTANT.fullmatch(expression):
@@ -168,7 +168,7 @@ def reasons(file: str, expression: str) -> set[str]:
 
 
 def found() -> set[tuple[str, str, str]]:
-    """Kind, type and reason of each event in the source."""
+    """Return kind, type and reason of each event in the source."""
     events = set()
     for file in files():
         for type_, expression in recorded(read(file)):
@@ -178,13 +178,13 @@ def found() -> set[tuple[str, str, str]]:
 
 
 def unknown_files() -> list[str]:
-    """Files that record events and whose object is not known, and files that record none."""
+    """Return files that record events but are not in `OBJECTS`, and files in `OBJECTS` that record no events."""
     recording = {file for file in files() if _RECORDS.search(read(file)) or any(recorded(read(file)))}
     return sorted(recording ^ OBJECTS.keys())
 
 
 def page() -> str:
-    """The page of all events."""
+    """Return the page of all events."""
     lines = [
         "# Events",
         "",

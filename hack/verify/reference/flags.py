@@ -1,4 +1,4 @@
-"""The page of command-line flags, from the fields of clap's structs."""
+"""Generates the page of command-line flags from the fields of clap structs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from ..runner import REPOSITORY
 from .source import WRITE, cell, prose, read
 
-# Programs with flags: name, the file of their command line.
+# Programs with flags: the name, and the file that declares the command line.
 PROGRAMS = (("drydock-controller", "controller/src/args.rs"), ("drydock-agent", "agent/src/args.rs"))
 
-# Crates with constants that are defaults.
+# Crates that declare constants for default values, with the folders of their sources.
 CRATES = {"drydock_api": "controller/api/src", "drydock_core": "controller/core/src"}
 
-# Returns the text of a module by its path from the crate on.
+# A function that returns the text of a module for its path, which begins with the crate.
 Modules = Callable[[tuple[str, ...]], str]
 
 
@@ -48,13 +48,13 @@ _VARIANT = re.compile(r"((?:^\s*///.*\n)+)^\s*(\w+)\((?:Box<)?(\w+)>?\),$", re.M
 
 
 def module(path: tuple[str, ...]) -> str:
-    """The source of a module."""
+    """Return the source of a module."""
     crate, *parents = path
     return read("/".join([CRATES[crate], *(parents or ["lib"])]) + ".rs")
 
 
 def _paths(tree: str) -> Iterator[str]:
-    """The paths that a `use` without spaces imports."""
+    """Yield the paths that a `use` declaration without spaces imports."""
     prefix, brace, rest = tree.partition("{")
     if not brace:
         yield tree
@@ -69,7 +69,7 @@ def _paths(tree: str) -> Iterator[str]:
 
 
 def constant(path: str, source: str, modules: Modules = module) -> str:
-    """The value of a constant that a file names: a string, or those of an array separated by commas."""
+    """Return the value of a constant that a file refers to: a string, or the elements of an array separated by commas."""
     imported = {
         one.rpartition("::")[2]: one
         for tree in re.findall(r"^use ([^;]+);", source, re.MULTILINE)
@@ -85,7 +85,7 @@ def constant(path: str, source: str, modules: Modules = module) -> str:
 
 
 def _default(options: str, source: str, modules: Modules) -> str:
-    """The default of a flag as its user would write it; empty without one."""
+    """Return the default of a flag as a user would write it; empty without a default."""
     if literal := re.search(r'\bdefault_value\s*=\s*"([^"]*)"', options):
         return literal[1]
     if named := re.search(r"\bdefault_values?(?:_t)?\s*=\s*((?:\w+::)*[A-Z][A-Z0-9_]+)\b", options):
@@ -95,7 +95,7 @@ def _default(options: str, source: str, modules: Modules) -> str:
 
 
 def flags(source: str, structs: dict[str, str], name: str, modules: Modules = module) -> Iterator[Flag]:
-    """The flags of a struct of clap's, those of structs that it contains among them, without hidden ones."""
+    """Yield the flags of a clap struct and of its flattened structs, except hidden flags."""
     for comment, kind, options, of, type_ in _ENTRY.findall(structs.get(name, "")):
         if kind == "command":
             if "flatten" in options:
@@ -115,7 +115,7 @@ def flags(source: str, structs: dict[str, str], name: str, modules: Modules = mo
 
 
 def commands(source: str, modules: Modules = module) -> Iterator[Command]:
-    """The subcommands of a program."""
+    """Yield the subcommands of a program."""
     structs = dict(_STRUCT.findall(source))
     enum = re.search(r"enum \w*Command \{\n(.*?)\n\}", source, re.DOTALL)
     for comment, variant, struct in _VARIANT.findall(enum[1] if enum else ""):
@@ -123,7 +123,7 @@ def commands(source: str, modules: Modules = module) -> Iterator[Command]:
 
 
 def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
-    """The page of all flags."""
+    """Return the page of all flags."""
     lines = [
         "# Flags",
         "",
@@ -144,5 +144,5 @@ def page(programs: Iterable[tuple[str, Iterable[Command]]]) -> str:
 
 
 def programs() -> list[tuple[str, Iterator[Command]]]:
-    """Each program with its subcommands."""
+    """Return each program with its subcommands."""
     return [(program, commands((REPOSITORY / file).read_text())) for program, file in PROGRAMS]

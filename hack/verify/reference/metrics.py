@@ -1,4 +1,4 @@
-"""The page of metrics, from the registrations and collectors in the source."""
+"""Generates the page of metrics from the registrations and collectors in the source."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..runner import REPOSITORY
 from .source import WRITE, cell, without_tests
 
-# Where metrics are made: title, folder, folders below it that belong to another title.
+# Where metrics are defined: the title, the folder, and subfolders that belong to another title.
 COMPONENTS = (
     ("Controllers", "controller/src", ()),
     ("Agents", "agent/src", ("agent/src/tunnel",)),
@@ -17,7 +17,7 @@ COMPONENTS = (
     ("The console in the cluster", "controller/cli/src/console", ()),
     ("Every process", "controller/runtime/src", ()),
 )
-# Labels that no declaration of a type shows: those of metrics that are collected as they are scraped.
+# Labels of metrics that are collected during a scrape. No type declaration shows these labels.
 COLLECTED = {
     "drydock_drain_guests_left": ("node",),
     "drydock_drain_guests_blocked": ("node", "reason"),
@@ -29,12 +29,12 @@ COLLECTED = {
     "kubevirt_vmi_migration_succeeded": ("namespace", "vmi", "vmim"),
     "kubevirt_vmi_migration_failed": ("namespace", "vmi", "vmim"),
 }
-# Names, types and labels of metrics whose type is not that of a named field.
+# Names, types and labels of metrics whose type is not the type of a named field.
 OTHERS = {
     "drydock_build": ("drydock_build_info", "info", ("component", "version")),
     "drydock_events": ("drydock_events_total", "counter", ("result",)),
 }
-# Types of values, by the types of client libraries.
+# Types of metrics, by the type names of the client libraries.
 KINDS = {"Counter": "counter", "Gauge": "gauge", "Histogram": "histogram", "Info": "info"}
 
 _NAME = r'"((?:drydock|kubevirt|process|workqueue|leader)_[a-z0-9_]+)"'
@@ -52,7 +52,7 @@ _ALIAS = re.compile(r"^type (\w+) = (.+);$", re.MULTILINE)
 
 @dataclass(frozen=True, order=True)
 class Metric:
-    """A metric as a scrape has it."""
+    """A metric as it appears in a scrape."""
 
     name: str
     kind: str
@@ -61,11 +61,11 @@ class Metric:
 
 
 def metrics(source: str) -> Iterator[Metric]:
-    """The metrics that a file registers or encodes."""
+    """Yield the metrics that a file registers or encodes."""
     source = without_tests(source)
     types: dict[str, str] = {}
     for of, type_ in _FIELD.findall(source):
-        # A declaration comes before the values of its fields.
+        # The declaration of a struct comes before the values of its fields, so the first match is the type.
         types.setdefault(of, type_)
     types |= dict(_LOCAL.findall(source))
     variables = list(_VARIABLE.finditer(source))
@@ -80,7 +80,7 @@ def metrics(source: str) -> Iterator[Metric]:
         shown = name + ("_seconds" if unit else "")
         shown += "_total" if "Counter" in type_ or kind == "Counter" else ""
         declared = labels.get(family[1], ()) if family else ()
-        # Functions have variables of the same name: the nearest one before its use counts.
+        # Several functions have variables of the same name: the last assignment before the use counts.
         before = [one[2] for one in variables if one[1] == variable and one.end() <= found.start()]
         shown_type = _KIND.search(type_)
         shown_kind = KINDS.get(shown_type[1] if shown_type else kind or _encoded(source, found.start()), "")
@@ -92,14 +92,14 @@ def metrics(source: str) -> Iterator[Metric]:
 
 
 def _encoded(source: str, at: int) -> str:
-    """The type with which a collector encodes the metric that is named at this position: the only one of the file, or the next one."""
+    """Return the type of the metric that a collector names at position `at`: the only type in the file, or else the next one."""
     kinds = set(_ENCODED.findall(source))
     following = _ENCODED.search(source, at)
     return kinds.pop() if len(kinds) == 1 else following[1] if following else ""
 
 
 def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
-    """The page of all metrics."""
+    """Return the page of all metrics."""
     lines = [
         "# Metrics",
         "",
@@ -117,7 +117,7 @@ def page(sections: Iterable[tuple[str, Iterable[Metric]]]) -> str:
 
 
 def sections() -> Iterator[tuple[str, list[Metric]]]:
-    """The metrics of each component."""
+    """Yield the title and the metrics of each component."""
     for title, folder, others in COMPONENTS:
         files = sorted((REPOSITORY / folder).rglob("*.rs"))
         own = [file for file in files if "tests" not in file.stem and not any((REPOSITORY / other) in file.parents for other in others)]

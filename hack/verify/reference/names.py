@@ -1,4 +1,4 @@
-"""The page of labels, annotations, taints, finalizers and other keys."""
+"""Generates the page of labels, annotations, taints, finalizers and other keys."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DRYDOCK, USERS, KUBERNETES = "Drydock", "users", "Kubernetes"
 
 @dataclass(frozen=True)
 class Key:
-    """A key that is a constant with a doc comment, or one without, with its meaning."""
+    """A key: either a constant with a doc comment, or a string whose meaning is given here."""
 
     file: str
-    # Name of the constant, or the key itself if there is a meaning.
+    # The name of the constant, or the key itself if `meaning` is set.
     name: str
     objects: str
-    # "–": a key that is only read, and that users may not set.
+    # "–" marks a key that Drydock only reads and that users may not set.
     set_by: str = DRYDOCK
     meaning: str = ""
 
@@ -134,7 +134,7 @@ KEYS = {
     ),
 }
 
-# Strings like keys that are none: versions of API groups, values, prefixes of keys above, and names that only messages have.
+# Strings that look like keys but are not: versions of API groups, values, prefixes of keys above, and names only in messages.
 NO_KEYS = frozenset(
     """
     admissionregistration.k8s.io/v1 config.openshift.io/v1 drydock.dev/v1alpha1 hco.kubevirt.io/v1beta1 kubevirt.io/v1
@@ -147,17 +147,17 @@ _USE = re.compile(r"^(?:Label|Annotation|Taint|Finalizer|Readiness gate|Prefix)(
 
 
 def keys(source: str) -> set[str]:
-    """The strings of a file that look like keys."""
+    """Return the strings in a file that look like keys."""
     return set(_KEY.findall(source))
 
 
 def meaning(comment: str) -> str:
-    """The meaning in a doc comment of a key's constant."""
+    """Return the meaning in the doc comment of a key's constant."""
     return _USE.sub(lambda found: found[1].upper(), comment)
 
 
 def row(key: Key) -> tuple[str, str, str, str]:
-    """The cells of a key: the key itself, its objects, what sets it, its meaning."""
+    """Return the table cells of a key: the key, its objects, what sets it, and its meaning."""
     name, text = key.name, key.meaning
     if not text:
         constant = constants(read(key.file))[key.name]
@@ -168,17 +168,17 @@ def row(key: Key) -> tuple[str, str, str, str]:
 
 
 def listed() -> set[str]:
-    """All keys of the page."""
+    """Return all keys on the page."""
     return {row(key)[0].strip("`*") for section in KEYS.values() for key in section}
 
 
 def found() -> set[str]:
-    """All keys in the source."""
+    """Return all keys in the source."""
     return {key for file in files(CRATES) for key in keys(read(file))} - NO_KEYS
 
 
 def page() -> str:
-    """The page of all keys."""
+    """Return the page of all keys."""
     lines = [
         "# Labels, annotations, taints and finalizers",
         "",

@@ -1,4 +1,4 @@
-"""The page of conditions and their reasons."""
+"""Generates the page of conditions and their reasons."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from .conditions import (
 )
 from .source import WRITE, arms, constants, files, read, reason_functions, table, variants
 
-# Calls that make a condition, and strings in CamelCase.
+# Calls that create a condition, and strings in CamelCase.
 _MAKES = re.compile(r"(?<!fn )\b(?:\w+_)?condition\(")
 _STRING = re.compile(r'"([A-Z][a-z]+(?:[A-Z]+[A-Za-z]*)?|[A-Z]{2,}[a-z]+[A-Za-z]*)"')
 
-# What a doc comment of a constant begins with where it has its use before its meaning.
+# The beginning of a constant's doc comment that states the use before the meaning.
 _USE = re.compile(r"^(?:Reason|Condition|Condition type)(?: of [^:]*| for [^:]*)?: (\w)")
 
 
 def meaning(comment: str) -> str:
-    """The meaning in a doc comment of a reason's or condition's constant."""
+    """Return the meaning in the doc comment of a constant for a reason or a condition."""
     return _USE.sub(lambda found: found[1].upper(), comment).removesuffix(" KubeVirt's name.").removesuffix(" KubeVirt's.")
 
 
 def owner(source: Variants) -> str:
-    """The type whose method returns the reasons; nothing for a function."""
+    """Return the type whose method returns the reasons; empty for a free function."""
     return "" if source.owner == "-" else source.owner or source.enum
 
 
 def reasons(source: Source) -> dict[str, str]:
-    """The reasons of a source with their meanings."""
+    """Return the reasons of a source with their meanings."""
     if isinstance(source, Written):
         return dict(source.meanings)
     if isinstance(source, Constants):
@@ -59,17 +59,17 @@ def reasons(source: Source) -> dict[str, str]:
 
 
 def of_condition(condition: Condition) -> dict[str, str]:
-    """All reasons of a condition."""
+    """Return all reasons of a condition with their meanings."""
     found: dict[str, str] = {}
     for source in condition.sources:
         for reason, text in reasons(source).items():
-            # The meaning that is written for this very condition comes first.
+            # The first meaning counts: the one written for this condition comes first.
             found.setdefault(reason, text)
     return found
 
 
 def title(condition: Condition) -> tuple[str, str]:
-    """The type of a condition, or another field, with its meaning."""
+    """Return the type of a condition, or the name of another field, with its meaning."""
     file, _, name = condition.name.partition("::")
     if not name:
         return condition.name, condition.note
@@ -92,7 +92,7 @@ def _sections(kinds: Iterable[Kind]) -> Iterator[str]:
 
 
 def page() -> str:
-    """The page of all conditions and reasons."""
+    """Return the page of all conditions and reasons."""
     lines = [
         "# Conditions and reasons",
         "",
@@ -105,14 +105,14 @@ def page() -> str:
 
 
 def sources() -> Iterator[Source]:
-    """All sources of the page."""
+    """Yield all sources of the page."""
     for kind in KINDS:
         for condition in kind.conditions:
             yield from condition.sources
 
 
 def unlisted_functions() -> list[str]:
-    """Functions of reasons that neither the page nor the list of internal ones has, and internal ones that do not exist."""
+    """Return functions of reasons that are neither on the page nor in `INTERNAL`, and entries of `INTERNAL` that do not exist."""
     enums = [source for source in sources() if isinstance(source, Variants)]
     covered = {(source.file, f"{owner(source)}::{source.function}".removeprefix("::")) for source in enums}
     internal = {(file, function) for file, functions in INTERNAL.items() for function in functions}
@@ -121,7 +121,7 @@ def unlisted_functions() -> list[str]:
 
 
 def missing_strings() -> list[str]:
-    """Reasons that their file has no string of, variants without a reason, and variants and constants without a meaning."""
+    """Return reasons missing from the strings of their file, variants without a reason, and items without a meaning."""
     missing = []
     for source in sources():
         if isinstance(source, Written):
@@ -138,12 +138,12 @@ def missing_strings() -> list[str]:
 
 
 def camel_case(source: str) -> set[str]:
-    """The strings of a file that could be reasons."""
+    """Return the strings in a file that could be reasons."""
     return set(_STRING.findall(source))
 
 
 def unlisted_strings() -> list[str]:
-    """Strings that could be reasons, in files that make conditions or have reasons of the page, and that no table has."""
+    """Return strings that could be reasons but are in no table, in files that create conditions or have reasons of the page."""
     shown = NO_REASONS | READ | UNSEEN | {reason for _, _, reason in events.MEANINGS}
     for kind in KINDS:
         for condition in kind.conditions:

@@ -1,4 +1,4 @@
-"""What the reference pages read from Rust: constants, enum variants and their doc comments, the arms of a `match`."""
+"""Parses Rust source for the reference pages: constants, enum variants, their doc comments, and the arms of a `match`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..runner import REPOSITORY
 DOCS = REPOSITORY / "deploy" / "docs"
 WRITE = "`python3 -m verify.reference` in `hack`"
 
-# Crates whose names and reasons users meet; the command-line client and its views only read them.
+# Crates whose names and reasons users see. The command-line client and its views only read them and are not listed.
 CRATES = (
     "controller/api/src",
     "controller/core/src",
@@ -32,7 +32,7 @@ _CONSTANT = re.compile(
     re.MULTILINE,
 )
 _MODULE = re.compile(r"^(?:pub(?:\([a-z: ]+\))? )?mod (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-# Doc links become plain code: [`A`](b) and [`A`].
+# Doc links, [`A`](b) and [`A`], which become plain code.
 _LINK = re.compile(r"\[(`[^`\]]+`)\](?:\([^)]*\))?")
 
 
@@ -45,18 +45,18 @@ class Constant:
 
 
 def without_tests(text: str) -> str:
-    """A file without the tests at its end."""
+    """Return the text of a file without the tests at its end."""
     return re.split(r"\n(?:/// .*\n)*#\[cfg\(test\)\]\n(?:pub(?:\([a-z]+\))? )?mod \w+ \{", text)[0]
 
 
 def is_test(file: Path) -> bool:
-    """Whether a file only serves tests."""
+    """Return whether a file only serves tests."""
     parts = {*file.parts[:-1], file.stem}
     return bool(parts & {"tests", "fake", "fixture", "simulation", "examples", "test_client"}) or file.stem.endswith("_tests")
 
 
 def files(folders: Iterable[str] = CRATES) -> Iterator[str]:
-    """The source files of some folders, relative to the repository, without those of tests."""
+    """Yield the source files in some folders, relative to the repository, except those of tests."""
     for folder in folders:
         for file in sorted((REPOSITORY / folder).rglob("*.rs")):
             relative = file.relative_to(REPOSITORY)
@@ -66,12 +66,12 @@ def files(folders: Iterable[str] = CRATES) -> Iterator[str]:
 
 @cache
 def read(file: str) -> str:
-    """A source file without its tests."""
+    """Return the text of a source file without its tests."""
     return without_tests((REPOSITORY / file).read_text())
 
 
 def prose(comment: str) -> str:
-    """The first paragraph of a doc comment."""
+    """Return the first paragraph of a doc comment."""
     lines = [line.strip().removeprefix("///").strip() for line in comment.strip().splitlines()]
     paragraph = []
     for line in lines:
@@ -82,18 +82,18 @@ def prose(comment: str) -> str:
 
 
 def cell(text: str) -> str:
-    """A text as the cell of a table."""
+    """Escape a text for the cell of a Markdown table."""
     return text.replace("|", "\\|")
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """The lines of a table."""
+    """Return the lines of a Markdown table."""
     lines = ["", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return lines + [f"| {' | '.join(cell(text) for text in row)} |" for row in rows]
 
 
 def constants(text: str) -> dict[str, Constant]:
-    """The string constants of a file by name; those of a module within it as `module::NAME`."""
+    """Return the string constants of a file by name; those of an inner module as `module::NAME`."""
     found: dict[str, Constant] = {}
     for module in _MODULE.finditer(text):
         for comment, name, value in _CONSTANT.findall(module[2]):
@@ -104,12 +104,12 @@ def constants(text: str) -> dict[str, Constant]:
 
 
 def _blanked(text: str) -> str:
-    """The same text with spaces for the content of strings and comments, so that only code has braces."""
+    """Return the text with spaces in place of strings and comments, so that only code has braces."""
     return _NO_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
 
 
 def blocks(text: str, head: str) -> Iterator[str]:
-    """What is between the braces after each match of the expression `head`."""
+    """Yield the text between the braces that follow each match of the regular expression `head`."""
     code = _blanked(text)
     for found in re.finditer(head, code, re.MULTILINE):
         begin = code.index("{", found.end())
@@ -122,12 +122,12 @@ def blocks(text: str, head: str) -> Iterator[str]:
 
 
 def block(text: str, head: str) -> str:
-    """The first of these; nothing without a match."""
+    """Return the first such block; empty without a match."""
     return next(blocks(text, head), "")
 
 
 def variants(text: str, enum: str) -> dict[str, str]:
-    """The variants of an enum with the first paragraphs of their doc comments."""
+    """Return the variants of an enum with the first paragraphs of their doc comments."""
     body = block(text, rf"\benum {enum}\b")
     found: dict[str, str] = {}
     depth, comment = 0, ""
@@ -145,7 +145,7 @@ _ARM = re.compile(r"((?:\w+::\w+(?:\s*\{[^}]*\}|\([^)]*\))?\s*\|?\s*)+)=>\s*\{?\
 
 
 def arms(text: str, owner: str, function: str) -> dict[str, list[str]]:
-    """The reasons that a function returns, each with the variants it stands for; `owner` has it, or is empty."""
+    """Return the reasons that a function returns, each with its variants. `owner` is the type of a method, or empty."""
     scope = "\n".join(blocks(text, rf"^impl {owner}\b")) if owner else text
     body = block(scope, rf"\bfn {function}\b")
     known = {name.rpartition("::")[2]: constant.value for name, constant in constants(text).items()}
@@ -158,7 +158,7 @@ def arms(text: str, owner: str, function: str) -> dict[str, list[str]]:
 
 @cache
 def everywhere() -> dict[str, set[str]]:
-    """The values of all string constants by name."""
+    """Return the values of all string constants by name."""
     found: dict[str, set[str]] = {}
     for file in files():
         for name, constant in constants(read(file)).items():
@@ -167,7 +167,7 @@ def everywhere() -> dict[str, set[str]]:
 
 
 def named(name: str) -> str:
-    """The value of the constant of this name, which all constants of the name have."""
+    """Return the value of the constants of this name. Raises ValueError if their values differ."""
     values = everywhere()[name]
     if len(values) != 1:
         raise ValueError(f"{name} has several values: {sorted(values)}")
@@ -181,7 +181,7 @@ _REASON = re.compile(
 
 
 def reason_functions(text: str) -> Iterator[str]:
-    """The functions of a file that return a reason, as `Type::reason` or `some_reason`."""
+    """Yield the functions in a file that return a reason, as `Type::reason` or `some_reason`."""
     owner = ""
     for found in _REASON.finditer(text):
         if found[2]:

@@ -1,4 +1,4 @@
-"""Sharing tests out among clusters."""
+"""Distribution of tests among clusters, and creation and removal of the clusters."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from verify.rust import ClusterTests, Program, programs, tests_by_file
 
 
 def artifact(source: str, executable: str | None = "/target/debug/deps/drain-1", is_test: bool = True) -> str:
-    """A line of cargo's."""
+    """Return a line of cargo's JSON output."""
     target = {"kind": ["test"], "src_path": source, "name": Path(source).stem}
     manifest = {"manifest_path": "/repository/tests/Cargo.toml", "profile": {"test": is_test}}
     return json.dumps({"reason": "compiler-artifact", "target": target, "executable": executable, **manifest})

@@ -1,4 +1,4 @@
-"""Counting of admitted and refused manifests."""
+"""Counts of admitted and refused manifests."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Cycles(unittest.TestCase):
             ("use super::c;\nfn f() { c::g() }", ("a", "b"), {("a", "c")}),
             ("use b::X;", ("a",), {("a", "b")}),
             ("fn f() -> crate::d::e::T { super::super::d::g() }", ("a", "b"), {("d", "e"), ("d",)}),
-            # What is above belongs to the module, and other crates are no files of this one.
+            # Items of parent modules are not imports, and other crates are not files of this crate.
             ("use super::X;\nuse crate::Y;\nuse std::fmt;", ("a", "b"), set()),
             ("// use crate::d::X;\nconst T: &str = \"crate::d::X\";\n#[cfg(test)]\nmod tests {\n    use crate::d::X;\n}", ("a",), set()),
         ):

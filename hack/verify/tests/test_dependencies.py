@@ -1,4 +1,4 @@
-"""Dependencies that no source needs."""
+"""Unused dependencies."""
 
 import unittest
 

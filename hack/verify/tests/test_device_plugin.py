@@ -1,4 +1,4 @@
-"""The device plugin messages that the agent declares, against the definition of the kubelet that the clusters run."""
+"""Compares the agent's device plugin messages with the definition of the kubelet that the test clusters run."""
 
 import json
 import re
@@ -11,7 +11,7 @@ MODULE = REPOSITORY / "hack" / "kubernetes" / "kubernetes"
 DEFINITION = "pkg/apis/deviceplugin/v1beta1/api.proto"
 DECLARED = REPOSITORY / "agent" / "src" / "device_plugin" / "messages.rs"
 
-# Messages with another name in the agent, and their fields.
+# Messages that have another name in the agent, by that name.
 MESSAGES = {
     "PluginDevices": "ListAndWatchResponse",
     "PluginDevice": "Device",
@@ -21,8 +21,9 @@ MESSAGES = {
     "Allocation": "ContainerAllocateResponse",
     "DeviceNode": "DeviceSpec",
 }
-# Messages of one shape that the agent declares once.
+# Messages with the same fields that the agent declares once.
 SHARED = {"DeviceIds": ("ContainerPreferredAllocationResponse", "ContainerAllocateRequest")}
+# Fields that have another name in the agent, by that name.
 FIELDS = {
     "preferred_allocation_available": "get_preferred_allocation_available",
     "id": "ID",
@@ -31,12 +32,12 @@ FIELDS = {
     "size": "allocation_size",
     "nodes": "devices",
 }
-# Names that differ from one message to the next.
+# Names of lists, which differ between messages.
 LISTS = {"container_requests", "container_responses", "deviceIDs", "devices_ids"}
 
 
 def definition() -> str:
-    """The kubelet's definition, in the version of Kubernetes that is built."""
+    """Return the definition of the kubelet, in the version of Kubernetes that is built for the clusters."""
     found = re.search(r"k8s\.io/kubelet => (k8s\.io/kubelet) (v\S+)", (MODULE / "go.mod").read_text())
     assert found is not None
     downloaded = subprocess.run(
@@ -47,7 +48,7 @@ def definition() -> str:
 
 
 def defined(text: str) -> dict[str, dict[int, tuple[str, str, bool]]]:
-    """Name, type and whether it is a list, by message and number."""
+    """Return name, type and whether it is a list, for each field by message and number."""
     messages = {}
     for name, body in re.findall(r"^message (\w+) \{(.*?)^\}", text, re.DOTALL | re.MULTILINE):
         fields = re.findall(r"^\s*(repeated )?(map<.*?>|\w+) (\w+) = (\d+);", body, re.MULTILINE)
@@ -56,7 +57,7 @@ def defined(text: str) -> dict[str, dict[int, tuple[str, str, bool]]]:
 
 
 def declared(text: str) -> dict[str, dict[int, tuple[str, str, bool]]]:
-    """The same of the agent's structures; the type of a message is that of the structure."""
+    """Return the same for the structures of the agent. The type of an embedded message is the name of its structure."""
     structures = {}
     for name, body in re.findall(r"^pub\(crate\) struct (\w+) \{(.*?)\}", text, re.DOTALL | re.MULTILINE):
         fields = re.findall(r'#\[prost\((\w+)((?:, \w+)*), tag = "(\d+)"\)\]\s*pub\(crate\) (\w+): (.*?),\n', body)

@@ -1,4 +1,4 @@
-"""The table of faults, and what is read off the results of runs."""
+"""The table of faults, and the parsing of results."""
 
 import json
 import unittest
@@ -9,17 +9,17 @@ CASES = ["kill agent source running", "freeze tunnel target running", "cut node-
 
 
 def lines(*reported: object) -> str:
-    """Results as the test writes them."""
+    """Return results in the format that the test writes."""
     return "".join(json.dumps(one) + "\n" for one in reported)
 
 
 def passed(case: str, migration: str = "Succeeded") -> dict[str, object]:
-    """A case that passed."""
+    """Return the result of a case that passed."""
     return {"case": case, "passed": True, "migration": migration, "guest": "target", "retry": "succeeded", "seconds": 9}
 
 
 def failed(case: str, error: str = "it runs twice") -> dict[str, object]:
-    """A case that failed."""
+    """Return the result of a case that failed."""
     return {"case": case, "passed": False, "error": error, "seconds": 90}
 
 

@@ -1,4 +1,4 @@
-"""Installing Drydock on a cluster."""
+"""Installation of Drydock on a cluster."""
 
 import contextlib
 import io
@@ -23,7 +23,7 @@ class Images(unittest.TestCase):
         begun = repository / "begun"
         program = repository / "hack" / "images"
         program.parent.mkdir()
-        # Stands for a compiler that runs for longer than the test may take.
+        # Simulates a compiler that runs longer than the test may take.
         program.write_text(f"#!/bin/sh\nsleep 600 &\ntouch {begun}\nwait\n")
         program.chmod(0o755)
 
@@ -37,7 +37,7 @@ class Images(unittest.TestCase):
         self.addCleanup(thread.join)
         cluster = mock.Mock()
         cluster.name = "images"
-        # It returns only when no process is left that could write to its output.
+        # The call returns only when no process is left that could write to the output.
         with self.assertRaisesRegex(Failure, "could not be built"):
             install.images(cluster, Progress())
 

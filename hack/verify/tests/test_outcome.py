@@ -1,4 +1,4 @@
-"""Reading the output of test runners."""
+"""Parsing of the output of test runners."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Commands with a cluster of their own take it away if it came up only in part."""
+"""Commands that create their own cluster delete it if its start fails."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class OwnClusters(unittest.TestCase):
         self.enterContext(contextlib.redirect_stderr(io.StringIO()))
 
     def bench(self, arguments: argparse.Namespace, progress: Progress) -> None:
-        """Begin a benchmark."""
+        """Start a benchmark."""
         with measure._cluster(measure.NAME, None, arguments.keep, progress):
             pass
 
     def judge(self, arguments: argparse.Namespace, progress: Progress) -> None:
-        """Judge a folder."""
+        """Run the corpus check on a folder."""
         options = ["--name", corpus.NAME] if arguments.keep else []
         if corpus.main([self.folder, *options]) != 0:
             raise Failure("as printed")

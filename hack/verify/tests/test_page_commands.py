@@ -1,4 +1,4 @@
-"""Which commands of the documents count as executed."""
+"""Decision whether a command in the documents counts as executed."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Commands of the documents: how they are read, and those that need no cluster."""
+"""Parsing of the commands in the documents, and execution of those that need no cluster."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ class Read(unittest.TestCase):
 
 
 class Images(unittest.TestCase):
-    """What the pages run before anything is on a cluster."""
+    """Commands that the pages run before anything is installed on a cluster."""
 
     REGISTRY = "registry.example:5000"
 
     def kustomized(self, script: str, folder: str) -> set[str]:
-        """The images of a folder's manifests, after a page's command has named them in a copy of `deploy`."""
+        """Return the images in the manifests of a folder, after a command of a page has set them in a copy of `deploy`."""
         kustomize = build.kustomize(Progress())
         with tempfile.TemporaryDirectory() as made:
             shutil.copytree(REPOSITORY / "deploy", Path(made) / "deploy")

@@ -1,4 +1,4 @@
-"""Parts of the previous release: where they come from, and the table of their results."""
+"""The source and the workloads of the previous release, and the table of results."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Source(unittest.TestCase):
         cache = mock.patch.dict(os.environ, {"DRYDOCK_CACHE": str(self.folder / "cache")})
         cache.start()
         self.addCleanup(cache.stop)
-        # A hook, or `git rebase --exec`, names the repository that it runs in: `git init` would change that one.
+        # A git hook and `git rebase --exec` set variables that name their repository: `git init` would change that repository.
         for name in [name for name in os.environ if name.startswith("GIT_")]:
             del os.environ[name]
         self.repository = self.folder / "repository"

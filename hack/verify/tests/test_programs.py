@@ -15,7 +15,7 @@ from verify import programs, runner
 
 class BuiltMeanwhile(unittest.TestCase):
     def setUp(self) -> None:
-        # An error interrupts what runs, and nothing is begun after an interruption: in this test alone.
+        # An error calls `interrupt`, after which no command can start. Limit this to the test.
         self.enterContext(mock.patch.object(runner, "_interrupted", threading.Event()))
 
     def test_named_programs_are_built_and_the_exit_code_is_reported(self) -> None:
@@ -27,7 +27,7 @@ class BuiltMeanwhile(unittest.TestCase):
     def test_an_error_inside_ends_the_build(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             began = Path(folder) / "began"
-            # Stands for a Python that builds for longer than the test may take.
+            # Simulates a Python process whose build runs longer than the test may take.
             program = Path(folder) / "python"
             program.write_text(f"#!/bin/sh\ntouch {began}\nexec sleep 600\n")
             program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Reference pages: what is read from the source, that it is complete, and that the committed pages are as they would be written."""
+"""Reference pages: parsing of the source, completeness, and equality of committed and generated pages."""
 
 import unittest
 
@@ -125,7 +125,7 @@ struct DryRunArgs {
 }
 '''
 
-# Modules with constants that are defaults, by their path.
+# Modules that declare constants for default values, by path.
 MODULES = {
     ("drydock_api",): 'pub const NAMESPACE: &str = "drydock";',
     ("drydock_core", "minimum"): 'pub const DEFAULT_MODEL: &str =\n    "Penryn";',

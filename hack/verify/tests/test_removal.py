@@ -1,4 +1,4 @@
-"""Removing Drydock: what counts as left, and which steps are run."""
+"""Removal of Drydock: what counts as left behind, and which steps run."""
 
 import argparse
 import unittest
@@ -13,7 +13,7 @@ from verify.runner import REPOSITORY
 
 
 def node(**parts: Any) -> dict[str, Any]:
-    """A node with these parts beside what each has."""
+    """Return a node with these fields set."""
     made: dict[str, Any] = {
         "metadata": {"name": "n", "labels": {"kubernetes.io/os": "linux"}, "annotations": {"volumes.kubernetes.io/x": "y"}},
         "spec": {"taints": [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]},

@@ -1,4 +1,4 @@
-"""The table of rules, and what it names."""
+"""The table of rules, and the files, definitions and tests that it names."""
 
 import re
 import unittest

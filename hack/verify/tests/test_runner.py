@@ -1,4 +1,4 @@
-"""Commands that are run to their end, and those that have none."""
+"""Execution of commands, including commands that do not end."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from verify.runner import run
 
 class Run(unittest.TestCase):
     def setUp(self) -> None:
-        # The output of a failed command is shown, and would stand between the lines that are counted.
+        # The runner shows the output of a failed command, which would be mixed with the test results that are counted.
         self.shown = self.enterContext(contextlib.redirect_stderr(io.StringIO()))
 
     def test_output_and_exit_code_are_kept(self) -> None:
@@ -34,7 +34,7 @@ class Run(unittest.TestCase):
         gone.write.assert_called()
 
     def test_endless_command_is_ended_with_all_children(self) -> None:
-        # The output ends only when no writer is left.
+        # The output ends only when no process has it open for writing.
         hangs = "import subprocess, time; subprocess.Popen(['sleep', '3600']); print('begun', flush=True); time.sleep(3600)"
         output, code = run([sys.executable, "-c", hangs], quiet=True, most_seconds=2)
         self.assertNotEqual(code, 0)

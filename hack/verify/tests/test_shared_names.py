@@ -1,4 +1,4 @@
-"""Names that several types or modules have."""
+"""Names shared by several types or modules."""
 
 import unittest
 

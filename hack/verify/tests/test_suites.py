@@ -113,7 +113,7 @@ class SideBySide(unittest.TestCase):
             started.append("cluster")
             return Outcome()
 
-        # A background job of a shell ignores it.
+        # A background job of a shell ignores SIGINT.
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         with self.assertRaises(KeyboardInterrupt):
             self.run_suites(style=style, python=python, cluster=cluster)

@@ -1,4 +1,4 @@
-"""Names that nothing defines."""
+"""Undefined names."""
 
 import unittest
 
